@@ -18,6 +18,10 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
     from rlzmq.algorithms.algorithm import Algorithm as Algorithm
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig as AlgorithmConfig
     from rlzmq.algorithms.async_algorithm import AsyncAlgorithm as AsyncAlgorithm
+    from rlzmq.algorithms.checkpoint_evaluation import (
+        CheckpointScores as CheckpointScores,
+        evaluate_checkpoint as evaluate_checkpoint,
+    )
     from rlzmq.algorithms.checkpoints import latest_checkpoint as latest_checkpoint
     from rlzmq.algorithms.appo import APPO as APPO, APPOConfig as APPOConfig
     from rlzmq.algorithms.appo.appo_learner import APPOLearner as APPOLearner
@@ -50,6 +54,9 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
         NumpyToTensor as NumpyToTensor,
     )
     from rlzmq.connectors.connector_v2 import ConnectorV2 as ConnectorV2
+    from rlzmq.connectors.torch_piece import TorchPiece as TorchPiece
+    from rlzmq.deploy.export import export_policy as export_policy
+    from rlzmq.deploy.export_check import ExportError as ExportError
     from rlzmq.connectors.env_to_module import (
         FlattenObservations as FlattenObservations,
         FrameStackingEnvToModule as FrameStackingEnvToModule,
@@ -212,6 +219,7 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
     from rlzmq.driver.sync_groups import EnvRunnerGroup as EnvRunnerGroup
     from rlzmq.driver.sync_groups import LearnerGroup as LearnerGroup
     from rlzmq.driver.sync_groups import synchronous_parallel_sample as synchronous_parallel_sample
+    from rlzmq.telemetry.runs import Run as Run, find_runs as find_runs
 
 # public name -> module that defines it, relative to this package
 _EXPORTS: dict[str, str] = {
@@ -250,6 +258,9 @@ _EXPORTS: dict[str, str] = {
         "envs.multi_agent_env": "MultiAgentEnv make_multi_agent",
         "envs.pettingzoo_env": "ParallelPettingZooEnv PettingZooEnv",
         "connectors.connector_v2": "ConnectorV2",
+        "connectors.torch_piece": "TorchPiece",
+        "deploy.export": "export_policy",
+        "deploy.export_check": "ExportError",
         "connectors.pipelines": (
             "ConnectorPipelineV2 EnvToModulePipeline LearnerConnectorPipeline ModuleToEnvPipeline"
         ),
@@ -296,6 +307,8 @@ _EXPORTS: dict[str, str] = {
         "core.callbacks": "Callback RLlibCallback",
         "algorithms.algorithm": "Algorithm",
         "algorithms.async_algorithm": "AsyncAlgorithm",
+        "telemetry.runs": "Run find_runs",
+        "algorithms.checkpoint_evaluation": "CheckpointScores evaluate_checkpoint",
         "algorithms.checkpoints": "latest_checkpoint",
         "algorithms.appo": "APPO APPOConfig",
         "algorithms.appo.appo_learner": "APPOLearner",

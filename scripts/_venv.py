@@ -48,7 +48,8 @@ def ensure_venv(*, dev: bool) -> Path:
         str(CONSTRAINTS),
     ]
     subprocess.run([*pip, pin], check=True)
-    subprocess.run([*pip, "--editable", f"{ROOT}[marl,ssh,minari]" if dev else str(ROOT)], check=True)
+    extras = "marl,ssh,minari,video,plot,tb,tune,onnx"
+    subprocess.run([*pip, "--editable", f"{ROOT}[{extras}]" if dev else str(ROOT)], check=True)
     if dev:
         subprocess.run([*pip, *_dev_tools()], check=True)
     stamp.write_text(wanted)
@@ -59,7 +60,7 @@ def _dev_tools() -> list[str]:
     import tomllib
 
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
-    return list(groups["dev"])
+    return [*groups["dev"], *groups["docs"]]
 
 
 def run(*command: str | Path, **environment: str) -> int:

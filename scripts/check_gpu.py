@@ -1,7 +1,8 @@
 """Run the CUDA and NCCL paths on a machine with a GPU and print what was seen; exit code 1 on a failure.
 
 ``python scripts/check_gpu.py``: serial and distributed PPO with the learner on the GPU, weights that come back equal,
-an NCCL process group, and the time of an update on the CPU against the GPU.
+an NCCL process group, DQN, SAC, BC and IQL plain, with each way of clipping, in mixed precision and compiled, and the
+time of an update on the CPU against the GPU.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlzmq import PPOConfig, SingleAgentEnvRunner
+from rlzmq import BCConfig, DQNConfig, IQLConfig, PPOConfig, SACConfig, SingleAgentEnvRunner
 from rlzmq.learners.distributed import RankGroup
+from rlzmq.replay import write_shard
 
 
 def config_for(num_env_runners: int, num_learners: int, num_gpus: float, *, hiddens: int = 64) -> Any:
@@ -48,6 +50,65 @@ def train_on_gpu(num_env_runners: int, num_learners: int) -> str:
             algo.restore_from_path(algo.save_to_path(Path(folder) / "c"))
             algo.train()
         return f"return {first:.1f} → {last:.1f} in 10 iterations on {device}; saved, restored, went on"
+
+
+class Autocast:
+    """Mix-in of a learner: forward passes and losses in mixed precision."""
+
+    def forward_train(self: Any, batch: Any) -> Any:
+        with torch.autocast(self.device.type, torch.bfloat16):
+            return super().forward_train(batch)  # type: ignore[misc]
+
+    def compute_losses(self: Any, **kwargs: Any) -> Any:
+        with torch.autocast(self.device.type, torch.bfloat16):
+            return super().compute_losses(**kwargs)  # type: ignore[misc]
+
+
+def replay_config(algorithm: str, data: str) -> Any:
+    """DQN on CartPole, SAC on Pendulum, BC and IQL on recorded steps of Pendulum, with the learner on the GPU."""
+    classes: dict[str, Any] = {"dqn": DQNConfig, "sac": SACConfig, "bc": BCConfig, "iql": IQLConfig}
+    config = classes[algorithm]().environment("CartPole-v1" if algorithm == "dqn" else "Pendulum-v1")
+    config.learners(num_gpus_per_learner=1).debugging(seed=1)
+    if algorithm in ("bc", "iql"):
+        config.offline_data(input_=data, dataset_num_iters_per_learner=20)
+        return config.training(train_batch_size_per_learner=64)
+    config.env_runners(num_env_runners=0, num_envs_per_env_runner=8, rollout_fragment_length=8)
+    return config.training(
+        train_batch_size=64, training_intensity=8.0, num_steps_sampled_before_learning_starts=64
+    )
+
+
+def learner_options(algorithm: str) -> str:
+    """Two iterations with each option on the GPU: finite results, weights on the GPU, no skipped step."""
+    done = []
+    with tempfile.TemporaryDirectory() as folder:
+        runner: Any = SingleAgentEnvRunner(config=PPOConfig().environment("Pendulum-v1").debugging(seed=1))
+        write_shard(folder, runner.sample(num_timesteps=1000, random_actions=True))
+        runner.stop()
+
+        def check(name: str, config: Any) -> None:
+            with config.build() as algo:
+                algo.train()
+                result = algo.train()["learners"]
+                device = algo.learner_group.foreach_learner(lambda learner: str(learner.device))[0]
+            assert device.startswith("cuda"), (name, device)
+            assert result["__all_modules__"]["num_gradient_updates_lifetime"] > 0, name
+            own = result["default_policy"]
+            assert own["num_nonfinite_gradients_skipped"] == 0, (name, own)
+            assert all(np.isfinite(value) for value in own.values()), (name, own)
+            done.append(name)
+
+        check("plain", replay_config(algorithm, folder))
+        for way in ("value", "norm", "global_norm"):
+            check(
+                f"clipped by {way}",
+                replay_config(algorithm, folder).training(grad_clip=0.1, grad_clip_by=way),
+            )
+        mixed = replay_config(algorithm, folder)
+        learner_class = type("MixedLearner", (Autocast, mixed.learner_class), {})
+        check("mixed precision", mixed.training(learner_class=learner_class))
+        check("compiled", replay_config(algorithm, folder).framework(torch_compile_learner=True))
+    return ", ".join(done)
 
 
 def nccl_group() -> str:
@@ -106,6 +167,7 @@ def main() -> int:
         "1 runner, local learner": lambda: train_on_gpu(1, 0),
         "2 runners, 1 learner process": lambda: train_on_gpu(2, 1),
         "NCCL": nccl_group,
+        **{name: lambda name=name: learner_options(name) for name in ("dqn", "sac", "bc", "iql")},  # type: ignore[misc]
         "update time": update_times,
     }
     failed = 0

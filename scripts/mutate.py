@@ -3,14 +3,16 @@
     python scripts/mutate.py                            # all: half an hour on two idle cores
     python scripts/mutate.py --sample 300 --seed 1      # as many, drawn by seed
     python scripts/mutate.py --only protocol/broker/intake protocol/ledger
+    python scripts/mutate.py --only protocol/ledger --tests protocol/test_ledger.py   # by its own tests alone: seconds
     python scripts/mutate.py --again OUTPUT             # those that survive by the output of an earlier run
 
 The tests are collected once. A first run notes which lines each test reaches and how long it takes; then every
 mutant is tried in a fork of this process: its one function gets the changed code, and the tests that reach the
 changed statement run until one fails: first those that noticed earlier mutants of the same function, then the
-shortest. A mutant is killed if a test fails, if the tests take much more processor time than without it, or need
-much more memory. Others survive: each is listed in `scripts/mutants_left.toml` with the reason why it is no gap (then
-it is not tried, and counts as left), or is one.
+shortest. `--tests` limits them to some files, without the simulated runs: what survives those few is tried with all
+tests by `--again`. A mutant is killed if a test fails, if the tests take much more processor time than without it, or
+need much more memory. Others survive: each is listed in `scripts/mutants_left.toml` with the reason why it is no gap
+(then it is not tried, and counts as left), or is one.
 
 Changed are comparisons, arithmetic, `and`/`or`, conditions, numbers, `True`/`False`, `min`/`max`, returned values,
 `continue`/`break`; calls, assignments to attributes and items, and `raise` statements are left out. Not changed:
@@ -21,7 +23,8 @@ from __future__ import annotations
 
 import argparse
 import ast
-import itertools
+import functools
+import gc
 import math
 import mmap
 import os
@@ -111,17 +114,43 @@ def mutants_of(path: Path) -> list[Mutant]:
     ]
 
 
+@dataclass(frozen=True)
+class Source:
+    """A file, parsed once for all forks, each of which changes its copy.
+
+    Attributes:
+        codes: The unchanged code of its functions.
+        changes: Of the tree, by number.
+    """
+
+    path: Path
+    tree: ast.Module
+    codes: dict[str, types.CodeType]
+    changes: list[Callable[[], None]]
+
+
+@functools.cache
+def source_of(path: str) -> Source:
+    """The file of this name, parsed."""
+    file = PACKAGE / f"{path}.py"
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    codes = _codes(compile(tree, str(file), "exec"))
+    return Source(file, tree, codes, [change for *_, change in _changes(tree)])
+
+
 def code_of(mutant: Mutant) -> types.CodeType | None:
-    """The changed function's code; None where it is the same as before."""
-    path = PACKAGE / f"{mutant.path}.py"
-    codes = []
-    for is_changed in (False, True):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        if is_changed:
-            *_, change = next(itertools.islice(_changes(tree), mutant.number, None))
-            change()
-        codes.append(_codes(compile(ast.fix_missing_locations(tree), str(path), "exec"))[mutant.function])
-    return None if _same(*codes) else codes[1]
+    """The changed function's code; None where it is the same as before. In a fork: the tree stays changed."""
+    source = source_of(mutant.path)
+    source.changes[mutant.number]()
+    name = mutant.function.partition(".")[0]
+    body = [
+        node
+        for node in source.tree.body
+        if getattr(node, "name", name) == name and not isinstance(node, ast.Expr | ast.Assign | ast.AnnAssign)
+    ]
+    tree = ast.fix_missing_locations(ast.Module(body, []))
+    code = _codes(compile(tree, str(source.path), "exec"))[mutant.function]
+    return None if _same(source.codes[mutant.function], code) else code
 
 
 Change = tuple[int, str, Callable[[], None]]
@@ -298,10 +327,13 @@ def _same(a: types.CodeType, b: types.CodeType) -> bool:
 class Runner:
     """A pytest plugin: in place of running the collected tests once, it runs them for every mutant."""
 
-    def __init__(self, mutants: list[Mutant], num_processes: int, minutes: float) -> None:
+    def __init__(
+        self, mutants: list[Mutant], num_processes: int, minutes: float, has_schedules: bool = True
+    ) -> None:
         self.mutants = mutants
         self.num_processes = num_processes
         self.minutes = minutes
+        self.has_schedules = has_schedules
         self.num_tried = 0
         self.survivors: list[Mutant] = []
         self.untested: list[Mutant] = []
@@ -315,15 +347,25 @@ class Runner:
         self._failed = memoryview(mmap.mmap(-1, 4 * len(mutants))).cast("i")
         self._good_tests: dict[tuple[str, str], set[int]] = defaultdict(set)
 
+    def pytest_collection(self) -> None:
+        """That an example fails is enough: none is made smaller."""
+        from hypothesis import Phase, settings
+
+        settings.register_profile("mutate", settings.default, phases=(Phase.explicit, Phase.generate))
+        settings.load_profile("mutate")
+
     def pytest_runtestloop(self, session: Any) -> bool:
         self._items = [
             item for item in session.items if not any(name in item.nodeid for name in SKIPPED_TESTS)
         ]
-        first, *others = (Schedules(seed) for seed in range(0, NUM_SCHEDULES, SCHEDULES_PER_TEST))
-        self._items.append(first)
+        seeds = range(0, NUM_SCHEDULES if self.has_schedules else 0, SCHEDULES_PER_TEST)
+        schedules = [Schedules(seed) for seed in seeds]
+        self._items.extend(schedules[:1])
         for index in range(len(self._items)):
             self._note(index)
-        for item in others:  # they reach what the first of them reaches, as good as
+        for path in {mutant.path for mutant in self.mutants}:
+            source_of(path)
+        for item in schedules[1:]:  # they reach what the first of them reaches, as good as
             self._items.append(item)
             self._seconds[len(self._items) - 1] = self._seconds[len(self._items) - 2]
             for found in self._tests_of.values():
@@ -333,6 +375,7 @@ class Runner:
             f"{len(self._items)} tests, {sum(self._seconds.values()):.1f} s; {len(self.mutants)} mutants",
             flush=True,
         )
+        gc.freeze()  # no fork looks through what this process holds
         self._try_all()
         return True
 
@@ -549,6 +592,9 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=0, help="so many mutants, drawn by seed (default: all)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--again", type=Path, help="only those that survive by this output of an earlier run")
+    parser.add_argument(
+        "--tests", nargs="+", default=[], help="files below tests (default: all, and simulated runs)"
+    )
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin none after so many")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
@@ -572,14 +618,16 @@ def main() -> int:
         mutants = random.Random(options.seed).sample(mutants, min(options.sample, len(mutants)))
     listed = [mutant for mutant in mutants if mutant.key in explained]
     others = [mutant for mutant in mutants if mutant.key not in explained]
-    runner = Runner(others, options.processes, options.minutes)
+    runner = Runner(others, options.processes, options.minutes, has_schedules=not options.tests)
     pytest.main(
         [
             "-q",
             "-p",
             "no:cacheprovider",
             "--no-header",
-            *(str(ROOT / "tests" / folder) for folder in FOLDERS),
+            "--tb=no",
+            "--assert=plain",
+            *(str(ROOT / "tests" / name) for name in options.tests or FOLDERS),
         ],
         plugins=[runner],
     )

@@ -7,11 +7,15 @@
     python scripts/nemesis.py --kills 50 --how hold --roles runner learner   # the interpreter's lock, held in C
     python scripts/nemesis.py --kills 50 --how wait --roles learner          # a loss that never returns
     python scripts/nemesis.py --kills 300 --algo impala                      # runners sample ahead of the learners
+    python scripts/nemesis.py --kills 60 --algo dqn --impatient              # half of a replay buffer dies with a rank
     python scripts/nemesis.py --storm --faults 500 --minutes 20              # everything at once (see _storm.py)
 
 Each kill comes at a random moment of an update, once everybody is back from the one before (`--impatient`:
 two updates after it); it counts only when the process's exit status shows the signal. The seconds from a kill
 to the next committed update are printed by role. Exit code 1: a promise was broken, or training stood still.
+
+With a replay buffer (dqn, sac) "trained once" is "taken in once": steps are drawn repeatedly, those of a dead rank's
+buffer are dropped as ``buffer_lost``, and after each update the ratio of drawn to taken in steps must be the one set.
 """
 
 from __future__ import annotations
@@ -71,6 +75,7 @@ class Nemesis:
         self.how = how
         self.is_impatient = is_impatient
         self.num_updates = 0
+        self.result: dict[str, Any] = {}
         self.updated = asyncio.Condition()
         self.gaps_s: dict[str, list[float]] = defaultdict(list)
         self.replaced_s: dict[str, list[float]] = defaultdict(list)
@@ -112,7 +117,9 @@ class Nemesis:
     async def _train(self) -> None:
         while True:
             start = time.monotonic()
-            await self.algo.train()
+            self.result = await self.algo.train()
+            if self.algo.config.update_plan().train_ratio:
+                check_ratio(self.algo.config, self.result)
             self.update_s.append(time.monotonic() - start)
             self.num_updates += 1
             async with self.updated:
@@ -187,24 +194,53 @@ class Nemesis:
         self.replaced_s[role].append(time.monotonic() - start)
 
 
+def check_ratio(config: Any, result: dict[str, Any]) -> None:
+    """Check that as many steps were drawn from the replay buffers as are due for those taken in, up to one batch.
+
+    Raises:
+        AssertionError: They were not.
+    """
+    account, plan = result["accounting"], config.update_plan()
+    taken_in = account["trained"] + account["dropped"].get("buffer_lost", 0)
+    due = plan.train_ratio * max(0, taken_in - plan.warm_up)
+    drawn = result["num_env_steps_trained_lifetime"]
+    assert 0 <= due - drawn < config.total_train_batch_size, (
+        f"{drawn} steps drawn, {due:g} are due for {taken_in} taken in"
+    )
+
+
 async def attack(args: argparse.Namespace, directory: Path) -> Any:
     """One run under attack; its Nemesis and the last accounting."""
-    from rlzmq import APPOConfig, IMPALAConfig, PPOConfig
+    from rlzmq import APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig
 
     ranks = max(args.learners, 1)
-    config_class: Any = {"ppo": PPOConfig, "impala": IMPALAConfig, "appo": APPOConfig}[args.algo]
+    classes = {
+        "ppo": PPOConfig,
+        "impala": IMPALAConfig,
+        "appo": APPOConfig,
+        "dqn": DQNConfig,
+        "sac": SACConfig,
+    }
+    config: Any = classes[args.algo]()
     config = (
-        config_class()
-        .environment("CartPole-v1")
+        config.environment("Pendulum-v1" if args.algo == "sac" else "CartPole-v1")
         .env_runners(num_env_runners=args.env_runners, num_envs_per_env_runner=4)
         .learners(num_learners=args.learners)
-        .training(train_batch_size_per_learner=480 // ranks, minibatch_size=60, num_epochs=2, lr=1e-3)
         .rl_module(model_config={"fcnet_hiddens": [32]})
-        .reporting(min_time_s_per_iteration=0)
+        .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=1)
         .debugging(seed=args.seed)
     )
-    if args.algo != "ppo":
-        config.env_runners(rollout_fragment_length=20)
+    if args.algo in ("dqn", "sac"):
+        config.env_runners(rollout_fragment_length=30).training(
+            train_batch_size=64,
+            n_step=3,
+            training_intensity=2.0,
+            num_steps_sampled_before_learning_starts=480,
+        )
+    else:
+        config.training(train_batch_size_per_learner=480 // ranks, minibatch_size=60, num_epochs=2, lr=1e-3)
+        if args.algo != "ppo":
+            config.env_runners(rollout_fragment_length=20)
     if args.staleness is not None:
         config.training(staleness=args.staleness)
     async with config.build_async() as algo:
@@ -296,7 +332,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--roles", nargs="+", choices=ROLES, default=list(ROLES))
-    parser.add_argument("--algo", choices=("ppo", "impala", "appo"), default="ppo")
+    parser.add_argument("--algo", choices=("ppo", "impala", "appo", "dqn", "sac"), default="ppo")
     parser.add_argument(
         "--staleness", type=int, help="batches that runners may be ahead (default: the algorithm's)"
     )
@@ -338,6 +374,12 @@ def main() -> int:
             print(f"BROKEN PROMISE: {error}")
             return 1
     print(verdict)
+    if args.algo in ("dqn", "sac"):
+        source = nemesis.result["learners"]["__all_modules__"]["batch_source"]
+        lost = nemesis.result["accounting"]["dropped"].get("buffer_lost", 0)
+        print(
+            f"{lost} steps lost with dead ranks' buffers; ratio of drawn to taken in {source['train_ratio']:.4f}"
+        )
     median_s = quantile(nemesis.update_s, 0.5)
     print(f"{took_s:.0f} s in all; an update takes {median_s * 1000:.0f} ms (median)")
     for name, table in (

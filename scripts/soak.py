@@ -3,13 +3,15 @@
     python scripts/soak.py                          # an hour: 2 runners, 2 ranks, 15 updates/s
     python scripts/soak.py --minutes 20 --trace     # and which lines hold what was added since minute 10
 
-Every ten seconds the private memory of each process (the kernel's Private_Clean + Private_Dirty) is read, by kind of
-mapping. The slope is the median of the slopes between all pairs of samples after the warm-up (Theil-Sen), in MiB per
-hour: it is that of steady growth, and a single step does not move it. Steps of more than half a MiB are listed with
-their minute, and what was added by mapping, so that the heap of malloc (`[heap]`, anonymous) is told apart from files
-and stacks. With
-`--trace`, which slows all down, every process counts its Python allocations from the end of the warm-up on. Exit
-code 1: a process grew faster than `--limit`.
+Every ten seconds the anonymous memory of each process is read, by kind of mapping. Processes are forks of the fork
+server and share its pages until either writes to them (reference counts do), so their private memory grows although
+nothing is allocated: pages that they have copied since the warm-up are shown apart, and do not count.
+
+The slope is the median of the slopes between all pairs of samples after the warm-up (Theil-Sen), in MiB per hour: it
+is that of steady growth, and a single step does not move it. Steps of more than half a MiB are listed with their
+minute, and what was added by mapping, so that the heap of malloc (`[heap]`, anonymous) is told apart from files and
+stacks. With `--trace`, which slows all down, every process counts its Python allocations from the end of the warm-up
+on. Exit code 1: a process grew faster than `--limit`.
 """
 
 from __future__ import annotations
@@ -34,20 +36,28 @@ sys.path.insert(0, str(ROOT))
 SAMPLE_S = 10.0
 MIB = 1 << 20
 KINDS = ("[heap]", "anonymous", "files", "[stack]")
+SHARED = "shared"
 MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+\s*(.*)$")
 
 
 def memory_of(pid: int) -> Counter[str]:
-    """Private bytes by kind of mapping."""
+    """Bytes in anonymous pages by kind of mapping, and how many of all are `SHARED` with the fork server."""
     found: Counter[str] = Counter()
     kind = ""
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-        if line.startswith(("Private_Clean:", "Private_Dirty:")):
+        if line.startswith("Anonymous:"):
             found[kind] += int(line.split()[1]) * 1024
+        elif line.startswith("Shared_Dirty:"):
+            found[SHARED] += int(line.split()[1]) * 1024
         elif match := MAPPING.match(line):
             name = match[1]
             kind = name if name in ("[heap]", "[stack]") else "files" if name.startswith("/") else "anonymous"
     return found
+
+
+def held(kinds: Counter[str]) -> float:
+    """All bytes, shared or not."""
+    return sum(kinds[kind] for kind in KINDS)
 
 
 def begin_trace(_: Any) -> None:
@@ -94,16 +104,16 @@ class Soak:
         """Read the memory of all."""
         for name, pid in {"driver": "self", **{name: h.pid for name, h in self.handles().items()}}.items():
             kinds = memory_of(pid)
-            self._rows[name].extend([at, *(kinds[kind] for kind in KINDS)])
+            self._rows[name].extend([at, *(kinds[kind] for kind in (*KINDS, SHARED))])
 
     @property
     def samples(self) -> dict[str, list[tuple[float, Counter[str]]]]:
         """(Seconds since the start, bytes by kind of mapping) of each process."""
         found = {}
         for name, rows in self._rows.items():
-            table = np.array(rows).reshape(-1, 1 + len(KINDS))
+            table = np.array(rows).reshape(-1, 2 + len(KINDS))
             found[name] = [
-                (row[0], Counter(dict(zip(KINDS, row[1:], strict=True)))) for row in table.tolist()
+                (row[0], Counter(dict(zip((*KINDS, SHARED), row[1:], strict=True)))) for row in table.tolist()
             ]
         return found
 
@@ -111,18 +121,18 @@ class Soak:
         """MiB per hour of each process, after the warm-up; NaN for one with fewer than three samples."""
         found = {}
         for name, samples in self.samples.items():
-            late = [(at, kinds.total() / MIB) for at, kinds in samples if at >= from_s]
+            late = [(at, held(kinds) / MIB) for at, kinds in samples if at >= from_s]
             if len(late) < 3:
                 found[name] = float("nan")
                 continue
-            at, held = np.array(late).T
+            at, size = np.array(late).T
             first, second = np.triu_indices(len(at), k=1)
-            found[name] = float(np.median((held[second] - held[first]) / (at[second] - at[first])) * 3600)
+            found[name] = float(np.median((size[second] - size[first]) / (at[second] - at[first])) * 3600)
         return found
 
     def steps(self, name: str, from_s: float) -> str:
         """Single steps after the warm-up, e.g. a table of the interpreter that doubled."""
-        totals = [(at, kinds.total() / MIB) for at, kinds in self.samples[name] if at >= from_s]
+        totals = [(at, held(kinds) / MIB) for at, kinds in self.samples[name] if at >= from_s]
         found = [
             f"{now - before:+.1f} in minute {at / 60:.0f}"
             for (_, before), (at, now) in itertools.pairwise(totals)
@@ -135,7 +145,8 @@ class Soak:
         late = [kinds for at, kinds in self.samples[name] if at >= from_s]
         if not late:
             return ""
-        added = {kind: late[-1][kind] - late[0][kind] for kind in sorted(late[-1] | late[0])}
+        added = {kind: late[-1][kind] - late[0][kind] for kind in KINDS}
+        added["copied from the fork server"] = late[0][SHARED] - late[-1][SHARED]
         return ", ".join(f"{kind} {num / MIB:+.2f}" for kind, num in added.items() if abs(num) >= 4096)
 
     def write(self, path: Path) -> None:
@@ -195,7 +206,7 @@ async def soak(options: argparse.Namespace) -> int:
             first = next((kinds for at, kinds in watched.samples[name] if at >= warm_s), last)
             broken += slope > options.limit
             print(
-                f"{name:<10} {first.total() / MIB:7.1f} → {last.total() / MIB:7.1f} MiB private, {slope:+7.2f} MiB/h"
+                f"{name:<10} {held(first) / MIB:7.1f} → {held(last) / MIB:7.1f} MiB, {slope:+7.2f} MiB/h"
                 f"   ({watched.growth(name, warm_s)}{watched.steps(name, warm_s)})"
             )
         if traced:

@@ -1,4 +1,4 @@
-"""Set up a virtualenv, then run every check: ruff, mypy, and the tests.
+"""Set up a virtualenv, then run every check: ruff, mypy, the documentation's build, and the tests.
 
 Needs only Python 3.11: ``python3 scripts/test.py [pytest arguments]``. Prints how far it is every ten seconds.
 """
@@ -26,12 +26,18 @@ def main() -> int:
     ]
     # Hundreds of processes import these; where PYTHONDONTWRITEBYTECODE is set none of them would keep what it compiled.
     run(python, "-m", "compileall", "-q", "rlzmq", "tests")
-    # The types are checked while the tests run: these wait for processes most of the time.
-    types = [str(python), "-m", "mypy"]
-    with subprocess.Popen(types, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as checker:
-        checks += _tests(python, sys.argv[1:])
+    # The types are checked and the documentation is built while the tests run: these wait for processes mostly.
+    beside = [[str(python), "-m", "mypy"]]
+    if not sys.argv[1:]:
+        beside.append([str(python), "scripts/docs.py"])
+    checkers = [
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for command in beside
+    ]
+    checks += _tests(python, sys.argv[1:])
+    for checker in checkers:
         said, _ = checker.communicate()
-        print("$ " + " ".join(types), said.decode(), sep="\n", end="", flush=True)
+        print("$ " + " ".join(checker.args), said.decode(), sep="\n", end="", flush=True)
         checks.append(checker.returncode)
     return next((code for code in checks if code), 0)
 

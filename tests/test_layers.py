@@ -14,8 +14,8 @@ from scripts.code_figures import annotations, circles, share_of_any
 
 PACKAGE = Path(__file__).parent.parent / "rlzmq"
 LAYERS = (
-    "cli", "launch", "telemetry", "algorithms", "driver", "roles", "actors", "net", "protocol", "wire", "learners",
-    "runners", "modules", "connectors", "config", "envs", "replay", "episodes", "core",
+    "cli", "tune", "launch", "telemetry", "deploy", "algorithms", "driver", "roles", "actors", "net", "protocol",
+    "wire", "learners", "runners", "modules", "connectors", "config", "envs", "replay", "episodes", "core",
 )  # fmt: skip
 PURE = (
     "protocol",
@@ -48,18 +48,6 @@ NOT_IN_PROTOCOL = (
 # Why a file (or a folder) imports rlzmq modules inside functions. Entries only leave these lists.
 LAZY_IMPORTS = {
     "a command prints its help without importing what it needs to run": ("cli/",),
-    "a config is made and checked without torch": (
-        "algorithms/appo/__init__.py",
-        "algorithms/bc/__init__.py",
-        "algorithms/cql/__init__.py",
-        "algorithms/dqn/__init__.py",
-        "algorithms/impala/__init__.py",
-        "algorithms/iql/__init__.py",
-        "algorithms/marwil/__init__.py",
-        "algorithms/ppo/__init__.py",
-        "algorithms/sac/__init__.py",
-        "algorithms/tqc/__init__.py",
-    ),
     "a standalone broker imports no torch": ("driver/join_files.py",),
     "a broker does not read the episodes that it forwards": ("wire/values.py",),
     "torch.distributed is imported by the runs that use it": ("learners/learner_ranks.py",),

@@ -137,7 +137,7 @@ class ActorHandle:
 
         Raises:
             TypeError: The function refers to something that cannot be sent.
-            As :meth:`call` otherwise.
+            Exception: As :meth:`call` otherwise.
         """
         name = getattr(function, "__name__", "apply")
         return await self._within(deadline_s, name, self._link.apply(function, args, kwargs))

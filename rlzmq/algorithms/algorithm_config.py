@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from rlzmq.algorithms.registry import apply_preset, find_preset
+from rlzmq.algorithms.presets import find_preset
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.plain import load_named
 from rlzmq.core.lazy import LazyModule
@@ -55,11 +55,12 @@ class AlgorithmConfig(BaseConfig):
     _module_class: ClassVar[str] = ""  # the default actor-critic
 
     @classmethod
-    def preset(cls, env: str) -> Self:
-        """Return a config with the settings shipped for a well-known environment; each can still be changed.
+    def preset(cls, name: str) -> Self:
+        """Return a config with settings that are known to learn an environment; each can still be changed.
 
         Args:
-            env: Its Gymnasium id; case is ignored and the version may be omitted. It is set as `env`, too.
+            name: Name of the preset, mostly the environment's id; case is ignored and the version may be omitted.
+                ``rlzmq presets`` lists them. The environment is set, too.
 
         Raises:
             ConfigurationError: There is no preset for it; the text suggests the closest.
@@ -68,10 +69,8 @@ class AlgorithmConfig(BaseConfig):
             >>> config = PPOConfig.preset("CartPole-v1").training(lr=3e-4)
         """
         config = cls()
-        algorithm = cls._algorithm.lower()
-        found = find_preset(algorithm, env)
-        config.environment(found)
-        apply_preset(config, algorithm, found)
+        found = find_preset(cls._algorithm.lower(), name)
+        found.apply(config, name if found.matches(name) else None)
         return config
 
     # -- algorithms -----------------------------------------------------------------------------

@@ -75,6 +75,7 @@ class AsyncAlgorithm:
         self.metrics = MetricsLogger(root=True, stats_cls_lookup=config.custom_stats_cls_lookup)
         self.session = Session(config)
         self._dispatch = CallbackDispatch(self, config)
+        self._is_set_up = False
         self._is_stopped = False
         self._iterations = Iterations(config, self.session, self.metrics)
         self._evaluation = Evaluation(config, self.session, self._dispatch, self.metrics)
@@ -102,6 +103,7 @@ class AsyncAlgorithm:
             except BaseException:
                 await self.stop()
                 raise
+            self._is_set_up = True
             await self._dispatch.call("on_algorithm_init", metrics_logger=self.metrics)
 
     async def stop(self) -> None:
@@ -110,10 +112,14 @@ class AsyncAlgorithm:
             return
         self._is_stopped = True
         try:
-            await self._evaluation.stop()
+            if self._is_set_up:
+                await self._dispatch.call("on_algorithm_end", metrics_logger=self.metrics)
         finally:
-            await self.session.stop()
-            self._keeper.wait()
+            try:
+                await self._evaluation.stop()
+            finally:
+                await self.session.stop()
+                self._keeper.wait()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -283,8 +289,10 @@ class AsyncAlgorithm:
 
         Raises:
             ValueError: There is already a module with this id.
-            ConfigurationError: The run is single-agent, a setting is invalid, or the module's spaces cannot be
-                determined. Nothing was changed.
+            ConfigurationError: The run is single-agent, a setting is invalid, the module's spaces cannot be
+                determined, or the algorithm cannot train it.
+            TypeError: The module lacks an interface that the algorithm's learner requires.
+            In all cases nothing was changed.
         """
         self._check_running()
         await self.settle()

@@ -26,6 +26,7 @@ __all__ = [
     "check_algorithm_class",
     "latest_checkpoint",
     "load_config",
+    "load_config_class",
     "newest_to_resume",
     "read_algorithm",
     "read_component",
@@ -151,6 +152,21 @@ def load_config(path: str | Path, *, trust_code: bool = False) -> BaseConfig:
     stored = read_checkpoint(path, _CONFIG)[_CONFIG]
     classes = {key: about.get(key) for key in _CONFIG_CLASS}
     return revive_config({**stored, **classes}, str(path), trust_code=trust_code)
+
+
+def load_config_class(path: str | Path, *, trust_code: bool = False) -> type[BaseConfig]:
+    """Return the class of the config that a checkpoint was written with.
+
+    Args:
+        path: The checkpoint's directory, or a run directory.
+        trust_code: Whether to import a custom class.
+
+    Raises:
+        CheckpointError: It is a custom class and `trust_code` is False, or it cannot be imported.
+    """
+    path = _resolve(path)
+    about = read_manifest(path)["about"]
+    return _config_class({key: about.get(key) for key in _CONFIG_CLASS}, str(path), trust_code)
 
 
 def revive_config(stored: Mapping[str, Any], where: str, *, trust_code: bool = False) -> BaseConfig:

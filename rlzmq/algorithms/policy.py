@@ -83,6 +83,7 @@ class Policy:
         self._is_multi_agent: bool = config.is_multi_agent
         self._mapping_fn = config.policy_mapping_fn or default_agent_to_module_mapping_fn
         self._agent_id = agent_id
+        self._module_id = module_id
         self.observation_space, self.action_space = spaces
         if module_id is None and not self._is_multi_agent:
             module_id = DEFAULT_MODULE_ID
@@ -96,7 +97,7 @@ class Policy:
         both = {"__env_single__": spaces, "__env__": spaces}
         self._env_to_module = config.build_env_to_module_connector(env=None, spaces=both)
         self._module_to_env = config.build_module_to_env_connector(env=None, spaces=both)
-        for name, pipeline in self._pipelines().items():
+        for name, pipeline in self.pipelines().items():
             pipeline.freeze_statistics()
             if connector_state and connector_state.get(name):
                 pipeline.set_state(connector_state[name])
@@ -190,7 +191,23 @@ class Policy:
         new.reset()
         return new
 
-    def _pipelines(self) -> dict[str, Any]:
+    def acting_module(self) -> tuple[str, Any, Any]:
+        """Return (module id, RLModule, agent id) of a policy of one agent; the last is None in single-agent use.
+
+        Raises:
+            ConfigurationError: The policy plays several agents.
+        """
+        if not self._is_multi_agent:
+            return DEFAULT_MODULE_ID, self._acting, None
+        if self._module_id is None:
+            raise ConfigurationError(
+                f"this policy plays several agents: choose one of its modules, {sorted(self._modules.keys())}, with "
+                "module_id=… (--module)."
+            )
+        return self._module_id, self._modules[self._module_id], self._agent_id
+
+    def pipelines(self) -> dict[str, Any]:
+        """Return the pipelines by their names in a checkpoint: "env_to_module_connector", "module_to_env_connector"."""
         return {
             "env_to_module_connector": self._env_to_module,
             "module_to_env_connector": self._module_to_env,

@@ -1,13 +1,10 @@
-"""The algorithms by name, for the command line and for checkpoints, and their presets.
+"""The algorithms by name, for the command line and for checkpoints.
 
-Classes are imported only when requested, since an algorithm imports torch. A preset holds settings that are known to
-work for an algorithm on a well-known environment.
+Classes are imported only when requested, since an algorithm imports torch.
 """
 
 from __future__ import annotations
 
-import tomllib
-from importlib import resources
 from typing import Any
 
 from rlzmq.config.base_config import BaseConfig
@@ -18,11 +15,8 @@ from rlzmq.core.suggest import did_you_mean
 __all__ = [
     "ALGORITHMS",
     "BASE_CONFIG",
-    "apply_preset",
     "config_class_named",
-    "find_preset",
     "get_config_class",
-    "presets_of",
 ]
 
 ALGORITHMS: dict[str, str] = {
@@ -65,45 +59,3 @@ def config_class_named(name: str) -> type[BaseConfig]:
 
 def _name(path: str) -> str:
     return path.partition(":")[2]
-
-
-def presets_of(algorithm: str) -> dict[str, dict[str, Any]]:
-    """Return the algorithm's presets as {environment id: {setter: settings}}; {} if it has none."""
-    file = resources.files("rlzmq.algorithms") / algorithm.lower() / "presets.toml"
-    return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
-def find_preset(algorithm: str, name: str) -> str:
-    """Return the environment id of a preset.
-
-    Args:
-        algorithm: Name of the algorithm, e.g. ``"ppo"``.
-        name: The id; case is ignored and the version may be omitted: ``"cartpole"``.
-
-    Raises:
-        ConfigurationError: There is no such preset, or several match.
-    """
-    presets = presets_of(algorithm)
-    wanted = name.lower()
-    found = [env for env in presets if wanted in (env.lower(), env.lower().rpartition("-v")[0])]
-    if name not in presets and len(found) != 1:
-        raise ConfigurationError(f"{algorithm} has no preset {name!r}.{did_you_mean(name, presets)}")
-    return name if name in presets else found[0]
-
-
-def apply_preset(config: BaseConfig, algorithm: str, env: object) -> bool:
-    """Apply the algorithm's preset for `env`, if there is one.
-
-    Args:
-        config: The algorithm's config; settings outside the preset are unchanged.
-        algorithm: Name of the algorithm, e.g. ``"ppo"``.
-        env: ``config.env``.
-
-    Returns:
-        Whether there is a preset.
-    """
-    preset = presets_of(algorithm).get(env) if isinstance(env, str) else None
-    if preset is None:
-        return False
-    config.update_from_tables(preset)
-    return True

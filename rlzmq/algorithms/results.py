@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,15 +13,41 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE, ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from rlzmq.core.plain import decode, encode_supported
+from rlzmq.core.svg_curve import svg_curve
 from rlzmq.driver.update_results import Accounting, UpdateResult
 from rlzmq.runners.episode_metrics import HOW_TO_LIMIT, EpisodeMetrics, add_fragment_metas
 
-__all__ = ["ResultBuilder", "merge_learner_results"]
+__all__ = ["Result", "ResultBuilder", "merge_learner_results"]
 
 _log = logging.getLogger("rlzmq.algorithms")
 
 _HINT_AFTER_STEPS = 2000  # steps per environment without an episode end before a hint is logged
+_MAX_CURVE = 10_000  # iterations that a result's picture shows
 _SUMMED = ("num_env_steps_trained", "num_module_steps_trained", "num_env_steps_trained_lifetime")
+
+
+class Result(dict[str, Any]):
+    """An iteration's result; notebooks show its main numbers and the returns so far.
+
+    Attributes:
+        curve: Env steps and mean return of the iterations until this one.
+    """
+
+    curve: tuple[tuple[int, float], ...] = ()
+
+    def _repr_html_(self) -> str:
+        runners = self["env_runners"]
+        rows = {
+            "iteration": self["training_iteration"],
+            "episode return": f"{runners.get('episode_return_mean', math.nan):.2f}",
+            "episodes": runners.get("num_episodes_lifetime", 0),
+            "env steps sampled": self[NUM_ENV_STEPS_SAMPLED_LIFETIME],
+            "env steps trained": self["num_env_steps_trained_lifetime"],
+            "time": f"{self['time_total_s']:.1f} s",
+        }
+        table = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows.items())
+        steps, returns = zip(*self.curve, strict=True) if self.curve else ((), ())
+        return f"<table>{table}</table>{svg_curve(steps, returns, 'env steps', 'episode return')}"
 
 
 class ResultBuilder:
@@ -40,6 +68,7 @@ class ResultBuilder:
         self._learner_metrics = MetricsLogger(stats_cls_lookup=config.custom_stats_cls_lookup)
         self._timers: dict[str, list[float]] = {}
         self._lags: list[tuple[int, int]] = []
+        self._curve: deque[tuple[int, float]] = deque(maxlen=_MAX_CURVE)
         self._start = time.perf_counter()
         self._run_start = self._start
         self._time_before = 0.0
@@ -152,26 +181,31 @@ class ResultBuilder:
                 "mean": (sum(newest) + sum(oldest)) / (2 * len(newest)),
                 "max": max(oldest),
             }
-        result: dict[str, Any] = {
-            "training_iteration": iteration,
-            "num_env_steps_sampled_lifetime": env_runners["num_env_steps_sampled_lifetime"],
-            "num_env_steps_trained_lifetime": self.num_env_steps_trained_lifetime,
-            "num_training_step_calls_per_iteration": self._num_training_step_calls,
-            "time_this_iter_s": elapsed,
-            "time_total_s": self._time_before + time.perf_counter() - self._run_start,
-            "env_runners": env_runners,
-            "learners": self._learners,
-            "timers": timers,
-            "policy_lag": lag,
-            "fault_tolerance": dict(fault_tolerance),
-            "accounting": accounting.to_dict(),
-        }
+        result = Result(
+            {
+                "training_iteration": iteration,
+                "num_env_steps_sampled_lifetime": env_runners["num_env_steps_sampled_lifetime"],
+                "num_env_steps_trained_lifetime": self.num_env_steps_trained_lifetime,
+                "num_training_step_calls_per_iteration": self._num_training_step_calls,
+                "time_this_iter_s": elapsed,
+                "time_total_s": self._time_before + time.perf_counter() - self._run_start,
+                "env_runners": env_runners,
+                "learners": self._learners,
+                "timers": timers,
+                "policy_lag": lag,
+                "fault_tolerance": dict(fault_tolerance),
+                "accounting": accounting.to_dict(),
+            }
+        )
         logged = self._metrics.reduce()
         if NUM_ENV_STEPS_SAMPLED_LIFETIME in logged.get(ENV_RUNNER_RESULTS, {}):
             # A custom training step sampled, and logged the runners' metrics.
             env_runners |= logged[ENV_RUNNER_RESULTS]
             result[NUM_ENV_STEPS_SAMPLED_LIFETIME] = env_runners[NUM_ENV_STEPS_SAMPLED_LIFETIME]
         merge_into(result, logged)
+        num_steps = result[NUM_ENV_STEPS_SAMPLED_LIFETIME] or result["num_env_steps_trained_lifetime"]
+        self._curve.append((num_steps, env_runners.get("episode_return_mean", math.nan)))
+        result.curve = tuple(self._curve)
         return result
 
     def _hint_at_endless_episodes(self) -> None:
@@ -247,7 +281,8 @@ def merge_learner_results(results: list[dict[str, Any]], metrics: MetricsLogger)
     if BATCH_SOURCE in merged.get(ALL_MODULES, {}):
         sources = [values[BATCH_SOURCE] for values in of_ranks if BATCH_SOURCE in values]
         merged[ALL_MODULES][BATCH_SOURCE] = {
-            name: sum(source[name] for source in sources) for name in ("num_env_steps", "num_bytes")
+            name: sum(source[name] for source in sources)
+            for name in ("num_env_steps", "num_bytes", "num_agent_steps_not_kept")
         }
         if "train_ratio" in sources[0]:  # the same on all ranks
             merged[ALL_MODULES][BATCH_SOURCE]["train_ratio"] = sources[0]["train_ratio"]

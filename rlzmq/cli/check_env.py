@@ -9,7 +9,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -17,6 +17,9 @@ from rlzmq.cli.joining import import_first
 from rlzmq.cli.main import EXIT_CONFIG
 from rlzmq.cli.parsing import parse
 from rlzmq.core.errors import ConfigurationError, RlzmqError
+
+if TYPE_CHECKING:
+    from rlzmq.algorithms.algorithm_config import AlgorithmConfig
 
 __all__ = ["CheckEnvOptions", "run"]
 
@@ -33,6 +36,12 @@ class CheckEnvOptions:
     """Number of random env steps, at least 1 (default: 500)."""
     seed: int = 0
     """Seed of the first reset (default: 0)."""
+    env_config: Annotated[list[str], tyro.conf.arg(metavar="KEY=VALUE|JSON")] = field(default_factory=list)
+    """Setting of the env: size=3, a JSON object or a TOML inline table; repeatable (default: none)."""
+    wrappers: str = ""
+    """What the env is wrapped in: NAME,NAME(KEY=VALUE),…, as in rlzmq train (default: nothing)."""
+    is_atari: bool = False
+    """Preprocess frames as usual for Atari (default: False)."""
     import_: list[str] = field(default_factory=list)
     """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
 
@@ -54,10 +63,11 @@ def run(arguments: Sequence[str]) -> int:
     problems: list[str] = []
     env: Any = None
     try:
-        env = make_env(options.env)
+        config = _config(options)
+        env = make_env(config.env_entry(), config.env_config)
         problems += [] if isinstance(env, MultiAgentEnv) else _gymnasium(env)
         problems += _step_randomly(env, options)
-        problems += _train(env, options) if not problems else []
+        problems += _train(env, config, options) if not problems else []
     except ConfigurationError:
         raise
     except Exception as error:  # raised by the env
@@ -135,13 +145,25 @@ def _step_randomly(env: Any, options: CheckEnvOptions) -> list[str]:
     return list(problems)
 
 
-def _train(env: Any, options: CheckEnvOptions) -> list[str]:
-    """Sample the env with an env runner, a new module and default settings; return what training refuses."""
+def _config(options: CheckEnvOptions) -> AlgorithmConfig:
     from rlzmq.algorithms.ppo import PPOConfig
+    from rlzmq.cli.options import table_from_texts
+    from rlzmq.envs.wrappers import split_wrappers
+
+    return PPOConfig().environment(
+        options.env,
+        env_config=table_from_texts("env_config", options.env_config),
+        wrappers=split_wrappers(options.wrappers),
+        is_atari=options.is_atari,
+    )
+
+
+def _train(env: Any, config: AlgorithmConfig, options: CheckEnvOptions) -> list[str]:
+    """Sample the env with an env runner, a new module and default settings; return what training refuses."""
     from rlzmq.envs.multi_agent_env import MultiAgentEnv
     from rlzmq.roles.runner.runner_role import make_env_runner
 
-    config = PPOConfig().environment(options.env).env_runners(num_env_runners=0).debugging(seed=options.seed)
+    config.env_runners(num_env_runners=0).debugging(seed=options.seed)
     config.fault_tolerance(restart_failed_sub_environments=False)
     if isinstance(env, MultiAgentEnv):
         agents = [str(agent) for agent in env.possible_agents]

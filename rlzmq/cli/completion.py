@@ -23,6 +23,8 @@ _FLAG = re.compile(r"^│ (-.*?)(?:  |\s*│?$)", re.MULTILINE)
 _POSITIONAL = re.compile(r"^│ \{([\w,-]+)\}", re.MULTILINE)
 # Placeholders, which are not literal values.
 _PLACEHOLDERS = {
+    "NAME",
+    "NAME(KEY=VALUE)",
     "INT",
     "FLOAT",
     "NUMBER",
@@ -160,7 +162,8 @@ def _places() -> dict[str, list[str]]:
 
     A place is the command (with its algorithm), then ``-`` for the flags, or the flag whose value is typed.
     """
-    from rlzmq.algorithms.registry import ALGORITHMS, presets_of
+    from rlzmq.algorithms.presets import presets_of
+    from rlzmq.algorithms.registry import ALGORITHMS
 
     places = {
         "": list(_COMMANDS),
@@ -176,7 +179,9 @@ def _places() -> dict[str, list[str]]:
         places.update(_places_of(command))
         places[command] = places[f"{command} -"]
         places[f"{command} --quiet"] = places[command]
-        places[f"{command} --env"] = list(presets_of(algorithm))
+        presets = [preset for preset in presets_of(algorithm).values() if not preset.is_pattern]
+        places[f"{command} --env"] = [preset.env for preset in presets if preset.name == preset.env]
+        places[f"{command} --preset"] = ["auto", "none", *(preset.name for preset in presets)]
     places["inspect"] = places["inspect --algorithm"] = list(ALGORITHMS)
     return places
 

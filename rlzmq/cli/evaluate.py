@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ import tyro
 
 from rlzmq.cli.joining import import_first
 from rlzmq.cli.parsing import parse
+from rlzmq.core.errors import ConfigurationError
 
 __all__ = ["EvaluateOptions", "run"]
 
@@ -23,8 +23,14 @@ class EvaluateOptions:
     """A checkpoint, or a run directory that holds one."""
     episodes: int = 10
     """Number of complete episodes (default: 10)."""
+    json: Path | None = None
+    """File for the statistics and each episode's return and length (default: none)."""
+    video: Path | None = None
+    """File for a video of the first episodes, .mp4 or .gif; needs rlzmq[video] (default: none)."""
+    video_episodes: int = 1
+    """Number of episodes in the video (default: 1)."""
     seed: int | None = None
-    """Seed of the envs (default: the run's seed)."""
+    """Seed of the env (default: the run's seed)."""
     explore: bool = False
     """Sample actions from the distribution instead of taking its mode (default: False)."""
     config: Path | None = None
@@ -43,62 +49,31 @@ def run(arguments: Sequence[str]) -> int:
         usage="rlzmq evaluate RUN_OR_CHECKPOINT [options]",
         description="Evaluate a checkpoint's policy on complete episodes, in one process.",
     )
+    if options.json is not None and not options.json.parent.is_dir():
+        raise ConfigurationError(f"--json {options.json}: there is no directory {options.json.parent}.")
     import_first(options.import_)
-    returns = evaluate(options.checkpoint, options)
-    mean, half = mean_and_half_width(returns)
-    print(f"episodes {len(returns)}  return mean {mean:.2f} ± {half:.2f} (95 % CI)  IQM {iqm(returns):.2f}")
-    print(f"min {min(returns):.2f}  max {max(returns):.2f}")
-    return 0
+    from rlzmq.algorithms.checkpoint_evaluation import evaluate_checkpoint
+    from rlzmq.algorithms.checkpoints import load_config_class
 
-
-def evaluate(path: Path, options: EvaluateOptions) -> list[float]:
-    """Run complete episodes with the checkpoint's policy in this process; return their returns."""
-    from rlzmq.algorithms.checkpoints import load_config, read_algorithm, resume_config
-
+    config = None
     if options.config is not None:
-        config = type(load_config(path, trust_code=False)).from_toml(options.config)
-    else:
-        config = load_config(path, trust_code=options.trust_code)
-    config.env_runners(num_env_runners=0).learners(num_learners=0).evaluation(
-        evaluation_num_env_runners=0,
-        evaluation_interval=None,
-        evaluation_parallel_to_training=False,
-        evaluation_duration=options.episodes,
-        evaluation_duration_unit="episodes",
-        evaluation_config={"explore": options.explore},
+        config = load_config_class(options.checkpoint, trust_code=options.trust_code).from_toml(
+            options.config
+        )
+    scores = evaluate_checkpoint(
+        options.checkpoint,
+        num_episodes=options.episodes,
+        seed=options.seed,
+        explore=options.explore,
+        video=options.video,
+        num_video_episodes=options.video_episodes,
+        config=config,
+        trust_code=options.trust_code,
     )
-    config.networking(listen=None, advertise=None, join_file=None, broker=None, num_remote_learners=0)
-    if options.seed is not None:
-        config.debugging(seed=options.seed)
-    config.validate()
-    config.offline_data(input_=None).experimental(
-        _validate_config=False
-    )  # the policy is needed, not its data
-    state = read_algorithm(path)
-    chosen = resume_config(path, state, config, trust_code=options.trust_code)
-    # Evaluation starts new episodes and does not need those in progress in the run's env runners.
-    state = {
-        name: part for name, part in state.items() if not name.startswith(("env_runners", "eval_env_runners"))
-    }
-    # By name: a user's own algorithm class may be missing here, but evaluation does not use its training step.
-    with config._algorithm_class()(chosen) as algorithm:
-        algorithm.set_state(state)
-        metrics = algorithm.evaluate()["env_runners"]
-    return list(metrics["hist_stats"]["episode_return"])
-
-
-def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and the half width of its 95 % confidence interval (normal approximation)."""
-    mean = sum(values) / len(values)
-    if len(values) < 2:
-        return mean, math.nan
-    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return mean, 1.96 * math.sqrt(variance / len(values))
-
-
-def iqm(values: Sequence[float]) -> float:
-    """Return the interquartile mean: the mean of the middle half of the values."""
-    ordered = sorted(values)
-    cut = len(ordered) // 4
-    middle = ordered[cut : len(ordered) - cut]
-    return sum(middle) / len(middle)
+    print(scores)
+    if options.json is not None:
+        scores.save(options.json)
+        print(f"json        {options.json}")
+    if scores.video is not None:
+        print(f"video       {scores.video}")
+    return 0

@@ -40,11 +40,17 @@ _VERBOSE = "\n\n  --verbose  with any command: show errors with all frames, not 
 _COMMANDS = {
     "train": ("rlzmq.cli.train", "train an algorithm: rlzmq train ppo --env CartPole-v1"),
     "attach": ("rlzmq.cli.attach", "continue a run whose driver died: rlzmq attach RUN_DIR"),
+    "tune": ("rlzmq.cli.tune", "search for good settings: rlzmq tune SPACE.toml"),
     "runner": ("rlzmq.cli.runner", "sample for a run, from any machine: rlzmq runner --join FILE"),
     "learner": ("rlzmq.cli.learner", "a learner rank for a run, from any machine: rlzmq learner --join FILE"),
     "broker": ("rlzmq.cli.broker", "a standalone broker: rlzmq broker --listen tcp://HOST:PORT"),
     "top": ("rlzmq.cli.top", "watch a run: rlzmq top [FILE or directory]"),
+    "stacks": ("rlzmq.cli.stacks", "what every process of a run is doing: rlzmq stacks RUN"),
     "doctor": ("rlzmq.cli.doctor", "check this machine before a run"),
+    "presets": (
+        "rlzmq.cli.presets",
+        "list settings that are known to learn: rlzmq presets [ALGORITHM] [NAME]",
+    ),
     "replay": (
         "rlzmq.cli.replay",
         "repeat a recorded run's learner, or train a quarantined fragment: rlzmq replay RUN",
@@ -60,6 +66,9 @@ _COMMANDS = {
         "record a checkpoint's episodes: rlzmq record CHECKPOINT --output DIR",
     ),
     "evaluate": ("rlzmq.cli.evaluate", "evaluate a checkpoint: rlzmq evaluate RUN_OR_CHECKPOINT"),
+    "runs": ("rlzmq.cli.runs", "list, compare or remove runs: rlzmq runs [list|compare|clean] [RUN…]"),
+    "plot": ("rlzmq.cli.plot", "plot learning curves over seeds: rlzmq plot RUN… -o curve.png"),
+    "export": ("rlzmq.cli.export", "write a policy as an ONNX or .pt2 file: rlzmq export RUN_OR_CHECKPOINT"),
     "completion": (
         "rlzmq.cli.completion",
         "completion for bash, zsh and fish: source <(rlzmq completion bash)",

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from rlzmq.config.plain import setting_from_text
 from rlzmq.config.settings import Setting
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.envs.wrappers import split_wrappers
 
 if TYPE_CHECKING:
     from rlzmq.config.base_config import BaseConfig
 
-__all__ = ["apply_settings", "options_type"]
+__all__ = ["apply_settings", "options_type", "table_from_texts"]
 
 _ALIASES = {
     "num_env_runners": "--env-runners",
@@ -27,6 +28,7 @@ _ALIASES = {
 _TABLES = ("model_config", "evaluation_config")  # take objects from Python, dicts from here
 _NAMES = ("policies", "policies_to_train")
 _NAMED_CODE = ("policy_mapping_fn",)
+_WRAPPERS = ("wrappers",)
 _METAVARS = {
     bool: "true|false",
     int: "INT",
@@ -87,7 +89,11 @@ def apply_settings(config: BaseConfig, options: Any) -> None:
         for setting, given in vars(getattr(options, field.name)).items():
             if not given:
                 continue
-            value = _table(setting, given) if isinstance(given, list) else _value(config, setting, given)
+            value = (
+                table_from_texts(setting, given)
+                if isinstance(given, list)
+                else _value(config, setting, given)
+            )
             try:
                 setattr(config, setting, value)
             except ConfigurationError as error:
@@ -99,6 +105,8 @@ def _value(config: BaseConfig, setting: str, text: str) -> Any:
     """Convert a flag's text: JSON, Python's True, False and None, or the text itself."""
     if setting in _NAMED_CODE:
         return setting_from_text(setting, text)
+    if setting in _WRAPPERS:
+        return split_wrappers(text)
     if setting in _NAMES:
         parsed = _parsed_json(text, default=None)
         return parsed or [name.strip() for name in text.split(",") if name.strip()]
@@ -115,7 +123,7 @@ def _value(config: BaseConfig, setting: str, text: str) -> Any:
         return text
 
 
-def _table(setting: str, texts: list[str]) -> dict[str, Any]:
+def table_from_texts(setting: str, texts: list[str]) -> dict[str, Any]:
     """Build a dict from ``key=value`` pairs, JSON objects and TOML inline tables; later ones win.
 
     Raises:
@@ -166,6 +174,8 @@ def _metavar(setting: str, annotation: Any) -> str | None:
         return "ID,ID,…"
     if setting in _NAMED_CODE:
         return "PACKAGE.MODULE:NAME"
+    if setting in _WRAPPERS:
+        return "NAME,NAME(KEY=VALUE),…"
     parts: list[str] = []
     for option in _options_of(annotation):
         kind = typing.get_origin(option) or option

@@ -74,14 +74,16 @@ def record(options: RecordOptions) -> list[float]:
     Raises:
         ConfigurationError: The directory does not hold all episodes in the end.
     """
-    from rlzmq.algorithms.checkpoints import load_config, read_algorithm
+    from rlzmq.algorithms.checkpoints import load_config, load_config_class, read_algorithm
     from rlzmq.core.errors import ConfigurationError
     from rlzmq.driver.sync_groups import EnvRunnerGroup
     from rlzmq.replay.shards import find_shards, open_shards
 
-    config = load_config(options.checkpoint, trust_code=options.config is None and options.trust_code)
-    if options.config is not None:
-        config = type(config).from_toml(options.config)
+    if options.config is None:
+        config = load_config(options.checkpoint, trust_code=options.trust_code)
+    else:
+        config_class = load_config_class(options.checkpoint, trust_code=options.trust_code)
+        config = config_class.from_toml(options.config)
     config.env_runners(num_env_runners=options.runners).learners(num_learners=0)
     config.networking(listen=None, advertise=None, join_file=None, broker=None, num_remote_learners=0)
     if options.envs_per_runner is not None:

@@ -31,12 +31,15 @@ class StopCriteria:
         texts: Each ``name=number``; a name is return, steps, iterations, time (seconds), or a slash path
             into the result, and is met when the value there is at least the number.
 
+    Attributes:
+        goals: Path in the result -> number.
+
     Raises:
         ConfigurationError: A text is not of this form.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
-        self._goals: dict[str, float] = {}
+        self.goals: dict[str, float] = {}
         for text in texts:
             name, separator, number = text.partition("=")
             path = _SHORT.get(name, name)
@@ -45,14 +48,14 @@ class StopCriteria:
                     f"--stop {text!r}: expected name=number.{did_you_mean(name, _SHORT)}"
                 )
             try:
-                self._goals[path] = float(number)
+                self.goals[path] = float(number)
             except ValueError:
                 raise ConfigurationError(f"--stop {text!r}: {number!r} is not a number.") from None
 
     def met_by(self, result: Mapping[str, Any]) -> str | None:
         """Return a description of the criterion that the result meets, or None."""
         is_offline = result.get("num_env_steps_sampled_lifetime") == 0
-        for goal_path, goal in self._goals.items():
+        for goal_path, goal in self.goals.items():
             path = _OFFLINE.get(goal_path, goal_path) if is_offline else goal_path
             value: Any = result
             for key in path.split("/"):

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import importlib
 import shlex
+import shutil
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
 
 from rlzmq.cli.interrupt import Interrupt
 from rlzmq.cli.joining import import_first
@@ -22,13 +26,14 @@ from rlzmq.core import faults
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.files import make_directories, opener
 from rlzmq.core.printable import printable
+from rlzmq.core.stack_channel import open_stack_channel
 from rlzmq.core.tracebacks import run_error
 from rlzmq.telemetry.view import make_view
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig
 
-__all__ = ["TrainOptions", "run"]
+__all__ = ["TrainOptions", "apply_preset", "run"]
 
 # How long the current update may take before it is cancelled: Ctrl-C returns to the prompt within 5 s,
 # SIGTERM ends the run within 10 s.
@@ -44,9 +49,9 @@ class TrainOptions:
     """Gymnasium id, or 'package.module:Class' (default: that of --config or of the checkpoint)."""
     config: Path | None = None
     """TOML file of settings; flags override it (default: none)."""
-    preset: Literal["auto", "none"] = "auto"
-    """Start from the settings shipped for this algorithm and env, if there are any; config and flags override them
-    (default: auto)."""
+    preset: Annotated[str, tyro.conf.arg(metavar="auto|none|NAME")] = "auto"
+    """Start from settings that are known to learn an env; config and flags override them. auto: those for this env, if
+    there are any; NAME: these (rlzmq presets lists them), with their env unless --env is given (default: auto)."""
     stop: list[str] = field(default_factory=list)
     """End the run when this is reached: return=475, steps=300000, iterations=50, time=60 (s), or a/result/path=number;
     repeatable (default: never)."""
@@ -58,6 +63,9 @@ class TrainOptions:
     --config the settings are the checkpoint's (default: a new run)."""
     record: bool = False
     """Record what each update is trained on into RUN_DIR/arrivals, for `rlzmq replay` (default: False)."""
+    log: str = ""
+    """Also log to these, e.g. 'tb,wandb': tb (TensorBoard, in the run directory), wandb, mlflow, trackio
+    (default: none)."""
     quiet: bool = False
     """Print only the summary at the end (default: False)."""
     import_: list[str] = field(default_factory=list)
@@ -76,6 +84,7 @@ def run(arguments: Sequence[str]) -> int:
     with Interrupt(drain_s=_DRAIN_S) as interrupt:  # a job may be stopped while it starts
         try:
             faults.arm("driver")
+            open_stack_channel("driver")
             _prestart()
             options, config = _parse(algorithm, list(arguments[1:]))
             return _train(arguments, options, config, interrupt)
@@ -86,13 +95,16 @@ def run(arguments: Sequence[str]) -> int:
 
 def _usage() -> str:
     """Return the usage text with every algorithm and its presets."""
-    from rlzmq.algorithms.registry import ALGORITHMS, presets_of
+    from rlzmq.algorithms.presets import presets_of
+    from rlzmq.algorithms.registry import ALGORITHMS
 
+    width = shutil.get_terminal_size().columns
     lines = ["usage: rlzmq train ALGORITHM --env ENV [options]", "", "algorithms:"]
     for name in ALGORITHMS:
         lines.append(f"  {name:<8} {_about(name).partition(' (')[0]}")
         if presets := presets_of(name):
-            lines.append(f"  {'':<8} presets: {', '.join(presets)}")
+            text = f"presets: {', '.join(presets)}"
+            lines += textwrap.wrap(text, width, initial_indent=" " * 11, subsequent_indent=" " * 13)
     first = next(iter(ALGORITHMS))
     lines += ["", f"e.g.  rlzmq train {first} --env CartPole-v1", f"      rlzmq train {first} --help"]
     return "\n".join(lines)
@@ -116,7 +128,7 @@ def _prestart() -> None:
 
 
 def _parse(algorithm: str, arguments: list[str]) -> tuple[Any, Any]:
-    from rlzmq.algorithms.registry import apply_preset, get_config_class
+    from rlzmq.algorithms.registry import get_config_class
     from rlzmq.cli.options import apply_settings, options_type
 
     config_class = get_config_class(algorithm)
@@ -132,18 +144,29 @@ def _parse(algorithm: str, arguments: list[str]) -> tuple[Any, Any]:
     stored = _stored_settings(options)
     given = stored or ({} if options.config is None else config_class.from_toml(options.config).given())
     env = options.env if options.env is not None else given.get("env")
-    if (
-        options.preset == "auto"
-        and stored is None  # a checkpoint's settings include those of its preset
-        and apply_preset(config, algorithm, env)
-        and not options.quiet
-    ):
-        print(f"settings: the preset for {env} (--preset none: the algorithm's defaults)")
+    if stored is None:  # a checkpoint's settings include those of its preset
+        apply_preset(config, algorithm, env, options)
     config.update_from_dict(given)
     apply_settings(config, options)
     if options.env is not None:
         config.environment(options.env)
     return options, config
+
+
+def apply_preset(config: AlgorithmConfig, algorithm: str, env: object, options: Any) -> None:
+    """Set the settings of the preset that --preset names, or that is for `env`."""
+    from rlzmq.algorithms.presets import find_preset, preset_for
+
+    if options.preset == "none":
+        return
+    named = options.preset != "auto"
+    preset = find_preset(algorithm, options.preset) if named else preset_for(algorithm, env)
+    if preset is None:
+        return
+    preset.apply(config, options.preset if env is None and preset.matches(options.preset) else env)
+    if not options.quiet:
+        also = "" if named else " (--preset none: the algorithm's defaults)"
+        print(f"settings: the preset for {preset.name}{also}")
 
 
 def _stored_settings(options: Any) -> dict[str, Any] | None:
@@ -171,6 +194,7 @@ def _stored_settings(options: Any) -> dict[str, Any] | None:
 def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, interrupt: Interrupt) -> int:
     from rlzmq.core.checkpoint_series import find_checkpoint
     from rlzmq.telemetry.run_directory import RunDirectory
+    from rlzmq.telemetry.writers import make_writers
 
     name = arguments[0]
     criteria = StopCriteria(options.stop)
@@ -188,6 +212,7 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
     config.validate()
     start = time.perf_counter()
     with _new_directory(path):
+        writers = make_writers(options.log, path)
         algorithm = _build(config, checkpoint)
     directory: RunDirectory | None = None
     why = ""
@@ -197,6 +222,9 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
     try:
         directory = RunDirectory.create(path, algorithm.config, arguments)
         algorithm.keep_checkpoints(directory.checkpoints)
+        for writer in writers:
+            writer.on_algorithm_init(algorithm=algorithm, metrics_logger=algorithm.metrics)
+            algorithm.callbacks.add(writer)
         interrupt.on_first = algorithm.cut_iteration_short
         interrupt.ends_at_once = False
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Self, Unpack
 
 from rlzmq.config.checks import check
@@ -25,12 +26,13 @@ from rlzmq.config.sampling import (
     MultiAgentSettings,
     RLModuleSettings,
 )
+from rlzmq.config.search_space import find_search_objects
 from rlzmq.config.settings import NotProvided, takes
 from rlzmq.core.callbacks import HOOKS, Hooks, check_hook_names
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.envs.multi_agent_env import MultiAgentEnv, agent_spaces
-from rlzmq.envs.registry import make_env
+from rlzmq.envs.registry import EnvEntry, make_env, resolve_env
 
 __all__ = ["BaseConfig", "single_spaces_of"]
 
@@ -160,10 +162,34 @@ class BaseConfig(DerivedValues):
         Raises:
             ConfigurationError: They are not; the text names the settings, the expected and the actual values.
         """
+        self._check_is_resolved()
         if self._validate_config:
             check(self)
 
+    def _check_is_resolved(self) -> None:
+        """Raise if a value of the config is a search object."""
+        found = find_search_objects(self)
+        if found:
+            path, search_object = next(iter(found.items()))
+            raise ConfigurationError(
+                f"config.{path} is the search object {search_object!r}, for which a Tuner chooses a value in each "
+                f"trial. Set one value, or run tune.Tuner({self._algorithm_name!r}, param_space=config, …).fit()."
+            )
+
+    @property
+    def _algorithm_name(self) -> str:
+        return type(self).__name__.removesuffix("Config")
+
     # -- environments and spaces ----------------------------------------------------------------
+
+    def env_entry(self, env: Any = None) -> EnvEntry:
+        """Return what environments are made from: `env` (None: the config's), with the config's wrappers.
+
+        Raises:
+            ConfigurationError: There is no such env.
+        """
+        entry = resolve_env(self.env if env is None else env)
+        return replace(entry, is_atari=bool(self.is_atari), wrappers=tuple(self.wrappers))
 
     def single_spaces(self, env: Any = None, spaces: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
         """Return (observation space, action space) of one env: as given, else as the env has them."""
@@ -174,7 +200,7 @@ class BaseConfig(DerivedValues):
             return single_spaces_of(env)
         if self.observation_space is not None and self.action_space is not None:
             return self.observation_space, self.action_space
-        made = make_env(env if env is not None else self.env, self.env_config)
+        made = make_env(self.env_entry(env), self.env_config)
         try:
             self._check_agents(made)
             observation_space, action_space = single_spaces_of(made)
@@ -236,6 +262,15 @@ class BaseConfig(DerivedValues):
                 "or AlgorithmConfig(algo_class=YourAlgorithm)."
             )
         return algo_class
+
+    @property
+    def algo_class(self) -> Any:
+        """The Algorithm class that `build` uses.
+
+        Raises:
+            ConfigurationError: The config names none.
+        """
+        return self._algorithm_class()
 
     def _for_build(self, env: Any, use_copy: bool) -> Self:
         config = self.copy(copy_frozen=False) if use_copy else self

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from rlzmq.config.search_space import SearchObject
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 
@@ -35,8 +36,8 @@ class DefaultModelConfig:
         fcnet_bias_initializer_kwargs: Additional arguments for it.
         fcnet_use_layernorm: Whether to normalise each layer's outputs before its activation.
         conv_filters: ``[[channels, kernel, stride], …]`` with "same" padding, kernel and stride as an int
-            or [height, width]. None: chosen by the size of the image and followed by one dense
-            layer of ``fcnet_hiddens[-1]`` units.
+            or [height, width]; a fourth entry "valid" is for no padding. None: chosen by the size of the image
+            (84 × 84: those of Mnih et al. 2015) and followed by one dense layer of ``fcnet_hiddens[-1]`` units.
         conv_activation: Activation after each filter.
         conv_kernel_initializer: As for fcnet, likewise the next three.
         conv_kernel_initializer_kwargs: …
@@ -121,6 +122,8 @@ class DefaultModelConfig:
     def __post_init__(self) -> None:
         for name in ("fcnet_hiddens", "head_fcnet_hiddens", "fusionnet_hiddens"):
             widths = getattr(self, name)
+            if isinstance(widths, SearchObject):
+                continue
             if not isinstance(widths, list | tuple) or not all(_is_count(width) for width in widths):
                 raise ConfigurationError(
                     f"model_config[{name!r}]: expected a list of widths, each an int of at least 1, "
@@ -135,7 +138,7 @@ class DefaultModelConfig:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             # "no" would count as True
-            if field.type == "bool" and not isinstance(value, bool | np.bool_):
+            if field.type == "bool" and not isinstance(value, bool | np.bool_ | SearchObject):
                 raise ConfigurationError(
                     f"model_config[{field.name!r}]: expected True or False, got {value!r}"
                 )
@@ -196,6 +199,8 @@ def model_config_to_dict(model_config: Any) -> dict[str, Any]:
 
 
 def _is_count(value: Any) -> bool:
+    if isinstance(value, SearchObject):
+        return True  # its values are checked when a trial's value replaces it
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 

@@ -8,6 +8,7 @@ Inside dicts such as env_config, which are passed to user code unchanged, types 
     function, class, enum       "@package.module:name"; the mark means that reading it imports code
     text that begins with "@"   with a second "@" in front
     space, spec, config         {"__space__": …}, {"__rl_module_spec__": …}, …; user classes in it have the mark
+    search object               {"__search__": {"uniform": [0.0, 1.0]}}
 
 Outside dicts tuples and sets become lists, which the setters accept as well.
 """
@@ -26,6 +27,7 @@ import numpy as np
 from gymnasium.spaces import Space
 
 from rlzmq.config.model_config import DefaultModelConfig
+from rlzmq.config.search_space import SEARCH_TAG, search_object_from_plain
 from rlzmq.core.class_names import class_name
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.plain import NotPlainError, from_plain, to_plain
@@ -141,10 +143,19 @@ def setting_from_text(name: str, value: Any) -> Any:
     return revive_setting(value)
 
 
+# What presets name: a checkpoint with them needs no trust.
+_HARMLESS = frozenset(
+    {
+        "@rlzmq.connectors.env_to_module.mean_std_filter:MeanStdFilter",
+        "@rlzmq.envs.examples:module_of_agent",
+    }
+)
+
+
 def names_code(plain: Any) -> bool:
-    """Return whether reviving this value would import code."""
+    """Return whether reviving this value would import code other than that of presets."""
     if isinstance(plain, str):
-        return plain.startswith(CODE_MARK) and not plain.startswith(2 * CODE_MARK)
+        return plain not in _HARMLESS and plain.startswith(CODE_MARK) and not plain.startswith(2 * CODE_MARK)
     if isinstance(plain, dict):
         return any(names_code(item) for item in plain.values())
     return isinstance(plain, list) and any(names_code(item) for item in plain)
@@ -195,6 +206,8 @@ def _encode(name: str, value: Any) -> Any:
         if tag == CONFIG_TAG:
             values = {key: plain_setting(f"{name}.{key}", item) for key, item in value.diff().items()}
             return {tag: _marked(name, {"config_class": class_name(type(value)), "values": values})}
+        if tag == SEARCH_TAG:
+            return {tag: plain_dict(name, value.to_dict())}
         if tag in _READERS:
             return {tag: _marked(name, value.to_dict())}
     except NotPlainError as error:
@@ -297,6 +310,7 @@ _READERS: dict[Any, Callable[[Any], Any]] = {
     "__dict__": lambda pairs: dict(_revived(pairs)),
     "__plain__": from_plain,
     "__space__": space_from_plain,
+    SEARCH_TAG: lambda content: search_object_from_plain(revive_setting(content)),
     SPEC_TAG: _read_spec,
     MULTI_SPEC_TAG: _read_multi_spec,
     CONFIG_TAG: _read_config,

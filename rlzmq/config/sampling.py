@@ -31,34 +31,36 @@ class EnvironmentSettings:
 
     Args:
         env: A Gymnasium id, a name registered with `register_env`, an Env class or a callable that takes the
-            env config, or ``"package.module:Class"``.
+            env config, ``"package.module:Class"``, or ``"envpool/Task-v1"``.
         env_config: Passed to the env's constructor (as an `EnvContext`).
+        wrappers: Wrappers of each single env, the first innermost: names in ``gymnasium.wrappers`` or
+            ``"package.module:Class"``, with arguments as in ``"TimeLimit(max_episode_steps=200)"``; or callables.
         observation_space: Overrides the observation space of a single env.
         action_space: Overrides the action space of a single env.
-        clip_rewards: Only None or False: wrap the env instead (``gymnasium.wrappers.ClipReward``).
+        clip_rewards: Only None or False: give ``wrappers=["ClipReward(min_reward=-1, max_reward=1)"]`` instead.
         normalize_actions: Whether modules act in [-1, 1] and bounded Box actions are rescaled for the env.
         clip_actions: Whether to clip Box actions to the bounds of the space (if not normalised).
         disable_env_checking: Whether to skip the check of the env's spaces and types when it is made.
-        is_atari: Only None: wrap the env instead (``gymnasium.wrappers.AtariPreprocessing``).
+        is_atari: Whether to preprocess frames as usual for Atari, before `wrappers`: no-ops after a reset, every
+            4th frame, grey, 84×84, 4 of them stacked. None: no.
         render_env: Only False: give ``env_config={"render_mode": "human"}`` instead.
         action_mask_key: Only "action_mask": the key of the mask in Dict observations.
     """
 
     env: Any = setting(default=None, kw_only=False)
     env_config: dict[str, Any] = setting(default={})
+    wrappers: list[Any] = setting(default=[])
     observation_space: Any = None
     action_space: Any = None
     clip_rewards: bool | float | None = fixed(
         default=None,
         others=(False,),
-        instead="wrap the environment: gymnasium.wrappers.ClipReward or TransformReward.",
+        instead="wrap the environment: environment(wrappers=['ClipReward(min_reward=-1, max_reward=1)']).",
     )
     normalize_actions: bool = True
     clip_actions: bool = False
     disable_env_checking: bool = False
-    is_atari: bool | None = fixed(
-        default=None, instead="wrap the environment: gymnasium.wrappers.AtariPreprocessing."
-    )
+    is_atari: bool | None = None
     render_env: bool = fixed(default=False, instead="give environment(env_config={'render_mode': 'human'}).")
     action_mask_key: str = fixed(
         default="action_mask", instead="name that part of the observation space 'action_mask'."

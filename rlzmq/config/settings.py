@@ -19,6 +19,7 @@ from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeVar, dat
 from annotated_types import Ge, Gt, Le
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
+from rlzmq.config.search_space import SearchObject, find_search_objects
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 
@@ -110,9 +111,18 @@ class Setting:
     def check(self, value: Any) -> Any:
         """Return the value, converted if that is lossless (an int for a float).
 
+        A search object is returned as it is, after its possible values have been checked.
+
         Raises:
             ConfigurationError: The value is invalid; the text names the setting, the expected and the actual value.
         """
+        if isinstance(value, SearchObject):
+            for example in value.examples():
+                self._check_one(example)
+            return value
+        return self._check_one(value)
+
+    def _check_one(self, value: Any) -> Any:
         if self.annotation is not Any:
             value = self._checked(value)
         if self.only is not None and value not in self.only:
@@ -135,6 +145,8 @@ class Setting:
         try:
             return self._adapter.validate_python(value)
         except ValidationError as error:
+            if find_search_objects(value):
+                return value  # checked when a trial's values replace them
             problems = "; ".join(sorted({str(item["msg"]) for item in error.errors()})[:3])
             raise ConfigurationError(
                 f"config.{self.name}: expected {self.expected}, got {value!r} "

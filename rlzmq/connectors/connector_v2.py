@@ -35,7 +35,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlzmq.connectors.batching import BatchedNdArray, BatchItemMethods, batch_key
 from rlzmq.connectors.columnar import RowsContext
+from rlzmq.connectors.torch_piece import TorchPiece
 from rlzmq.core.checkpointable import Checkpointable
+from rlzmq.core.errors import ConfigurationError
 from rlzmq.episodes.episode_batch import EpisodeBatch
 
 if TYPE_CHECKING:
@@ -259,6 +261,25 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
             ``episodes.step_slots()``.
         """
         return {}
+
+    # -- tensors (see rlzmq.connectors.torch_piece) ---------------------------------------------
+
+    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+        """Return what the piece does, as operations on tensors: ``rlzmq export`` and ``rlzmq serve`` need it.
+
+        Statistics become constants. A subclass that changes `__call__` needs its own.
+
+        Args:
+            rl_module: The RLModule that acts.
+            agent_id: The agent that it plays; None in single-agent use.
+
+        Raises:
+            ConfigurationError: The piece has no such form.
+        """
+        raise ConfigurationError(
+            f"{type(self).__name__} has no form in torch operations: write {type(self).__name__}.to_torch(self, *, "
+            "rl_module, agent_id), which returns a TorchPiece (see docs/deploy.md)."
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from rlzmq.core.errors import UnsupportedSpaceError
 from rlzmq.core.tree import one_hot
 
-__all__ = ["flat_size", "flatten_values"]
+__all__ = ["flat_size", "flatten_tensors", "flatten_values"]
 
 
 def flat_size(space: gym.Space[Any]) -> int:
@@ -67,3 +67,34 @@ def _collect(space: gym.Space[Any], values: Any, num_lead: int, parts: list[npt.
     else:
         array = np.asarray(values, np.float32)
         parts.append(array.reshape(*array.shape[:num_lead], flat_size(space)))
+
+
+def flatten_tensors(space: gym.Space[Any], values: Any) -> Any:
+    """Return `flatten_values` of a batch of tensors, float32 ``[B, flat_size(space)]``; values are not checked."""
+    import torch
+
+    parts: list[Any] = []
+    _collect_tensors(space, values, parts)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def _collect_tensors(space: gym.Space[Any], values: Any, parts: list[Any]) -> None:
+    import torch
+
+    if isinstance(space, gym.spaces.Dict):
+        for key in sorted(space.spaces):
+            _collect_tensors(space.spaces[key], values[key], parts)
+    elif isinstance(space, gym.spaces.Tuple):
+        for part, value in zip(space.spaces, values, strict=True):
+            _collect_tensors(part, value, parts)
+    elif isinstance(space, gym.spaces.Discrete):
+        choices = torch.arange(int(space.start), int(space.start) + int(space.n))
+        parts.append((values.unsqueeze(-1) == choices).to(torch.float32))
+    elif isinstance(space, gym.spaces.MultiDiscrete):
+        lens, first = space.nvec.reshape(-1), space.start.reshape(-1)
+        columns = values.flatten(1)
+        for index, (start, num) in enumerate(zip(first, lens, strict=True)):
+            choices = torch.arange(int(start), int(start + num))
+            parts.append((columns[:, index, None] == choices).to(torch.float32))
+    else:
+        parts.append(values.reshape(values.shape[0], flat_size(space)).to(torch.float32))

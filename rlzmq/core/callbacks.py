@@ -29,6 +29,9 @@ class Callback:
     def on_algorithm_init(self, *, algorithm: Any, metrics_logger: Any, **kwargs: Any) -> None:
         """An Algorithm is set up, before its first iteration."""
 
+    def on_algorithm_end(self, *, algorithm: Any, metrics_logger: Any, **kwargs: Any) -> None:
+        """An Algorithm is stopped, while its processes still run. Not called for one that was never set up."""
+
     def on_train_result(
         self, *, algorithm: Any, metrics_logger: Any, result: dict[str, Any], **kwargs: Any
     ) -> None:
@@ -143,6 +146,7 @@ class Hooks(TypedDict, total=False):
     """The keyword arguments of `AlgorithmConfig.callbacks`, by which editors and type checkers know the hooks."""
 
     on_algorithm_init: Functions
+    on_algorithm_end: Functions
     on_train_result: Functions
     on_evaluate_start: Functions
     on_evaluate_end: Functions
@@ -176,10 +180,17 @@ class CallbackList:
         ]
         functions = getattr(config, "callbacks_hooks", None) or {}
         self._hooks: dict[str, list[Any]] = {}
+        for item in objects:
+            self.add(item)
         for name in HOOKS:
-            methods = [getattr(item, name) for item in objects if _overrides(item, name)]
-            if methods or functions.get(name):
-                self._hooks[name] = [*methods, *functions.get(name, [])]
+            if functions.get(name):
+                self._hooks.setdefault(name, []).extend(functions[name])
+
+    def add(self, callback: Any) -> None:
+        """Call the hooks that this object overrides as well, after all others."""
+        for name in HOOKS:
+            if _overrides(callback, name):
+                self._hooks.setdefault(name, []).append(getattr(callback, name))
 
     def has(self, name: str) -> bool:
         """Whether anyone listens to this hook."""

@@ -1,11 +1,12 @@
-"""Modules that are imported on first use."""
+"""Modules and names that are imported on first use."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["LazyModule"]
+__all__ = ["LazyModule", "lazy_names"]
 
 
 class LazyModule:
@@ -19,3 +20,19 @@ class LazyModule:
 
     def __getattr__(self, attribute: str) -> Any:
         return getattr(importlib.import_module(self._name), attribute)
+
+
+def lazy_names(package: str, /, **modules: str) -> Callable[[str], Any]:
+    """Return a package's ``__getattr__``, which imports each name from its module on first use.
+
+    Args:
+        package: The package's ``__name__``, for the error.
+        **modules: By name, the module to import it from.
+    """
+
+    def get_name(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(modules[name]), name)
+
+    return get_name

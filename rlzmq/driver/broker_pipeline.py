@@ -159,7 +159,7 @@ class BrokerPipeline:
         await asyncio.wait((driver.welcome, driver.ended), return_when=asyncio.FIRST_COMPLETED)
         if not driver.welcome.done():
             reason, detail = driver.ended.result()
-            raise PeerLostError(f"the broker did not take this driver: {reason} {detail}")
+            raise PeerLostError(f"the broker did not accept this driver: {reason} {detail}")
         welcome = driver.welcome.result()
         # Runners may hold data that a restarted broker does not know of; time still advances.
         learners.generation = max(learners.generation, welcome.generation, epoch)
@@ -246,7 +246,7 @@ class BrokerPipeline:
         except Exception as error:
             self._break(error)
             return
-        _log.warning("%s left the broker (%s): it is restarted.", handle.name, ended)
+        _log.warning("%s left the broker (%s). Restarting it.", handle.name, ended)
         handle.kill()
 
     def _break(self, error: BaseException) -> None:

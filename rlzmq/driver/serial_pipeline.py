@@ -35,7 +35,7 @@ class SerialPipeline:
     """
 
     def __init__(self, config: BaseConfig, runner: Any, learner: Any, connectors: ConnectorSync) -> None:
-        self._config = config
+        self._plan = config.update_plan()
         self._runner = runner
         self._learner = learner
         self._connectors = connectors
@@ -51,7 +51,7 @@ class SerialPipeline:
         update_id = self._learner.weights_seq_no
         batches, metas = self._sample()
         sampled = time.perf_counter()
-        num_steps = self._config.update_plan().num_env_steps
+        num_steps = self._plan.num_env_steps
         num_consumed = self.accounting.num_consumed + num_steps
         results = self._learner.update(
             episodes=batches,
@@ -86,7 +86,7 @@ class SerialPipeline:
         return []
 
     def _sample(self) -> tuple[list[Any], list[dict[str, Any]]]:
-        plan, runner = self._config.update_plan(), self._runner
+        plan, runner = self._plan, self._runner
         remaining = plan.num_env_steps
         batches: list[Any] = []
         metas: list[dict[str, Any]] = []
@@ -112,9 +112,8 @@ class SerialPipeline:
         """Give the runner, if there is one, the learner's current weights and version."""
         if self._runner is None:
             return
-        snapshot = self._runner.get_weights_layout().snapshot(self._learner.module)
-        self._runner.set_weights(
-            snapshot, self._learner.weights_seq_no, num_env_steps=self.accounting.num_consumed
+        self._runner.copy_weights(
+            self._learner.module, self._learner.weights_seq_no, self.accounting.num_consumed
         )
 
     async def read_journal(self, next_update: int) -> list[str]:
@@ -135,7 +134,6 @@ class SerialPipeline:
         """Continue from the state that was loaded into the learner."""
         if self._runner is None:
             return
-        self._runner.weights_seq_no = 0  # its weights may be newer
         self.push_weights()
         self._runner.set_connector_state(self._connectors.get_state())
 

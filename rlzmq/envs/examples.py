@@ -13,7 +13,7 @@ from rlzmq.envs.multi_agent_env import make_multi_agent
 from rlzmq.envs.registry import EnvContext
 from rlzmq.envs.rng_state import set_space_random_state, space_random_state
 
-__all__ = ["MultiAgentCartPole", "MultiAgentPendulum", "RandomEnv", "StatelessCartPole"]
+__all__ = ["MultiAgentCartPole", "MultiAgentPendulum", "RandomEnv", "StatelessCartPole", "module_of_agent"]
 
 
 class MultiAgentCartPole(make_multi_agent("CartPole-v1")):  # type: ignore[misc]
@@ -119,3 +119,8 @@ class RandomEnv(gym.Env[Any, Any]):
         if self._pool:
             return self._pool[self._num_steps % 64]
         return self.observation_space.sample()
+
+
+def module_of_agent(agent_id: Any, episode: Any = None) -> str:
+    """Return ``"p0"`` for agent 0, and so on: a ``policy_mapping_fn`` with a module for each agent."""
+    return f"p{agent_id}"

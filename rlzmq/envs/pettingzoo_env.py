@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.extras import import_optional
 from rlzmq.envs.multi_agent_env import AgentDict, MultiAgentEnv
 
 __all__ = ["ParallelPettingZooEnv", "PettingZooEnv"]
@@ -12,12 +13,7 @@ __all__ = ["ParallelPettingZooEnv", "PettingZooEnv"]
 
 def _check_kind(env: Any, kind: str, other: str) -> None:
     """Raise unless this is a PettingZoo environment of the right kind."""
-    try:
-        import pettingzoo
-    except ImportError as error:
-        raise ImportError(
-            "PettingZoo environments need the extra package: pip install rlzmq[marl]"
-        ) from error
+    pettingzoo = import_optional("pettingzoo", "A PettingZoo environment", "rlzmq[marl]")
     if isinstance(env, getattr(pettingzoo, kind)):
         return
     other_kind = "ParallelEnv" if kind == "AECEnv" else "AECEnv"

@@ -11,12 +11,16 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.envs.envpool_env import EnvPoolVectorEnv
+from rlzmq.envs.extras import extra_hint, import_family
+from rlzmq.envs.wrappers import wrap_atari, wrap_env
 
 __all__ = [
     "EnvContext",
@@ -32,6 +36,8 @@ __all__ = [
 
 # First parameters of this name take the whole EnvContext, also when they have a default.
 _CONTEXT_PARAMETERS = frozenset({"config", "cfg", "env_config", "context", "env_context", "ctx"})
+
+_ENVPOOL = "envpool/"  # before the id of one of EnvPool's tasks
 
 _CREATORS: dict[str, Callable[..., Any]] = {}
 
@@ -101,16 +107,21 @@ class EnvEntry:
         label: What the user wrote, for messages.
         gym_id: Its Gymnasium id, or None.
         creator: The class or callable that makes it, or None for a Gymnasium id.
+        is_atari: Whether it is wrapped as Atari environments are (`wrap_atari`), before `wrappers`.
+        wrappers: What single environments are wrapped in, the first innermost.
     """
 
     label: str
     gym_id: str | None = None
     creator: Callable[..., Any] | None = None
+    is_atari: bool = False
+    wrappers: tuple[object, ...] = ()
 
     @property
     def is_vector_class(self) -> bool:
-        """True if the creator is a class of native vector environments."""
-        return inspect.isclass(self.creator) and issubclass(self.creator, gym.vector.VectorEnv)
+        """True if the creator is a class of native vector environments, or a partial of one."""
+        creator = self.creator.func if isinstance(self.creator, partial) else self.creator
+        return inspect.isclass(creator) and issubclass(creator, gym.vector.VectorEnv)
 
 
 def register_env(name: str, env_creator: Callable[..., Any]) -> None:
@@ -219,19 +230,34 @@ def make_env(env: object, env_config: Mapping[str, Any] | None = None) -> Any:
         A ``gymnasium.Env`` (or ``MultiAgentEnv``), not yet reset.
 
     Raises:
-        ConfigurationError: If the id does not exist, or the settings do not fit its parameters.
+        ConfigurationError: If the id does not exist, the settings do not fit its parameters, a library is missing,
+            or a wrapper does not fit.
     """
     entry = resolve_env(env)
     context = env_config if isinstance(env_config, EnvContext) else EnvContext(env_config)
     if entry.creator is not None:
-        return call_creator(entry, context)
-    assert entry.gym_id is not None
+        made = call_creator(entry, context)
+    else:
+        assert entry.gym_id is not None
+        defaults = {"frameskip": 1} if entry.is_atari else {}  # the preprocessing skips frames
+        made = _make_gym_env(entry.gym_id, {**defaults, **context})
+    if entry.is_atari:
+        made = wrap_atari(made)
+    return wrap_env(made, entry.wrappers)
+
+
+def _make_gym_env(gym_id: str, settings: Mapping[str, Any]) -> gym.Env[Any, Any]:
     try:
-        return gym.make(entry.gym_id, **context)
+        return gym.make(gym_id, **settings)
+    except gym.error.DependencyNotInstalled as error:
+        hint = extra_hint(error)
+        raise ConfigurationError(
+            f"config.env={gym_id!r} needs a library that is not installed.{hint or f' {error}'}"
+        ) from error
     except TypeError as error:
         raise ConfigurationError(
-            f"gym.make({entry.gym_id!r}) does not take the settings of config.env_config "
-            f"({', '.join(map(repr, context)) or 'none given'}): {error}"
+            f"gym.make({gym_id!r}) does not take the settings of config.env_config "
+            f"({', '.join(map(repr, settings)) or 'none given'}): {error}"
         ) from error
 
 
@@ -275,8 +301,12 @@ def _resolve_name(name: str) -> EnvEntry:
     creator = _CREATORS.get(name)
     if creator is not None:
         return EnvEntry(label=name, creator=creator)
+    if name not in gym.registry:
+        import_family(name)
     if name in gym.registry:
         return EnvEntry(label=name, gym_id=name)
+    if name.startswith(_ENVPOOL):
+        return EnvEntry(label=name, creator=partial(EnvPoolVectorEnv, name.removeprefix(_ENVPOOL)))
     if ":" in name:
         return _resolve_module_name(name)
     versions = [env_id for env_id in gym.registry if env_id.rpartition("-v")[0] == name]
@@ -293,7 +323,7 @@ def _resolve_module_name(name: str) -> EnvEntry:
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"config.env={name!r}: cannot import the module {module_name!r} ({error}). Expected "
-            "'package.module:Class' with the module on the Python path of every process."
+            f"'package.module:Class' with the module on the Python path of every process.{extra_hint(error)}"
         ) from error
     target: Any = module
     for part in attribute.split("."):
@@ -313,8 +343,6 @@ def _unknown_name(name: str) -> ConfigurationError:
     hint = did_you_mean(name, [*gym.registry, *_CREATORS]) if name else ""
     if "Did you mean" not in hint:  # the list of all ids is too long to help
         hint = " gymnasium.pprint_registry() lists the ids."
-    if name.startswith("ALE/"):
-        hint = " Atari environments need `pip install ale-py` and `import ale_py`."
     return ConfigurationError(
         f"config.env={name!r}: no Gymnasium id, no name registered with register_env(), and no "
         f"'package.module:Class'.{hint}"

@@ -155,6 +155,12 @@ class _ExitsAsErrors(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def _make_native(entry: EnvEntry, num_envs: int, context: EnvContext) -> VectorEnv[Any, Any, Any]:
+    if entry.wrappers or (entry.is_atari and entry.gym_id is None):
+        raise ConfigurationError(
+            f"config.wrappers and is_atari wrap single environments, but {entry.label} is a native vector env. "
+            "Leave them out, use gym_env_vectorize_mode='sync', or register a function that makes the wrapped "
+            "vector env."
+        )
     if entry.gym_id is not None:
         vector_env = _make_entry_point(entry, entry.gym_id, num_envs, context)
     else:
@@ -182,7 +188,8 @@ def _make_entry_point(
             f"gym_env_vectorize_mode='vector_entry_point': {gym_id!r} has no native vector env. Use 'sync' "
             "or 'async'."
         )
-    settings: dict[str, Any] = dict(context)
+    # Not only the game's rewards would differ from those of a single env, but also the reported returns.
+    settings: dict[str, Any] = {**({"reward_clipping": False} if entry.is_atari else {}), **context}
     if "autoreset_mode" not in settings and _takes_autoreset_mode(entry_point):
         settings["autoreset_mode"] = AutoresetMode.NEXT_STEP
     try:

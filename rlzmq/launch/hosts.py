@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from rlzmq.core.errors import AuthenticationError, ConfigurationError, PeerLostError
+from rlzmq.core.extras import import_optional
 from rlzmq.launch.cluster import LOCAL, Cluster
 
 __all__ = ["Host", "Process", "connect"]
@@ -171,10 +172,7 @@ async def connect(name: str, cluster: Cluster) -> Host:
     """
     if name == LOCAL:
         return Host(name, None, cluster)
-    try:
-        import asyncssh
-    except ImportError:
-        raise ConfigurationError("launching over ssh needs asyncssh: pip install 'rlzmq[ssh]'") from None
+    asyncssh = import_optional("asyncssh", "Launching over ssh", "rlzmq[ssh]")
     known_hosts, keys = _local_files(cluster)
     if not known_hosts:
         raise ConfigurationError(

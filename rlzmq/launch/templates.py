@@ -28,7 +28,10 @@ def render(scheduler: str, cluster: Cluster) -> str:
 
 
 def _commands(cluster: Cluster, run_dir: str) -> dict[str, tuple[int, list[str]]]:
-    """Map each role to (number of processes, command); `_JOIN` and `_LISTEN` are placeholders for the job's values."""
+    """Map each job to (number of processes, command): the head, and one for each role and its further arguments.
+
+    `_JOIN` and `_LISTEN` are placeholders for the job's values.
+    """
     base = [cluster.python, "-m", "rlzmq"]
     head = [*base, "train", *cluster.train, "--listen", _LISTEN, "--join-file", f"{_JOIN}/join.toml"]
     num = cluster.num_learners
@@ -39,14 +42,18 @@ def _commands(cluster: Cluster, run_dir: str) -> dict[str, tuple[int, list[str]]
         head += ["--run-dir", run_dir]
     if not _has(cluster, "--resume"):
         head += ["--resume", "auto"]
-    return {
-        "head": (1, head),
-        "learner": (num, [*base, "learner", "--join", f"{_JOIN}/join.learner.toml"]),
-        "runner": (
-            sum(place.count for place in cluster.runners),
-            [*base, "runner", "--join", f"{_JOIN}/join.toml"],
-        ),
-    }
+    jobs = {"head": (1, head)}
+    for role, places, file in (
+        ("learner", cluster.learners, "join.learner.toml"),
+        ("runner", cluster.runners, "join.toml"),
+    ):
+        counts: dict[tuple[str, ...], int] = {}
+        for place in places:
+            counts[place.arguments] = counts.get(place.arguments, 0) + place.count
+        for number, (arguments, count) in enumerate(counts.items(), start=1):
+            name = role if number == 1 else f"{role}-{number}"
+            jobs[name] = (count, [*base, role, "--join", f"{_JOIN}/{file}", *arguments])
+    return jobs
 
 
 def _has(cluster: Cluster, option: str) -> bool:
@@ -55,15 +62,15 @@ def _has(cluster: Cluster, option: str) -> bool:
 
 def _slurm(cluster: Cluster) -> str:
     port = split_tcp(cluster.listen)[1]
-    roles = _commands(cluster, _RUN)
+    jobs = _commands(cluster, _RUN)
 
-    def line(role: str) -> str:
+    def line(job: str) -> str:
         # The placeholders become shell variables; everything else is quoted.
-        text = shlex.join(roles[role][1])
+        text = shlex.join(jobs[job][1])
         text = text.replace(_LISTEN, f'"tcp://$HEAD:{port}"').replace(f"{_JOIN}/", '"$JOIN"/')
         return text.replace(_RUN, '"runs/slurm-$SLURM_JOB_ID"')
 
-    total = sum(count for count, _ in roles.values())
+    total = sum(count for count, _ in jobs.values())
     lines = [
         "#!/bin/bash",
         "#SBATCH --job-name=rlzmq",
@@ -83,9 +90,9 @@ def _slurm(cluster: Cluster) -> str:
         f'until [ -f "$JOIN/{_LAST_JOIN_FILE}" ] || ! kill -0 $head 2>/dev/null; do sleep 1; done',
         "peers=",
     ]
-    for role in ("learner", "runner"):
-        if roles[role][0]:
-            lines.append(f'srun --exact -n{roles[role][0]} {line(role)} & peers="$peers $!"')
+    for job in jobs:
+        if job != "head":
+            lines.append(f'srun --exact -n{jobs[job][0]} {line(job)} & peers="$peers $!"')
     lines += [
         "wait $head; code=$?",
         "# A wait that a signal interrupts returns more than 128, and the head still runs.",
@@ -108,8 +115,6 @@ def _kubernetes(cluster: Cluster) -> str:
     port = split_tcp(cluster.listen)[1]
     jobs = []
     for role, (count, command) in _commands(cluster, "/join/run").items():
-        if not count:
-            continue
         text = shlex.join(command).replace(_LISTEN, f'"tcp://$POD_IP:{port}"').replace(_JOIN, "/join")
         wait = f"until [ -f /join/{_LAST_JOIN_FILE} ]; do sleep 1; done; "
         container = {

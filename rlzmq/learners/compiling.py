@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -60,20 +61,25 @@ class LearnerCompiler:
 
     def compile_step(self, step: Callable[[Any], None]) -> Callable[[Any], None]:
         """Return a learner's step on one minibatch, compiled in the parts that dynamo can trace."""
-        compiled = self.compile(step)
-
-        def run(minibatch: Any) -> None:
-            with warnings.catch_warnings():
-                # Dynamo reads the .grad of tensors between two of its graphs.
-                warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
-                compiled(minibatch)
-
-        return run
+        return self._compile_in_parts(step)
 
     def compile_module(self, module: Any) -> None:
         """Compile the module's training forward pass from now on; modules without one are left alone."""
         if isinstance(module, torch.nn.Module):
-            object.__setattr__(module, "_forward_train", self.compile(module._forward_train))  # type: ignore[arg-type]
+            forward = self._compile_in_parts(module._forward_train)  # type: ignore[arg-type]
+            object.__setattr__(module, "_forward_train", forward)
+
+    def _compile_in_parts(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        compiled = self.compile(function)
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with warnings.catch_warnings():
+                # Dynamo reads the .grad of tensors between two of its graphs.
+                warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
+                return compiled(*args, **kwargs)
+
+        return run
 
 
 def _add_one(x: torch.Tensor) -> torch.Tensor:

@@ -48,6 +48,7 @@ from rlzmq.learners.minibatches import MinibatchIterator
 from rlzmq.learners.sources import num_env_steps_of
 from rlzmq.learners.train_batch import TrainBatch, TrainBatchBuilder
 from rlzmq.learners.unusable import LeftOut, UnusableSteps, as_batches
+from rlzmq.modules.structure import StructureCache
 
 __all__ = ["Learner", "TorchLearner"]
 
@@ -130,6 +131,9 @@ class Learner(LearnerHooks):
         self._drawn: list[Any] = []  # batches drawn from the source in the current update
         self._fresh_kept: Any = None  # remaining fresh data, if some was left out
         self._num_undone: Counter[str] = Counter()
+        self._parameters = StructureCache(
+            lambda modules: [[(p, p.numel()) for p in self.get_parameters(module)] for module in modules]
+        )
         self._ended_at: float | None = None
         self._waited_s = self._updated_s = 0.0
 
@@ -220,6 +224,7 @@ class Learner(LearnerHooks):
         began_at = time.perf_counter()
         self._waited_s = 0.0 if self._ended_at is None else began_at - self._ended_at
         self.left_out, self._num_undone, self._fresh_kept = [], Counter(), None
+        self._set_source_modules()
 
         def train(drawn: Sequence[Any] | None = None) -> _Trained:
             self._stats.clear()
@@ -380,7 +385,9 @@ class Learner(LearnerHooks):
             **{**options, "num_minibatches": None},
             seed=derive_seed(
                 self._seed, "minibatch", self.rank, self.weights_seq_no, *([index] if index else [])
-            ),
+            )
+            if options["shuffle"]
+            else 0,
             timesteps=train_batch.num_module_steps,
             device=self.device,
         )
@@ -492,7 +499,7 @@ class Learner(LearnerHooks):
     def _results(self, done: _Trained) -> dict[str, dict[str, Any]]:
         train_batch = done.batch
         results: dict[str, dict[str, Any]] = dict(self._stats.means(self.num_minibatches_per_epoch))
-        num_parameters = {module_id: self._num_parameters(module_id) for module_id in self.module}
+        num_parameters = self._num_parameters()
         for module_id, num_steps in train_batch.num_module_steps.items():
             module_results = results.setdefault(module_id, {})
             module_results |= {
@@ -540,6 +547,7 @@ class Learner(LearnerHooks):
                 "num_env_steps": self.source.num_env_steps,
                 "num_added": self.source.num_added,
                 "num_bytes": self.source.num_bytes,
+                "num_agent_steps_not_kept": self.source.num_agent_steps_not_kept,
             }
             if isinstance(ratio := self.source.progress, ReplayRatio) and ratio.num_counted:
                 reached = self.num_env_steps_of_all_ranks_lifetime / ratio.num_counted
@@ -555,11 +563,20 @@ class Learner(LearnerHooks):
             timers.add_pieces(self._learner_connector)
         return timers.reduce()
 
-    def _num_parameters(self, module_id: str) -> tuple[int, int]:
-        """Return the numbers of a module's trainable and other parameters."""
-        parameters = self.get_parameters(self.module[module_id])
-        num_trainable = sum(p.numel() for p in parameters if p.requires_grad)
-        return num_trainable, sum(p.numel() for p in parameters) - num_trainable
+    def _num_parameters(self) -> dict[str, tuple[int, int]]:
+        """Return module id → numbers of trainable and other parameters."""
+        modules = self.module
+        of_modules = self._parameters.of(module.unwrapped() for module in modules.values())
+        numbers: dict[str, tuple[int, int]] = {}
+        for module_id, parameters in zip(modules.keys(), of_modules, strict=True):
+            num_trainable = num_fixed = 0
+            for parameter, size in parameters:
+                if parameter.requires_grad:
+                    num_trainable += size
+                else:
+                    num_fixed += size
+            numbers[module_id] = num_trainable, num_fixed
+        return numbers
 
 
 class TorchLearner(Learner):

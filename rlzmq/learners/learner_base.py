@@ -126,28 +126,44 @@ class LearnerBase(Checkpointable):
             return only.observation_space, only.action_space
         return getattr(self.config, "observation_space", None), getattr(self.config, "action_space", None)
 
+    @classmethod
+    def check_module(cls, module_id: str, module: Any, config: BaseConfig) -> None:
+        """Check that learners of this class can train a module; also before it is added to a run.
+
+        Args:
+            module_id: Its id.
+            module: The RLModule.
+            config: The run's config.
+
+        Raises:
+            TypeError: It lacks an interface of `rl_module_required_apis`.
+            ConfigurationError: The config's settings are not made for it.
+        """
+        if isinstance(module, SelfSupervisedLossAPI) or not _is_trainable(module):
+            return
+        missing = [api.__name__ for api in cls.rl_module_required_apis() if not isinstance(module, api)]
+        if missing:
+            raise TypeError(
+                f"{cls.__name__} needs module {module_id!r} ({type(module).__name__}) to be a "
+                f"{' and a '.join(missing)}: add the mix-in to its base classes, "
+                f"class {type(module).__name__}(TorchRLModule, {', '.join(missing)})."
+            )
+
     def _prepare_module(self, module_id: str) -> None:
         module = self.module[module_id].unwrapped()
-        if not isinstance(module, SelfSupervisedLossAPI) and self._has_parameters(module_id):
-            missing = [api.__name__ for api in self.rl_module_required_apis() if not isinstance(module, api)]
-            if missing:
-                raise TypeError(
-                    f"{type(self).__name__} needs module {module_id!r} ({type(module).__name__}) to be a "
-                    f"{' and a '.join(missing)}: add the mix-in to its base classes, "
-                    f"class {type(module).__name__}(TorchRLModule, {', '.join(missing)})."
-                )
-            if (
-                type(self.module)._forward_train is MultiRLModule._forward_train
-            ):  # nothing is shared between modules
-                check_training_outputs(module, with_values=ValueFunctionAPI in self.rl_module_required_apis())
+        self.check_module(module_id, module, self.config)
+        is_alone = (
+            type(self.module)._forward_train is MultiRLModule._forward_train
+        )  # shares nothing with others
+        if is_alone and not isinstance(module, SelfSupervisedLossAPI) and _is_trainable(module):
+            check_training_outputs(module, with_values=ValueFunctionAPI in self.rl_module_required_apis())
         if self._compiler is not None and not self._compiler.compiles_complete_update:
             self._compiler.compile_module(module)
         get_config = getattr(self.config, "get_config_for_module", None)
         self._module_configs[module_id] = self.config if get_config is None else get_config(module_id)
 
     def _has_parameters(self, module_id: str) -> bool:
-        module = self.module[module_id].unwrapped()
-        return isinstance(module, nn.Module) and any(p.requires_grad for p in module.parameters())
+        return _is_trainable(self.module[module_id].unwrapped())
 
     def config_for_module(self, module_id: str) -> BaseConfig:
         """Return the config with the module's own overrides."""
@@ -280,7 +296,20 @@ class LearnerBase(Checkpointable):
         self._module_configs.pop(module_id, None)
         if new_should_module_be_updated is not None:
             self._policies_to_train = new_should_module_be_updated
+        self._set_source_modules()
         self._on_modules_changed()
+
+    def _set_source_modules(self) -> None:
+        """Tell a source that keeps data which modules there are.
+
+        A function as `policies_to_train` may choose each of them, with the data.
+        """
+        if not self.source.keeps_data:
+            return
+        module_ids = [module_id for module_id in self.module if self._has_parameters(module_id)]
+        is_open = callable(self._policies_to_train)
+        trained = [mid for mid in module_ids if is_open or self.should_module_be_updated(mid)]
+        self.source.set_modules(module_ids, trained)
 
     def should_module_be_updated(self, module_id: str, multi_agent_batch: Any = None) -> bool:
         """Return whether ``config.policies_to_train`` includes the module (None: every module).
@@ -461,12 +490,17 @@ class LearnerBase(Checkpointable):
         It depends only on seed, rank and weights version, so a repeated update draws the same numbers.
         """
         seed = derive_seed(self._seed, "learner", self.rank, self.weights_seq_no)
-        on_gpu = self.device.type == "cuda"
-        with torch.random.fork_rng(devices=[self.device] if on_gpu else []):
-            torch.default_generator.manual_seed(seed)
-            if on_gpu:
-                torch.cuda.default_generators[self.device.index or 0].manual_seed(seed)
+        generators = [torch.default_generator]
+        if self.device.type == "cuda":
+            generators.append(torch.cuda.default_generators[self.device.index or 0])
+        before = [generator.get_state() for generator in generators]
+        try:
+            for generator in generators:
+                generator.manual_seed(seed)
             yield
+        finally:
+            for generator, state in zip(generators, before, strict=True):
+                generator.set_state(state)
 
     @contextmanager
     def _torch_threads(self) -> Iterator[None]:
@@ -481,6 +515,10 @@ class LearnerBase(Checkpointable):
             yield
         finally:
             torch.set_num_threads(before)
+
+
+def _is_trainable(module: Any) -> bool:
+    return isinstance(module, nn.Module) and any(p.requires_grad for p in module.parameters())
 
 
 def _paths(components: str | Sequence[str] | None, default: list[str]) -> list[str]:

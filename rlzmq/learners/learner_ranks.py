@@ -19,6 +19,7 @@ from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.learners.distributed import DesynchronizedError, RankGroup, parameter_hash
 from rlzmq.learners.learner_base import LearnerBase
 from rlzmq.learners.snapshot import UpdateSnapshot
+from rlzmq.modules.structure import StructureCache
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -67,8 +68,9 @@ class UpdateStart:
 
     def __init__(self, learner: LearnerRanks) -> None:
         self._learner = learner
-        tensors = [t for _, module in learner.module.items() for t in _tensors(module.unwrapped())]
-        self.weights = UpdateSnapshot(tensors, [entry.optimizer for entry in learner._optimizers])
+        self.weights = learner._snapshot
+        tensors = learner._tensors.of(module.unwrapped() for module in learner.module.values())
+        self.weights.take(tensors, [entry.optimizer for entry in learner._optimizers])
         self._counters = learner.get_state(["weights_seq_no", "counters", "metrics", "extra"])
         self.source = learner.source.checkpoint()
 
@@ -104,6 +106,8 @@ class LearnerRanks(LearnerBase):
         self.num_passes = 0
         self._group_aside: RankGroup | None = None
         self._data_parallel: DataParallelForward | None = None
+        self._snapshot = UpdateSnapshot()
+        self._tensors = StructureCache(_tensors)
 
     def setup_distributed(
         self,
@@ -396,5 +400,10 @@ class LearnerRanks(LearnerBase):
             self._data_parallel = None
 
 
-def _tensors(module: Any) -> list[torch.Tensor]:
-    return [*module.parameters(), *module.buffers()] if isinstance(module, nn.Module) else []
+def _tensors(modules: list[Any]) -> list[torch.Tensor]:
+    return [
+        tensor
+        for module in modules
+        if isinstance(module, nn.Module)
+        for tensor in (*module.parameters(), *module.buffers())
+    ]

@@ -93,7 +93,7 @@ class ModuleRows:
         self._whole = self.minibatch_rows == self.num_rows
         self._stream = CyclicRows(self.num_rows, rng)
         self._device = device
-        self._row_bytes = sum(leaf[0].numel() * leaf.element_size() for leaf in self._leaves)
+        self._row_bytes = sum(leaf.numel() * leaf.element_size() for leaf in self._leaves) // self.num_rows
         if device.type != "cpu":
             resident = self._whole or self._row_bytes * self.num_rows <= _RESIDENT_BYTES
             self._leaves = [

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.rl_modules import initial_state, max_seq_len
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.update_plan import UpdatePlan
@@ -78,7 +79,8 @@ class ReplayLearner(TargetNetworkLearner):
         """Build the module; for a stateful one the buffer stores states, and gives sequences.
 
         Raises:
-            ConfigurationError: A module is stateful, and the settings or this learner are not made for it.
+            ConfigurationError: A module is stateful, and the settings or this learner are not made for it; or there is
+                a burn-in, and none is.
         """
         if self.module is not None:
             return
@@ -91,7 +93,6 @@ class ReplayLearner(TargetNetworkLearner):
                 "model_config['use_lstm']."
             )
         if stateful:
-            self._check_sequences(stateful[0])
             module = modules[DEFAULT_MODULE_ID].unwrapped()
             self.source = self._new_source(
                 BurnIn(self._burn_in_len, initial_state(module)), max_seq_len(module)
@@ -101,13 +102,21 @@ class ReplayLearner(TargetNetworkLearner):
     def _burn_in_len(self) -> int:
         return int(self._setting("burn_in_len", 0))
 
-    def _check_sequences(self, module_id: str) -> None:
-        """Check that a stateful module can be trained."""
-        settings, module = self._replay_settings, self.module[module_id].unwrapped()
-        where, plan = module.describe(), settings.update_plan()
-        if not self.trains_sequences:
+    @classmethod
+    def check_module(cls, module_id: str, module: Any, config: BaseConfig) -> None:
+        """Check a module as Learner does; a stateful one must be trainable on sequences from the buffer."""
+        super().check_module(module_id, module, config)
+        if not module.is_stateful():
+            return
+        settings = cast(_ReplaySettings, config)
+        where, plan, burn_in_len = (
+            module.describe(),
+            settings.update_plan(),
+            int(config.get("burn_in_len", 0)),
+        )
+        if not cls.trains_sequences:
             raise ConfigurationError(
-                f"{where} is stateful, which {type(self).__name__} does not train. Use DQN or PPO, or stack frames "
+                f"{where} is stateful, which {cls.__name__} does not train. Use DQN or PPO, or stack frames "
                 "(FrameStackingEnvToModule and FrameStackingLearner)."
             )
         if settings.is_multi_agent:
@@ -128,9 +137,9 @@ class ReplayLearner(TargetNetworkLearner):
                 "but a stateful module is trained on sequences. Set n_step=1."
             )
         longest = max_seq_len(module)
-        if longest - self._burn_in_len < 2:
+        if longest - burn_in_len < 2:
             raise ConfigurationError(
-                f"{where} is stateful, config.burn_in_len={self._burn_in_len}: its model_config has "
+                f"{where} is stateful, config.burn_in_len={burn_in_len}: its model_config has "
                 f"max_seq_len={longest}, and a sequence trains at least two steps after the burn-in. Lower burn_in_len "
                 "to at most max_seq_len - 2, or raise max_seq_len."
             )
@@ -185,5 +194,5 @@ class ReplayLearner(TargetNetworkLearner):
 
 def importance_weights(batch: Mapping[str, Any]) -> Tensor:
     """Return the column ``weights``, float [B]; without one, all are 1."""
-    weights: Tensor = batch.get("weights", torch.ones_like(batch[Columns.REWARDS], dtype=torch.float32))
-    return weights
+    weights: Tensor | None = batch.get("weights")
+    return torch.ones_like(batch[Columns.REWARDS], dtype=torch.float32) if weights is None else weights

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,6 +123,8 @@ class EpisodeReplay(BatchSource):
             options |= {"lookback": burn_in.lookback, "include_extra_model_outputs": True}
         self.options = options
         self.progress: ReplayRatio = ReplayRatio(train_ratio, warm_up)
+        self._modules: frozenset[str] | None = None
+        self._trained: frozenset[str] | None = None
 
     @classmethod
     def of_plan(
@@ -133,9 +135,18 @@ class EpisodeReplay(BatchSource):
             buffer, batch_size=batch_size, train_ratio=plan.train_ratio, warm_up=plan.warm_up, **options
         )
 
+    def set_modules(self, module_ids: Collection[str], trained: Collection[str]) -> None:
+        if isinstance(self.buffer, MultiAgentEpisodeReplayBuffer):
+            self._modules, self._trained = frozenset(module_ids), frozenset(trained)
+            for module_id in self.buffer.buffers.keys() - self._modules:
+                self.buffer.remove_module(module_id)
+
     def add(self, episodes: Any) -> None:
         for batch in batches_of(episodes):
-            self.buffer.add(batch)
+            if isinstance(self.buffer, MultiAgentEpisodeReplayBuffer):
+                self.buffer.add(batch, module_ids=self._modules)
+            else:
+                self.buffer.add(batch)
 
     def plan_batches(self, num_fresh: int, num_ranks: int) -> int:
         self.progress.sampled(num_fresh)
@@ -148,12 +159,23 @@ class EpisodeReplay(BatchSource):
                 continue
             num_items = min(self.batch_size, len(self.buffer))
             if isinstance(self.buffer, MultiAgentEpisodeReplayBuffer):
-                yield joined(self.buffer.sample_modules(num_items, rng=rng, **self.options))
+                yield self._of_modules(self.buffer, num_items, rng)
             else:
                 batch = self.buffer.sample(num_items, rng=rng, **self.options)
                 if self.burn_in is not None:
                     self.burn_in.extend(batch)
                 yield batch
+
+    def _of_modules(
+        self, buffer: MultiAgentEpisodeReplayBuffer, num_items: int, rng: np.random.Generator
+    ) -> Any:
+        """Draw for each module in training that has stored steps."""
+        module_ids = buffer.get_module_ids()
+        if self._trained is not None:
+            module_ids = [module_id for module_id in module_ids if module_id in self._trained]
+        if not module_ids:
+            return []
+        return joined(buffer.sample_modules(num_items, modules_to_sample=module_ids, rng=rng, **self.options))
 
     @property
     def keeps_data(self) -> bool:
@@ -166,6 +188,12 @@ class EpisodeReplay(BatchSource):
     @property
     def num_added(self) -> int:
         return self.buffer.get_added_timesteps()
+
+    @property
+    def num_agent_steps_not_kept(self) -> int:
+        if isinstance(self.buffer, MultiAgentEpisodeReplayBuffer):
+            return self.buffer.num_agent_steps_not_kept
+        return 0
 
     @property
     def num_bytes(self) -> int:

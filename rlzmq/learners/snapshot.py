@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 import torch
@@ -19,55 +21,83 @@ class UpdateSnapshot:
 
     A learner takes one before each update. If a peer dies during the update, the survivors return to the weights that
     all of them had, and the update's data can be trained again; likewise if some of the data made the loss overflow.
-
-    Args:
-        tensors: Parameters and buffers.
-        optimizers: The optimizers of those parameters.
+    The memory of the copies is used again for the next update.
     """
 
-    def __init__(self, tensors: Iterable[Tensor], optimizers: Iterable[Optimizer]) -> None:
-        self._tensors = list(tensors)
+    def __init__(self) -> None:
+        self._saved: list[Tensor] = []  # weights and buffers, then tensors of optimizer states
+        self._copies: list[Tensor] = []
+        self._addresses: list[int] = []  # of what was saved; they change with ``tensor.data = …``
+        self._num_weights = 0
+        self._optimizers: list[tuple[Optimizer, dict[Any, dict[str, Any]]]] = []
+
+    def take(self, tensors: Iterable[Tensor], optimizers: Iterable[Optimizer]) -> None:
+        """Copy all values, in place of those copied before.
+
+        Args:
+            tensors: Parameters and buffers.
+            optimizers: The optimizers of those parameters.
+        """
+        saved = list(tensors)
+        self._num_weights = len(saved)
+        self._optimizers = []
+        for optimizer in optimizers:
+            state: dict[Any, dict[str, Any]] = {}
+            for parameter, values in optimizer.state.items():
+                kept = state[parameter] = dict(values)
+                for key, value in values.items():
+                    if isinstance(value, Tensor):
+                        saved.append(value)
+                    else:
+                        kept[key] = copy.copy(value)
+            self._optimizers.append((optimizer, state))
         with torch.no_grad():
-            self._copies = [tensor.detach().clone() for tensor in self._tensors]
-        self._optimizers = [(optimizer, _copied(optimizer.state)) for optimizer in optimizers]
+            addresses = [tensor.data_ptr() for tensor in saved]
+            if addresses == self._addresses and all(map(is_, saved, self._saved)):
+                if saved:  # the function takes no empty lists
+                    torch._foreach_copy_(self._copies, saved)
+            else:
+                self._saved, self._addresses = saved, addresses
+                self._copies = [tensor.detach().clone() for tensor in saved]
 
     def restore(self) -> None:
         """Restore all values in place."""
-        self._copy(self._copies)
+        self._copy(self._saved, self._copies)
         for optimizer, state in self._optimizers:
             optimizer.state.clear()
-            optimizer.state.update(_copied(state))
+            for parameter, values in state.items():
+                optimizer.state[parameter] = {
+                    key: value if isinstance(value, Tensor) else copy.copy(value)
+                    for key, value in values.items()
+                }
 
     def restore_not_finite(self) -> None:
         """Restore the buffers that became NaN or infinite, e.g. a BatchNorm's statistics."""
         with torch.no_grad():
-            for tensor, saved in zip(self._tensors, self._copies, strict=True):
-                is_buffer = not isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
-                if is_buffer and not bool(torch.isfinite(tensor).all()):
+            for tensor, saved in zip(self._weights, self._copies, strict=False):
+                if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
+                    continue
+                # One kernel: the sum is finite only if all elements are.
+                if not math.isfinite(tensor.sum()) and not bool(torch.isfinite(tensor).all()):
                     tensor.copy_(saved)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Use the saved weights and buffers within the block."""
+        weights = self._weights
         with torch.no_grad():
-            newer = [tensor.detach().clone() for tensor in self._tensors]
-            self._copy(self._copies)
+            newer = [tensor.detach().clone() for tensor in weights]
+        self._copy(weights, self._copies[: self._num_weights])
         try:
             yield
         finally:
-            self._copy(newer)
+            self._copy(weights, newer)
 
-    def _copy(self, values: list[Tensor]) -> None:
+    @property
+    def _weights(self) -> list[Tensor]:
+        return self._saved[: self._num_weights]
+
+    def _copy(self, tensors: list[Tensor], values: list[Tensor]) -> None:
         with torch.no_grad():
-            for tensor, value in zip(self._tensors, values, strict=True):
+            for tensor, value in zip(tensors, values, strict=True):
                 tensor.copy_(value)
-
-
-def _copied(state: Mapping[Tensor, Mapping[str, Any]]) -> dict[Tensor, dict[str, Any]]:
-    return {
-        parameter: {
-            key: value.clone() if isinstance(value, Tensor) else copy.copy(value)
-            for key, value in values.items()
-        }
-        for parameter, values in state.items()
-    }

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -58,6 +58,14 @@ class BatchSource(ABC):
         """Set this rank's index and the number of ranks; called before each update."""
         self._rank = rank, num_ranks
 
+    def set_modules(self, module_ids: Collection[str], trained: Collection[str]) -> None:  # noqa: B027
+        """Set the learner's modules; called before each update and when one was removed.
+
+        Args:
+            module_ids: Modules that can be trained. A source that stores steps by module forgets those of others.
+            trained: Those that updates may train now; batches are for these.
+        """
+
     @abstractmethod
     def add(self, episodes: Any) -> None:
         """Add an update's fresh data: an EpisodeBatch, a list of them, or a list of episodes."""
@@ -94,6 +102,12 @@ class BatchSource(ABC):
     @property
     def num_added(self) -> int:
         """Env steps taken in since the source was created or its state was set."""
+        return 0
+
+    @property
+    def num_agent_steps_not_kept(self) -> int:
+        """Agent steps that were not stored, or removed, because the learner has no such module; since `num_added`'s
+        beginning."""
         return 0
 
     @property

@@ -1,8 +1,8 @@
-"""TargetNetworkLearner: base of learners that bootstrap from target networks (DQN, SAC, CQL, IQL)."""
+"""TargetNetworkUpdates, TargetNetworkLearner: bases of learners with target networks (APPO; DQN, SAC, CQL, IQL)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -11,10 +11,11 @@ from torch import Tensor
 from rlzmq.connectors.defaults import add_next_observations
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.learner import TorchLearner
+from rlzmq.learners.optimizers import make_adam
 from rlzmq.learners.target_networks import update_target_networks
 from rlzmq.modules.apis import TargetNetworkAPI
 
-__all__ = ["TargetNetworkLearner", "discounts"]
+__all__ = ["TargetNetworkLearner", "TargetNetworkUpdates", "discounts"]
 
 
 class _TargetNetworkSettings(Protocol):
@@ -24,10 +25,8 @@ class _TargetNetworkSettings(Protocol):
     target_network_update_freq: int
 
 
-class TargetNetworkLearner(TorchLearner):
-    """Base of learners with target networks, which follow after each minibatch's step if they are due.
-
-    Train batches have next observations, column ``new_obs``.
+class TargetNetworkUpdates(TorchLearner):
+    """Base of learners with target networks: updates and counts them; subclasses decide when.
 
     Attributes:
         num_target_updates: Number of updates of the target networks.
@@ -38,38 +37,25 @@ class TargetNetworkLearner(TorchLearner):
         super().__init__(**kwargs)
         self.num_target_updates = 0
         self.last_target_update_ts = 0
-        self._num_env_steps = 0
 
-    @classmethod
-    def rl_module_required_apis(cls) -> list[type]:
-        """`TargetNetworkAPI`."""
-        return [TargetNetworkAPI]
+    def update_targets_if_due(self, num_env_steps: int, period: int) -> None:
+        """Update the target networks of the modules in training if `period` env steps have passed since the last time.
 
-    def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
-        """Return the config's pipeline, with next observations."""
-        pipeline = super().make_learner_connector(observation_space, action_space)
-        if pipeline is not None and self._setting("add_default_connectors_to_learner_pipeline", True):
-            add_next_observations(pipeline)
-        return pipeline
+        Args:
+            num_env_steps: Lifetime env steps now.
+            period: Env steps, >= 0.
+        """
+        if num_env_steps - self.last_target_update_ts < period:
+            return
+        for module_id in self.trained_module_ids:
+            module = self.module[module_id].unwrapped()
+            if isinstance(module, TargetNetworkAPI):
+                update_target_networks(module, cast(_TargetNetworkSettings, self.config).tau)
+        self.num_target_updates += 1
+        self.last_target_update_ts = num_env_steps
 
-    def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
-        super().before_gradient_based_update(timesteps=timesteps)
-        self._num_env_steps = self._clock(timesteps)
-
-    def apply_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> None:
-        """Step the optimizers, then, if due, update the target networks."""
-        super().apply_gradients(gradients_dict)
-        settings = cast(_TargetNetworkSettings, self.config)
-        if self._num_env_steps - self.last_target_update_ts >= settings.target_network_update_freq:
-            for module_id in self.module:
-                module = self.module[module_id].unwrapped()
-                if isinstance(module, TargetNetworkAPI):
-                    update_target_networks(module, settings.tau)
-            self.num_target_updates += 1
-            self.last_target_update_ts = self._num_env_steps
-
-    def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
-        super().after_gradient_based_update(timesteps=timesteps)
+    def log_target_updates(self) -> None:
+        """Log the counters for every trained module."""
         counters = {
             "num_target_updates": self.num_target_updates,
             "last_target_update_ts": self.last_target_update_ts,
@@ -90,11 +76,74 @@ class TargetNetworkLearner(TorchLearner):
         self.last_target_update_ts = int(state["last_target_update_ts"])
 
 
+class TargetNetworkLearner(TargetNetworkUpdates):
+    """Base of learners that bootstrap from target networks, which follow after each minibatch's step if they are due.
+
+    Train batches have next observations, column ``new_obs``.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._num_env_steps = 0
+
+    @classmethod
+    def rl_module_required_apis(cls) -> list[type]:
+        """`TargetNetworkAPI`."""
+        return [TargetNetworkAPI]
+
+    def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
+        """Return the config's pipeline, with next observations."""
+        pipeline = super().make_learner_connector(observation_space, action_space)
+        if pipeline is not None and self._setting("add_default_connectors_to_learner_pipeline", True):
+            add_next_observations(pipeline)
+        return pipeline
+
+    def register_adam_optimizers(
+        self, module_id: str, parts: Mapping[str, tuple[Sequence[Tensor] | None, Any]]
+    ) -> None:
+        """Register an Adam optimizer for each part of a module.
+
+        Args:
+            module_id: Id.
+            parts: Name → (parameters, learning rate or schedule); one of them may have None for the parameters: all
+                trainable ones that no other part has.
+        """
+        named = {id(p) for parameters, _ in parts.values() for p in parameters or ()}
+        module = self.module[module_id].unwrapped()
+        for name, (given, lr) in parts.items():
+            if given is None:
+                given = [p for p in self.get_parameters(module) if p.requires_grad and id(p) not in named]
+            self.register_optimizer(
+                module_id=module_id,
+                optimizer_name=name,
+                optimizer=make_adam(given, 0.0),
+                params=given,
+                lr_or_lr_schedule=lr,
+            )
+
+    def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
+        super().before_gradient_based_update(timesteps=timesteps)
+        self._num_env_steps = self._clock(timesteps)
+
+    def apply_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> None:
+        """Step the optimizers, then, if due, update the target networks."""
+        super().apply_gradients(gradients_dict)
+        period = cast(_TargetNetworkSettings, self.config).target_network_update_freq
+        self.update_targets_if_due(self._num_env_steps, period)
+
+    def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
+        super().after_gradient_based_update(timesteps=timesteps)
+        self.log_target_updates()
+
+
 def discounts(batch: Mapping[str, Any], gamma: float) -> Tensor:
     """Return the factor of each row's bootstrapped value, γ^n_step, and 0 after a terminal step: float [B].
 
     Without a column ``n_step`` (batches that do not come from a replay buffer) n is 1.
     """
     terminateds = batch[Columns.TERMINATEDS]
-    factors: Tensor = gamma ** batch.get("n_step", torch.ones_like(terminateds, dtype=torch.int64))
+    n_step = batch.get("n_step")
+    if n_step is None:
+        n_step = torch.ones_like(terminateds, dtype=torch.int64)
+    factors = torch.pow(gamma, n_step)
     return factors.masked_fill(terminateds, 0.0)

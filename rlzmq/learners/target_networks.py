@@ -18,7 +18,8 @@ def update_target_networks(module: TargetNetworkAPI, tau: float) -> None:
         tau: Update rate in [0, 1]; 1 copies.
     """
     for main, target in module.get_target_network_pairs():
-        for source, copy in zip(main.parameters(), target.parameters(), strict=True):
-            copy.lerp_(source, tau)
+        sources, copies = [*main.parameters()], [*target.parameters()]
+        if sources:
+            torch._foreach_lerp_(copies, sources, tau)
         for source, copy in zip(main.buffers(), target.buffers(), strict=True):
             copy.copy_(source)

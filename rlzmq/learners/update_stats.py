@@ -49,5 +49,7 @@ class UpdateStats:
 
 def _mean(values: list[Any]) -> float:
     if isinstance(values[0], Tensor):
+        if len(values) == 1 and values[0].dim() == 0:
+            return float(values[0])
         return float(torch.stack(values).double().mean())
     return float(sum(values) / len(values))

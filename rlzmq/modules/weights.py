@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import weakref
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
+from rlzmq.modules.rl_module import TorchRLModule
+from rlzmq.modules.structure import StructureCache
 
 __all__ = ["WeightsLayout"]
 
@@ -44,7 +47,7 @@ class WeightsLayout:
         >>> WeightsLayout.of(runner.module).load(runner.module, block)
     """
 
-    __slots__ = ("_inference_only", "_module_ids", "_slots", "digest", "names", "num_bytes")
+    __slots__ = ("_inference_only", "_listed", "_module_ids", "_slots", "digest", "names", "num_bytes")
 
     def __init__(
         self, slots: list[_Slot], *, inference_only: bool, module_ids: Collection[str] | None = None
@@ -52,6 +55,9 @@ class WeightsLayout:
         self._slots = slots
         self._inference_only = inference_only
         self._module_ids = module_ids
+        self._listed: weakref.WeakKeyDictionary[Any, StructureCache[list[Tensor] | None]] = (
+            weakref.WeakKeyDictionary()
+        )
         self.names = [slot.name for slot in slots]
         self.num_bytes = slots[-1].start + slots[-1].num_bytes if slots else 0
         facts = [[slot.name, list(slot.shape), str(slot.dtype)] for slot in slots]
@@ -135,6 +141,16 @@ class WeightsLayout:
         with torch.no_grad():
             torch._foreach_copy_(self._tensors(module), self._views(torch.from_numpy(block)))
 
+    def copy(self, source: Any, target: Any) -> None:
+        """Copy the weights of one module into another one, both of this layout, in one process.
+
+        Raises:
+            ValueError: One of them has another layout. Nothing was copied.
+        """
+        tensors = self._tensors(source)
+        with torch.no_grad():
+            torch._foreach_copy_(self._tensors(target), tensors) if tensors else None
+
     def _views(self, flat: Tensor) -> list[Tensor]:
         views = []
         for slot in self._slots:
@@ -143,6 +159,19 @@ class WeightsLayout:
         return views
 
     def _tensors(self, module: Any) -> list[Tensor]:
+        modules: list[Any] = []  # with their ids
+        for module_id, single in _selected(module, self._module_ids):
+            modules += module_id, single.unwrapped()
+        cache = self._listed.get(module)
+        if cache is None:
+            of = weakref.ref(module)  # the entry must not keep the module alive
+            cache = self._listed[module] = StructureCache(
+                lambda modules: self._list_tensors(of()) if _are_listed_by_structure(modules[1::2]) else None
+            )
+        tensors = cache.of(modules)
+        return self._list_tensors(module) if tensors is None else tensors
+
+    def _list_tensors(self, module: Any) -> list[Tensor]:
         found = list(_named_tensors(module, self._inference_only, self._module_ids))
         if len(found) == len(self._slots) and all(
             name == slot.name and tensor.shape == slot.shape and tensor.dtype == slot.dtype
@@ -163,14 +192,8 @@ class WeightsLayout:
 def _named_tensors(
     module: Any, inference_only: bool, module_ids: Collection[str] | None
 ) -> Iterator[tuple[str, Tensor]]:
-    if hasattr(module, "items"):
-        modules = dict(module.items())
-    else:
-        modules = {DEFAULT_MODULE_ID: module}
     pairs = []
-    for module_id, single in modules.items():
-        if module_ids is not None and module_id not in module_ids:
-            continue
+    for module_id, single in _selected(module, module_ids):
         single = single.unwrapped()
         if not hasattr(single, "state_dict") or (inference_only and single.learner_only):
             continue
@@ -178,6 +201,34 @@ def _named_tensors(
         pairs += [(f"{module_id}/{name}", tensor.detach()) for name, tensor in tensors.items()]
     pairs.sort(key=lambda pair: pair[0])
     return iter(pairs)
+
+
+def _selected(module: Any, module_ids: Collection[str] | None) -> list[tuple[str, Any]]:
+    modules = module.items() if hasattr(module, "items") else [(DEFAULT_MODULE_ID, module)]
+    return [
+        (module_id, single) for module_id, single in modules if module_ids is None or module_id in module_ids
+    ]
+
+
+def _are_listed_by_structure(modules: list[Any]) -> bool:
+    """Return whether the same submodules and tensors always give the same state dicts, by reference."""
+    return all(
+        type(module).inference_state_dict is TorchRLModule.inference_state_dict
+        and all(map(_saves_by_reference, module.modules()))
+        for module in modules
+        if hasattr(module, "state_dict")
+    )
+
+
+def _saves_by_reference(part: nn.Module) -> bool:
+    kind = type(part)
+    return (
+        kind.state_dict is nn.Module.state_dict
+        and kind._save_to_state_dict is nn.Module._save_to_state_dict
+        and kind.get_extra_state is nn.Module.get_extra_state
+        and not part._state_dict_hooks
+        and not part._state_dict_pre_hooks
+    )
 
 
 def _aligned_zeros(num_bytes: int) -> np.ndarray:

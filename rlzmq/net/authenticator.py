@@ -54,7 +54,9 @@ class Authenticator:
         except zmq.ZMQError as error:
             self._raw.close()
             context.forget(self)
-            raise ConfigurationError("this context has an authenticator already: add keys to it") from error
+            raise ConfigurationError(
+                "this context already has an authenticator: add the keys to that one"
+            ) from error
         self._wake_read, self._wake_write = os.pipe()
         self._thread = threading.Thread(target=self._serve, name="rlzmq-authenticator", daemon=True)
         self._thread.start()

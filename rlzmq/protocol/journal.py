@@ -203,7 +203,6 @@ class Journal:
 
     def _begin_segment(self) -> _Segment:
         self._segments.append(_Segment(self._segments[-1].number + 1))
-        self._prune()
         return self._segments[-1]
 
     def _prune(self) -> None:

@@ -164,7 +164,7 @@ class Ledger:
             runner_name or fragment.runner,
             taken=num_steps,
             accepted_at=now,
-            env_steps=env_steps if sum(env_steps) == num_steps and min(env_steps, default=0) >= 0 else (),
+            env_steps=env_steps if sum(env_steps) == num_steps and all(n >= 0 for n in env_steps) else (),
         )
         self._next_order += 1
         self.entries[fragment] = entry

@@ -129,7 +129,5 @@ class PeerCore(abc.ABC):
         return self._on_new_broker(now)
 
     def _stop(self, reason: str, detail: str) -> list[Instruction]:
-        if self.is_stopped:
-            return []
         self.is_stopped = True
         return [Stop(reason, detail)]

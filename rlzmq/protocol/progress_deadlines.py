@@ -73,7 +73,7 @@ class ProgressWatch:
     def usual_s(self) -> float:
         """Return the 99th percentile of the intervals between progress stamps; 0 before the first."""
         intervals = sorted(self._intervals)
-        return intervals[min(len(intervals) - 1, int(len(intervals) * 0.99))] if intervals else 0.0
+        return intervals[int(len(intervals) * 0.99)] if intervals else 0.0
 
 
 class SilenceWatch:

@@ -69,12 +69,12 @@ def rank_of_env(runner_name: str, env_index: int, num_envs: int, num_ranks: int)
 
     Args:
         runner_name: Name such as ``runner-3``; a name without a number is hashed.
-        env_index, num_envs: Index of the environment, and how many this runner has.
+        env_index, num_envs: Index of the environment, and how many this runner has, >= 1.
         num_ranks: Number of learner ranks.
     """
     number = _NUMBER.search(runner_name)
     runner = int(number[1]) if number is not None else zlib.crc32(runner_name.encode())
-    return (runner + env_index * num_ranks // max(1, num_envs)) % num_ranks
+    return (runner + env_index * num_ranks // num_envs) % num_ranks
 
 
 def shards_by_env(

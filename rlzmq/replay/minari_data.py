@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.extras import import_optional
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
@@ -89,13 +90,7 @@ def export_to_minari(paths: str | Path | Sequence[str | Path], dataset_id: str, 
 
 
 def _minari() -> Any:
-    try:
-        import minari
-    except ImportError as error:
-        raise ImportError(
-            f"Minari datasets need an extra package: pip install 'rlzmq[minari]' ({error})."
-        ) from error
-    return minari
+    return import_optional("minari", "A Minari dataset", "rlzmq[minari]")
 
 
 def _batch_of(episode: Any, spaces: tuple[Any, Any], normalize_actions: bool) -> EpisodeBatch:

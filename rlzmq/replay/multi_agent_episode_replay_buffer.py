@@ -7,6 +7,7 @@ from functools import partial, reduce
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlzmq.episodes.agent_rows import AgentRows
 from rlzmq.episodes.chunk_table import ragged_arange
@@ -57,7 +58,8 @@ class MultiAgentEpisodeReplayBuffer:
         self._rng = np.random.default_rng(seed)
         self._env_steps = _EnvSteps()
         self._num_episodes_added = 0
-        self._marked = False
+        self._num_not_kept = 0
+        self._marked: tuple[int, int] | None = None  # the two numbers above at the last `mark`
         self._new_buffer()  # checks the arguments
 
     def _new_buffer(self) -> EpisodeReplayBuffer:
@@ -98,6 +100,11 @@ class MultiAgentEpisodeReplayBuffer:
         """Size of the stored steps in bytes."""
         return sum(buffer.num_bytes for buffer in self.buffers.values())
 
+    @property
+    def num_agent_steps_not_kept(self) -> int:
+        """Steps of modules that `add` left out or `remove_module` removed, over the lifetime."""
+        return self._num_not_kept
+
     def get_metrics(self) -> dict[str, Any]:
         """Return counts over the lifetime, and each module's under ``modules``."""
         return {
@@ -105,18 +112,20 @@ class MultiAgentEpisodeReplayBuffer:
             "num_env_steps_added_lifetime": self._env_steps.num_added,
             "num_episodes_added_lifetime": self._num_episodes_added,
             "num_agent_steps_stored": sum(map(len, self.buffers.values())),
+            "num_agent_steps_not_kept": self._num_not_kept,
             "modules": {module_id: buffer.get_metrics() for module_id, buffer in self.buffers.items()},
         }
 
     # -- in -------------------------------------------------------------------------------------------
 
-    def add(self, episodes: Any, weight: Any = None) -> None:
+    def add(self, episodes: Any, weight: Any = None, *, module_ids: Collection[str] | None = None) -> None:
         """Add multi-agent episodes or chunks of them; lookback parts are ignored.
 
         Args:
             episodes: A MultiAgentEpisode, a MultiAgentEpisodeBatch, or a list of either.
             weight: Priority of the new steps, or priorities by module; None: the highest so far. Prioritised buffers
                 only.
+            module_ids: Modules whose steps are stored; those of others are counted only. None: all.
 
         Raises:
             TypeError: `episodes` is anything else, or a weight is given to a uniform buffer.
@@ -125,14 +134,18 @@ class MultiAgentEpisodeReplayBuffer:
         for batch in _as_batches(episodes):
             self._num_episodes_added += self._env_steps.add(batch)
             for module_id in batch.module_ids:
+                if module_ids is not None and module_id not in module_ids:
+                    self._num_not_kept += sum(
+                        int(rows.batch.length[_of_module(rows, module_id)].sum()) for rows in batch.rows
+                    )
+                    continue
                 own_weight = weight.get(module_id) if isinstance(weight, Mapping) else weight
                 for rows in batch.rows:
                     self._add_rows(module_id, batch, rows, own_weight)
             self._env_steps.forget_done(batch)
 
     def _add_rows(self, module_id: str, batch: MultiAgentEpisodeBatch, rows: AgentRows, weight: Any) -> None:
-        is_mine = np.array([mid == module_id for mid in rows.batch.module_ids or ()], np.bool_)
-        mine = np.flatnonzero(is_mine & (rows.batch.length > 0))
+        mine = np.flatnonzero(_of_module(rows, module_id) & (rows.batch.length > 0))
         if not len(mine):
             return
         chunks = rows.batch.select(mine)
@@ -144,40 +157,54 @@ class MultiAgentEpisodeReplayBuffer:
         chunks.agent_ids = None
         buffer = self._buffer_of(module_id)
         num_before = buffer.get_added_timesteps()
-        self._add_chunks(buffer, chunks, weight)
+        slots = self._add_chunks(buffer, chunks, weight)
         first_observations = np.cumsum(rows.counts)[mine] - chunks.length - 1
         env_ts = rows.obs_env_ts[ragged_arange(first_observations, chunks.length)]
         numbers = self._env_steps.numbers_of(episodes, chunks.length, env_ts)
         store = buffer._store
-        slots = store.steps(np.arange(store.num_steps))
-        new = slots[store.serial[slots] >= num_before]
-        self._env_steps.store(module_id, store.num_slots, new, numbers[store.serial[new] - num_before])
+        self._env_steps.store(module_id, store.num_slots, slots, numbers[store.serial[slots] - num_before])
 
     def _buffer_of(self, module_id: str) -> EpisodeReplayBuffer:
         if module_id not in self.buffers:
             buffer = self.buffers[module_id] = self._new_buffer()
             buffer.on_removed = partial(self._env_steps.remove, module_id)
-            if self._marked:
+            if self._marked is not None:
                 buffer.mark()
         return self.buffers[module_id]
 
-    def _add_chunks(self, buffer: Any, chunks: EpisodeBatch, weight: Any) -> None:
+    def remove_module(self, module_id: str) -> None:
+        """Remove all steps of a module, which `undo` does not bring back."""
+        buffer = self.buffers.pop(module_id, None)
+        if buffer is not None:
+            self._num_not_kept += len(buffer)
+            if self._marked is not None:
+                self._marked = self._marked[0], self._marked[1] + len(buffer)
+            self._env_steps.remove_module(module_id)
+
+    def _add_chunks(self, buffer: Any, chunks: EpisodeBatch, weight: Any) -> IntArray:
+        """Add to a module's buffer, and return the slots of the new steps that it has not evicted at once."""
         if weight is not None:
             raise TypeError(
                 f"{type(self).__name__}.add: expected no weight, got {weight!r}: all steps are drawn alike."
             )
-        buffer.add(chunks)
+        slots: IntArray = buffer._add(chunks)
+        return slots
 
     def mark(self) -> None:
         """Make later calls of `add` and `remove` undoable, until the next `mark`."""
-        self._marked = True
+        self._marked = self._num_episodes_added, self._num_not_kept
+        self._env_steps.mark()
         for buffer in self.buffers.values():
             buffer.mark()
 
     def undo(self) -> None:
         """Remove the steps added since `mark`, and keep those removed since; see `EpisodeReplayBuffer.undo`."""
+        if self._marked is None:
+            return
         for buffer in self.buffers.values():
             buffer.undo()
+        self._env_steps.undo()
+        self._num_episodes_added, self._num_not_kept = self._marked
 
     # -- out ------------------------------------------------------------------------------------------
 
@@ -324,6 +351,8 @@ class MultiAgentEpisodeReplayBuffer:
             numbers = np.asarray(own["env_steps"], np.int64)[-len(slots) :]
             self._env_steps.store(module_id, buffer._store.num_slots, slots, numbers)
         self._num_episodes_added = int(state["num_episodes_added"])
+        if self._marked is not None:
+            self.mark()
         self._rng.bit_generator.state = state["rng"]
 
 
@@ -342,6 +371,9 @@ class _EnvSteps:
         self._first = 0
         # Ongoing episodes: for each chunk its first env step's time and number.
         self._chunks: dict[str, list[tuple[int, int]]] = {}
+        # `num_added` at the last mark, and what _chunks had then of the episodes that changed since.
+        self._marked = 0
+        self._chunks_before: dict[str, list[tuple[int, int]]] = {}
 
     def add(self, batch: MultiAgentEpisodeBatch) -> int:
         """Number the env steps of a batch; return how many of its episodes are new."""
@@ -352,6 +384,7 @@ class _EnvSteps:
         ):
             if length:
                 num_new += episode_id not in self._chunks
+                self._chunks_before.setdefault(episode_id, self._chunks.get(episode_id, [])[:])
                 self._chunks.setdefault(episode_id, []).append((begin, self.num_added))
                 self.num_added += length
         self._counts = np.concatenate([self._counts, np.zeros(sum(lengths), np.int32)])
@@ -361,6 +394,22 @@ class _EnvSteps:
         """Forget the chunks of the batch's episodes that ended."""
         for e in np.flatnonzero(batch.terminated | batch.truncated).tolist():
             self._chunks.pop(batch.episode_ids[e], None)
+
+    def mark(self) -> None:
+        """Make later calls of `add` and `forget_done` undoable."""
+        self._marked, self._chunks_before = self.num_added, {}
+
+    def undo(self) -> None:
+        """Forget the env steps added since `mark`, of which no agent's step is stored any more."""
+        for episode_id, chunks in self._chunks_before.items():
+            if chunks:
+                self._chunks[episode_id] = chunks
+            else:
+                self._chunks.pop(episode_id, None)
+        self._chunks_before = {}
+        self.num_added = self._marked
+        self._first = min(self._first, self.num_added)
+        self._counts = self._counts[: self.num_added - self._first].copy()
 
     def numbers_of(self, episode_ids: list[str], lengths: IntArray, env_ts: IntArray) -> IntArray:
         """Return the numbers of env steps, int64 [lengths.sum()].
@@ -401,6 +450,11 @@ class _EnvSteps:
         num_empty = int(np.argmax(self._counts > 0)) if self.num_stored else 0
         if num_empty > len(self._counts) // 2:
             self._counts, self._first = self._counts[num_empty:].copy(), self._first + num_empty
+
+    def remove_module(self, module_id: str) -> None:
+        """Forget the env steps of all steps of a module."""
+        self.remove(module_id, np.arange(len(self._by_slot.get(module_id, ()))))
+        self._by_slot.pop(module_id, None)
 
     def of_slots(self, module_id: str, slots: IntArray) -> IntArray:
         """Return the env steps of stored steps."""
@@ -443,8 +497,9 @@ class MultiAgentPrioritizedEpisodeReplayBuffer(MultiAgentEpisodeReplayBuffer):
             keeps_extra_model_outputs=self._keeps_extra_model_outputs,
         )
 
-    def _add_chunks(self, buffer: Any, chunks: EpisodeBatch, weight: Any) -> None:
-        buffer.add(chunks, weight)
+    def _add_chunks(self, buffer: Any, chunks: EpisodeBatch, weight: Any) -> IntArray:
+        slots: IntArray = buffer._add(chunks, weight)
+        return slots
 
     def update_priorities(self, td_errors: Any, module_id: str, keys: Any = None) -> None:
         """Update the priorities of a module's steps; see `PrioritizedEpisodeReplayBuffer.update_priorities`.
@@ -506,6 +561,11 @@ def _as_batches(episodes: Any) -> Iterator[MultiAgentEpisodeBatch]:
             raise _wrong_type(item)
     if items:
         yield MultiAgentEpisodeBatch.from_episodes(items)
+
+
+def _of_module(rows: AgentRows, module_id: str) -> NDArray[np.bool_]:
+    """Return which chunks are of a module's agents, bool [chunks]."""
+    return np.array([mid == module_id for mid in rows.batch.module_ids or ()], np.bool_)
 
 
 def _wrong_type(episodes: Any) -> TypeError:

@@ -10,6 +10,8 @@ __all__ = ["PriorityTree"]
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
+_FEW = 1024  # below, computing a common parent again costs less than finding it
+
 
 class PriorityTree:
     """Priorities of `size` indices, initially 0, which is never drawn.
@@ -52,13 +54,29 @@ class PriorityTree:
         if not len(indices):
             return
         nodes = indices + self.size
-        self._sums[nodes] = priorities
-        self._least[nodes] = np.where(self._sums[nodes] > 0.0, self._sums[nodes], np.inf)
+        sums, least = self._sums, self._least
+        sums[nodes] = priorities
+        least[nodes] = np.where(sums[nodes] > 0.0, sums[nodes], np.inf)
+        if len(nodes) == 1:
+            self._update_ancestors(int(nodes[0]))
+            return
         while nodes[0] > 1:
-            nodes = np.unique(nodes >> 1)
-            left, right = 2 * nodes, 2 * nodes + 1
-            self._sums[nodes] = self._sums[left] + self._sums[right]
-            self._least[nodes] = np.minimum(self._least[left], self._least[right])
+            nodes = nodes >> 1
+            if len(nodes) > _FEW:
+                nodes = np.unique(nodes)
+            left = 2 * nodes
+            right = left + 1
+            sums[nodes] = sums[left] + sums[right]
+            least[nodes] = np.minimum(least[left], least[right])
+
+    def _update_ancestors(self, node: int) -> None:
+        """Compute the nodes above one leaf, without arrays of length 1."""
+        sums, least = self._sums, self._least
+        while node > 1:
+            node >>= 1
+            left = 2 * node
+            sums[node] = sums[left] + sums[left + 1]
+            least[node] = min(least[left], least[left + 1])
 
     def draw(self, num: int, rng: np.random.Generator) -> IntArray:
         """Return indices, int64 [num], drawn independently with probabilities proportional to their priorities."""

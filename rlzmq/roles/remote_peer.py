@@ -103,8 +103,8 @@ class Conversation:
             wait_s = min(_ASK_AGAIN_S, deadline - loop.time())
             if wait_s <= 0 and self._lacks_driver:
                 raise PeerLostError(
-                    f"the broker at {self._address} took this key, and no driver has come yet (waited {timeout_s:g} "
-                    "s): start the run that is to use it"
+                    f"the broker at {self._address} accepts this key, but no driver has connected yet "
+                    f"(waited {timeout_s:g} s): start the run that is to use it"
                 )
             if wait_s <= 0:
                 raise PeerLostError(f"no broker at {self._address} within {timeout_s:g} s: {self._reason}")
@@ -134,7 +134,7 @@ class Conversation:
         try:
             message, payload = decode_message(frames)
         except WireError as error:
-            self._reason = f"it answered what cannot be read: {error}"
+            self._reason = f"its answer cannot be read: {error}"
             if isinstance(error, UnknownVersionError):
                 self._other_version = str(error)
             return

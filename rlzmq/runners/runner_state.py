@@ -161,11 +161,19 @@ class EnvRunnerState(Checkpointable, abc.ABC):
         if version and (generation, version) < (self.weights_generation, self.weights_seq_no):
             return False
         self.get_weights_layout().load(self.multi_rl_module, buffer)
+        self._note_weights(version, generation, num_env_steps)
+        return True
+
+    def copy_weights(self, module: Any, version: int, num_env_steps: int) -> None:
+        """Copy the weights of a learner's MultiRLModule in this process; arguments as for `set_weights`."""
+        self.get_weights_layout().copy(module, self.multi_rl_module)
+        self._note_weights(version, 0, num_env_steps)
+
+    def _note_weights(self, version: int, generation: int, num_env_steps: int | None) -> None:
         self.weights_seq_no = version
         self.weights_generation = generation
         if num_env_steps is not None:
             self._num_env_steps_lifetime_base, self._num_env_steps_since_base = num_env_steps, 0
-        return True
 
     # -- connectors ----------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import logging
 import math
@@ -31,6 +32,7 @@ _log = logging.getLogger("rlzmq.telemetry")
 
 # Lines kept while the disk is full, some kB each.
 _MAX_UNWRITTEN = 10_000
+_MAX_LOCK_TRIES = 100
 
 
 class RunDirectory:
@@ -49,6 +51,7 @@ class RunDirectory:
         self.path = path
         # Unbuffered, so that a line is written completely or not at all.
         self._metrics = open(path / "metrics.jsonl", "ab", buffering=0, opener=opener)  # noqa: SIM115 (see close)
+        _lock(self._metrics.fileno())
         self._unwritten: deque[bytes] = deque(maxlen=_MAX_UNWRITTEN)
         self._has_failed = False
 
@@ -132,9 +135,25 @@ class RunDirectory:
             self._has_failed = False
 
 
+def _lock(fd: int) -> None:
+    """Hold a shared lock on the metrics file, by which others see that the run's driver still runs."""
+    for _ in range(_MAX_LOCK_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:  # somebody is looking
+            time.sleep(0.001)
+        except OSError:  # this filesystem has no locks
+            return
+        else:
+            return
+
+
+def _env_label(config: BaseConfig) -> str:
+    return str(config.env if isinstance(config.env, str) else getattr(config.env, "__name__", "env"))
+
+
 def _label(name: str, config: BaseConfig) -> str:
-    env = config.env if isinstance(config.env, str) else getattr(config.env, "__name__", "env")
-    return f"{name}-" + "".join(c if c.isalnum() or c in "-." else "-" for c in str(env))
+    return f"{name}-" + "".join(c if c.isalnum() or c in "-." else "-" for c in _env_label(config))
 
 
 def _facts(config: BaseConfig, train: Sequence[str]) -> dict[str, Any]:
@@ -143,6 +162,8 @@ def _facts(config: BaseConfig, train: Sequence[str]) -> dict[str, Any]:
     return {
         "command": sys.argv,
         "train": list(train),
+        "algorithm": type(config).__name__.removesuffix("Config"),
+        "env": _env_label(config),
         "cwd": str(Path.cwd()),
         "pid": os.getpid(),
         "host": platform.node(),

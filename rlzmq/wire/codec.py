@@ -384,5 +384,5 @@ def _brief(value: Any) -> str:
     if isinstance(value, str):
         return repr(value[:60])
     if isinstance(value, (int, float, bool, type(None))):
-        return repr(value)[:60]
+        return repr(value)
     return type(value).__name__

@@ -231,7 +231,8 @@ class _Writer(TreeWriter):
             self._large.append(array)
             return [len(self._large) - 1]
         try:
-            spec = unpack_header(memoryview(encode(0, {}, [array])[0])[2:])[1][0]
+            header, *_ = encode(0, {}, [array])
+            spec = unpack_header(memoryview(header)[2:])[1][0]
         except WireError as error:
             raise TypeError(f"{where[:200]}: {error}") from None
         wire = np.ascontiguousarray(array, dtype=spec[0])

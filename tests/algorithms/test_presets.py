@@ -7,26 +7,79 @@ from pathlib import Path
 import pytest
 
 from rlzmq import PPO, ConfigurationError, PPOConfig
-from rlzmq.algorithms.registry import apply_preset, presets_of
+from rlzmq.algorithms.presets import Preset, find_preset, preset_for, presets_of
+from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
+from rlzmq.cli.main import main
 from rlzmq.cli.train import _parse
+from rlzmq.config.plain import names_code
+
+PRESETS = [preset for algorithm in ALGORITHMS for preset in presets_of(algorithm).values()]
 
 
-def test_every_preset_is_valid() -> None:
-    presets = presets_of("ppo")
-    assert "CartPole-v1" in presets
-    for env in presets:
-        config = PPOConfig().environment(env)
-        assert apply_preset(config, "ppo", env)
-        for num_learners in (0, 1, 2, 4):
-            config.learners(num_learners=num_learners).validate()
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: f"{preset.algorithm}-{preset.name}")
+def test_every_preset_is_valid_and_says_where_it_is_from(preset: Preset) -> None:
+    for num_learners in (0, 1, 2, 4):
+        config = get_config_class(preset.algorithm)()
+        preset.apply(config, "ALE/Pong-v5" if preset.is_pattern else None)
+        config.learners(num_learners=num_learners).validate()
+    assert preset.source
+    assert (preset.target is None) == (preset.budget is None)
+    assert preset.target is not None or not preset.seeds
+    assert all(0 < steps <= (preset.budget or 0) for steps in preset.seeds.values())
+    steps = [steps for steps, _ in preset.curve]
+    assert steps == sorted(set(steps))
+    assert not (steps and preset.seeds) or steps[-1] == preset.seeds["1"]
+    assert find_preset(preset.algorithm, preset.name.upper()) is preset
+    assert preset_for(preset.algorithm, preset.name) is preset
 
 
 def test_an_unknown_env_or_algorithm_has_none() -> None:
-    config = PPOConfig()
-    assert not apply_preset(config, "ppo", "Nowhere-v0")
-    assert not apply_preset(config, "ppo", dict)
+    assert preset_for("ppo", "Nowhere-v0") is None
+    assert preset_for("ppo", dict) is None
     assert presets_of("nothing") == {}
-    assert config.diff() == {}
+
+
+def test_a_pattern_takes_the_environment_from_the_caller() -> None:
+    config = PPOConfig.preset("ALE/Pong-v5")
+    assert (config.env, config.is_atari, config.clip_param) == ("ALE/Pong-v5", True, 0.1)
+    with pytest.raises(ConfigurationError, match=r"preset 'ALE/\*' is for several environments"):
+        PPOConfig.preset("ALE/*")
+    for arguments in (["--env", "ALE/Pong-v5"], ["--preset", "ALE/Pong-v5"]):
+        _, flags = _parse("ppo", [*arguments, "--quiet"])
+        assert flags.to_dict() == config.to_dict()
+
+
+def test_a_preset_by_name_brings_its_environment_or_takes_another() -> None:
+    _, config = _parse("ppo", ["--preset", "stateless-cartpole", "--lr", "1e-4", "--quiet"])
+    assert config.to_dict() == PPOConfig.preset("stateless-cartpole").training(lr=1e-4).to_dict()
+    assert config.env == "rlzmq.envs.examples:StatelessCartPole"
+    _, other = _parse("ppo", ["--preset", "cartpole", "--env", "Acrobot-v1", "--quiet"])
+    assert (other.env, other.clip_param) == ("Acrobot-v1", 0.2)
+    with pytest.raises(ConfigurationError, match="ppo has no preset 'cartpol'"):
+        _parse("ppo", ["--preset", "cartpol"])
+
+
+def test_a_checkpoint_with_a_presets_code_needs_no_trust() -> None:
+    for preset in PRESETS:
+        config = get_config_class(preset.algorithm)()
+        preset.apply(config, "ALE/Pong-v5" if preset.is_pattern else None)
+        stored = config.get_state()
+        assert not names_code(stored), (preset.name, stored)
+
+
+def test_the_command_lists_all_presets_and_shows_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["presets"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in listed[: len(PRESETS)]] == [[p.algorithm, p.name] for p in PRESETS]
+    assert main(["presets", "ppo", "cartpole"]) == 0
+    shown = capsys.readouterr().out
+    assert f"seed 1: {presets_of('ppo')['CartPole-v1'].seeds['1']:,} env steps" in shown
+    _, _, text = shown.partition("$ rlzmq train ppo --preset 'CartPole-v1'\n")
+    assert PPOConfig.from_toml(text).to_dict() == PPOConfig.preset("cartpole").to_dict()
+    assert main(["presets", "sac"]) == 0
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()[:-2]} == {"sac"}
+    assert main(["presets", "pp"]) == 78
+    assert "Did you mean 'ppo'" in capsys.readouterr().err
 
 
 def test_config_files_and_flags_win_over_the_preset(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rlzmq.algorithms.presets import presets_of
 from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
 from rlzmq.cli import completion
 from rlzmq.cli.main import _COMMANDS, main
@@ -83,7 +84,7 @@ def test_the_shell_completes(
         "rlzmq train ": set(ALGORITHMS),
         "rlzmq train p": {"ppo"},
         "rlzmq train ppo --num-env-r": {"--num-env-runners"},
-        "rlzmq train ppo --preset ": {"auto", "none"},
+        "rlzmq train ppo --preset ": {"auto", "none", *presets_of("ppo")} - {"ALE/*"},
         "rlzmq train ppo --preset=au": {"auto"},
         "rlzmq train ppo --gamma 0.9 --env Cart": {"CartPole-v1"},
         "rlzmq train ppo --log-level W": {"WARN", "WARNING"},
@@ -93,6 +94,9 @@ def test_the_shell_completes(
                 "--verbose",
                 "--help",
                 "--episodes",
+                "--json",
+                "--video",
+                "--video-episodes",
                 "--seed",
                 "--explore",
                 "--config",

@@ -9,7 +9,6 @@ import pytest
 from rlzmq import ConfigurationError, PPOConfig
 from rlzmq.algorithms.checkpoints import write_algorithm
 from rlzmq.algorithms.state_tree import to_parts
-from rlzmq.cli.evaluate import iqm, mean_and_half_width
 from rlzmq.cli.main import main
 from rlzmq.cli.stopping import StopCriteria
 from rlzmq.cli.train import _parse
@@ -61,13 +60,6 @@ def test_stop_criteria() -> None:
     assert StopCriteria(["learners/x/y=1"]).met_by(result) is None
     with pytest.raises(ConfigurationError, match="not a number"):
         StopCriteria(["return=high"])
-
-
-def test_evaluation_statistics() -> None:
-    assert iqm([0, 1, 2, 3, 100, 4, 5, 6]) == pytest.approx(3.5)
-    mean, half = mean_and_half_width([1.0, 2.0, 3.0])
-    assert mean == 2.0
-    assert half == pytest.approx(1.96 / 3**0.5)
 
 
 def test_evaluating_a_run_of_two_runners_says_nothing_of_them(

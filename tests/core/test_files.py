@@ -23,6 +23,7 @@ def no_umask() -> Iterator[None]:
 
 class _Config:
     seed = 1
+    env = "CartPole-v1"
 
     def to_toml(self) -> str:
         return ""

@@ -1,9 +1,9 @@
 """Runs the Python blocks of pages on small settings: each page in order, in one namespace, as a script ``__main__``.
-A page may also be a script itself.
+A page may also be a script itself, which gets the arguments that follow it.
 
 Usage: ``python run_page.py MODULE…``; the modules are for the fork server. One page a line comes by stdin, as a JSON
-list of its path and the directory to run it in; for each one a line goes to stdout: a JSON text, empty or what was
-raised. Blocks with ``await`` or ``async for`` at the top are run on an event loop.
+list of its path, the directory to run it in, and a script's arguments; for each one a line goes to stdout: a JSON
+text, empty or what was raised. Blocks with ``await`` or ``async for`` at the top are run on an event loop.
 """
 
 import ast
@@ -77,7 +77,8 @@ def _main() -> None:
         forkserver.prestart(sys.argv[1:])
         _make_small()
         for order in sys.stdin:
-            page, directory = json.loads(order)
+            page, directory, *arguments = json.loads(order)
+            sys.argv = [page, *arguments]
             os.chdir(directory)
             try:
                 _run(page)

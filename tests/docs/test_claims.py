@@ -1,4 +1,4 @@
-"""README.md and docs/*.md name nothing that is not there: files, commands, flags, extras, modules and settings."""
+"""README.md and docs/**/*.md name nothing that is not there: files, commands, flags, extras, modules and settings."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from fsspec.registry import known_implementations
 import rlzmq
 from rlzmq.cli.main import _COMMANDS, main
 from rlzmq.core.cloud_path import _DRIVERS
+from rlzmq.envs import extras as environments
+from tests.docs.pages import BUILT, name_of
+from tests.docs.pages import PAGES as WRITTEN
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*WRITTEN, ROOT / "SECURITY.md"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = {name: needs for name, needs in PROJECT["optional-dependencies"].items() if name != "all"}
 
 
 def texts() -> dict[str, str]:
-    return {page.name: page.read_text(encoding="utf-8") for page in PAGES}
+    return {name_of(page): page.read_text(encoding="utf-8") for page in PAGES}
 
 
 def test_every_extra_is_of_use() -> None:
@@ -39,14 +42,26 @@ def test_every_extra_is_of_use() -> None:
             else []
         )
     }
+    imported |= {
+        str(node.args[0].value).split(".")[0]
+        for path in (ROOT / "rlzmq").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("import_optional", "importlib.import_module")
+        and isinstance(node.args[0], ast.Constant)
+    }
     # fsspec imports the drivers of its filesystems by itself.
     drivers = {known_implementations[scheme]["class"].split(".")[0] for scheme in _DRIVERS}
     for extra, needs in EXTRAS.items():
+        if f"rlzmq[{extra}]" in environments.EXTRAS.values():  # imported by name
+            continue
         for need in needs:
             package = re.split(r"[^\w-]", need)[0].replace("-", "_").lower()
             assert package in imported | drivers | {"pillow"}, (  # Minari imports it, and does not ask for it
                 f"{extra!r} installs {package}, which nothing in rlzmq imports"
             )
+    named = {match[1] for text in environments.EXTRAS.values() if (match := re.match(r"rlzmq\[(.*)\]", text))}
+    assert named <= set(EXTRAS)
     assert drivers == set(_DRIVERS.values()), "errors name another driver than the one that fsspec asks for"
 
 
@@ -67,7 +82,7 @@ def test_files_that_are_named_exist() -> None:
         for page in PAGES
         for pattern in (r"\]\(([^)#:]+)(?:#[^)]*)?\)", r"((?:scripts|tests)/[\w/]+\.(?:py|txt))")
         for target in re.findall(pattern, page.read_text(encoding="utf-8"))
-        if not ((page.parent / target).exists() or (ROOT / target).exists())
+        if not (BUILT.search(target) or (page.parent / target).exists() or (ROOT / target).exists())
     ]
     assert missing == []
 
@@ -76,6 +91,8 @@ def test_modules_and_names_that_are_named_exist() -> None:
     for page, text in texts().items():
         for dotted in set(re.findall(r"`(rlzmq(?:\.\w+)+)", text)):
             module, _, name = dotted.rpartition(".")
+            if name in ("json", "toml"):  # a file
+                continue
             try:
                 importlib.import_module(dotted)
             except ImportError:
@@ -105,5 +122,5 @@ def test_commands_and_flags_that_are_named_exist(capsys: pytest.CaptureFixture[s
 def test_settings_that_are_set_in_the_docs_exist() -> None:
     config = rlzmq.PPOConfig()
     for page, text in texts().items():
-        for names in re.findall(r"`config\.(\w+)", text):
+        for names in re.findall(r"`config\.(?!toml\b)(\w+)", text):
             assert hasattr(config, names), f"{page}: config.{names}"

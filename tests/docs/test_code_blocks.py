@@ -1,6 +1,7 @@
-"""Every Python block of README.md and docs/*.md runs, each page in a namespace of its own, as a script.
+"""Every Python block of README.md and docs/**/*.md runs, each page in a namespace of its own, as a script.
 
-So do the scripts in ``concepts``: what RLlib's concept pages do, with only the imports changed.
+So do the scripts in ``docs/examples``, and those in ``concepts``: what RLlib's concept pages do, with only the
+imports changed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 import select
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -19,13 +21,17 @@ import pytest
 
 from rlzmq import PPOConfig
 from rlzmq.envs.examples import MultiAgentCartPole
+from tests.docs.pages import BUILT, PAGES, name_of
 from tests.support.warm import WARM
 
 ROOT = Path(__file__).parents[2]
 RUN_PAGE = Path(__file__).with_name("run_page.py")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
+TESTED_ALONE = {"league_connect_four"}  # by test_examples.py: it takes further arguments
 CONCEPTS = sorted(Path(__file__).with_name("concepts").glob("*.py"))
-ELSEWHERE = {"connectors.md"}  # tests/connectors/test_connectors_page.py runs it and looks at what it did
+ELSEWHERE = {
+    "docs/connectors.md"
+}  # tests/connectors/test_connectors_page.py runs it and looks at what it did
 
 
 def has_code(page: Path) -> bool:
@@ -47,12 +53,12 @@ class Pages:
             env={**os.environ, "TMPDIR": str(directory), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
 
-    def run(self, page: Path, directory: Path, timeout_s: float = 100.0) -> None:
-        """Run the page in the directory; what it raises fails the test."""
+    def run(self, page: Path, directory: Path, *arguments: str, timeout_s: float = 100.0) -> None:
+        """Run the page in the directory, a script with arguments; what it raises fails the test."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         num_said = len(self._said.read_text())
-        self._process.stdin.write(json.dumps([str(page), str(directory)]) + "\n")
+        self._process.stdin.write(json.dumps([str(page), str(directory), *arguments]) + "\n")
         self._process.stdin.flush()
         ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
         answer = self._process.stdout.readline() if ready else ""
@@ -79,7 +85,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if has_code(page) and page.name not in ELSEWHERE], ids=lambda p: p.name
+    "page", [page for page in PAGES if has_code(page) and name_of(page) not in ELSEWHERE], ids=name_of
 )
 def test_the_pages_code_runs(page: Path, tmp_path: Path, pages: Pages) -> None:
     pages.run(page, tmp_path)
@@ -92,10 +98,23 @@ def test_a_concept_pages_code_runs_with_only_its_imports_changed(
     pages.run(page, tmp_path)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda p: p.stem)
+def test_an_example_runs_for_an_iteration_and_is_on_its_page(
+    script: Path, tmp_path: Path, pages: Pages
+) -> None:
+    header = re.match(r"# /// script\n((?:#.*\n)+?)# ///\n", script.read_text(encoding="utf-8"))
+    assert header is not None, "no PEP 723 header"
+    needs = tomllib.loads(re.sub(r"^# ?", "", header[1], flags=re.MULTILINE))["dependencies"]
+    assert any(re.match(r"rlzmq\b", need) for need in needs)
+    assert f"../examples/{script.name}" in (ROOT / "docs/how_to/examples.md").read_text(encoding="utf-8")
+    if script.stem not in TESTED_ALONE:
+        pages.run(script, tmp_path, "--iterations", "1")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_to_other_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-        if "://" not in target:
+        if "://" not in target and not BUILT.search(target):
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 
 

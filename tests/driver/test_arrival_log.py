@@ -267,7 +267,7 @@ def test_a_directory_without_a_log_says_how_to_record_one(
     assert main(["replay", str(tmp_path)]) == 78
     assert "rlzmq train --record" in capsys.readouterr().err
     (tmp_path / "000001.arrivals").write_bytes(b"something else of some length")
-    with pytest.raises(ConfigurationError, match="no arrival log of this release"):
+    with pytest.raises(ConfigurationError, match="not an arrival log of this release"):
         Replay(tmp_path)
     with pytest.raises(CheckpointError):
         load_update(tmp_path)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from replay_runs import replay_config
 
 from rlzmq import PPOConfig
 from rlzmq.core import faults
@@ -57,4 +58,22 @@ async def test_sixty_kills_each_long_before_everybody_is_back(history: Path) -> 
     verdict = check_history(read_history(history))
     assert verdict.num_killed == 60, "each of them seen in the exit status"
     assert set(nemesis.gaps_s) == set(NEMESIS.ROLES), "runners, learner ranks and the broker were all hit"
+    assert "0 lost, 0 trained twice" in str(verdict)
+
+
+@pytest.mark.timeout(600)
+async def test_kills_of_each_role_beside_a_replay_buffer(history: Path) -> None:
+    num_killed = 0
+    async with replay_config(2, 2).build_async() as algo:
+        for role in NEMESIS.ROLES:
+            nemesis = NEMESIS.Nemesis(algo, num_kills=2, roles=[role], seed=3, how="kill", is_impatient=True)
+            await nemesis.run()  # checks the ratio of drawn steps after each update
+            num_killed += sum(map(len, nemesis.gaps_s.values()))
+            lost = nemesis.result["accounting"]["dropped"].get("buffer_lost", 0)
+            assert bool(lost) == (role != "runner"), "the ranks come second"
+            result = nemesis.result
+    held = result["learners"]["__all_modules__"]["batch_source"]["num_env_steps"]
+    assert held == result["accounting"]["trained"], "all that was taken in and not lost"
+    verdict = check_history(read_history(history))
+    assert verdict.num_killed == num_killed == 6
     assert "0 lost, 0 trained twice" in str(verdict)

@@ -78,7 +78,9 @@ def test_a_run_has_one_broker_and_its_epoch_rises_whatever_the_clock_says(
 ) -> None:
     join = tmp_path / "join.toml"
     first = RunLock.take(join)
-    with pytest.raises(ConfigurationError, match=f"process {os.getpid()} on .* is the broker of this run"):
+    with pytest.raises(
+        ConfigurationError, match=f"process {os.getpid()} on .* is already the broker of this run"
+    ):
         RunLock.take(join)
     first.release()
     monkeypatch.setattr("time.time", lambda: 0.0)
@@ -115,7 +117,10 @@ def test_a_second_broker_of_a_run_and_a_taken_port_are_refused(tmp_path: Path) -
         first.wait_for("look on")
         with Command(tmp_path, *arguments, "tcp://127.0.0.1:0") as second:
             assert second.end() == 78, second.output
-            assert f"process {first.process.pid} on {socket.gethostname()} is the broker" in second.output
+            assert (
+                f"process {first.process.pid} on {socket.gethostname()} is already the broker"
+                in second.output
+            )
         with (
             Command(tmp_path, "broker", "--join-file", "x.toml", "--listen", f"tcp://127.0.0.1:{port}") as broker,
             Command(

@@ -186,9 +186,9 @@ async def test_a_broker_without_a_driver_is_told_from_none(tmp_path: Path) -> No
         finding = await asyncio.to_thread(look, files["runner"])
         assert finding.level == "ok"
         assert "took this key" in finding.detail
-        assert "no driver has come yet" in finding.detail
+        assert "no driver has connected yet" in finding.detail
         with pytest.raises(
-            PeerLostError, match=r"took this key, and no driver has come yet \(waited 0.1 s\)"
+            PeerLostError, match=r"accepts this key, but no driver has connected yet \(waited 0.1 s\)"
         ):
             await fetch_config(JoinFile.read(files["runner"]), timeout_s=0.1)
         await FoundBroker(str(files["driver"])).start()

@@ -243,7 +243,7 @@ def test_the_wrong_kind_of_pettingzoo_env_is_refused_with_the_right_adapter_name
 
 def test_without_pettingzoo_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pettingzoo", None)
-    with pytest.raises(ImportError, match=r"pip install rlzmq\[marl\]"):
+    with pytest.raises(ImportError, match=r"pip install 'rlzmq\[marl\]'"):
         PettingZooEnv(object())
 
 

@@ -194,6 +194,19 @@ def test_job_files_are_rendered_of_the_same_cluster(tmp_path: Path) -> None:
         assert "secret" not in json.dumps(container)  # keys come by files of the volume
 
 
+def test_job_files_give_each_place_its_arguments(tmp_path: Path) -> None:
+    text = cluster_text(tmp_path, 22)
+    text += '\n[[runners]]\nhost = "cpu2"\ncount = 3\narguments = ["--envs", "8"]\n'
+    cluster = Cluster.parse(text)
+    lines = [line for line in render("slurm", cluster).splitlines() if " runner --join" in line]
+    assert [(line.split()[2], "--envs 8" in line) for line in lines] == [("-n2", False), ("-n3", True)]
+    job_set = json.loads(render("kubernetes", cluster))
+    jobs = {job["name"]: job["template"]["spec"] for job in job_set["spec"]["replicatedJobs"]}
+    assert {name: job["parallelism"] for name, job in jobs.items()} == {"head": 1, "runner": 2, "runner-2": 3}
+    (container,) = jobs["runner-2"]["template"]["spec"]["containers"]
+    assert container["command"][2].endswith("runner --join /join/join.toml --envs 8")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_slurm_script_runs_is_requeued_when_interrupted_and_goes_on(tmp_path: Path) -> None:

@@ -170,6 +170,27 @@ def test_images_of_any_size_shrink_to_a_small_map(size: tuple[int, int]) -> None
     assert encoder(torch.zeros(2, *size, 3, dtype=torch.uint8)).shape == (2, 8)
 
 
+@pytest.mark.parametrize("shape", [(84, 84, 4), (4, 84, 84), (84, 84, 1)])
+def test_frames_of_84_by_84_get_the_filters_of_the_nature_paper(shape: tuple[int, ...]) -> None:
+    encoder: Any = build_encoder(
+        gym.spaces.Box(0, 255, shape, np.uint8), DefaultModelConfig(fcnet_hiddens=[512])
+    )
+    channels = min(shape)
+    found = [
+        (conv.out_channels, conv.in_channels, conv.kernel_size[0], conv.stride[0]) for conv in encoder.convs
+    ]
+    assert found == [(32, channels, 8, 4), (64, 32, 4, 2), (64, 64, 3, 1)]
+    assert (encoder.dense.input_dim, encoder.output_dim) == (64 * 7 * 7, 512)
+    assert encoder(torch.zeros(2, *shape, dtype=torch.uint8)).shape == (2, 512)
+
+
+def test_a_kernel_that_does_not_fit_without_padding_is_refused() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"conv_filters'\]\[1\]: the kernel \[5, 5\] does not fit into the 3 × 3 "
+    ):
+        build(OBSERVATIONS["image"], conv_filters=[[8, 4, 3, "valid"], [4, 5, 1, "valid"]])
+
+
 def test_even_kernels_meet_even_sizes_so_that_no_image_is_copied_for_padding() -> None:
     for size in ((84, 84), (64, 64), (96, 96), (210, 160), (42, 42)):
         encoder = build_encoder(gym.spaces.Box(0, 255, (*size, 3), np.uint8), DefaultModelConfig())
@@ -186,7 +207,7 @@ def test_integer_pixels_are_scaled_by_the_upper_bound() -> None:
     assert encoder(image).shape == (2, 4 * 3 * 5)  # given filters: no dense layer after them
 
 
-@pytest.mark.parametrize("entry", [[8, 3], [8, 0, 1], "conv", [0, 3, 1], [8, [3], 1]])
+@pytest.mark.parametrize("entry", [[8, 3], [8, 0, 1], "conv", [0, 3, 1], [8, [3], 1], [8, 3, 1, "full"]])
 def test_malformed_conv_filters_are_refused(entry: Any) -> None:
     with pytest.raises(
         ConfigurationError, match=r"conv_filters'\]\[1\]: expected \[channels, kernel, stride\]"

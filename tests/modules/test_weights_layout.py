@@ -70,6 +70,42 @@ def test_a_block_carries_learner_weights_to_an_inference_only_copy() -> None:
             assert torch.equal(tensor, learner[module_id].state_dict()[name]), name
 
 
+def test_weights_are_copied_between_modules_of_one_process() -> None:
+    learner, runner = specs().build(seed=0), specs(inference_only=True).build(seed=1)
+    layout = WeightsLayout.of(runner)
+    for _ in range(2):
+        randomize(learner)
+        layout.copy(learner, runner)
+        assert np.array_equal(layout.snapshot(runner), layout.snapshot(learner))
+    runner["z"].encoder = specs(inference_only=True).build(seed=2)["z"].encoder  # the same layout
+    layout.copy(learner, runner)
+    assert np.array_equal(layout.snapshot(runner), layout.snapshot(learner))
+    learner.remove_module("z")
+    with pytest.raises(ValueError, match="make a new WeightsLayout"):
+        layout.copy(learner, runner)
+
+
+def test_state_dicts_of_other_making_are_read_at_every_snapshot() -> None:
+    class Halved(Mixed):
+        def inference_state_dict(self) -> dict[str, torch.Tensor]:
+            return {name: value / 2 for name, value in super().inference_state_dict().items()}
+
+    class Hooked(Mixed):
+        def setup(self) -> None:
+            super().setup()
+            self.norm._register_state_dict_hook(
+                lambda module, state, prefix, _: state.update({f"{prefix}weight": module.weight / 2})
+            )
+
+    for kind in (Halved, Hooked):
+        module = RLModuleSpec(kind, OBS, gym.spaces.Discrete(3)).build()
+        layout = WeightsLayout.of(module)
+        before = layout.snapshot(module)
+        with torch.no_grad():
+            module.norm.weight.mul_(3.0)
+        assert not np.array_equal(layout.snapshot(module), before), kind
+
+
 @pytest.mark.parametrize("kind", ["bytes", "memoryview", "read-only", "unaligned", "inference-mode"])
 def test_any_buffer_is_taken(kind: str) -> None:
     module, twin = specs().build(seed=0), specs().build(seed=1)

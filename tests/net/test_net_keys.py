@@ -150,7 +150,7 @@ async def test_replayed_traffic_is_refused(context: Context) -> None:
 
 
 async def test_one_authenticator_per_context(context: Context) -> None:
-    with Authenticator(context), pytest.raises(ConfigurationError, match="has an authenticator already"):
+    with Authenticator(context), pytest.raises(ConfigurationError, match="already has an authenticator"):
         Authenticator(context)
 
 

@@ -190,10 +190,14 @@ class Simulation:
         self.after(0.25, self.tick)
         if self.plan.mean_time_between_crashes < 1e8:
             self.after(self.rng.expovariate(1 / self.plan.mean_time_between_crashes), self.crash)
-        limit = self.plan.faults_until + 400.0
-        while self._events and self.now < limit:
+        # Where many fragments kill learners, each is put aside after three deaths: slow, but no standstill.
+        limit, last, num_quarantined = self.plan.faults_until + 400.0, self.plan.faults_until + 4000.0, 0
+        while self._events and self.now < min(limit, last):
             self.now, _, action = heapq.heappop(self._events)
             action()
+            if len(self.history.quarantined) > num_quarantined:
+                num_quarantined = len(self.history.quarantined)
+                limit = max(limit, self.now + 400.0)
             if self.driver.core.next_report >= self.plan.num_updates:
                 break
         self.history.finish(
@@ -612,6 +616,8 @@ class Simulation:
         for name in list(self.learners):
             self.start_learner(name)
         self.form_group()
+        # Where the driver died before the first group was formed, this is no rollback: nothing else opens them.
+        self.after(0.01, self.open_updates)
 
     def kill_learner(self, process: LearnerProcess) -> None:
         if not process.alive:

@@ -58,6 +58,14 @@ def test_leases_of_an_on_policy_update_name_exactly_its_version():
     assert bench.state.leases.leased_env_steps() == 20
 
 
+def test_the_last_env_step_of_a_batch_is_granted():
+    bench = Bench()
+    bench.ready_run(batch=1)
+    bench.runner(num_envs=1)
+    (lease,) = bench.leases()
+    assert lease.num_vector_steps == 1
+
+
 def test_what_autoreset_took_is_granted_again_exactly():
     bench = Bench()
     bench.ready_run(batch=40)
@@ -444,6 +452,7 @@ def test_staleness_lets_runners_run_ahead_by_its_slots_only():
     bench.runner()
     assert sum(lease.num_vector_steps for lease in bench.leases()) * 4 == 120
     assert not any(lease.exact for lease in bench.leases())
+    assert {lease.update_id for lease in bench.leases()} == {-1}
 
 
 def test_a_slot_is_held_until_the_new_weights_are_out():

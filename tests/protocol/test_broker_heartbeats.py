@@ -108,4 +108,4 @@ def test_a_fragment_names_the_weights_that_it_was_sampled_with(version, generati
     bench.fragment(version=version, generation=generation)
     assert bench.state.ledger.accounting.pending == 20 * is_taken
     details = [rejected.detail for rejected in bench.sent("runner", Rejected)]
-    assert details == ([] if is_taken else ["uuid-runner/1/0: a negative version or generation"])
+    assert details == ([] if is_taken else ["uuid-runner/1/0: negative version or generation"])

@@ -78,7 +78,7 @@ def test_a_driver_of_another_name_takes_over():
     bench.hello("second", "driver")
     assert bench.state.driver.uuid == "uuid-second"
     left = [notice for notice in bench.sent("second", Notice) if notice.event == "left"]
-    assert [(notice.name, notice.detail) for notice in left] == [("first", "another driver took over")]
+    assert [(notice.name, notice.detail) for notice in left] == [("first", "another driver has taken over")]
     assert not _is_known(bench, "first")
     bench.event(PeerLost(b"first"))
     assert bench.state.driver.uuid == "uuid-second"

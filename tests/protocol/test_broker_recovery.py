@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from core_fakes import Bench
 
+from rlzmq.protocol.broker.recovery import Recovery
 from rlzmq.protocol.events import Tick
 from rlzmq.wire.messages import (
     DriverState,
@@ -128,3 +129,16 @@ def test_nobody_is_missed_where_the_broker_itself_was_stopped_or_the_driver_is_g
         bench.now += 1.5
         bench.event(Tick())
         assert missed(bench) == [], "this driver has not said whom it expects"
+
+
+def test_an_update_that_is_kept_keeps_its_part_of_a_fragment():
+    bench = Bench()
+    bench.ready_run(batch=10, staleness=1, max_policy_lag=1)
+    bench.open(1, batch=10, staleness=1, max_policy_lag=1)
+    bench.runner()
+    bench.fragment(steps=20)
+    assert list(bench.state.runs) == [0, 1]
+    assert bench.state.ledger.free_steps() == 0
+    Recovery(bench.state).release(1)
+    assert list(bench.state.runs) == [0]
+    assert bench.state.ledger.free_steps() == 10

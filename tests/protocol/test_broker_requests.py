@@ -183,7 +183,7 @@ def test_an_update_that_is_asked_for_twice_is_open_since_the_first_time():
     bench.open(0, batch=20)
     bench.now = 3.0
     bench.open(0, batch=40)
-    assert "since 3.0 s: 0 of 20 env steps" in bench.core.status()["waits"][0]
+    assert "for 3.0 s: 0 of 20 env steps" in bench.core.status()["waits"][0]
 
 
 def test_an_update_that_is_committed_is_not_opened_again():

@@ -217,15 +217,15 @@ def test_a_broker_names_what_an_update_lacks():
     assert _waits(bench) == ["broker: waits for the driver to open update 0"]
     bench.now = 1.5
     bench.open(0, batch=40)
-    assert _waits(bench)[-1] == "broker: waits for learners: 0 are the group, registered: none"
+    assert _waits(bench)[-1] == "broker: waits for learners: the group has 0, registered: none"
     bench.learner(0, 2)
     bench.now = 4.0
     bench.runner("a")
     assert _waits(bench) == [
-        "broker: collects update 0 since 2.5 s: 0 of 40 env steps are here, 0 leased",
+        "broker: has been collecting update 0 for 2.5 s: 0 of 40 env steps have arrived, 0 are leased",
         "broker: waits for rank 0's weights of version 0",
         "a: has no lease, last heard 0.0 s ago",
-        "broker: waits for learners: 2 are the group, registered: learner-0",
+        "broker: waits for learners: the group has 2, registered: learner-0",
     ]
     bench.learner(1, 2)
     bench.weights(0)
@@ -233,8 +233,8 @@ def test_a_broker_names_what_an_update_lacks():
     bench.event(Tick())
     lines = _waits(bench)
     assert lines == [
-        "broker: collects update 0 since 4.5 s: 0 of 40 env steps are here, 40 leased",
-        "a: samples a lease of 2.0 s ago, last heard 2.0 s ago",
+        "broker: has been collecting update 0 for 4.5 s: 0 of 40 env steps have arrived, 40 are leased",
+        "a: samples a lease granted 2.0 s ago, last heard 2.0 s ago",
     ]
 
 
@@ -252,7 +252,7 @@ def test_a_broker_names_the_ranks_that_it_waits_for():
     bench.event(PeerLost(b"learner-1"))
     assert _waits(bench) == [
         "broker: waits for the result of update 0 from learner-0, rank 1 (not registered)",
-        "broker: waits for learners: 2 are the group, registered: learner-0",
+        "broker: waits for learners: the group has 2, registered: learner-0",
     ]
 
 
@@ -262,7 +262,7 @@ def test_a_pause_comes_first():
     bench.send("driver", Pause())
     first, second, *_ = _waits(bench)
     assert first == "broker: grants no leases, the driver has paused it"
-    assert second.startswith("broker: collects update 0")
+    assert second.startswith("broker: has been collecting update 0")
 
 
 # ------------------------------------------------------------------ weights and connector states

@@ -280,7 +280,8 @@ def test_a_fragment_of_weights_that_nobody_has_made_is_refused(version, generati
     (rejected,) = bench.sent("runner", Rejected)
     assert (rejected.reason, rejected.detail) == (
         "rejected",
-        f"uuid-runner/1/0: sampled with weights {version} of generation {generation}, the newest are 0 of generation 1",
+        f"uuid-runner/1/0: sampled with weights {version} of generation {generation}, "
+        "the newest are version 0 of generation 1",
     )
     assert [notice.event for notice in bench.sent("driver", Notice)] == ["bad_fragment"]
     assert bench.state.ledger.accounting.dropped == {"rejected": 10}

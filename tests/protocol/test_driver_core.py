@@ -110,6 +110,7 @@ def test_its_heartbeat_says_whom_it_expects_in_a_fixed_order():
 
 def test_what_it_wishes_is_sent_only_to_a_broker_that_knows_it_and_kept_for_one_that_comes():
     core = _driver(is_welcome=False, config=b"config", config_digest="digest")
+    assert core.connector_version == -1
     assert core.open_update(_update(0)) == core.set_connector_state(4, b"state") == core.pause() == []
     assert [item for item in welcome(core) if isinstance(item, E.Send)] == [
         E.Send(b"", m.Config("run", "digest"), (b"config",)),
@@ -174,6 +175,10 @@ def test_a_reset_forgets_what_was_open_and_what_came_early():
 
 
 # ------------------------------------------------------------------ events
+
+
+def test_messages_for_other_roles_are_ignored():
+    assert receive(_driver(), m.Accepted(1, ())) == []
 
 
 def test_notices_and_progress_are_told():

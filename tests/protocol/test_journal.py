@@ -154,11 +154,26 @@ def test_sizes_of_a_record_may_be_zero_but_not_negative() -> None:
     assert 0 in sizes
     assert len(plan_recall([(kind, payload)], next_update=3)) == 1
     packed = struct.pack(f"<{len(sizes)}q", *sizes)
-    for change in (8, sizes[1] + 8):  # the sum stays
-        wrong = [sizes[0] + change, sizes[1] - change, *sizes[2:]]
+    head, array, nothing, meta = sizes
+    for wrong, num_missing in (  # the sum fits the record
+        ([head + 8, array - 8, nothing, meta], 0),
+        ([head + array + 8, -8, nothing, meta], 0),
+        ([head, array, -3, meta], 3),
+    ):
         damaged = bytes(payload).replace(packed, struct.pack(f"<{len(wrong)}q", *wrong))
+        damaged = damaged[: len(damaged) - num_missing]
         assert damaged != bytes(payload)
         assert not plan_recall([(kind, memoryview(damaged))], next_update=3)
+
+
+def test_an_empty_fragment_without_arrays_comes_back() -> None:
+    disk = Disk()
+    message = fragment(0, steps=0)
+    frames = encode_fragment(message, [], {"num_env_steps": 0})
+    assert len(frames) == 2
+    disk.journal.accepted(message.fragment_id, "r", frames)
+    disk.write()
+    assert disk.recall(3) == {0: None}
 
 
 # ------------------------------------------------------------------ segments
@@ -214,6 +229,15 @@ def test_a_restored_state_ends_what_was_accepted_before() -> None:
     disk.journal.begin_lineage(3)
     disk.accept(fragment(1))
     assert disk.recall(3) == {1: None}
+
+
+def test_what_is_dropped_before_an_update_is_trained_belongs_to_the_first() -> None:
+    disk = Disk()
+    bad = fragment(0)
+    disk.accept(bad)
+    disk.drop(bad, "rejected")
+    assert disk.recall(0, max_lag=-1) == {0: "rejected"}
+    assert disk.recall(1, max_lag=-1) == {}
 
 
 def test_what_a_new_lineage_drops_belongs_to_its_first_update() -> None:

@@ -88,6 +88,14 @@ def test_a_journal_that_failed_withholds_and_writes_nothing_any_more():
     assert not journal.is_withheld(FragmentId("r", 1, 2))
 
 
+def test_a_journal_that_failed_removes_nothing_any_more():
+    journal = Journal(True, segment_bytes=1, max_bytes=1)
+    _accept(journal, 0, 1)
+    journal.failed()
+    journal.settled([FragmentId("r", 1, 0)])
+    assert journal.take() == []
+
+
 # ------------------------------------------------------------------ segments
 
 
@@ -233,6 +241,7 @@ def test_records_that_cannot_be_are_passed_over_and_those_behind_them_read():
         (FRAGMENT, _record(len(frame), body=frame)),
         (FRAGMENT, _record(len(other), body=bytes(other))),
         (FRAGMENT, whole[:-1]),
+        (FRAGMENT, memoryview(bytes(whole) + b"x")),
         (TRAINED, memoryview(bytes(11))),
         (TRAINED, memoryview(struct.pack("<qI", 1, 99) + b"r")),
         (9, whole),

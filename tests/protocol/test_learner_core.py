@@ -146,6 +146,16 @@ def test_done_says_what_was_trained_and_what_of_it_was_of_no_use():
 # ------------------------------------------------------------------ what it repeats
 
 
+def test_its_heartbeat_comes_at_the_brokers_pace():
+    assert _ticks(_learner(), m.LearnerState, 2.5) == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("generation", [0, 1])
+def test_it_registers_again_once_a_group_stands(generation):
+    core = _learner(generation=generation, is_welcome=False)
+    assert messages_in(core.handle(E.Tick(), 1.0), m.Hello)
+
+
 def test_ready_is_said_again_until_train_comes():
     core = _learner()
     _plan(core)
@@ -204,6 +214,10 @@ def test_plans_that_are_not_for_it_now_are_ignored(fields):
     assert _plan(core, **{"update_id": 3, **fields}) == []
     assert _state(core).update_ids == ()
     assert _plan(core, 3)
+
+
+def test_messages_for_other_roles_are_ignored():
+    assert receive(_learner(), m.Accepted(1, ())) == []
 
 
 def test_nothing_is_taken_before_its_hello_is_answered():
@@ -294,6 +308,13 @@ def test_the_group_has_trained_what_was_at_hand_below_its_next_update():
     _, (memory,) = _hello(core)
     assert memory == _RANGES
     assert core.running_update is None
+
+
+def test_an_update_that_the_group_has_yet_to_train_is_not_remembered_as_trained():
+    core = _learner()
+    _running(core)
+    core.handle(E.GroupFormed(2, 0, 2, 0), 0.0)
+    assert _hello(core)[1] == [[]]
 
 
 def test_a_step_that_the_groups_state_lacks_did_not_survive():

@@ -32,7 +32,7 @@ def test_steps_of_a_fragment_grow_and_are_told_from_its_first():
 def test_what_runners_have_forgotten_is_forgotten():
     memory = LearnerMemory()
     memory.note_trained(_frames(("a", 0, 0, 1), ("a", 1, 0, 1), ("b", 0, 0, 1)))
-    memory.forget(_frames(("a", 1, 0, 0), ("nobody", 9, 0, 0)))
+    memory.forget(_frames(("nobody", 9, 0, 0), ("a", 1, 0, 0)))
     assert [item.fragment.seq for item in memory.ranges() if item.fragment.runner == "a"] == [1]
     memory.forget(_frames(("a", 2, 0, 0), ("b", 1, 0, 0)))
     assert memory.ranges() == []
@@ -44,6 +44,15 @@ def test_runners_that_never_tell_do_not_pile_up(monkeypatch: pytest.MonkeyPatch)
     for runner in "abac":
         memory.note_trained(_frames((runner, 0, 0, 1)))
     assert {item.fragment.runner for item in memory.ranges()} == {"a", "c"}, "b was not heard of for longest"
+
+
+def test_a_runner_that_has_forgotten_everything_takes_no_place(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(learner_memory, "_MAX_REMEMBERED_RUNNERS", 2)
+    memory = LearnerMemory()
+    memory.note_trained(_frames(("a", 0, 0, 1), ("b", 0, 0, 1)))
+    memory.forget(_frames(("b", 1, 0, 0)))
+    memory.note_trained(_frames(("c", 0, 0, 1)))
+    assert {item.fragment.runner for item in memory.ranges()} == {"a", "c"}
 
 
 def test_another_rank_takes_over_all_of_it():

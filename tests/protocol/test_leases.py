@@ -176,6 +176,8 @@ def test_a_small_lease_is_a_quarter(length, small):
 def test_a_small_lease_of_a_slow_runner_is_smaller_and_of_a_fast_one_not_larger():
     terms = {"leased_env_steps": 400, "held_env_steps": 400}
     assert [plan_lease(400, 2, 8, 50, pace=pace, **terms) for pace in (0.05, 0.5, 1.0, 4.0)] == [1, 6, 12, 50]
+    terms = {"leased_env_steps": 1600, "held_env_steps": 4000}  # its part is used up
+    assert [plan_lease(400, 2, 8, 50, pace=pace, **terms) for pace in (0.5, 1.0, 4.0)] == [6, 12, 12]
 
 
 def test_paces_forget_by_fragments_not_by_time():
@@ -187,6 +189,9 @@ def test_paces_forget_by_fragments_not_by_time():
     pace = Pace()
     pace.note(100, 0.0)
     assert pace.env_steps_per_s == pytest.approx(1e8), "faster than the clock"
+    pace = Pace()
+    pace.note(1, 2.0)
+    assert pace.env_steps_per_s == 0.5, "one step is a pace, too"
 
 
 def test_slots_hold_at_least_a_batch_and_a_vector_step():
@@ -228,9 +233,10 @@ def test_a_peer_that_left_leaves_nothing():
     book = LeaseBook()
     for peer in "ab":
         book.add_peer(peer)
-    leases = [book.grant("a", update, 5, 4, now=0.0, timeout_s=1.0) for update in (0, 1)]
     book.grant("b", 1, 5, 4, now=0.0, timeout_s=1.0)
+    leases = [book.grant("a", update, 5, 4, now=0.0, timeout_s=1.0) for update in (0, 1)]
     assert book.forget_peer("a") == leases
+    assert (list(book._by_peer), book._env_steps) == (["b"], {1: 20}), "nor memory"
     assert (book.available, book.num_of_peer("a"), book.of_peer("a")) == ({"b"}, 0, [])
     assert (book.leased_env_steps(0), book.leased_env_steps(1)) == (0, 20)
     assert book.forget_peer("a") == []

@@ -47,6 +47,13 @@ def test_a_fragment_is_committed_when_its_last_step_is_trained():
     assert (ledger.accounting.trained, ledger.accounting.pending) == (10, 0)
 
 
+def test_steps_of_a_later_update_stay_taken_when_an_earlier_one_is_committed():
+    ledger = _ledger(10)
+    first, _ = (ledger.take(ledger.entries[_id(0)], num_steps) for num_steps in (4, 3))
+    ledger.commit([first])
+    assert ledger.free_steps() == 3
+
+
 def test_dropping_leaves_what_an_update_has_taken():
     ledger = _ledger(10)
     entry = ledger.entries[_id(0)]
@@ -106,6 +113,15 @@ def test_what_is_taken_out_of_a_buffer_later_was_not_trained():
     assert (ledger.accounting.trained, ledger.accounting.dropped) == (8, {"skipped": 2})
 
 
+def test_steps_left_out_twice_are_dropped_once():
+    ledger = _ledger(10, 5)
+    ledger.commit([ledger.take(ledger.entries[_id(1)], 5)])
+    ranges = [ledger.take(ledger.entries[_id(0)], num_steps) for num_steps in (4, 6)]
+    parts = [FragmentRange(_id(0), first, num_steps) for first, num_steps in ((0, 1), (4, 6), (4, 2))]
+    assert ledger.commit(ranges, left_out=[*parts, FragmentRange(_id(1), 0, 2)]) == 3 - 2
+    assert (ledger.accounting.trained, ledger.accounting.dropped) == (5 + 3 - 2, {"skipped": 7 + 2})
+
+
 @pytest.mark.parametrize("was_sent_again", [True, False])
 def test_what_was_left_out_under_an_earlier_broker_is_counted_here_once(was_sent_again: bool) -> None:
     ledger = _ledger(*([5] if was_sent_again else []))
@@ -159,7 +175,13 @@ def test_watermarks_advance_over_gapless_commits():
     record.commit_below(10)
     assert (record.watermark, record.beyond) == (10, set())
     assert record.is_committed(9)
-    assert not record.is_committed(10)
+    for seq in (12, 15):
+        record.commit(seq)
+    record.commit_below(14)
+    assert (record.watermark, record.beyond) == (14, {15}), "what lies below the watermark is not kept twice"
+    record.commit_below(11)
+    assert (record.watermark, record.beyond) == (14, {15})
+    assert not record.is_committed(14)
 
 
 @pytest.mark.parametrize(
@@ -288,11 +310,22 @@ def test_an_entry_says_what_came():
     assert (named.runner_name, named.order) == ("runner-0", 1)
 
 
+@pytest.mark.parametrize(
+    ("env_steps", "is_kept"),
+    [((4, 6), True), ((0, 10), True), ((10,), True), ((4, 5), False), ((-1, 11), False), ((), False)],
+)
+def test_steps_of_each_env_are_kept_if_they_add_up(env_steps, is_kept):
+    entry = Ledger().accept(_id(0), 10, generation=0, version=0, env_steps=env_steps)
+    assert entry is not None
+    assert entry.env_steps == (env_steps if is_kept else ())
+
+
 def test_memory_is_counted_while_it_is_held_and_on_average_of_all_that_came():
     ledger = Ledger()
     assert ledger.mean_bytes == 0
     for seq, num_bytes in enumerate((10, 21)):
         _version(ledger, seq, 5, 0, num_bytes=num_bytes)
+        assert ledger.mean_bytes == (10, 15)[seq]
     record = ledger.runner("r", 1)
     assert (ledger.num_bytes, record.uncommitted_bytes, record.num_uncommitted) == (31, 31, 2)
     ledger.commit([ledger.take(ledger.entries[_id(0)], 5)])
@@ -388,11 +421,27 @@ def test_what_a_range_claims_beyond_its_fragment_was_trained_elsewhere():
     assert ledger.accounting.counts() == {"sampled": 17, "trained": 17, "pending": 0}
 
 
+def test_an_update_committed_again_takes_no_further_step_of_an_open_fragment():
+    ledger = _ledger(10)
+    for num_steps in (4, 2):
+        ledger.commit([FragmentRange(_id(0), 0, num_steps)])
+    assert ledger.accounting.counts() == {"sampled": 12, "trained": 6, "pending": 6}
+
+
+def test_of_reports_about_a_fragment_that_is_not_here_the_longest_counts():
+    ledger = Ledger()
+    for num_steps in (4, 6, 2):
+        ledger.note_trained([FragmentRange(_id(0), 0, num_steps)])
+    entry = ledger.accept(_id(0), 10, generation=0, version=0)
+    assert entry is not None
+    assert entry.done == 6
+
+
 def test_what_learners_report_again_changes_nothing():
     ledger = _ledger(10)
     for num_steps, pending in ((4, 6), (2, 6), (10, 0)):
         ledger.note_trained([FragmentRange(_id(0), 0, num_steps)])
-        assert ledger.accounting.pending == pending
+        assert ledger.accounting.pending == ledger.free_steps() == pending
     ledger.note_trained([FragmentRange(_id(0), 0, 10)])
     assert ledger.accept(_id(0), 10, generation=0, version=0) is None
     assert ledger.pop_committed() == [_id(0)]
@@ -407,6 +456,8 @@ def test_what_the_driver_has_accounted_for_is_disowned_and_no_more():
     assert ledger.accounting.counts() == {"sampled": 15, "trained": 0, "pending": 15}
     assert ledger.runner("r", 1).watermark == 1
     assert ledger.accept(_id(0), 5, generation=0, version=0) is None
+    ledger.disown_below("r", 2, 3)
+    assert ledger.runner("r", 2).watermark == 3, "fragments that did not come count, too"
 
 
 def test_watermarks_are_told_when_they_move_and_again_when_reports_were_given_up():

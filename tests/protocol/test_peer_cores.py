@@ -10,6 +10,7 @@ from core_fakes import TIMERS, instructions_in, messages_in, publication, receiv
 from rlzmq.protocol import events as E
 from rlzmq.protocol.driver_core import DriverCore
 from rlzmq.protocol.learner_core import LearnerCore
+from rlzmq.protocol.peer_core import PeerTimers
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.wire import messages as m
 from rlzmq.wire.ranges import FragmentRange, pack_blobs, pack_ranges, unpack_ranges
@@ -33,6 +34,34 @@ def test_hello_is_repeated_until_welcome_and_only_its_own_answer_counts():
     welcome(core, hello_id=2)
     assert core.is_welcome
     assert messages_in(core.handle(E.Tick(), 2.0), m.RunnerState)
+
+
+def test_each_hello_waits_for_the_last():
+    core = _runner()
+    assert messages_in(core.handle(E.Tick(), 1.0), m.Hello)
+    assert messages_in(core.handle(E.Tick(), 1.75), m.Hello) == []
+    assert messages_in(core.handle(E.Tick(), 2.0), m.Hello)
+
+
+def test_a_broker_that_knows_no_such_peer_is_greeted_at_once_but_not_for_every_answer():
+    core = _runner()
+    refused = m.Refused("unknown_peer", "")
+    greeted = [now for now in (0.095, 0.1, 0.15, 0.25) if messages_in(receive(core, refused, now), m.Hello)]
+    assert greeted == [0.1, 0.25]
+
+
+def test_it_knows_since_when_the_broker_is_silent():
+    core = RunnerCore("run", "runner", "uuid", num_envs=4)
+    assert core.timers == PeerTimers()
+    assert core.heard_at == float("-inf")
+    core.start(1.0)
+    assert core.heard_at == 1.0
+    welcome(core, 2.0)
+    assert core.heard_at == 2.0
+    assert messages_in(core.handle(E.Tick(), 5.0), m.Hello)
+    assert core.heard_at == 2.0, "it has said nothing since"
+    timers = PeerTimers(hello_retry_s=9.0)
+    assert RunnerCore("run", "runner", "uuid", num_envs=4, timers=timers).timers is timers
 
 
 def test_a_silent_or_unknowing_or_new_broker_is_greeted_again():

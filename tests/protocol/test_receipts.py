@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+from core_fakes import Bench
+
 from rlzmq.protocol.broker.receipts import Receipts
+from rlzmq.wire.messages import Committed, DriverState, Goodbye, Welcome
 from rlzmq.wire.ranges import to_spans
 from rlzmq.wire.schema import FragmentId
 
@@ -45,3 +49,18 @@ def test_incarnations_are_apart_and_one_that_is_gone_for_good_leaves_nothing():
     receipts.forget_record("a", 1)
     assert not receipts.may_forget("a", 1).is_committed(0)
     assert receipts.may_forget("a", 2).is_committed(0)
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_report_lets_go_of_fragments_also_of_a_runner_that_has_left(is_away):
+    bench = Bench()
+    bench.ready_run(batch=20)
+    bench.runner()
+    bench.fragment(bench.leases()[0].lease_id, steps=20)
+    bench.done(bench.make_ready())
+    if is_away:
+        bench.send("runner", Goodbye("leaving"))
+    bench.send("driver", DriverState(-1, 1, (), ()))
+    assert bench.sent("runner", Committed) == ([] if is_away else [Committed(1, 1, ())])
+    bench.runner()
+    assert bench.sent("runner", Welcome)

@@ -248,6 +248,22 @@ def test_only_a_newer_connector_state_replaces_one():
     assert core.current_lease is not None, "what was applied counts"
 
 
+def test_weights_are_applied_once():
+    core = _ready()
+    assert len(instructions_in(receive(core, _lease(1)), E.ApplyWeights)) == 1
+    receive(core, _lease(2))
+    instructions = _sampled(core)
+    assert instructions_in(instructions, E.StartLease)
+    assert instructions_in(instructions, E.ApplyWeights) == []
+
+
+def test_acknowledgements_of_huge_spans_cost_nothing():
+    core = _ready()
+    _deliver(core, 1, 2)
+    receive(core, m.Accepted(1, ((-(2**40), 2**40),)))
+    assert _state(core).unaccepted == ()
+
+
 def test_messages_without_their_payload_change_nothing():
     core = _ready()
     assert receive(core, m.Snapshot(1, 1)) == receive(core, m.ConnectorState(1)) == []

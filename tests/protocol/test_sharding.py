@@ -29,6 +29,11 @@ def test_environments_are_dealt_out_to_ranks_about_equally(
     assert max(counts.values()) <= 2 * min(counts.values())
 
 
+def test_environments_go_to_ranks_in_blocks_from_the_runners_number_on() -> None:
+    assert [rank_of_env("runner-1", env, 4, 4) for env in range(4)] == [1, 2, 3, 0]
+    assert [rank_of_env("runner-2", env, 6, 3) for env in range(6)] == [2, 2, 0, 0, 1, 1]
+
+
 def test_names_of_runners_from_outside_count_too() -> None:
     assert rank_of_env("runner-3@host-77", 0, 1, 4) == 3
     assert rank_of_env("worker", 0, 1, 4) == rank_of_env("worker", 0, 1, 4) < 4

@@ -95,6 +95,16 @@ def test_a_new_generation_counts_from_the_beginning():
     assert watch.hung(102.0) == ["b"]
 
 
+def test_who_is_not_in_the_new_generation_holds_back_nobody():
+    watch = _ranks()
+    watch.heard("c", 9, 1, 0.0, is_training=True)
+    assert watch.limit_s() == 60.0, "c is new"
+    watch.begin()
+    for uuid in "ab":
+        watch.heard(uuid, 0, 1, 100.0, is_training=False)
+    assert watch.limit_s() == 2.0
+
+
 def test_ranks_get_back_the_time_that_the_watcher_was_away():
     watch = _ranks()
     watch.forgive(50.0, 51.0)
@@ -122,6 +132,13 @@ def test_slow_is_five_times_the_median_and_hung_twenty_times_the_longest_of_99_i
     assert watch.usual_s() == 2.0, "one in two hundred is the exception"
     assert watch.hung_after_s() == 40.0
     assert [watch.health(now + silent) for silent in (5.0, 5.1, 39.9, 40.0)] == ["ok", "slow", "slow", "hung"]
+
+
+def test_the_median_is_the_middle_one():
+    watch = ProgressWatch()
+    for count, now in enumerate((0.0, 1.0, 2.0, 3.0, 6.0, 9.0, 12.0)):
+        watch.stamp(count, now)
+    assert [watch.health(12.0 + silent) for silent in (15.0, 15.1)] == ["ok", "slow"]
 
 
 def test_before_any_interval_is_known_the_least_limit_counts():
@@ -279,6 +296,7 @@ def test_durations_are_above_zero_and_no_restart_is_a_policy(field):
 
 def test_patience_is_restored_by_exactly_as_much_work():
     patience = Patience(1.0, max_s=30.0, restored_after=2)
+    patience.worked()
     assert patience.seconds == 1.0
     patience.killed()
     patience.worked()

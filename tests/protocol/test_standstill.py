@@ -89,7 +89,7 @@ def test_env_steps_move_an_update_that_is_collected_and_not_one_that_is_trained(
 
     assert [step(1), step(2), step(2), step(3)] == [1, 2, 2, 3]
     assert progress_of(bench).patience_s > 0
-    assert "collects update 0" in bench.core.status()["waits"][0]
+    assert "collecting update 0" in bench.core.status()["waits"][0]
     assert bench.core.status()["still_s"] == 2.0
     bench.fragment(leases.pop(0), steps=20)
     bench.fragment(leases.pop(0), steps=20)

@@ -199,6 +199,63 @@ def test_a_state_brings_everything_back(cls: Any) -> None:
 def test_what_was_added_since_a_mark_can_be_undone(cls: Any) -> None:
     buffer = cls(100, seed=1)
     buffer.add(episode_of(0, 3, agents="a"))
+    open_episode = episode_of(2, 6, agents="ab")
+    buffer.add(open_episode.slice(slice(0, 2)), module_ids=["p"])
+    before = buffer.get_metrics()
+    for _ in range(2):
+        buffer.mark()
+        buffer.add(episode_of(1, 3, agents="ab"))
+        buffer.add(open_episode.slice(slice(2, 6)), module_ids=["p"])
+        buffer.undo()
+        after = buffer.get_metrics()
+        assert {**after, "modules": None} == {**before, "modules": None}
+        assert after["modules"]["p"] == before["modules"]["p"]
+    buffer.undo()
+    assert buffer.get_added_timesteps() == 5
+    buffer.add(open_episode.slice(slice(2, 6)))
+    assert len(buffer) == 9
+    pairs = [rows_of(batch) for batch in buffer.sample_modules(30, replay_mode="synchronized").values()]
+    assert [obs + 1 for obs, *_ in pairs[0]] == [obs for obs, *_ in pairs[1]]
+
+
+@pytest.mark.parametrize("cls", BUFFERS)
+def test_additions_that_filled_the_buffer_can_be_undone(cls: Any) -> None:
+    buffer = cls(12, seed=1)
+    buffer.add(episode_of(0, 3, agents="ab"))
+    buffer.mark()
+    for index in range(1, 20):
+        buffer.add(episode_of(index, 4, agents="ab"))
+    buffer.undo()
+    assert (len(buffer), buffer.get_added_timesteps()) == (0, 3), "what was evicted for them is gone"
+    buffer.add(episode_of(30, 4, agents="ab"))
+    assert (len(buffer), buffer.get_added_timesteps()) == (4, 7)
+    assert len(buffer._env_steps._counts) == 4
+
+
+@pytest.mark.parametrize("cls", BUFFERS)
+def test_steps_of_other_modules_and_of_a_removed_one_are_counted_and_not_kept(cls: Any) -> None:
+    buffer = cls(100, seed=1)
+    buffer.add(episode_of(0, 3), module_ids=["q"])
+    assert buffer.get_module_ids() == ["q"]
+    assert buffer.num_agent_steps_not_kept == 3
+    buffer.add(episode_of(1, 4))
+    buffer.mark()
+    buffer.add(episode_of(2, 5, agents="ab"), module_ids=["p"])
+    assert buffer.get_metrics()["num_agent_steps_not_kept"] == 8
+    buffer.remove_module("p")
+    assert (len(buffer), buffer.get_module_ids()) == (7, ["q"])
+    assert buffer.num_agent_steps_not_kept == 17
+    buffer.undo()
+    assert buffer.num_agent_steps_not_kept == 12, "the removal stays, the steps of b come again"
+    buffer.remove_module("p")
+    buffer.add(episode_of(3, 2, agents="a"))
+    assert {obs // 1000 for obs, *_ in rows_of(buffer.sample_modules(30)["p"])} == {3.0}
+
+
+@pytest.mark.parametrize("cls", BUFFERS)
+def test_modules_are_there_again_after_an_undone_addition(cls: Any) -> None:
+    buffer = cls(100, seed=1)
+    buffer.add(episode_of(0, 3, agents="a"))
     buffer.mark()
     buffer.add(episode_of(1, 3, agents="ab"))
     buffer.undo()

@@ -290,7 +290,7 @@ async def test_a_shard_is_refused_whatever_its_bytes_make_the_decoder_or_the_che
     assert [type(event) for event in events] == [ShardFailed, ShardFailed]
     assert events[0].detail.startswith("text: expected msgpack, got 0 other bytes: ")
     assert events[1].detail == "IndexError: a case that nobody thought of"
-    assert "fragment uuid/1/5 made its check fail" in caplog.text
+    assert "fragment uuid/1/5 raised an error in its check" in caplog.text
 
 
 async def test_a_fragment_whose_form_turns_out_to_be_wrong_is_refused_before_its_update_is_complete() -> None:

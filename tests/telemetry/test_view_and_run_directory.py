@@ -107,6 +107,7 @@ def test_a_config_that_holds_code_leaves_a_note_in_place_of_toml(tmp_path: Path)
 
 class _Config:
     seed = 1
+    env = "CartPole-v1"
 
     def to_toml(self) -> str:
         return ""

@@ -16,7 +16,13 @@ from rlzmq.roles.fragment_data import open_steps
 from rlzmq.roles.learner.batch_check import BatchCheck
 from rlzmq.wire.codec import encode
 from rlzmq.wire.errors import ArrayMismatchError, MalformedFrameError
-from rlzmq.wire.fragment_message import decode_fragment, encode_fragment, slice_fragment
+from rlzmq.wire.fragment_message import (
+    decode_fragment,
+    encode_fragment,
+    fragment_from_bytes,
+    fragment_to_bytes,
+    slice_fragment,
+)
 from rlzmq.wire.messages import Fragment
 from rlzmq.wire.schema import to_header
 
@@ -58,6 +64,15 @@ def test_a_part_opens_to_the_same_episodes_as_the_whole(first: int, num_steps: i
     part = slice_fragment(whole, first, num_steps)
     assert facts(part, first, num_steps) == facts(whole, first, num_steps)
     assert decode_fragment(part)[2].size == 0, "the meta stays with the whole"
+
+
+def test_a_quarantine_file_begins_as_one() -> None:
+    content = fragment_to_bytes([b"a", b"bc"])
+    assert [bytes(frame) for frame in fragment_from_bytes(content)] == [b"a", b"bc"]
+    assert fragment_from_bytes(fragment_to_bytes([])) == []
+    for damaged in (content[:20], b"R" + content[1:]):
+        with pytest.raises(MalformedFrameError, match="does not begin as one"):
+            fragment_from_bytes(damaged)
 
 
 def test_a_fragment_has_a_meta_frame_of_bytes() -> None:

@@ -216,6 +216,22 @@ def test_nested_metrics_count_towards_the_bound_on_depth(is_state):
         pack_value(metrics)
 
 
+def test_a_space_counts_towards_the_bound_on_depth():
+    def nested(num: int) -> Any:
+        value: Any = gym.spaces.Discrete(3)
+        for _ in range(num):
+            value = [value]
+        return value
+
+    assert _round_trip(nested(35)) == nested(35)
+    with pytest.raises(ValueError, match="nested deeper than 37"):
+        pack_value(nested(36))
+
+
+def test_complex_numbers_come_back():
+    assert _round_trip({"a": [1 + 2j, -0.5j]}) == {"a": [1 + 2j, -0.5j]}
+
+
 def test_tensors_keep_their_kind_whatever_their_layout():
     columns = torch.arange(6.0).reshape(2, 3).T
     got = _round_trip([columns, columns.to(torch.bfloat16), torch.zeros(0, 3), torch.tensor(2.5)])
@@ -259,6 +275,7 @@ def test_a_class_that_is_only_called_like_a_space_or_an_episode_does_not_travel(
         ({"__array__": [-1]}, "an array reference is"),
         ({"__array__": [True]}, "an array reference is"),
         ({"__array__": [1]}, "array 1 is referred to, 1 came"),
+        ({"__array__": [0, 5]}, "array 0: a spec is"),
         ({"__scalar__": [0, "|u1", 2]}, "without dimensions"),
         ({"__numbers__": [0, "<f4", 2]}, "1-D, got 1-D float32"),
         ({"__numbers__": [0, "<f8", 1, 1]}, "1-D, got 2-D float64"),

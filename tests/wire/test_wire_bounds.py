@@ -165,6 +165,20 @@ def test_specs_fit_their_frames(specs, num_frames, says):
         decode([_first(specs=specs), *[b"\0" * 8] * num_frames])
 
 
+@pytest.mark.parametrize(
+    ("frames", "says"),
+    [
+        ([], "at least one frame, got none"),
+        ([b"\2"], r"at least 2 bytes \(version, kind\), got 1"),
+        ([bytes([WIRE_VERSION, 1])], "not valid msgpack"),
+        (["text"], "a frame is a contiguous buffer, got str"),
+    ],
+)
+def test_what_a_first_frame_lacks_is_said(frames, says):
+    with pytest.raises(MalformedFrameError, match=says):
+        decode(frames)
+
+
 @pytest.mark.parametrize("header", [[{}], [{}, None, 1], [[], None], "x", {"a": 1}])
 def test_a_header_is_a_map_and_specs(header):
     with pytest.raises(MalformedFrameError, match="the header is"):
@@ -180,6 +194,11 @@ def test_a_header_is_as_large_as_may_be_or_refused_by_sender_and_receiver():
         pack_header(text + "x")
     with pytest.raises(BoundExceededError, match=f"got {MAX_HEADER_BYTES + 1}"):
         unpack_header(msgpack.packb(text + "x"))
+
+
+def test_bytes_and_text_of_a_header_stay_apart():
+    header = {"a": b"\xff", "b": b"text", "c": "text"}
+    assert unpack_header(pack_header(header)) == header
 
 
 def test_a_header_is_nested_as_deep_as_may_be_or_refused():
@@ -273,6 +292,15 @@ def test_as_many_dimensions_as_may_be_and_one_more():
         decode_spec(["|u1", *[1] * 33], 0)
     array = np.zeros([1] * 32, np.uint8)
     assert decode(encode(1, {}, [array])).arrays[0].shape == array.shape
+    with pytest.raises(BoundExceededError, match="array 0 has 33 dimensions, at most 32 travel"):
+        encode(1, {}, [np.zeros([1] * 33, np.uint8)])
+
+
+def test_an_array_has_the_bytes_of_its_shape():
+    with pytest.raises(
+        ArrayMismatchError, match=r"array 0: shape \[4\] of <f8 needs 32 bytes, its frame has 8"
+    ):
+        decode([_first(specs=[["<f8", 4]]), b"\0" * 8])
 
 
 @pytest.mark.parametrize(
@@ -299,9 +327,11 @@ def test_arrays_that_no_receiver_takes_are_not_sent(dtype):
 
 
 def test_text_arrays_have_bounded_items():
-    assert len(encode(1, {}, [np.zeros(1, f"S{1 << 20}")])) == 2
-    with pytest.raises(UnsupportedDtypeError):
-        encode(1, {}, [np.zeros(1, f"S{(1 << 20) + 1}")])
+    for num_bytes in (1, 1 << 20):
+        assert len(encode(1, {}, [np.zeros(1, f"S{num_bytes}")])) == 2
+    for array in (np.zeros(1, f"S{(1 << 20) + 1}"), np.ndarray(2, "S0")):
+        with pytest.raises(UnsupportedDtypeError):
+            encode(1, {}, [array])
 
 
 @pytest.mark.parametrize(("num_bytes", "is_shared"), [(8191, False), (8192, True)])
@@ -322,7 +352,8 @@ def test_frames_of_any_buffer_are_bytes():
 def test_an_empty_array_beyond_what_numpy_holds_is_refused():
     with pytest.raises(ArrayMismatchError, match="beyond what numpy holds"):
         decode([_first(specs=[["<f8", 2**62, 0, 2**62]]), b""])
-    assert decode([_first(specs=[["<f8", 5, 0]]), b""]).arrays[0].shape == (5, 0)
+    arrays = decode([_first(specs=[["<f8", 5, 0], ["|u1", 1]]), b"", b"x"]).arrays
+    assert [array.shape for array in arrays] == [(5, 0), (1,)]
 
 
 # ------------------------------------------------------------------ ranges
@@ -353,6 +384,15 @@ def test_as_many_ranges_as_may_be_and_one_more(monkeypatch):
 def test_blobs_fit_their_lengths(frames, says):
     with pytest.raises(WireError, match=says):
         unpack_blobs(frames)
+
+
+@pytest.mark.parametrize(
+    ("frames", "says"),
+    [([b""], "2 frames, got 1"), ([b"\xff", bytes(40)], "runner names are UTF-8")],
+)
+def test_what_is_wrong_with_ranges_is_said(frames, says):
+    with pytest.raises(MalformedFrameError, match=says):
+        unpack_ranges(frames)
 
 
 def test_a_table_of_ranges_names_runners_that_are_there():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlzmq.wire import errors
+from rlzmq.wire import errors, kinds
 from rlzmq.wire import messages as m
 from rlzmq.wire.codec import decode, encode, encode_opaque
 from rlzmq.wire.fragment_message import (
@@ -19,7 +19,7 @@ from rlzmq.wire.fragment_message import (
     fragment_from_bytes,
     fragment_to_bytes,
 )
-from rlzmq.wire.kinds import PUBLICATION, message
+from rlzmq.wire.kinds import PUBLICATION, first_number, message
 from rlzmq.wire.ranges import (
     FragmentRange,
     pack_blobs,
@@ -54,9 +54,24 @@ _CLASSES = sorted(m.MESSAGES.values(), key=lambda cls: cls.__name__)
 
 def test_every_message_has_its_own_kind():
     assert all(cls.kind == kind for kind, cls in m.MESSAGES.items())
-    for taken in (m.Hello.kind, PUBLICATION, 128):
+    for taken in (m.Hello.kind, PUBLICATION, 128, 0):
         with pytest.raises(ValueError, match=f"kind {taken} of Another: expected a free number"):
             message(taken)(type("Another", (m.WireMessage,), {}))
+
+
+@pytest.mark.parametrize("kind", [1, 127])
+def test_a_message_is_found_by_its_kind_and_never_changes(kind, monkeypatch):
+    monkeypatch.setattr(kinds, "MESSAGES", {})
+    another = message(kind)(type("Another", (m.WireMessage,), {"__annotations__": {"number": int}}))
+    assert (kinds.MESSAGES, another.kind) == ({kind: another}, kind)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        another(3).number = 4
+    assert not hasattr(another(3), "__dict__"), "of a million fragments' messages, none has one"
+
+
+def test_a_brokers_numbers_are_above_a_million_of_the_one_before():
+    assert first_number(0) > 0
+    assert first_number(6) - first_number(5) == 2**20
 
 
 @pytest.mark.parametrize("cls", _CLASSES, ids=lambda cls: cls.__name__)

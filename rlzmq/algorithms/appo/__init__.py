@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlzmq.algorithms.appo.appo_config import APPOConfig
+from rlzmq.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.appo.appo import APPO
 
 __all__ = ["APPO", "APPOConfig"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import APPO on first use: it imports torch, which configs do not need."""
-    if name != "APPO":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rlzmq.algorithms.appo.appo import APPO
-
-    return APPO
+__getattr__ = lazy_names(__name__, APPO="rlzmq.algorithms.appo.appo")  # with torch, which configs do without

@@ -16,13 +16,13 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.learners.actor_critic import AdaptiveKLLearner
 from rlzmq.learners.masked import masked_mean
 from rlzmq.learners.sources import BatchSource, CircularBuffer, FreshBatch
-from rlzmq.learners.target_networks import update_target_networks
+from rlzmq.learners.target_network_learner import TargetNetworkUpdates
 from rlzmq.modules.apis import TargetNetworkAPI, ValueFunctionAPI
 
 __all__ = ["APPOLearner"]
 
 
-class APPOLearner(AdaptiveKLLearner, IMPALALearner):
+class APPOLearner(AdaptiveKLLearner, IMPALALearner, TargetNetworkUpdates):
     """Trains actor-critic modules with APPO (arXiv:1912.00167).
 
     Needs the columns of IMPALALearner; V-trace evaluates the target network's policy.
@@ -33,11 +33,6 @@ class APPOLearner(AdaptiveKLLearner, IMPALALearner):
     @classmethod
     def rl_module_required_apis(cls) -> list[type]:
         return [ValueFunctionAPI, TargetNetworkAPI]
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.num_target_updates = 0
-        self.last_target_update_ts = 0
 
     def make_source(self) -> BatchSource:
         """Return the circular buffer, or FreshBatch if it is switched off."""
@@ -94,19 +89,8 @@ class APPOLearner(AdaptiveKLLearner, IMPALALearner):
 
     def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
         super().after_gradient_based_update(timesteps=timesteps)
-        if self.num_env_steps_trained_lifetime - self.last_target_update_ts >= self._target_update_steps():
-            for module_id in self.module:
-                module = self.module[module_id].unwrapped()
-                if isinstance(module, TargetNetworkAPI):
-                    update_target_networks(module, self.config.tau)
-            self.num_target_updates += 1
-            self.last_target_update_ts = self.num_env_steps_trained_lifetime
-        for module_id in self.trained_module_ids:
-            counters = {
-                "num_target_updates": self.num_target_updates,
-                "last_target_update_ts": self.last_target_update_ts,
-            }
-            self.log_stats(module_id, counters)
+        self.update_targets_if_due(self.num_env_steps_trained_lifetime, self._target_update_steps())
+        self.log_target_updates()
 
     def _target_update_steps(self) -> int:
         config = self.config
@@ -114,15 +98,3 @@ class APPOLearner(AdaptiveKLLearner, IMPALALearner):
         if config.use_circular_buffer:
             uses = config.circular_buffer_num_batches * config.circular_buffer_iterations_per_batch
         return int(config.target_network_update_freq * uses * config.train_batch_size_per_learner)
-
-    def get_extra_state(self) -> dict[str, Any]:
-        return {
-            **super().get_extra_state(),
-            "num_target_updates": self.num_target_updates,
-            "last_target_update_ts": self.last_target_update_ts,
-        }
-
-    def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        super().set_extra_state(state)
-        self.num_target_updates = int(state["num_target_updates"])
-        self.last_target_update_ts = int(state["last_target_update_ts"])

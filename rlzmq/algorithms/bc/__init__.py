@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlzmq.algorithms.bc.bc_config import BCConfig
+from rlzmq.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.bc.bc import BC
 
 __all__ = ["BC", "BCConfig"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import BC on first use: it imports torch, which configs do not need."""
-    if name != "BC":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rlzmq.algorithms.bc.bc import BC
-
-    return BC
+__getattr__ = lazy_names(__name__, BC="rlzmq.algorithms.bc.bc")  # with torch, which configs do without

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlzmq.algorithms.cql.cql_config import CQLConfig
+from rlzmq.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.cql.cql import CQL
 
 __all__ = ["CQL", "CQLConfig"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import CQL on first use: it imports torch, which configs do not need."""
-    if name != "CQL":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rlzmq.algorithms.cql.cql import CQL
-
-    return CQL
+__getattr__ = lazy_names(__name__, CQL="rlzmq.algorithms.cql.cql")  # with torch, which configs do without

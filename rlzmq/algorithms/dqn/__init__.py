@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlzmq.algorithms.dqn.dqn_config import DQNConfig
+from rlzmq.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.dqn.dqn import DQN
 
 __all__ = ["DQN", "DQNConfig"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import DQN on first use: it imports torch, which configs do not need."""
-    if name != "DQN":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rlzmq.algorithms.dqn.dqn import DQN
-
-    return DQN
+__getattr__ = lazy_names(__name__, DQN="rlzmq.algorithms.dqn.dqn")  # with torch, which configs do without

@@ -104,4 +104,6 @@ def _unrolled(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of(values_BA: Tensor, actions_B: Tensor) -> Tensor:
     """Return the values of one action per row: [B, A, …] → [B, …]."""
+    if values_BA.dim() == 2:
+        return values_BA.gather(1, actions_B[:, None]).squeeze(1)
     return values_BA[torch.arange(len(actions_B), device=actions_B.device), actions_B]

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlzmq.algorithms.impala.impala_config import IMPALAConfig
+from rlzmq.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.impala.impala import IMPALA
 
 __all__ = ["IMPALA", "IMPALAConfig"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import IMPALA on first use: it imports torch, which configs do not need."""
-    if name != "IMPALA":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rlzmq.algorithms.impala.impala import IMPALA
-
-    return IMPALA
+__getattr__ = lazy_names(
+    __name__, IMPALA="rlzmq.algorithms.impala.impala"
+)  # with torch, which configs do without

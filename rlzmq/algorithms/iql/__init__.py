@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlzmq.algorithms.iql.iql_config import IQLConfig
+from rlzmq.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.iql.iql import IQL
 
 __all__ = ["IQL", "IQLConfig"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import IQL on first use: it imports torch, which configs do not need."""
-    if name != "IQL":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rlzmq.algorithms.iql.iql import IQL
-
-    return IQL
+__getattr__ = lazy_names(__name__, IQL="rlzmq.algorithms.iql.iql")  # with torch, which configs do without

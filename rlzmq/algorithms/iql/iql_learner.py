@@ -11,7 +11,6 @@ from rlzmq.algorithms.iql.iql_loss import critic_loss, expectile_loss, extractio
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.offline_learner import OfflineLearner
-from rlzmq.learners.optimizers import make_adam
 from rlzmq.learners.target_network_learner import TargetNetworkLearner, discounts
 
 __all__ = ["IQLLearner"]
@@ -29,21 +28,14 @@ class IQLLearner(OfflineLearner, TargetNetworkLearner):
         """Register the optimizers "qf", "policy" and "value"."""
         settings = cast(IQLTrainingSettings, config)
         module: Any = self.module[module_id].unwrapped()
-        critics, value = list(module.qfs.parameters()), list(module.vf.parameters())
-        others = {id(p) for p in (*critics, *value)}
-        policy = [p for p in self.get_parameters(module) if p.requires_grad and id(p) not in others]
-        for name, parameters, lr in (
-            ("qf", critics, settings.critic_lr),
-            ("policy", policy, settings.actor_lr),
-            ("value", value, settings.value_lr),
-        ):
-            self.register_optimizer(
-                module_id=module_id,
-                optimizer_name=name,
-                optimizer=make_adam(parameters, 0.0),
-                params=parameters,
-                lr_or_lr_schedule=lr,
-            )
+        self.register_adam_optimizers(
+            module_id,
+            {
+                "qf": (list(module.qfs.parameters()), settings.critic_lr),
+                "policy": (None, settings.actor_lr),
+                "value": (list(module.vf.parameters()), settings.value_lr),
+            },
+        )
 
     def compute_loss_for_module(
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlzmq.algorithms.marwil.marwil_config import MARWILConfig
+from rlzmq.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.marwil.marwil import MARWIL
 
 __all__ = ["MARWIL", "MARWILConfig"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import MARWIL on first use: it imports torch, which configs do not need."""
-    if name != "MARWIL":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rlzmq.algorithms.marwil.marwil import MARWIL
-
-    return MARWIL
+__getattr__ = lazy_names(
+    __name__, MARWIL="rlzmq.algorithms.marwil.marwil"
+)  # with torch, which configs do without

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlzmq.algorithms.ppo.ppo_config import PPOConfig
+from rlzmq.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.ppo.ppo import PPO
 
 __all__ = ["PPO", "PPOConfig"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import PPO on first use: it imports torch, which configs do not need."""
-    if name != "PPO":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rlzmq.algorithms.ppo.ppo import PPO
-
-    return PPO
+__getattr__ = lazy_names(__name__, PPO="rlzmq.algorithms.ppo.ppo")  # with torch, which configs do without

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlzmq.algorithms.sac.sac_config import SACConfig
+from rlzmq.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.sac.sac import SAC
 
 __all__ = ["SAC", "SACConfig"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import SAC on first use: it imports torch, which configs do not need."""
-    if name != "SAC":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rlzmq.algorithms.sac.sac import SAC
-
-    return SAC
+__getattr__ = lazy_names(__name__, SAC="rlzmq.algorithms.sac.sac")  # with torch, which configs do without

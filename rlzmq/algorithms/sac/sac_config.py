@@ -20,7 +20,7 @@ class SACTrainingSettings(OffPolicySettings):
         twin_q: Whether there are two critics, of which the lower value counts (arXiv:1802.09477).
         initial_alpha: Initial temperature α, the weight of the entropy.
         target_entropy: Entropy to which the temperature steers the policy, in nats. "auto" or None: minus the number of
-            dimensions of a Box, 0.98 log |A| for Discrete actions.
+            dimensions of a Box, ``0.98 log |A|`` for Discrete actions.
     """
 
     actor_lr: Schedule = 3e-5

@@ -20,7 +20,6 @@ from rlzmq.algorithms.sac.sac_loss import (
 )
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.optimizers import make_adam
 from rlzmq.learners.replay_learner import ReplayLearner, importance_weights
 from rlzmq.learners.target_network_learner import discounts
 
@@ -42,21 +41,14 @@ class SACLearner(ReplayLearner):
         """Register the optimizers "qf", "policy" and "alpha"."""
         settings = cast(SACTrainingSettings, config)
         module: Any = self.module[module_id].unwrapped()
-        critics, temperature = list(module.qfs.parameters()), [module.log_alpha]
-        others = {id(p) for p in (*critics, *temperature)}
-        policy = [p for p in self.get_parameters(module) if p.requires_grad and id(p) not in others]
-        for name, parameters, lr in (
-            ("qf", critics, settings.critic_lr),
-            ("policy", policy, settings.actor_lr),
-            ("alpha", temperature, settings.alpha_lr),
-        ):
-            self.register_optimizer(
-                module_id=module_id,
-                optimizer_name=name,
-                optimizer=make_adam(parameters, 0.0),
-                params=parameters,
-                lr_or_lr_schedule=lr,
-            )
+        self.register_adam_optimizers(
+            module_id,
+            {
+                "qf": (list(module.qfs.parameters()), settings.critic_lr),
+                "policy": (None, settings.actor_lr),
+                "alpha": ([module.log_alpha], settings.alpha_lr),
+            },
+        )
 
     def compute_loss_for_module(
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]

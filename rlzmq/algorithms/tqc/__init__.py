@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlzmq.algorithms.tqc.tqc_config import TQCConfig
+from rlzmq.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.tqc.tqc import TQC
 
 __all__ = ["TQC", "TQCConfig"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import TQC on first use: it imports torch, which configs do not need."""
-    if name != "TQC":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rlzmq.algorithms.tqc.tqc import TQC
-
-    return TQC
+__getattr__ = lazy_names(__name__, TQC="rlzmq.algorithms.tqc.tqc")  # with torch, which configs do without

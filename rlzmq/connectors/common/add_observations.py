@@ -7,6 +7,7 @@ from operator import is_
 from typing import Any
 
 from rlzmq.connectors.connector_v2 import ConnectorV2, batch_key
+from rlzmq.connectors.torch_piece import TorchPiece
 from rlzmq.episodes.columns import Columns
 
 __all__ = ["AddObservationsFromEpisodesToBatch", "add_observations_of_steps", "drop_observations_of_steps"]
@@ -84,3 +85,7 @@ class AddObservationsFromEpisodesToBatch(ConnectorV2):
             batch, self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False)
         )
         return batch
+
+    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+        """See ConnectorV2; tensors have this layout already."""
+        return TorchPiece()

@@ -10,6 +10,7 @@ import numpy as np
 from rlzmq.connectors.batching import BatchedNdArray
 from rlzmq.connectors.connector_v2 import ConnectorV2, batch_key
 from rlzmq.connectors.rl_modules import initial_state, is_stateful, max_seq_len, stateful_module_for_key
+from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
 from rlzmq.core.tree import tree_map, tree_stack
 from rlzmq.episodes.columns import Columns
 
@@ -76,6 +77,21 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
 
         states = tree_map(before_each, state_before_chunk(episode, module), state_out)
         self.add_n_batch_items(batch, Columns.STATE_IN, states, num_sequences, episode)
+
+    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+        """See ConnectorV2; the memory is the module's state."""
+        if not is_stateful(rl_module):
+            return TorchPiece()
+
+        def forward(batch: Batch, memory: Memory) -> tuple[Batch, Memory]:
+            return {**batch, Columns.STATE_IN: memory["module"]}, memory
+
+        def remember(batch: Batch, memory: Memory) -> Memory:
+            return {"module": batch[Columns.STATE_OUT]}
+
+        return TorchPiece(
+            forward=forward, initial_memory={"module": initial_state(rl_module)}, remember=remember
+        )
 
 
 def _state_after(episode: Any, module: Any) -> Any:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from rlzmq.connectors.batching import BatchedNdArray, batch_items
 from rlzmq.connectors.connector_v2 import ConnectorV2, batch_key
 from rlzmq.connectors.rl_modules import is_stateful, max_seq_len, stateful_module_for_key
+from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
 from rlzmq.core.tree import num_items, tree_map
 from rlzmq.episodes.columns import Columns
 
@@ -106,6 +107,19 @@ class AddTimeDimToBatchAndZeroPad(ConnectorV2):
         seq_lens = batch.setdefault(Columns.SEQ_LENS, {})
         for key, (longest, key_lengths) in seq_lens_by_key.items():
             seq_lens[key] = [BatchedNdArray(_sequence_lengths(key_lengths, longest))]
+
+    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+        """See ConnectorV2."""
+        if not is_stateful(rl_module):
+            return TorchPiece()
+
+        def forward(batch: Batch, memory: Memory) -> tuple[Batch, Memory]:
+            return {
+                name: column if name in _UNTOUCHED else tree_map(lambda leaf: leaf.unsqueeze(1), column)
+                for name, column in batch.items()
+            }, memory
+
+        return TorchPiece(forward=forward)
 
 
 def _sequences(

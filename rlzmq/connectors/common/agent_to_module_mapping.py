@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 
 from rlzmq.connectors.connector_v2 import ConnectorV2, batch_key
+from rlzmq.connectors.torch_piece import TorchPiece
 from rlzmq.episodes.columns import Columns
 
 __all__ = ["MAP_STRUCTURE", "AgentToModuleMapping", "agents_of_modules"]
@@ -124,6 +125,10 @@ class AgentToModuleMapping(ConnectorV2):
             for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False)
             if episode.is_done
         }
+
+    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+        """See ConnectorV2; tensors have this layout already."""
+        return TorchPiece()
 
 
 def _is_module_data(data: Any) -> bool:

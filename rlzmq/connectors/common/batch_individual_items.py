@@ -8,6 +8,7 @@ from rlzmq.connectors.batching import batch_items
 from rlzmq.connectors.common.agent_to_module_mapping import MAP_STRUCTURE
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.rl_modules import is_multi_rl_module
+from rlzmq.connectors.torch_piece import TorchPiece
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 
 __all__ = ["BatchIndividualItems"]
@@ -70,6 +71,10 @@ class BatchIndividualItems(ConnectorV2):
             else:
                 by_module[DEFAULT_MODULE_ID][name] = _batched(name, data)
         return by_module
+
+    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+        """See ConnectorV2; tensors have this layout already."""
+        return TorchPiece()
 
 
 def _batched(name: str, data: Any) -> Any:

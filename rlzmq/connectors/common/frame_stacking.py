@@ -12,6 +12,8 @@ import numpy.typing as npt
 from rlzmq.connectors.columnar import RowsContext
 from rlzmq.connectors.common.add_observations import drop_observations_of_steps
 from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
+from rlzmq.connectors.writing import agent_space
 from rlzmq.core.errors import UnsupportedSpaceError
 from rlzmq.episodes.columns import Columns
 
@@ -137,6 +139,23 @@ class FrameStacking(ConnectorV2):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_frames={self.num_frames})"
+
+    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+        """See ConnectorV2; the memory is the previous frames."""
+        import torch
+
+        num_previous = self.num_frames - 1
+        if num_previous == 0:
+            return TorchPiece()
+        space = agent_space(self.input_observation_space, agent_id)
+
+        def forward(batch: Batch, memory: Memory) -> tuple[Batch, Memory]:
+            frames = torch.cat([memory["frames"], batch[Columns.OBS].unsqueeze(1)], 1)
+            stacked = frames.movedim(1, -2).flatten(-2)
+            return {**batch, Columns.OBS: stacked}, {"frames": frames[:, 1:]}
+
+        blank = np.zeros((num_previous, *space.shape), space.dtype)
+        return TorchPiece(forward=forward, initial_memory={"frames": blank})
 
 
 def _join_frames(windows: npt.NDArray[Any]) -> npt.NDArray[Any]:

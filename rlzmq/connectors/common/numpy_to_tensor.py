@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
 
@@ -64,6 +65,18 @@ class NumpyToTensor(ConnectorV2):
 
         return tree_map(convert, data)
 
+    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+        """See ConnectorV2; float64 becomes float32."""
+        import torch
+
+        def single(leaf: Any) -> Any:
+            return leaf.to(torch.float32) if leaf.dtype is torch.float64 else leaf
+
+        def forward(batch: Batch, memory: Memory) -> tuple[Batch, Memory]:
+            return {name: tree_map(single, column) for name, column in batch.items()}, memory
+
+        return TorchPiece(forward=forward)
+
 
 def to_tensor(leaf: Any, device: Any = None, *, pin_memory: bool = False) -> Any:
     """Convert an array to a tensor (sharing memory where possible); return anything else unchanged."""
@@ -71,14 +84,15 @@ def to_tensor(leaf: Any, device: Any = None, *, pin_memory: bool = False) -> Any
 
     if isinstance(leaf, (np.ndarray, np.generic)):
         array = np.asarray(leaf)
-        if array.dtype == np.float64:
-            with np.errstate(over="ignore"):  # infinity, which the learner notices in the loss
-                array = array.astype(np.float32)
         if array.dtype.kind not in "biufc":
             return leaf
         if not array.flags.writeable or any(stride < 0 for stride in array.strides):
             array = array.copy()
         tensor = torch.from_numpy(array.view(np.ndarray))
+        if tensor.dtype is torch.float64:
+            tensor = (
+                tensor.float()
+            )  # too large numbers become infinity, which the learner notices in the loss
     elif isinstance(leaf, torch.Tensor):
         tensor = leaf
     else:

@@ -11,8 +11,9 @@ import numpy as np
 from rlzmq.connectors.columnar import RowsContext
 from rlzmq.connectors.common.add_observations import add_observations_of_steps, drop_observations_of_steps
 from rlzmq.connectors.connector_v2 import ConnectorV2
-from rlzmq.connectors.flattening import flat_size, flatten_values
+from rlzmq.connectors.flattening import flat_size, flatten_tensors, flatten_values
 from rlzmq.connectors.pieces_by_name import name_set
+from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
 from rlzmq.connectors.writing import (
     agent_space,
     map_agent_spaces,
@@ -144,3 +145,14 @@ class FlattenObservations(ConnectorV2):
         if not self._is_mine(rows.agent_id):
             return observations
         return flatten_values(self._input_space_of(rows.agent_id), observations, 1)
+
+    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+        """See ConnectorV2."""
+        if not self._is_mine(agent_id):
+            return TorchPiece()
+        space = self._input_space_of(agent_id)
+
+        def forward(batch: Batch, memory: Memory) -> tuple[Batch, Memory]:
+            return {**batch, Columns.OBS: flatten_tensors(space, batch[Columns.OBS])}, memory
+
+        return TorchPiece(forward=forward)

@@ -12,9 +12,10 @@ import numpy.typing as npt
 from rlzmq.connectors.columnar import RowsContext
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.env_to_module.running_stats import RunningStats
+from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
 from rlzmq.connectors.writing import agent_space, map_agent_spaces, rewrite_last_observation
 from rlzmq.core.tree import tree_flatten, tree_stack, tree_unstack
-from rlzmq.episodes.columns import DEFAULT_AGENT_ID
+from rlzmq.episodes.columns import DEFAULT_AGENT_ID, Columns
 
 __all__ = ["MeanStdFilter"]
 
@@ -260,6 +261,36 @@ class MeanStdFilter(ConnectorV2):
     def __repr__(self) -> str:
         nums = {key: stats.num for key, stats in self._total.items()}
         return f"MeanStdFilter(num_seen={nums}, update_stats={self._update_stats})"
+
+    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+        """See ConnectorV2; the statistics become constants, in float64 as in `__call__`."""
+        import torch
+
+        space = agent_space(self.input_observation_space, agent_id)
+        stats = self._total.get(DEFAULT_AGENT_ID if agent_id is None else agent_id) or RunningStats()
+        # Leaf -> (mean, deviation); clones, so that no later sample changes them.
+        constants = {
+            leaf: tuple(
+                torch.tensor(value, dtype=torch.float64)
+                for value in (stats.means[position] if stats.num else np.zeros(()), stats.std(position))
+            )
+            for position, leaf in enumerate(self._box_leaves(agent_id, len(_leaf_spaces(space))))
+        }
+
+        def forward(batch: Batch, memory: Memory) -> tuple[Batch, Memory]:
+            leaves, spec = tree_flatten(batch[Columns.OBS])
+            for leaf, (mean, std) in constants.items():
+                values = leaves[leaf].to(torch.float64)
+                if self.de_mean_to_zero:
+                    values = values - mean
+                if self.de_std_to_one:
+                    values = values / (std + _SMALL)
+                if self.clip_by_value is not None:
+                    values = values.clamp(-self.clip_by_value, self.clip_by_value)
+                leaves[leaf] = values.to(torch.float32)
+            return {**batch, Columns.OBS: spec.unflatten(leaves)}, memory
+
+        return TorchPiece(forward=forward)
 
 
 def _leaf_spaces(space: Any) -> list[Any]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.torch_piece import TorchPiece
 from rlzmq.connectors.writing import agent_space, rewrite_last_observation
 from rlzmq.episodes.columns import Columns
 
@@ -124,3 +125,7 @@ class WriteObservationsToEpisodes(ConnectorV2):
             space = agent_space(self.observation_space, episode.agent_id)
             rewrite_last_observation(episode, observation, space)
         return batch
+
+    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+        """See ConnectorV2; tensors have this layout already."""
+        return TorchPiece()

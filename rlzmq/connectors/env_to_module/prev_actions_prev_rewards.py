@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from rlzmq.connectors.columnar import RowsContext, window_mask
 from rlzmq.connectors.connector_v2 import ConnectorV2
-from rlzmq.connectors.flattening import flat_size, flatten_values
+from rlzmq.connectors.flattening import flat_size, flatten_tensors, flatten_values
+from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
 from rlzmq.connectors.writing import agent_space, rewrite_last_observation
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.tree import tree_map, tree_stack
@@ -159,6 +160,42 @@ class PrevActionsPrevRewards(ConnectorV2):
     def __repr__(self) -> str:
         counts = f"n_prev_actions={self.n_prev_actions}, n_prev_rewards={self.n_prev_rewards}"
         return f"PrevActionsPrevRewards({counts})"
+
+    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+        """See ConnectorV2; the memory is the previous flattened actions, and rewards."""
+        import torch
+
+        action_space = self._action_space_of(agent_id, None)
+
+        def forward(batch: Batch, memory: Memory) -> tuple[Batch, Memory]:
+            augmented, memory = {self.ORIG_OBS_KEY: batch[Columns.OBS]}, dict(memory)
+            if self.n_prev_actions:
+                augmented[self.PREV_ACTIONS_KEY] = memory[self.PREV_ACTIONS_KEY].flatten(1)
+            if self.n_prev_rewards:
+                newest = batch[Columns.REWARDS].unsqueeze(1)
+                memory[self.PREV_REWARDS_KEY] = torch.cat([memory[self.PREV_REWARDS_KEY][:, 1:], newest], 1)
+                augmented[self.PREV_REWARDS_KEY] = memory[self.PREV_REWARDS_KEY]
+            return {**batch, Columns.OBS: augmented}, memory
+
+        def remember(batch: Batch, memory: Memory) -> Memory:
+            if not self.n_prev_actions:
+                return memory
+            newest = flatten_tensors(action_space, batch[Columns.ACTIONS]).unsqueeze(1)
+            actions = torch.cat([memory[self.PREV_ACTIONS_KEY][:, 1:], newest], 1)
+            return {**memory, self.PREV_ACTIONS_KEY: actions}
+
+        blank: dict[str, Any] = {}
+        if self.n_prev_actions:
+            size = flat_size(action_space)
+            blank[self.PREV_ACTIONS_KEY] = np.zeros((self.n_prev_actions, size), np.float32)
+        if self.n_prev_rewards:
+            blank[self.PREV_REWARDS_KEY] = np.zeros(self.n_prev_rewards, np.float32)
+        return TorchPiece(
+            forward=forward,
+            initial_memory=blank,
+            remember=remember,
+            reads_rewards=self.n_prev_rewards > 0,
+        )
 
 
 def _flatten_existing(

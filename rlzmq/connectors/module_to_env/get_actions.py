@@ -7,6 +7,7 @@ from typing import Any
 from rlzmq.connectors.common.numpy_to_tensor import to_tensor
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.rl_modules import is_multi_rl_module
+from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
 
@@ -46,9 +47,25 @@ class GetActions(ConnectorV2):
             _add_actions(batch, rl_module, explore, generator, type(rl_module).__name__)
         return batch
 
+    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+        """See ConnectorV2; the actions are the most likely ones."""
+
+        def forward(batch: Batch, memory: Memory) -> tuple[Batch, Memory]:
+            batch = dict(batch)
+            _add_actions(batch, rl_module, False, None, type(rl_module).__name__, wants_logp=False)
+            return batch, memory
+
+        return TorchPiece(forward=forward)
+
 
 def _add_actions(
-    outputs: dict[str, Any], module: Any, explore: bool | None, generator: Any, where: str
+    outputs: dict[str, Any],
+    module: Any,
+    explore: bool | None,
+    generator: Any,
+    where: str,
+    *,
+    wants_logp: bool = True,
 ) -> None:
     inputs = outputs.get(Columns.ACTION_DIST_INPUTS)
     if Columns.ACTIONS in outputs:
@@ -64,7 +81,10 @@ def _add_actions(
         )
     dist_cls = module.get_exploration_action_dist_cls() if explore else module.get_inference_action_dist_cls()
     actions, logp = draw_actions(
-        dist_cls.from_logits(inputs), explore, generator, wants_logp=Columns.ACTION_LOGP not in outputs
+        dist_cls.from_logits(inputs),
+        explore,
+        generator,
+        wants_logp=wants_logp and Columns.ACTION_LOGP not in outputs,
     )
     outputs[Columns.ACTIONS] = actions
     if logp is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
 from rlzmq.connectors.writing import agent_space
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.tree import tree_map
@@ -129,6 +131,24 @@ class NormalizeAndClipActions(ConnectorV2):
             f"clip_actions={self.clip_actions})"
         )
 
+    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+        """See ConnectorV2."""
+        if not self.changes_actions:
+            return TorchPiece()
+        maps = self._compiled(agent_id)
+        if maps is not None:
+            maps = tree_map(lambda leaf_map: None if leaf_map is None else _on_tensors(leaf_map), maps)
+
+        def forward(batch: Batch, memory: Memory) -> tuple[Batch, Memory]:
+            actions = batch[Columns.ACTIONS]
+            if maps is not None:
+                actions = tree_map(
+                    lambda leaf_map, leaf: leaf if leaf_map is None else leaf_map(leaf), maps, actions
+                )
+            return {**batch, Columns.ACTIONS_FOR_ENV: actions}, memory
+
+        return TorchPiece(forward=forward)
+
 
 def _has_integers(space: Any) -> bool:
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
@@ -152,3 +172,23 @@ def _shift(low: Any, dtype: Any, clip: Any, action: Any) -> Any:
 
 def _clip(low: Any, high: Any, dtype: Any, action: Any) -> Any:
     return np.clip(action, low, high).astype(dtype, copy=False)
+
+
+def _on_tensors(leaf_map: partial[Any]) -> Callable[[Any], Any]:
+    """Return the form for tensors of `_stretch`, `_shift` or `_clip` with its arguments."""
+    import torch
+
+    def constant(bound: Any) -> Any:
+        return torch.from_numpy(np.array(bound))
+
+    if leaf_map.func is _shift:
+        first, dtype, clip = leaf_map.args
+        low, to_range = constant(first), None if clip is None else _on_tensors(clip)
+        kind = constant(np.zeros(0, dtype)).dtype
+        return lambda action: (low + action).to(kind) if to_range is None else to_range(low + action).to(kind)
+    low, high = map(constant, leaf_map.args[:2])
+    kind = constant(np.zeros(0, leaf_map.args[2])).dtype
+    if leaf_map.func is _clip:
+        return lambda action: torch.minimum(torch.maximum(action, low), high).to(kind)
+    half = (high - low) / 2.0
+    return lambda action: torch.minimum(torch.maximum(low + (action + 1.0) * half, low), high).to(kind)

@@ -11,6 +11,7 @@ from rlzmq.connectors.common.add_time_dim import SINGLE_TIME_RANK_FLAG
 from rlzmq.connectors.common.agent_to_module_mapping import MAP_STRUCTURE
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.rl_modules import is_multi_rl_module, stateful_module_for_key
+from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.tree import tree_map, tree_unstack
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
@@ -30,6 +31,10 @@ class TensorToNumpy(ConnectorV2):
     def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """See ConnectorV2."""
         return {name: tree_map(_to_numpy, data) for name, data in batch.items()}
+
+    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+        """See ConnectorV2; tensors have this layout already."""
+        return TorchPiece()
 
 
 def _to_numpy(leaf: Any) -> Any:
@@ -76,6 +81,10 @@ class UnBatchToIndividualItems(ConnectorV2):
             }
         return unbatched
 
+    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+        """See ConnectorV2; tensors have this layout already."""
+        return TorchPiece()
+
 
 def _by_key(name: str, data: Any, keys: list[Any], module_id: Any) -> dict[Any, list[Any]]:
     items = tree_unstack(data)
@@ -104,6 +113,10 @@ class ModuleToAgentUnmapping(ConnectorV2):
             for name, by_key in columns.items():
                 by_column.setdefault(name, {}).update(by_key)
         return by_column
+
+    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+        """See ConnectorV2; tensors have this layout already."""
+        return TorchPiece()
 
 
 _WITHOUT_TIME_AXIS = (Columns.STATE_OUT, Columns.STATE_IN, Columns.INFOS)
@@ -137,6 +150,19 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
                         for item in items
                     ]
         return batch
+
+    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+        """See ConnectorV2."""
+        if not rl_module.is_stateful():
+            return TorchPiece()
+
+        def forward(batch: Batch, memory: Memory) -> tuple[Batch, Memory]:
+            return {
+                name: column if name in _WITHOUT_TIME_AXIS else tree_map(lambda leaf: leaf[:, 0], column)
+                for name, column in batch.items()
+            }, memory
+
+        return TorchPiece(forward=forward)
 
 
 def _squeezed(leaf: Any, column: str, key: Any) -> Any:
@@ -193,3 +219,7 @@ class ListifyDataForVectorEnv(ConnectorV2):
                 raise ValueError(f"column {name!r}: episode {episode_id!r} is not one of the given episodes.")
             by_env[index_of[episode_id]][agent_id] = items[0]
         return by_env
+
+    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+        """See ConnectorV2; tensors have this layout already."""
+        return TorchPiece()

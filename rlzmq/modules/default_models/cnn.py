@@ -17,6 +17,9 @@ __all__ = ["ImageEncoder", "default_conv_filters", "image_layout", "is_image"]
 
 # A 2-D Box of bytes with both sides at least this long is a greyscale image, not a table.
 _MIN_IMAGE_SIDE = 16
+# Of frames as Atari agents see them: Mnih et al. 2015, doi:10.1038/nature14236.
+_NATURE_SIZE = (84, 84)
+_NATURE_FILTERS = ([32, 8, 4, "valid"], [64, 4, 2, "valid"], [64, 3, 1, "valid"])
 # Filters are added until the feature map is at most this wide.
 _MAX_MAP_SIDE = 7
 
@@ -44,8 +47,10 @@ def default_conv_filters(height: int, width: int) -> list[list[Any]]:
     """Return ``[[channels, [height, width] of the kernel, stride], …]``, down to at most 7 pixels a side.
 
     Odd kernels on odd sizes, even ones on even sizes: the padding is then the same on both ends, and
-    needs no copy of the image.
+    needs no copy of the image. Images of 84 × 84 pixels get the filters of Mnih et al. 2015, which do not pad.
     """
+    if (height, width) == _NATURE_SIZE:
+        return [list(entry) for entry in _NATURE_FILTERS]
     filters: list[list[Any]] = []
 
     def add(channels: int, kernel: int, stride: int) -> None:
@@ -84,8 +89,11 @@ class ImageEncoder(nn.Module):
         self.convs = nn.ModuleList()
         self._pads: list[list[int] | None] = []
         for index, entry in enumerate(filters):
-            out_channels, kernel, stride = _checked_filter(entry, index)
-            pads, height, width = _same_padding(height, width, kernel, stride)
+            out_channels, kernel, stride, pads_image = _checked_filter(entry, index)
+            if pads_image:
+                pads, height, width = _same_padding(height, width, kernel, stride)
+            else:
+                pads, height, width = _no_padding(height, width, kernel, stride, index)
             symmetric = pads[0] == pads[1] and pads[2] == pads[3]
             conv = nn.Conv2d(
                 channels, out_channels, kernel, stride, padding=(pads[2], pads[0]) if symmetric else 0
@@ -137,18 +145,34 @@ class ImageEncoder(nn.Module):
         return x if len(lead) == 1 else x.reshape(*lead, self.output_dim)
 
 
-def _checked_filter(entry: Any, index: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
+def _checked_filter(entry: Any, index: int) -> tuple[int, tuple[int, int], tuple[int, int], bool]:
+    """Return (channels, kernel, stride, whether to pad)."""
     try:
-        channels, kernel, stride = entry
+        channels, kernel, stride, padding = entry if len(entry) == 4 else (*entry, "same")
+        if padding not in ("same", "valid"):
+            raise ValueError
         pairs = [(v, v) if isinstance(v, int) else (int(v[0]), int(v[1])) for v in (kernel, stride)]
         if int(channels) < 1 or min(*pairs[0], *pairs[1]) < 1:
             raise ValueError
     except (TypeError, ValueError, IndexError):
         raise ConfigurationError(
-            f"model_config['conv_filters'][{index}]: expected [channels, kernel, stride] with kernel and "
-            f"stride an int or [height, width], all from 1, got {entry!r}"
+            f"model_config['conv_filters'][{index}]: expected [channels, kernel, stride] or [channels, "
+            f"kernel, stride, 'same' or 'valid'] with kernel and stride an int or [height, width], all from 1, "
+            f"got {entry!r}"
         ) from None
-    return int(channels), pairs[0], pairs[1]
+    return int(channels), pairs[0], pairs[1], padding == "same"
+
+
+def _no_padding(
+    height: int, width: int, kernel: tuple[int, int], stride: tuple[int, int], index: int
+) -> tuple[list[int], int, int]:
+    """Return as `_same_padding` does, for outputs of the places where the whole kernel fits."""
+    if height < kernel[0] or width < kernel[1]:
+        raise ConfigurationError(
+            f"model_config['conv_filters'][{index}]: the kernel {list(kernel)} does not fit into the {height} × "
+            f"{width} pixels before it without padding. Use 'same', or a smaller kernel."
+        )
+    return [0, 0, 0, 0], (height - kernel[0]) // stride[0] + 1, (width - kernel[1]) // stride[1] + 1
 
 
 def _same_padding(

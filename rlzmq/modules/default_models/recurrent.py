@@ -46,7 +46,10 @@ class RecurrentEncoder(nn.Module):
                 "an LSTM takes observations with a time dimension, [B, T, ...], got a batch whose encoding "
                 f"is of shape {tuple(tokens.shape)}; the piece AddTimeDimToBatchAndZeroPad adds it"
             )
-        if tokens.shape[1] == 1 and tokens.shape[0] * self.output_dim <= _CELL_MAX_UNITS:
+        # An exported graph has any number of rows: it takes the cell.
+        if tokens.shape[1] == 1 and (
+            torch.compiler.is_exporting() or tokens.shape[0] * self.output_dim <= _CELL_MAX_UNITS
+        ):
             weights: dict[str, Any] = self.lstm._parameters
             h, c = torch.lstm_cell(
                 tokens.squeeze(1),

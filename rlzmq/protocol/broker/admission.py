@@ -90,7 +90,7 @@ class Admission:
                 config = replace(state.config[0], driver=state.driver_incarnation)
                 state.send(event.peer, config, (state.config[1],))
             else:
-                state.send(event.peer, Refused("no_driver", "no driver has come yet"))
+                state.send(event.peer, Refused("no_driver", "no driver has connected yet"))
             return None
         peer = state.by_routing.get(event.peer)
         if peer is None:
@@ -112,7 +112,7 @@ class Admission:
         state.notify("protocol_error", role, peer.hello.name, detail)
         if peer.num_offences >= _MAX_OFFENCES and role != "driver":
             self._registration.expel(
-                peer, f"{peer.num_offences} messages that no {role} sends; the last: {detail}"
+                peer, f"{peer.num_offences} messages that a {role} never sends; the last: {detail}"
             )
 
     def on_malformed(self, event: Malformed) -> None:
@@ -148,7 +148,7 @@ class Admission:
         ranges: list[list[FragmentRange]] = []
         seated = state.by_routing.get(event.peer)
         if event.origin and seated is not None and seated.uuid != message.uuid:
-            detail = f"a connection is one process: this one is {seated.uuid[:60]}, not {message.uuid[:60]}"
+            detail = f"one connection belongs to one process: this one is {seated.uuid[:60]}, not {message.uuid[:60]}"
             self.offend(seated, "identity", detail)
             return
         try:

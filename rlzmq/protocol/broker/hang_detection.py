@@ -83,7 +83,7 @@ class HangDetection:
         for peer in (*state.runners.values(), *state.ranks.values()):
             if not peer.is_late and peer.has_worked and peer.silence.is_late(now):
                 peer.is_late = True
-                detail = f"it says nothing for {peer.silence.limit_s():.1f} s"
+                detail = f"it has been silent for {peer.silence.limit_s():.1f} s"
                 if self._is_from_outside(peer):
                     self._registration.forget(peer, "lost", detail)
                 else:
@@ -115,7 +115,7 @@ class HangDetection:
         for uuid in self._ranks.hung(now):
             for peer in self._state.ranks.values():
                 if peer.uuid == uuid:
-                    detail = f"the other ranks wait for it in a collective since {limit_s:.1f} s"
+                    detail = f"the other ranks have waited for it in a collective for {limit_s:.1f} s"
                     self._state.notify("hung", "learner", peer.hello.name, detail)
 
     def _watch_alone(self, now: float) -> None:

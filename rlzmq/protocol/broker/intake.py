@@ -81,7 +81,9 @@ class Intake:
             return
         if lease is None and self._overruns(peer, num_bytes):
             self._refuse(peer, message, "rejected")
-            state.send(peer, Rejected(message.seq, "overrun", "too much without a lease is pending"))
+            state.send(
+                peer, Rejected(message.seq, "overrun", "too many env steps without a lease are pending")
+            )
             return
         entry = state.ledger.accept(
             fragment,
@@ -94,7 +96,7 @@ class Intake:
             now=now,
             env_steps=message.env_steps if len(message.env_steps) <= peer.hello.num_envs else (),
         )
-        assert entry is not None, f"{fragment} is neither held nor done with"
+        assert entry is not None, f"{fragment} is neither held nor settled"
         peer.sampled += message.num_env_steps
         if not peer.has_worked:
             peer.has_worked = True
@@ -222,10 +224,10 @@ def _why_not(message: Fragment, newest: tuple[int, int] | None, leased_env_steps
     if leased_env_steps is not None and num_steps > leased_env_steps:
         return f"{message.fragment_id}: {num_steps} env steps for a lease of {leased_env_steps}"
     if message.weights_version < 0 or message.generation < 0:
-        return f"{message.fragment_id}: a negative version or generation"
+        return f"{message.fragment_id}: negative version or generation"
     if newest is not None and (message.generation > newest[0] or message.weights_version > newest[1]):
         return (
             f"{message.fragment_id}: sampled with weights {message.weights_version} of generation "
-            f"{message.generation}, the newest are {newest[1]} of generation {newest[0]}"
+            f"{message.generation}, the newest are version {newest[1]} of generation {newest[0]}"
         )
     return None

@@ -63,7 +63,7 @@ class Registration:
         state.know(hello, incarnation)
         seated = state.by_routing.get(routing)
         if seated is not None and (seated.uuid, seated.hello.role) != (hello.uuid, hello.role):
-            self.forget(seated, "left", f"its connection is that of {hello.name} now")
+            self.forget(seated, "left", f"its connection now belongs to {hello.name} now")
         previous = self._registered(hello)
         if previous is not None and previous.routing != routing:
             state.by_routing.pop(previous.routing, None)
@@ -116,7 +116,7 @@ class Registration:
         state.count_refused("crowd")
         peer = connected.get(leaving.uuid)
         if peer is not None:
-            detail = f"too many processes from {origin} have registered and not worked"
+            detail = f"too many processes from {origin} have registered without working"
             state.send(peer, Refused("crowd", detail, peer.hello.generation))
             self.forget(peer, "refused", detail)
         state.forget_newcomer(leaving)
@@ -228,7 +228,7 @@ class Registration:
                 peer.watch = ProgressWatch(first_timeout_s=state.options.first_hung_after_s)
         elif hello.role == "driver":
             if state.driver is not None and state.driver is not peer and state.driver.uuid != hello.uuid:
-                self.forget(state.driver, "left", "another driver took over")
+                self.forget(state.driver, "left", "another driver has taken over")
             state.driver, state.driver_incarnation = peer, peer.incarnation
             for field in ("package_version", "config_digest", "spaces_digest"):
                 if getattr(hello, field):

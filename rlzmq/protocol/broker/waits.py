@@ -20,7 +20,7 @@ def waits_of(state: BrokerState, now: float) -> list[str]:
         lines.insert(0, "broker: grants no leases, the driver has paused it")
     if not state.group_is_complete:
         here = ", ".join(peer.hello.name for peer in state.ranks.values()) or "none"
-        lines.append(f"broker: waits for learners: {state.num_ranks} are the group, registered: {here}")
+        lines.append(f"broker: waits for learners: the group has {state.num_ranks}, registered: {here}")
     return lines
 
 
@@ -29,8 +29,8 @@ def _collecting(state: BrokerState, update_id: int, now: float) -> list[str]:
     oldest, newest = state.version_bounds(update)
     ready, leased = state.ledger.free_steps(oldest, newest), state.leases.leased_env_steps()
     lines = [
-        f"broker: collects update {update_id} since {now - state.open[update_id].at:.1f} s: {ready} of "
-        f"{state.batch_of(update)} env steps are here, {leased} leased"
+        f"broker: has been collecting update {update_id} for {now - state.open[update_id].at:.1f} s: {ready} of "
+        f"{state.batch_of(update)} env steps have arrived, {leased} are leased"
     ]
     if state.weights is None or state.weights.version < update.weights_version:
         lines.append(f"broker: waits for rank 0's weights of version {update.weights_version}")
@@ -38,7 +38,7 @@ def _collecting(state: BrokerState, update_id: int, now: float) -> list[str]:
         lines.append("broker: waits for env runners, none is registered")
     for peer in state.runners.values():
         leases = state.leases.of_peer(peer.uuid)
-        what = f"samples a lease of {now - leases[0].granted_at:.1f} s ago" if leases else "has no lease"
+        what = f"samples a lease granted {now - leases[0].granted_at:.1f} s ago" if leases else "has no lease"
         lines.append(f"{peer.hello.name}: {what}, last heard {now - peer.heard_at:.1f} s ago")
     return lines
 

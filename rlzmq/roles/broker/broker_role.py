@@ -384,7 +384,7 @@ def _check_key(peer: bytes, role: str, hello: Hello) -> Malformed | None:
     if hello.role not in (role, "observer"):
         return Malformed(peer, "key", f"a key of role {role!r} said HELLO as {hello.role!r}")
     if hello.role == "runner" and "@" not in hello.name:
-        return Malformed(peer, "key", f"a runner from outside is called name@host, not {hello.name!r}")
+        return Malformed(peer, "key", f"a runner that joined must be named name@host, not {hello.name!r}")
     return None
 
 

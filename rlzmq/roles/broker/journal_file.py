@@ -179,4 +179,4 @@ def _records(path: Path, content: memoryview, position: int) -> Iterator[tuple[i
         yield kind, payload
         end = next_one
     if end < len(content):
-        _log.info("%s ends with a record that was cut short, at byte %d", path, end)
+        _log.info("%s ends in the middle of a record, at byte %d", path, end)

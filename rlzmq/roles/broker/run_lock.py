@@ -47,7 +47,7 @@ class RunLock:
             os.close(fd)
             who = f"process {text[1]} on {text[2]}" if len(text) == 3 else "another process"
             raise ConfigurationError(
-                f"{who} is the broker of this run already ({path} is locked): end it first, or choose another "
+                f"{who} is already the broker of this run ({path} is locked): end it first, or choose another "
                 "--join-file for a run of its own"
             ) from None
         text = _words(fd)  # read again under the lock: another broker may have run since the file was opened

@@ -62,8 +62,8 @@ _COUNT = struct.Struct("<I")
 _MAX_REMEMBERED = 4096
 # Settings that only sampling needs; a replay need not import their code.
 _OF_SAMPLING = frozenset(
-    {"env", "env_config", "env_to_module_connector", "module_to_env_connector", "callbacks_class", "callbacks_hooks",
-     "evaluation_config", "custom_evaluation_function", "record_dir", "durability", "journal_dir"}
+    {"env", "env_config", "wrappers", "env_to_module_connector", "module_to_env_connector", "callbacks_class",
+     "callbacks_hooks", "evaluation_config", "custom_evaluation_function", "record_dir", "durability", "journal_dir"}
 )  # fmt: skip
 _NUM_SUMS = 16
 
@@ -335,7 +335,7 @@ def read_arrivals(directory: str | Path) -> list[ArrivalFile]:
     paths = sorted(Path(directory).glob(_PATTERN))
     if not paths:
         raise ConfigurationError(
-            f"{directory} holds no arrival log (NNNNNN.arrivals): record one with config.debugging(record_dir=…) or "
+            f"{directory} contains no arrival log (NNNNNN.arrivals): record one with config.debugging(record_dir=…) or "
             "rlzmq train --record."
         )
     return [file for path in paths if (file := _read(path)) is not None]
@@ -348,7 +348,7 @@ def _read(path: Path) -> ArrivalFile | None:
         if len(content) < len(_MAGIC) and _MAGIC.startswith(bytes(content)):
             return None
         raise ConfigurationError(
-            f"{path} is no arrival log of this release: it does not begin with {_MAGIC!r}."
+            f"{path} is not an arrival log of this release: it does not begin with {_MAGIC!r}."
         )
     file, end = ArrivalFile(path, {}), len(_MAGIC)
     try:
@@ -356,7 +356,7 @@ def _read(path: Path) -> ArrivalFile | None:
             end = next_one
             _take(file, kind, payload)
     except (WireError, KeyError, TypeError, struct.error) as error:  # its checksum was right
-        raise ConfigurationError(f"{path} is no arrival log of this release: {error!r}.") from error
+        raise ConfigurationError(f"{path} is not an arrival log of this release: {error!r}.") from error
     if end < len(content):
         file.torn_at = end
     return file if file.steps else None

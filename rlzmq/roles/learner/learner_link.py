@@ -163,7 +163,7 @@ class LearnerLink(PeerLink):
         except Exception as error:  # data from a peer may raise anything: the shard is refused
             reason, detail = getattr(error, "reason", "unusable"), str(error)
             if not isinstance(error, (ProtocolError, ValueError)):
-                _log.error("fragment %s made its check fail:", shard.fragment, exc_info=error)
+                _log.error("fragment %s raised an error in its check:", shard.fragment, exc_info=error)
                 detail = f"{type(error).__name__}: {detail}"
             self.handle(ShardFailed(shard.update_id, shard.attempt, shard.index, str(reason), detail))
             return

@@ -48,7 +48,7 @@ def module_outputs(module: RLModule, *, explore: bool) -> dict[str, Any]:
             state = step.initial_state(_NUM_ROWS) if step.is_stateful else None
             columns, _ = step(tree_stack([space.sample() for _ in range(_NUM_ROWS)]), state, 0)
     except Exception as error:
-        _log.debug("the module %s is not tried out: %s", type(module).__name__, error)
+        _log.debug("no trial step of module %s: %s", type(module).__name__, error)
         return {}
     return {
         name: column

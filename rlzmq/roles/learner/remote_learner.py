@@ -156,7 +156,7 @@ class RemoteLearner:
                 return
             message, value = decode_message(frames)
         except (WireError, ProtocolError) as error:
-            self.end(PeerLostError(f"what the driver says cannot be read: {error}"))
+            self.end(PeerLostError(f"the driver's message cannot be read: {error}"))
             return
         if isinstance(message, Call):
             self._was_called = True
@@ -168,7 +168,7 @@ class RemoteLearner:
                 running.cancel()
         elif isinstance(message, Shutdown):
             if message.call_id == NO_CALL_ID:
-                print(f"{self.name}: the driver ended this learner", file=sys.stderr, flush=True)
+                print(f"{self.name}: the driver stopped this learner", file=sys.stderr, flush=True)
                 os._exit(75)  # a blocked training thread would keep the process
             self._stopping = asyncio.ensure_future(self._stop(message.call_id))
 
@@ -178,7 +178,7 @@ class RemoteLearner:
                 value = None
                 await self._build(*args)
             elif call.method not in _METHODS:
-                raise ProtocolError(f"a learner from outside has no method {call.method!r}")
+                raise ProtocolError(f"a learner that joined has no method {call.method!r}")
             else:
                 if call.method == "connect":
                     # The driver's own addresses and (no) keys mean nothing here.

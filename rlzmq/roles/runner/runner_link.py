@@ -42,6 +42,8 @@ class SamplingRole(Protocol):
 
     env_runner: Any
     env_watch: EnvWatch
+    layout_digest: str
+    """Digest of the weights' layout since the modules changed; "" before."""
 
     def take_fragment(self, num_vector_steps: int, max_s: float | None = None) -> Any:
         """Sample a lease; see `rlzmq.roles.fragment_data.take_fragment`."""
@@ -124,14 +126,18 @@ class RunnerLink(PeerLink):
         if isinstance(instruction, ApplyWeights):
             header, body = instruction.header, instruction.body
             faults.record("weights", generation=header.generation, version=header.version)
-            self._submit(
-                lambda: runner.set_weights(
-                    body,
-                    version=header.version,
-                    generation=header.generation,
-                    num_env_steps=header.num_env_steps,
-                )
-            )
+
+            def set_weights() -> None:
+                # Learners may have published weights of the former modules while this runner's were changed.
+                if self._role.layout_digest in ("", header.layout_digest):
+                    runner.set_weights(
+                        body,
+                        version=header.version,
+                        generation=header.generation,
+                        num_env_steps=header.num_env_steps,
+                    )
+
+            self._submit(set_weights)
         elif isinstance(instruction, ApplyConnectorState):
             blob = instruction.blob
             self._submit(lambda: runner.set_connector_state(unpack_blob(blob)))

@@ -70,6 +70,9 @@ class FusedMultiAgentSampler(EpisodicSampler):
     # -- between fragments ---------------------------------------------------------------------
 
     def reset(self) -> None:
+        self._find_modules()
+        for module_id in self._stores.keys() - self.runner.multi_rl_module.keys():
+            del self._stores[module_id]  # no ongoing episode has rows in it any more
         for store in self._stores.values():
             store.clear()
             store.templates = {}

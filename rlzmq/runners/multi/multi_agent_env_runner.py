@@ -69,7 +69,7 @@ class MultiAgentEnvRunner(EnvRunner):
 
     def _make_vector_env(self, context: EnvContext) -> SyncVectorMultiAgentEnv:
         env = make_multi_agent_vec(
-            self.config.env,
+            self.config.env_entry(),
             num_envs=self.num_envs,
             mode=getattr(self.config, "gym_env_vectorize_mode", "sync"),
             context=context,

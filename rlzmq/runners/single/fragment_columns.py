@@ -149,8 +149,14 @@ def find_chunks(
         The chunks with at least one step.
     """
     num_steps, num_envs = terminated.shape
+    done = terminated | truncated
+    if not done.any():
+        none = np.zeros(num_envs, np.bool_)
+        begin = starts_with_reset.astype(np.int64)
+        table = ChunkTable(np.arange(num_envs), begin, num_steps - begin, none, none, ~starts_with_reset, 0)
+        return table if (table.length > 0).all() else table.select(table.length > 0)
     # (step, env) of every episode end, by step, then env
-    end_step, end_env = np.nonzero(terminated | truncated)
+    end_step, end_env = np.nonzero(done)
     # The same by env, then step, with the ends before and after in one env side by side.
     by_env = np.lexsort((end_step, end_env))
     env, step = end_env[by_env], end_step[by_env]

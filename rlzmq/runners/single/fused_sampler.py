@@ -371,6 +371,8 @@ class FusedSampler(Sampler):
         return needs_reset | failed
 
     def _check_autoreset(self, done: BoolArray) -> None:
+        if not done.any():
+            return
         after = np.concatenate([self._starts_with_reset[None], done[:-1]])
         if (done & after).any():
             step, index = np.argwhere(done & after)[0].tolist()

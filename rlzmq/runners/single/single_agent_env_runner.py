@@ -54,7 +54,7 @@ class SingleAgentEnvRunner(EnvRunner):
 
     def _make_vector_env(self, context: EnvContext) -> Any:
         return make_vec(
-            self.config.env,
+            self.config.env_entry(),
             num_envs=self.num_envs,
             mode=self.config.gym_env_vectorize_mode,
             context=context,

@@ -1,0 +1,40 @@
+"""Settings of the documentation site: ``sphinx-build -W --keep-going docs build/docs``."""
+
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+
+from rlzmq.core.version import __version__ as version  # noqa: E402
+
+project = "rlzmq"
+release = version
+html_title = f"rlzmq {release}"
+copyright = "the rlzmq authors"
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "generated_pages",
+]
+exclude_patterns = ["examples"]
+
+html_theme = "furo"
+html_copy_source = False
+html_show_sphinx = False
+html_theme_options = {"navigation_with_keys": True}
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+copybutton_exclude = ".linenos, .gp, .go"
+copybutton_prompt_text = "$ "
+
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+napoleon_use_rtype = False
+default_role = "name"  # generated_pages: a link for public names, code for all others
+toc_object_entries = False
+maximum_signature_line_length = 90

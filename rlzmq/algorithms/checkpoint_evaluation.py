@@ -1,0 +1,324 @@
+"""Evaluation of a checkpoint's policy on whole episodes, with statistics and a video of the first ones."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlzmq.algorithms.checkpoints import load_config, read_algorithm, resume_config
+from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.extras import import_optional
+from rlzmq.core.files import write_text
+from rlzmq.core.score_statistics import Statistic, bootstrap_interval, interquartile_mean, mean
+from rlzmq.core.version import __version__
+from rlzmq.envs.registry import EnvContext, make_env, resolve_env
+
+__all__ = ["CheckpointScores", "evaluate_checkpoint"]
+
+_VIDEO_SUFFIXES = (".mp4", ".gif")
+_MAX_GIF_FPS = 50  # a GIF counts in hundredths of a second, and viewers slow down delays of one
+_MAX_INLINE_BYTES = 8_000_000
+
+
+@dataclass(frozen=True)
+class CheckpointScores:
+    """Returns and lengths of a checkpoint's evaluation episodes; notebooks show them as a table, with the video.
+
+    Attributes:
+        checkpoint: What was evaluated.
+        env: The environment.
+        seed: Seed of the environment; None: a random one.
+        explore: Whether actions were sampled from the distribution.
+        returns: Return of each episode, in order.
+        lengths: Env steps of each episode.
+        agent_return_means: Mean return by agent id; {} for single-agent environments.
+        video: The video file; None if none was asked for.
+    """
+
+    checkpoint: str
+    env: str
+    seed: int | None
+    explore: bool
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+    agent_return_means: Mapping[str, float]
+    video: Path | None = None
+
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return float(np.mean(self.returns))
+
+    @property
+    def iqm(self) -> float:
+        """Interquartile mean of the returns."""
+        return float(interquartile_mean(self.returns))
+
+    @property
+    def mean_interval(self) -> tuple[float, float]:
+        """95 % bootstrap interval of the mean; NaN for a single episode."""
+        return self._interval(mean)
+
+    @property
+    def iqm_interval(self) -> tuple[float, float]:
+        """95 % bootstrap interval of the interquartile mean; NaN for a single episode."""
+        return self._interval(interquartile_mean)
+
+    def _interval(self, statistic: Statistic) -> tuple[float, float]:
+        low, high = bootstrap_interval(self.returns, statistic)
+        return float(low), float(high)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values; statistics that do not exist are None."""
+        return {
+            "checkpoint": self.checkpoint,
+            "env": self.env,
+            "seed": self.seed,
+            "explore": self.explore,
+            "rlzmq": __version__,
+            "return": {
+                "mean": self.mean,
+                "mean_interval_95": _finite(self.mean_interval),
+                "iqm": self.iqm,
+                "iqm_interval_95": _finite(self.iqm_interval),
+                "std": float(np.std(self.returns)),
+                "min": min(self.returns),
+                "max": max(self.returns),
+            },
+            "length_mean": float(np.mean(self.lengths)),
+            "agent_return_means": dict(self.agent_return_means),
+            "episodes": [
+                {"return": episode_return, "length": length}
+                for episode_return, length in zip(self.returns, self.lengths, strict=True)
+            ],
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write `to_dict` as a JSON file."""
+        write_text(Path(path), json.dumps(self.to_dict(), indent=1) + "\n")
+
+    def __str__(self) -> str:
+        lines = [
+            f"episodes {len(self.returns)}  return mean {self.mean:.2f} {_shown(self.mean_interval)}  "
+            f"IQM {self.iqm:.2f} {_shown(self.iqm_interval)}  (95 % intervals, bootstrap over episodes)",
+            f"min {min(self.returns):.2f}  max {max(self.returns):.2f}  length mean {np.mean(self.lengths):.1f}",
+        ]
+        if self.agent_return_means:
+            lines.append("  ".join(f"{id_} {value:.2f}" for id_, value in self.agent_return_means.items()))
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("return mean", f"{self.mean:.2f} {_shown(self.mean_interval)}"),
+            ("return IQM", f"{self.iqm:.2f} {_shown(self.iqm_interval)}"),
+            ("min, max", f"{min(self.returns):.2f}, {max(self.returns):.2f}"),
+            ("episodes", f"{len(self.returns)}, {np.mean(self.lengths):.1f} steps long on average"),
+        ]
+        table = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows)
+        return f"<table>{table}</table>{self._video_html()}"
+
+    def _video_html(self) -> str:
+        if self.video is None or self.video.stat().st_size > _MAX_INLINE_BYTES:
+            return ""
+        data = base64.b64encode(self.video.read_bytes()).decode()
+        if self.video.suffix == ".gif":
+            return f'<img src="data:image/gif;base64,{data}">'
+        return f'<video controls src="data:video/mp4;base64,{data}"></video>'
+
+
+def evaluate_checkpoint(
+    path: str | Path,
+    *,
+    num_episodes: int = 10,
+    seed: int | None = None,
+    explore: bool = False,
+    video: str | Path | None = None,
+    num_video_episodes: int = 1,
+    config: BaseConfig | None = None,
+    trust_code: bool = False,
+) -> CheckpointScores:
+    """Evaluate a checkpoint's policy in this process.
+
+    The episodes are played one after the other in one environment: of several, those that end first would be
+    counted, so short episodes would count too often.
+
+    Args:
+        path: A checkpoint, or a run directory, whose newest intact checkpoint is evaluated.
+        num_episodes: Number of complete episodes.
+        seed: Seed of the environment; None: the run's.
+        explore: Whether to sample actions from the distribution instead of taking its mode.
+        video: ``.mp4`` or ``.gif`` file for a video of the first episodes; None: no video.
+        num_video_episodes: Number of episodes in the video.
+        config: Replaces the stored config; needed if that held functions or classes.
+        trust_code: Whether to import functions and classes that the stored config names.
+
+    Raises:
+        ConfigurationError: A count is below 1; the video's suffix is unknown or the environment makes no pictures.
+        MissingPackageError: imageio is not installed (``pip install 'rlzmq[video]'``).
+        CheckpointError: As for `Algorithm.from_checkpoint`.
+    """
+    for name, count in (("num_episodes", num_episodes), ("num_video_episodes", num_video_episodes)):
+        if count < 1:
+            raise ConfigurationError(f"{name}={count}: expected 1 or more.")
+    recorder = None if video is None else _VideoRecorder(Path(video), min(num_video_episodes, num_episodes))
+    if config is None:
+        config = load_config(path, trust_code=trust_code)
+    config = _config_for_evaluation(config.copy(copy_frozen=False), num_episodes, explore)
+    if seed is not None:
+        config.debugging(seed=seed)
+    if recorder is not None:
+        recorder.configure(config)
+    config.validate()
+    config.offline_data(input_=None).experimental(_validate_config=False)  # the policy needs no data
+    state = read_algorithm(path)
+    chosen = resume_config(path, state, config, trust_code=trust_code)
+    # Evaluation starts new episodes and does not need those in progress in the run's env runners.
+    state = {
+        name: part for name, part in state.items() if not name.startswith(("env_runners", "eval_env_runners"))
+    }
+    try:
+        # By name: a user's own algorithm class may be missing here, but evaluation does not use its training step.
+        with config._algorithm_class()(chosen) as algorithm:
+            algorithm.set_state(state)
+            metrics = algorithm.evaluate()["env_runners"]
+    finally:
+        if recorder is not None:
+            recorder.close()
+    scores = metrics["hist_stats"]
+    by_agent = metrics.get("agent_episode_return_mean", {}) if chosen.is_multi_agent else {}
+    return CheckpointScores(
+        checkpoint=str(path),
+        env=resolve_env(chosen.env).label,
+        seed=chosen.seed,
+        explore=explore,
+        returns=tuple(scores["episode_return"]),
+        lengths=tuple(scores["episode_len"]),
+        agent_return_means={str(id_): float(value) for id_, value in by_agent.items()},
+        video=None if recorder is None else recorder.path,
+    )
+
+
+def _config_for_evaluation(config: BaseConfig, num_episodes: int, explore: bool) -> BaseConfig:
+    """Make `config` that of a serial run with one environment for evaluation."""
+    config.env_runners(num_env_runners=0).learners(num_learners=0).evaluation(
+        evaluation_num_env_runners=0,
+        evaluation_interval=None,
+        evaluation_parallel_to_training=False,
+        evaluation_duration=num_episodes,
+        evaluation_duration_unit="episodes",
+        evaluation_config={"explore": explore, "num_envs_per_env_runner": 1},
+    )
+    config.networking(listen=None, advertise=None, join_file=None, broker=None, num_remote_learners=0)
+    return config
+
+
+class _VideoRecorder:
+    """Writes the pictures of the first episodes into a video, as callbacks of the env runner.
+
+    Args:
+        path: The file.
+        num_episodes: Number of episodes to record.
+    """
+
+    def __init__(self, path: Path, num_episodes: int) -> None:
+        if path.suffix not in _VIDEO_SUFFIXES:
+            raise ConfigurationError(f"video {path}: expected a file name that ends with .mp4 or .gif.")
+        if not path.parent.is_dir():
+            raise ConfigurationError(f"video {path}: there is no directory {path.parent}.")
+        self.path = path
+        self._num_left = num_episodes
+        self._imageio = import_optional("imageio.v2", "A video", "rlzmq[video]")
+        if path.suffix == ".mp4":
+            import_optional("imageio_ffmpeg", "An mp4 video", "rlzmq[video]")
+        self._writer: Any = None
+        self._frames_per_s = 30.0
+
+    def configure(self, config: BaseConfig) -> None:
+        """Let the config's environments make pictures, and its env runner call this recorder.
+
+        Raises:
+            ConfigurationError: The environment makes no pictures.
+        """
+        settings = {**config.env_config, "render_mode": "rgb_array"}
+        env = _env_with_pictures(config.env, settings)
+        self._frames_per_s = float(env.metadata.get("render_fps") or 30)
+        env.close()
+        config.environment(env_config=settings)
+        if config.gym_env_vectorize_mode == "async":
+            config.env_runners(gym_env_vectorize_mode="sync")
+        config.callbacks(on_episode_start=self._add, on_episode_step=self._add, on_episode_end=self._end)
+
+    def close(self) -> None:
+        """Complete the file."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _add(self, *, env: Any, env_index: int, **kwargs: Any) -> None:
+        if self._num_left < 1 or env_index:
+            return
+        frame = _first(env.envs[0].render() if hasattr(env, "envs") else env.render())
+        if self._writer is None:
+            self._writer = self._open()
+        self._writer.append_data(_even(frame))
+
+    def _end(self, **kwargs: Any) -> None:
+        self._num_left -= 1
+
+    def _open(self) -> Any:
+        if self.path.suffix == ".gif":
+            frames_per_s = min(self._frames_per_s, _MAX_GIF_FPS)
+            return self._imageio.get_writer(self.path, duration=1000 / frames_per_s, loop=0)
+        return self._imageio.get_writer(self.path, fps=self._frames_per_s, macro_block_size=2)
+
+
+def _env_with_pictures(env: object, settings: Mapping[str, Any]) -> Any:
+    label = resolve_env(env).label
+    how = f"video: {label} makes no pictures with env_config={{'render_mode': 'rgb_array'}}"
+    try:
+        made = make_env(env, EnvContext(settings))
+    except Exception as error:
+        raise ConfigurationError(f"{how}: {error}") from error
+    if getattr(made, "render_mode", None) == "rgb_array":
+        return made
+    modes = getattr(made, "metadata", {}).get("render_modes") or "none"
+    raise ConfigurationError(
+        f"{how}: its render_mode is {getattr(made, 'render_mode', None)!r}, its render modes are {modes}. Its "
+        "constructor should take render_mode and set self.render_mode; render() should return an array [height, width, "
+        "3] of uint8."
+    )
+
+
+def _first(rendered: Any) -> NDArray[np.uint8]:
+    """Return the picture of the first environment, of what a single or a vector env rendered.
+
+    Raises:
+        ConfigurationError: It is no picture.
+    """
+    frame = rendered[0] if isinstance(rendered, tuple | list) and rendered else rendered
+    if isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3:
+        return frame
+    came = f"{frame.dtype}{list(frame.shape)}" if isinstance(frame, np.ndarray) else type(frame).__name__
+    raise ConfigurationError(
+        f"video: the environment's render() returned {came}; expected an array [height, width, 3] of uint8."
+    )
+
+
+def _even(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Repeat the last row or column of an odd size, which the codec does not take."""
+    return np.pad(frame, ((0, frame.shape[0] % 2), (0, frame.shape[1] % 2), (0, 0)), mode="edge")
+
+
+def _finite(interval: tuple[float, float]) -> list[float] | None:
+    return None if np.isnan(interval).any() else list(interval)
+
+
+def _shown(interval: tuple[float, float]) -> str:
+    return "[–]" if np.isnan(interval).any() else f"[{interval[0]:.2f}, {interval[1]:.2f}]"

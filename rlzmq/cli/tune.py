@@ -1,0 +1,197 @@
+"""``rlzmq tune``: search for good settings, from a TOML file with search objects."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from rlzmq.cli.joining import import_first
+from rlzmq.cli.main import EXIT_INTERNAL, EXIT_INTERRUPTED
+from rlzmq.cli.parsing import parse
+from rlzmq.cli.stopping import StopCriteria
+from rlzmq.cli.train import apply_preset
+from rlzmq.config.plain import load_named
+from rlzmq.config.search_space import search_objects_in_tables
+from rlzmq.config.toml import read_toml
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from rlzmq.tune.result_grid import ResultGrid
+    from rlzmq.tune.tuner import Tuner
+
+__all__ = ["TuneOptions", "run"]
+
+_TABLES = ("trainable", "param_space", "tune", "stop", "checkpoint", "failure")
+
+
+@dataclass
+class TuneOptions:
+    """Options of ``rlzmq tune``."""
+
+    space: tyro.conf.Positional[Path]
+    """TOML file: trainable, settings with search objects, and tables for tune, stop, checkpoint and failure."""
+    trials: int | None = None
+    """Number of trials for each grid point (default: num_samples in the file's tune table, else 1)."""
+    jobs: int | None = None
+    """Most trials at the same time (default: as many as this machine has cores for)."""
+    metric: str | None = None
+    """Path of the metric in a result (default: metric in the file's tune table, else
+    env_runners/episode_return_mean)."""
+    mode: Literal["max", "min"] | None = None
+    """Whether the metric is to be large or small (default: mode in the file's tune table, else max)."""
+    stop: list[str] = field(default_factory=list)
+    """End a trial when this is reached: return=475, steps=300000, iterations=50, time=60 (s), or a/result/path=number;
+    repeatable (default: the file's stop table)."""
+    time_budget: float | None = None
+    """End the search after so many seconds (default: no limit)."""
+    storage: str | None = None
+    """URL of an Optuna storage, which several machines may share, e.g. postgresql://HOST/DATABASE (default: SQLite in
+    the experiment's directory)."""
+    dir: Path = Path("runs/tune")
+    """Directory of the experiments (default: runs/tune)."""
+    name: str | None = None
+    """Name of the experiment and its directory (default: the algorithm's name with date and time)."""
+    resume: bool = False
+    """Continue the experiment of this --name, or start it if there is none (default: False)."""
+    preset: Annotated[str, tyro.conf.arg(metavar="auto|none|NAME")] = "auto"
+    """Settings to start from, which the file overrides. auto: those shipped for this algorithm and env, if there are
+    any; NAME: these (rlzmq presets lists them) (default: auto)."""
+    quiet: bool = False
+    """Print only the summary at the end (default: False)."""
+    import_: list[str] = field(default_factory=list)
+    """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The command: `arguments` without ``rlzmq tune``; the exit code."""
+    options = parse(
+        TuneOptions,
+        arguments,
+        usage="rlzmq tune SPACE.toml [options]",
+        description="Search for good settings: run trials of a training with different values, in parallel processes.",
+    )
+    import_first(options.import_)
+    tuner = _tuner(options)
+    again = f"rlzmq tune {shlex.quote(str(options.space))} --name {shlex.quote(tuner.path.name)} --resume"
+    try:
+        results = tuner.fit()
+    except KeyboardInterrupt:
+        print(f"interrupted\nresume      {again}")
+        return EXIT_INTERRUPTED
+    return _print_summary(results, tuner, options)
+
+
+def _tuner(options: TuneOptions) -> Tuner:
+    """Return the Tuner that the file and the options describe."""
+    from rlzmq.tune.settings import CheckpointConfig, FailureConfig, RunConfig
+    from rlzmq.tune.tuner import Tuner
+
+    tables = search_objects_in_tables(read_toml(options.space))
+    trainable, param_space = _trainable(tables, options)
+    stop = StopCriteria(options.stop).goals or tables.get("stop")
+    run_config = RunConfig(
+        name=options.name,
+        storage_path=options.dir,
+        stop=stop,
+        checkpoint_config=_made(CheckpointConfig, "checkpoint", tables),
+        failure_config=_made(FailureConfig, "failure", tables),
+        verbose=0 if options.quiet else None,
+    )
+    tune_config = _tune_config(tables.get("tune", {}), options)
+    path = options.dir / str(options.name)
+    if options.resume and options.name is None:
+        raise ConfigurationError("--resume needs the --name of the experiment.")
+    if options.resume and Tuner.can_restore(path):
+        return Tuner.restore(
+            path, trainable, param_space=param_space, tune_config=tune_config, run_config=run_config
+        )
+    return Tuner(trainable, param_space=param_space, tune_config=tune_config, run_config=run_config)
+
+
+def _trainable(tables: Mapping[str, Any], options: TuneOptions) -> tuple[Any, Any]:
+    """Return the trainable and its search space.
+
+    Raises:
+        ConfigurationError: The file does not name a trainable, or a table is unknown.
+    """
+    from rlzmq.algorithms.registry import get_config_class
+
+    named = tables.get("trainable")
+    if not isinstance(named, str):
+        raise ConfigurationError(f'{options.space}: which trainable? Begin with e.g. trainable = "PPO".')
+    rest = {key: value for key, value in tables.items() if key not in _TABLES}
+    if ":" in named:
+        if rest:
+            key = next(iter(rest))
+            raise ConfigurationError(f"{options.space} has no table {key!r}.{did_you_mean(key, _TABLES)}")
+        return load_named(named), tables.get("param_space", {})
+    config_class = get_config_class(named)
+    given = config_class().update_from_tables(rest).given()
+    config = config_class()
+    apply_preset(config, named.lower(), given.get("env"), options)
+    return named, config.update_from_dict(given)
+
+
+def _tune_config(table: Mapping[str, Any], options: TuneOptions) -> Any:
+    from rlzmq.tune.schedulers import create_scheduler
+    from rlzmq.tune.search import create_searcher
+    from rlzmq.tune.settings import TuneConfig
+
+    given = dict(table)
+    for name, create in (("scheduler", create_scheduler), ("search_alg", create_searcher)):
+        if isinstance(given.get(name), str):
+            given[name] = create(given[name])
+        elif isinstance(given.get(name), Mapping):
+            settings = dict(given[name])
+            given[name] = create(settings.pop("name", ""), **settings)
+    chosen = {
+        "num_samples": options.trials,
+        "max_concurrent_trials": options.jobs,
+        "metric": options.metric,
+        "mode": options.mode,
+        "time_budget_s": options.time_budget,
+        "storage": options.storage,
+    }
+    defaults = {"metric": "env_runners/episode_return_mean", "mode": "max"}
+    given = {**defaults, **given, **{name: value for name, value in chosen.items() if value is not None}}
+    return _made(TuneConfig, "tune", {"tune": given})
+
+
+def _made(kind: type, name: str, tables: Mapping[str, Any]) -> Any:
+    try:
+        return kind(**tables.get(name, {}))
+    except TypeError as error:
+        raise ConfigurationError(f"table [{name}]: {str(error).partition(') ')[2] or error}.") from None
+
+
+def _print_summary(results: ResultGrid, tuner: Tuner, options: TuneOptions) -> int:
+    """Print the best trial and the commands that go on from it; return the exit code."""
+    from rlzmq.tune.config_paths import config_value
+    from rlzmq.tune.metric_paths import number_at
+
+    print(f"{results.num_terminated} trials ended, {results.num_errors} failed; {tuner.path}")
+    if not results.num_terminated:
+        print(f"first error {results.errors[0]}" if results.errors else "no trial has ended")
+        return EXIT_INTERNAL
+    best = results.get_best_result()
+    value = number_at(best.metrics, str(results.metric))
+    print(f"best        {results.metric} = {value:.6g} in {best.path}")
+    for path in tuner.space:
+        try:
+            print(f"            {path} = {config_value(best.config, path)}")
+        except ConfigurationError:  # an argument of a function
+            continue
+    imports = "".join(f" --import {shlex.quote(module)}" for module in options.import_)
+    config = Path(best.path) / "config.toml"
+    if config.is_file():
+        name = Path(best.path).name.rpartition("_")[0].lower()
+        print(f"train       rlzmq train {name} --config {shlex.quote(str(config))} --preset none{imports}")
+        if best.checkpoint is not None:
+            print(f"evaluate    rlzmq evaluate {shlex.quote(best.checkpoint.path)}{imports}")
+    return 0

@@ -1,0 +1,71 @@
+"""Stacks on request: a signal makes a process write the stacks of its threads into a file in memory.
+
+The file is named for the process's role and found in ``/proc/PID/fd`` by processes of the same user, so only a process
+that handles the signal is ever sent it. The stacks are written by a signal handler in C, also while the process hangs.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import time
+from pathlib import Path
+
+__all__ = ["find_stack_channel", "open_stack_channel", "read_stacks"]
+
+_SIGNAL = signal.SIGUSR2
+_PREFIX = "/memfd:rlzmq-stacks:"
+_LOOK_S = 0.02
+_NUM_QUIET_LOOKS = 5  # nothing signals the end of the stacks
+_MAX_WAIT_S = 3.0
+
+_channel: tuple[int, int] | None = None  # its descriptor, and the process that it belongs to
+
+
+def open_stack_channel(role: str) -> None:
+    """Let others read the stacks of this process.
+
+    Args:
+        role: What they find it by, e.g. ``"runner-0"``.
+    """
+    global _channel
+    if _channel is not None and _channel[1] == os.getpid():
+        return
+    fd = os.memfd_create(f"rlzmq-stacks:{role[:200]}", os.MFD_CLOEXEC)
+    faulthandler.register(_SIGNAL, file=fd, all_threads=True)
+    _channel = (fd, os.getpid())
+
+
+def find_stack_channel(pid: int) -> tuple[str, Path] | None:
+    """Return role and file of a process's channel; None if it has none, has ended, or is of another user."""
+    try:
+        found = [(os.readlink(entry.path), Path(entry.path)) for entry in list(os.scandir(f"/proc/{pid}/fd"))]
+    except OSError:
+        return None
+    for target, path in found:
+        if target.startswith(_PREFIX):
+            return target.removeprefix(_PREFIX).removesuffix(" (deleted)"), path
+    return None
+
+
+def read_stacks(pid: int, channel: Path) -> str:
+    """Make a process write the stacks of its threads, and return them; "" if it does not answer.
+
+    Args:
+        pid: The process.
+        channel: Its channel, from `find_stack_channel`.
+
+    Raises:
+        OSError: The process has ended.
+    """
+    with open(channel, "rb") as file:
+        begin = size = os.fstat(file.fileno()).st_size
+        os.kill(pid, _SIGNAL)
+        num_quiet, deadline = 0, time.monotonic() + _MAX_WAIT_S
+        while num_quiet < _NUM_QUIET_LOOKS and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+            before, size = size, os.fstat(file.fileno()).st_size
+            num_quiet = num_quiet + 1 if size == before > begin else 0
+        file.seek(begin)
+        return file.read().decode(errors="replace")

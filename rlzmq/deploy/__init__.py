@@ -1,0 +1,1 @@
+"""Trained policies in use: exported files, and servers."""

@@ -1,0 +1,197 @@
+"""Writers: callbacks that send each result to TensorBoard, Weights & Biases, MLflow or trackio.
+
+Each takes the numbers of a result under their paths, e.g. ``env_runners/episode_return_mean``, at the env step of the
+result, and the run's settings as hyper-parameters. Their packages are imported when the writer is made.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from rlzmq.core.callbacks import Callback
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.extras import import_optional
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.telemetry.runs import numbers_in
+
+__all__ = ["WRITERS", "MLflowWriter", "TensorBoardWriter", "TrackioWriter", "WandbWriter", "make_writers"]
+
+_PROJECT = "rlzmq"
+_MAX_PARAM_CHARS = 500
+
+
+def settings_of(algorithm: Any) -> dict[str, bool | int | float | str]:
+    """Return the settings that differ from the defaults, as values that every tracker takes."""
+    return {
+        name: value if isinstance(value, bool | int | float | str) else str(value)[:_MAX_PARAM_CHARS]
+        for name, value in sorted(algorithm.config.diff().items())
+    }
+
+
+def finite_numbers(result: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers of a result by path."""
+    return {name: value for name, value in numbers_in(result) if math.isfinite(value)}
+
+
+def env_step_of(result: Mapping[str, Any]) -> int:
+    """Return the env steps at which a result is shown: sampled, or trained if the run samples none."""
+    return int(result["num_env_steps_sampled_lifetime"] or result["num_env_steps_trained_lifetime"])
+
+
+class TensorBoardWriter(Callback):
+    """Write event files for TensorBoard.
+
+    Args:
+        directory: Where to write them.
+        histograms: Whether to write histograms, of the modules' weights and of lists of numbers in results (such as
+            the returns of an evaluation round).
+    """
+
+    def __init__(self, directory: str | Path = "runs/tensorboard", *, histograms: bool = False) -> None:
+        import_optional("tensorboard", "TensorBoard's files", "rlzmq[tb]")
+        self._torch = import_optional("torch.utils.tensorboard", "TensorBoard's files", "rlzmq[tb]")
+        self._directory, self._histograms = str(directory), histograms
+        self._writer: Any = None
+
+    def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
+        if self._histograms and inspect.iscoroutinefunction(algorithm.get_module):
+            raise ConfigurationError(
+                "TensorBoardWriter(histograms=True) needs an Algorithm, not an AsyncAlgorithm."
+            )
+        self._writer = self._torch.SummaryWriter(self._directory)
+        metrics = {"env_runners/episode_return_mean": math.nan}
+        for part in self._torch.summary.hparams(settings_of(algorithm), metrics):
+            self._writer.file_writer.add_summary(part)
+
+    def on_train_result(self, *, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
+        step = env_step_of(result)
+        for name, value in finite_numbers(result).items():
+            self._writer.add_scalar(name, value, step)
+        if self._histograms:
+            for name, values in [*_lists_in(result), *_weights_of(algorithm, result)]:
+                self._writer.add_histogram(name, values, step)
+        self._writer.flush()
+
+    def on_algorithm_end(self, **kwargs: Any) -> None:
+        self._writer.close()
+
+
+class WandbWriter(Callback):
+    """Log to Weights & Biases, to the project of ``WANDB_PROJECT`` (default: rlzmq).
+
+    Args:
+        directory: Where W&B keeps its files.
+    """
+
+    def __init__(self, directory: str | Path = "runs") -> None:
+        self._wandb: Any = import_optional("wandb", "Logging to Weights & Biases", "wandb")
+        self._directory, self._run = str(directory), cast(Any, None)
+
+    def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
+        project = os.environ.get("WANDB_PROJECT", _PROJECT)
+        self._run = self._wandb.init(project=project, dir=self._directory, config=settings_of(algorithm))
+
+    def on_train_result(self, *, result: dict[str, Any], **kwargs: Any) -> None:
+        self._run.log(finite_numbers(result), step=env_step_of(result))
+
+    def on_algorithm_end(self, **kwargs: Any) -> None:
+        self._run.finish()
+
+
+class MLflowWriter(Callback):
+    """Log a run to MLflow: to ``MLFLOW_TRACKING_URI`` and ``MLFLOW_EXPERIMENT_NAME``, if they are set.
+
+    Args:
+        directory: Its name becomes the run's.
+    """
+
+    def __init__(self, directory: str | Path = "rlzmq") -> None:
+        self._mlflow: Any = import_optional("mlflow", "Logging to MLflow", "mlflow")
+        self._name = Path(directory).name
+
+    def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
+        self._run_id = self._mlflow.start_run(run_name=self._name).info.run_id
+        self._mlflow.log_params(settings_of(algorithm))
+
+    def on_train_result(self, *, result: dict[str, Any], **kwargs: Any) -> None:
+        # Other characters, such as those of agents' ids, are refused.
+        numbers = {re.sub(r"[^\w./ -]", "_", name): value for name, value in finite_numbers(result).items()}
+        self._mlflow.log_metrics(numbers, step=env_step_of(result), run_id=self._run_id)
+
+    def on_algorithm_end(self, **kwargs: Any) -> None:
+        self._mlflow.end_run()
+
+
+class TrackioWriter(Callback):
+    """Log to trackio, to the project of ``TRACKIO_PROJECT`` (default: rlzmq).
+
+    Args:
+        directory: Its name becomes the run's.
+    """
+
+    def __init__(self, directory: str | Path = "rlzmq") -> None:
+        self._trackio: Any = import_optional("trackio", "Logging to trackio", "trackio")
+        self._name = Path(directory).name
+
+    def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
+        project = os.environ.get("TRACKIO_PROJECT", _PROJECT)
+        self._trackio.init(project=project, name=self._name, config=settings_of(algorithm))
+
+    def on_train_result(self, *, result: dict[str, Any], **kwargs: Any) -> None:
+        self._trackio.log(finite_numbers(result), step=env_step_of(result))
+
+    def on_algorithm_end(self, **kwargs: Any) -> None:
+        self._trackio.finish()
+
+
+WRITERS: dict[str, Callable[[Path], Callback]] = {
+    "tb": TensorBoardWriter,
+    "wandb": WandbWriter,
+    "mlflow": MLflowWriter,
+    "trackio": TrackioWriter,
+}
+"""The writers of ``rlzmq train --log``, by name; each takes the run's directory."""
+
+
+def make_writers(names: str, directory: Path) -> list[Callback]:
+    """Return the writers of these names.
+
+    Args:
+        names: Names separated by commas, e.g. ``"tb,wandb"``; "" for none.
+        directory: The run's directory.
+
+    Raises:
+        ConfigurationError: There is no writer of a name, or its package is not installed.
+    """
+    chosen = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    for name in chosen:
+        if name not in WRITERS:
+            raise ConfigurationError(f"--log {names}: no writer {name!r}.{did_you_mean(name, WRITERS)}")
+    return [WRITERS[name](directory) for name in chosen]
+
+
+def _lists_in(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the lists and arrays of numbers in a result, by path."""
+    for name, value in result.items():
+        if isinstance(value, Mapping):
+            yield from _lists_in(value, f"{prefix}{name}/")
+        elif isinstance(value, list | tuple | np.ndarray) and len(value):
+            numbers = np.asarray(value)
+            if numbers.dtype.kind in "iuf" and np.isfinite(numbers).all():
+                yield f"{prefix}{name}", numbers
+
+
+def _weights_of(algorithm: Any, result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the weights of the modules that were trained, by path."""
+    for module_id in result["learners"]:
+        if not module_id.startswith("__"):
+            for name, weights in algorithm.get_module(module_id).named_parameters():
+                yield f"weights/{module_id}/{name}", weights.detach()

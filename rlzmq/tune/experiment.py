@@ -1,0 +1,500 @@
+"""Experiment: runs the trials of a search in processes, as many at a time as the cores allow.
+
+    study (Optuna) ── claim ──► trial ── waits for cores ──► TrialProcess ── result ──► stopper, scheduler
+          ▲                       ▲                               │                           │
+          └─ end, report ─────────┴── pause, killed, failed ──────┴───────── next iteration ◄─┘
+
+| consumes | produces | waits for | unblocked by |
+|---|---|---|---|
+| waiting entries of the study | trial processes | free cores | a trial that ends or pauses |
+| results of trial processes | decisions, files, ended entries | the next result | the trial, or its process's end |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.actors.handle import ActorHandle
+from rlzmq.actors.system import ActorSystem
+from rlzmq.algorithms.algorithm import Algorithm
+from rlzmq.config.base_config import BaseConfig
+from rlzmq.config.search_space import GridSearch, SearchObject, find_search_objects
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.seeding import derive_seed
+from rlzmq.tune.config_paths import TrialConfig, resolve, with_values
+from rlzmq.tune.metric_paths import number_at
+from rlzmq.tune.result_grid import Result, ResultGrid, TuneError
+from rlzmq.tune.schedulers.base import CONTINUE, Decision, FIFOScheduler, TrialScheduler
+from rlzmq.tune.schedulers.pbt import PopulationBasedTraining
+from rlzmq.tune.search.base import BasicVariantGenerator
+from rlzmq.tune.session import TrialContext
+from rlzmq.tune.settings import RunConfig, TuneConfig
+from rlzmq.tune.stoppers import NoopStopper, make_stopper
+from rlzmq.tune.study import Claim, Study
+from rlzmq.tune.trial import Trial, read_results
+from rlzmq.tune.trial_process import TrialProcess
+from rlzmq.tune.view import View
+
+__all__ = ["Experiment"]
+
+_log = logging.getLogger("rlzmq.tune")
+
+T = TypeVar("T")
+
+_TICK_S = 2.0  # between heartbeats, and between looks at what other machines have done
+_STOP_S = 5.0  # for a trial's clean-up; then it is killed
+_STUDY_FILE = "study.db"
+
+
+class Experiment:
+    """One driver's part of a search.
+
+    Args:
+        trainable: An Algorithm class, a Trainable class or a function.
+        trainable_name: Its name.
+        param_space: A config or dict with search objects.
+        tune_config, run_config: The settings.
+        path: The experiment's directory.
+        resources: ``{"cpu": n}`` of one trial; None: by its config.
+        view: Shows the trials.
+
+    Raises:
+        ConfigurationError: The settings do not fit each other.
+    """
+
+    def __init__(
+        self,
+        trainable: Any,
+        trainable_name: str,
+        param_space: Any,
+        tune_config: TuneConfig,
+        run_config: RunConfig,
+        path: Path,
+        resources: Mapping[str, float] | None,
+        view: View,
+    ) -> None:
+        self._trainable = trainable
+        self._trainable_name = trainable_name
+        self._param_space = param_space
+        self._tune = tune_config
+        self._run_config = run_config
+        self._path = path
+        self._resources = resources
+        self._view = view
+        self._space: dict[str, SearchObject] = find_search_objects(param_space)
+        self._searcher = tune_config.search_alg or BasicVariantGenerator()
+        self._stopper = make_stopper(run_config.stop)
+        self._scheduler: TrialScheduler = tune_config.scheduler or FIFOScheduler()
+        self._scheduler.set_search_properties(tune_config.metric, tune_config.mode)
+        self._num_cores = len(os.sched_getaffinity(0))
+        self._trials: list[Trial] = []
+        self._observed: set[tuple[int, int]] = set()  # (trial, time) of other drivers
+        self._tasks: dict[asyncio.Task[None], Trial] = {}
+        self._is_over = False
+        self._error: BaseException | None = None
+        self._deadline = (
+            None if tune_config.time_budget_s is None else time.monotonic() + tune_config.time_budget_s
+        )
+        self._store = ThreadPoolExecutor(1, thread_name_prefix="tune-study")
+        self._check_ends()
+
+    # -- the loop -------------------------------------------------------------------------------------------
+
+    async def run(self, runs_again: Callable[[int, str], bool]) -> ResultGrid:
+        """Run until every trial has ended; return their results.
+
+        Args:
+            runs_again: ``(index, status)`` -> whether a trial that has ended runs again.
+
+        Raises:
+            BaseException: A trial's error, with ``fail_fast="raise"``.
+        """
+        try:
+            await self._open(runs_again)
+            try:
+                with self._view:
+                    async with ActorSystem() as system:
+                        system.preload([TrialProcess.__module__])
+                        await self._run_trials(system)
+            finally:
+                await self._on_store(self._study.close)
+            if self._error is not None:
+                raise self._error
+            return await self._on_store(self._collect)
+        finally:
+            self._store.shutdown()
+
+    async def stored_results(self) -> ResultGrid:
+        """Return the results of the trials that have ended, without running any."""
+        try:
+            await self._open_study()
+            await self._on_store(self._study.close)
+            return await self._on_store(self._collect)
+        finally:
+            self._store.shutdown()
+
+    async def _open_study(self) -> None:
+        storage = self._tune.storage or f"sqlite:///{self._path / _STUDY_FILE}"
+        arguments = storage, self._path.name, self._tune.mode, self._searcher, self._space
+        self._study: Study = await self._on_store(Study, *arguments)
+
+    async def _open(self, runs_again: Callable[[int, str], bool]) -> None:
+        await self._open_study()
+        await self._on_store(self._study.take_over_lost)
+        await self._on_store(self._study.ensure_waiting, max(self._num_trials, 0))
+        for ended in await self._on_store(self._study.ended):
+            if runs_again(ended.index, ended.status):
+                await self._on_store(self._study.forget, ended.index)
+            else:
+                self._replay(ended.index, Path(ended.path))
+
+    async def _run_trials(self, system: ActorSystem) -> None:
+        ticker = asyncio.create_task(self._tick(), name="tune heartbeat")
+        try:
+            while True:
+                await self._start_trials(system)
+                if not self._tasks:
+                    if self._is_over or not await self._on_store(self._study.num_live):
+                        return
+                    await asyncio.sleep(_TICK_S)  # trials of other machines
+                    continue
+                running = {ticker, *self._tasks}
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    self._tasks.pop(task, None)
+                    task.result()
+        finally:
+            for task in [ticker, *self._tasks]:
+                task.cancel()
+            await asyncio.gather(ticker, *self._tasks, return_exceptions=True)
+
+    async def _tick(self) -> None:
+        while True:
+            await self._on_store(self._study.beat)
+            await self._on_store(self._study.take_over_lost)
+            sign = -1.0 if self._scheduler.mode == "min" else 1.0
+            for index, values in await self._on_store(lambda: list(self._study.values_of_others())):
+                for at, value in values.items():
+                    if (index, at) not in self._observed:
+                        self._observed.add((index, at))
+                        self._scheduler.observe(f"{index:05d}", at, sign * value)
+            if self._has_to_end():
+                self._is_over = True
+            await asyncio.sleep(_TICK_S)
+
+    async def _start_trials(self, system: ActorSystem) -> None:
+        """Start trials while there are free cores."""
+        while not self._is_over:
+            waiting = [trial for trial in self._trials if trial.is_waiting]
+            if self._scheduler.starts_all or not waiting:
+                claims_all = self._scheduler.starts_all
+                while (claims_all or (not waiting and self._fits(1.0))) and (
+                    new := await self._claim()
+                ) is not None:
+                    waiting.append(new)
+            if not waiting:
+                return
+            trial: Any = self._scheduler.choose(waiting)
+            if not self._fits(self._cpus_of(trial)):
+                return
+            trial.status = "RUNNING"
+            task = asyncio.create_task(self._run_trial(system, trial), name=trial.name)
+            self._tasks[task] = trial
+            self._view.show(self._trials)
+
+    async def _claim(self) -> Trial | None:
+        """Take over a waiting trial of the study; None if there is none."""
+        if self._num_trials < 0:
+            await self._on_store(lambda: self._study.ensure_waiting(self._study.num_entries + 1))
+        claim: Claim | None = await self._on_store(self._study.claim)
+        if claim is None:
+            return None
+        name = f"{self._trainable_name}_{claim.index:05d}"
+        trial = Trial(claim, name, self._path / name, {})
+        self._trials.append(trial)
+        try:
+            trial.first_config = self._config_of(claim)
+        except ConfigurationError as error:
+            await self._end(trial, error)
+            return await self._claim()
+        if trial.checkpoints:
+            trial.changes = dict(trial.checkpoints[-1].changes)
+            trial.last_result = trial.checkpoints[-1].result
+        trial.config = with_values(trial.first_config, trial.changes)
+        self._scheduler.on_trial_add(trial)
+        self._replay(claim.index, trial.path, until=trial.last_result.get("training_iteration", 0))
+        return trial
+
+    # -- one trial --------------------------------------------------------------------------------------------
+
+    async def _run_trial(self, system: ActorSystem, trial: Trial) -> None:
+        """Run a trial until it ends or pauses; restart it if it fails and may do so."""
+        while not self._is_over:
+            try:
+                ends = await self._run_process(system, trial)
+            except ActorLostError as error:
+                trial.num_kills += 1
+                most = self._run_config.failure_config.max_kills
+                if 0 <= most < trial.num_kills:
+                    await self._end(trial, error)
+                    return
+                _log.warning("%s: %s. It is restarted.", trial.name, str(error).partition("\n")[0])
+            except Exception as error:
+                trial.num_failures += 1
+                most = self._run_config.failure_config.max_failures
+                if 0 <= most < trial.num_failures:
+                    await self._end(trial, error)
+                    return
+                _log.warning("%s raised %r. It is restarted.", trial.name, error)
+            else:
+                if ends:
+                    await self._end(trial, None)
+                return
+
+    async def _run_process(self, system: ActorSystem, trial: Trial) -> bool:
+        """Start a trial's process and take its results; return whether the trial has ended (else it pauses)."""
+        while True:
+            newest = trial.rewind()
+            trial.write_config()
+            handle = await system.spawn(
+                TrialProcess,
+                self._trainable,
+                trial.config,
+                TrialContext(
+                    experiment_name=self._path.name,
+                    trial_id=trial.trial_id,
+                    trial_name=trial.name,
+                    trial_dir=str(trial.path.absolute()),
+                    trial_resources={"cpu": self._cpus_of(trial)},
+                ),
+                None if newest is None else str(trial.path / newest.name),
+                {} if newest is None else newest.result,
+                name=f"{trial.name}-{trial.num_kills}-{trial.num_failures}",
+                deadline_s=0,
+            )
+            trial.pid = handle.pid
+            try:
+                decision = await self._take_results(handle, trial)
+            finally:
+                await self._stop_process(handle)
+            if decision.exploits is None:
+                if decision.action == "pause":
+                    trial.status = "PAUSED"
+                return decision.action == "stop"
+            if decision.action == "pause":
+                trial.status = "PAUSED"
+                return False
+
+    async def _take_results(self, handle: ActorHandle, trial: Trial) -> Decision:
+        """Take results until the trial ends, pauses, or continues from another's checkpoint."""
+        checkpoints = self._run_config.checkpoint_config
+        ended = Decision("stop")
+        while True:
+            got = await handle.call("train")
+            result = got["result"]
+            if result is None:
+                return ended
+            if got["has_checkpoint"]:
+                trial.last_result = result
+                trial.adopt_staged(checkpoints)
+            decision = await self._decide(trial, result)
+            result["done"] = decision.action == "stop"
+            trial.log(result)
+            await self._report(trial, result)
+            self._view.show(self._trials)
+            is_last = decision.action == "stop"
+            frequency = checkpoints.checkpoint_frequency
+            at_end = checkpoints.checkpoint_at_end
+            if is_last and at_end is None:
+                at_end = isinstance(self._trainable, type)
+            is_due = bool(frequency and result["training_iteration"] % frequency == 0) or bool(
+                is_last and at_end
+            )
+            if is_due or (decision.saves and decision.exploits is None):
+                await self._save(handle, trial, is_kept=is_due)
+            if decision.exploits is not None:
+                decision = self._exploit(trial, decision)
+            if decision.action != "continue" or decision.exploits is not None:
+                return decision
+
+    async def _decide(self, trial: Trial, result: dict[str, Any]) -> Decision:
+        """Return what the trial does after a result."""
+        decision = self._scheduler.on_trial_result(trial, result)
+        if self._stopper(trial.trial_id, result) or result["done"]:
+            decision = Decision("stop")
+        if self._stopper.stop_all() or self._has_to_end():
+            self._is_over = True
+        return Decision("stop") if self._is_over else decision
+
+    async def _save(self, handle: ActorHandle, trial: Trial, *, is_kept: bool) -> None:
+        path = trial.new_checkpoint_path()
+        if await handle.call("save", str(path)):
+            trial.add_checkpoint(path, is_kept=is_kept, config=self._run_config.checkpoint_config)
+
+    def _exploit(self, trial: Trial, decision: Decision) -> Decision:
+        """Make the trial continue from another's checkpoint; return what it does now."""
+        source: Any = decision.exploits
+        changed = with_values(with_values(trial.first_config, source.changes), decision.changes)
+        result = trial.copy_checkpoint(source, decision.changes, self._run_config.checkpoint_config)
+        if result is None:  # the source has not saved anything so far
+            return CONTINUE
+        trial.config = changed
+        if isinstance(self._scheduler, PopulationBasedTraining):
+            self._scheduler.note_exploited(trial, result)
+        return decision
+
+    async def _stop_process(self, handle: ActorHandle) -> None:
+        try:
+            await handle.stop(_STOP_S)
+        except Exception as error:  # of the trial's clean-up; its result counts
+            _log.warning("%s could not clean up: %r", handle.name, error)
+        finally:
+            handle.kill()
+
+    async def _report(self, trial: Trial, result: Mapping[str, Any]) -> None:
+        """Record the metric in the study, where dashboards and other machines see it."""
+        metric = self._metric
+        at = self._scheduler.time_of(result)
+        if metric is not None and at is not None and (value := number_at(result, metric)) is not None:
+            await self._on_store(self._study.report, trial.claim, int(at), value)
+
+    async def _end(self, trial: Trial, error: BaseException | None) -> None:
+        """End a trial, in the study and in its directory."""
+        if error is not None:
+            trial.write_error(error)
+            _log.error("%s failed: %s (see %s)", trial.name, _summary(error), trial.path / "error.txt")
+        trial.status = "TERMINATED" if error is None else "ERROR"
+        self._scheduler.on_trial_end(trial)
+        value = None if self._metric is None else number_at(trial.last_result, self._metric)
+        if self._metric is None:
+            value = float(trial.last_result.get("training_iteration", 0))
+        text = "" if error is None else _summary(error)
+        counts = await self._on_store(
+            self._study.end, trial.claim, trial.status, trial.path.absolute(), trial.last_result, value, text
+        )
+        if not counts:
+            _log.warning("%s was taken over by another driver, whose result counts.", trial.name)
+            self._trials.remove(trial)
+        self._view.show(self._trials)
+        fail_fast = self._run_config.failure_config.fail_fast
+        if error is not None and fail_fast:
+            self._is_over = True
+            if fail_fast == "raise":
+                self._error = self._error or error
+
+    # -- parts ---------------------------------------------------------------------------------------------------
+
+    def _config_of(self, claim: Claim) -> Any:
+        """Return the config of a trial."""
+        seed = derive_seed(self._study.seed, "trial", claim.index)
+        config = resolve(self._param_space, self._space, claim.parameters, seed)
+        if isinstance(config, BaseConfig):
+            config = config.copy(copy_frozen=False)
+            if config.seed is None:
+                config.debugging(seed=seed)
+            config.validate()
+        return config
+
+    def _replay(self, index: int, path: Path, until: float = float("inf")) -> None:
+        """Pass the stored results of a trial to the scheduler."""
+        for result in read_results(path):
+            at, score = self._scheduler.time_of(result), self._scheduler.score_of(result)
+            if at is not None and score is not None and result["training_iteration"] <= until:
+                self._scheduler.observe(f"{index:05d}", at, score)
+
+    def _cpus_of(self, trial: Trial) -> float:
+        """Return how many cores a trial occupies."""
+        if self._resources is not None:
+            return self._resources["cpu"]
+        config = trial.config
+        if not isinstance(config, BaseConfig):
+            return 1.0
+        evaluates = config.evaluation_num_env_runners if config.evaluation_interval else 0
+        return float(max(config.num_env_runners + config.num_learners + evaluates, 1))
+
+    def _fits(self, cpus: float) -> bool:
+        """Return whether a trial can start; one that needs more cores than there are runs alone."""
+        running = [trial for trial in self._trials if trial.status == "RUNNING"]
+        limits = (self._tune.max_concurrent_trials or 0, self._searcher.max_concurrent)
+        if any(limit and len(running) >= limit for limit in limits):
+            return False
+        if self._tune.max_concurrent_trials:
+            return True
+        return not running or sum(map(self._cpus_of, running)) + cpus <= self._num_cores
+
+    def _has_to_end(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    @property
+    def _metric(self) -> str | None:
+        return self._tune.metric or self._scheduler.metric
+
+    @property
+    def _num_trials(self) -> int:
+        """How many trials the search has; -1: no limit."""
+        num_points = 1
+        for item in self._space.values():
+            num_points *= len(item.values) if isinstance(item, GridSearch) else 1
+        return -1 if self._tune.num_samples < 0 else self._tune.num_samples * num_points
+
+    def _check_ends(self) -> None:
+        is_algorithm = isinstance(self._trainable, type) and issubclass(self._trainable, Algorithm)
+        ends = (
+            not isinstance(self._stopper, NoopStopper)
+            or self._deadline is not None
+            or self._scheduler.ends_trials
+        )
+        if self._scheduler.starts_all and self._tune.num_samples < 0:
+            name = type(self._scheduler).__name__
+            raise ConfigurationError(f"{name} needs a population: set TuneConfig(num_samples=…) to its size.")
+        if is_algorithm and not ends:
+            raise ConfigurationError(
+                f"{self._trainable_name} never ends by itself: set RunConfig(stop=…), e.g. "
+                "stop={'training_iteration': 10}, or TuneConfig(time_budget_s=…)."
+            )
+
+    async def _on_store(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function of the study on its thread."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._store, functools.partial(function, *arguments)
+        )
+
+    def _collect(self) -> ResultGrid:
+        """Return the results of the trials that have ended, those of earlier drivers and other machines included."""
+        own = {trial.claim.index: trial for trial in self._trials}
+        results = []
+        for ended in self._study.ended():
+            path = Path(ended.path)
+            trial = own.get(ended.index)
+            if not (path / "params.json").is_file():  # on another machine
+                error = TuneError(ended.error) if ended.error else None
+                results.append(Result(ended.result, {}, ended.path, error if trial is None else trial.error))
+                continue
+            result = Result.from_path(path)
+            config: TrialConfig = result.config if trial is None else trial.config
+            results.append(
+                Result(
+                    metrics=result.metrics if trial is None else trial.last_result,
+                    config=config.to_dict() if isinstance(config, BaseConfig) else config,
+                    path=str(path),
+                    error=result.error if trial is None else trial.error,
+                    best_checkpoints=result.best_checkpoints,
+                )
+            )
+        metric, mode = self._metric, self._tune.mode or self._scheduler.mode
+        return ResultGrid(results, str(self._path), metric, mode)
+
+
+def _summary(error: BaseException) -> str:
+    """Return the error's type and text."""
+    return "".join(traceback.format_exception_only(error)).partition("\n")[0]

@@ -1,0 +1,229 @@
+"""Result and ResultGrid: what a search returns."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlzmq.core.errors import ConfigurationError, RlzmqError
+from rlzmq.core.extras import import_optional
+from rlzmq.tune.metric_paths import Mode, check_mode, flatten, number_at, value_at
+from rlzmq.tune.session import Checkpoint
+from rlzmq.tune.trial import read_checkpoints, read_results
+
+__all__ = ["Result", "ResultGrid", "TuneError"]
+
+_SCOPES = ("last", "all", "avg", "last-5-avg", "last-10-avg")
+
+
+class TuneError(RlzmqError, RuntimeError):
+    """A trial failed in an earlier process; its text is the error's."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one trial has produced.
+
+    Attributes:
+        metrics: Its last result; {} if there is none.
+        config: Its config as a dict.
+        path: Its directory.
+        error: What ended it; None if nothing did.
+        checkpoint: Its newest checkpoint; None if there is none.
+        best_checkpoints: Its checkpoints with their results, oldest first.
+    """
+
+    metrics: dict[str, Any]
+    config: dict[str, Any]
+    path: str
+    error: BaseException | None = None
+    best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] = field(default_factory=list)
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint; None if there is none."""
+        return self.best_checkpoints[-1][0] if self.best_checkpoints else None
+
+    @classmethod
+    def from_path(cls, path: str | Path) -> Result:
+        """Return the result of a trial from the files in its directory.
+
+        Raises:
+            ConfigurationError: It is no trial's directory.
+        """
+        folder = Path(path)
+        if not (folder / "params.json").is_file():
+            raise ConfigurationError(f"{folder} is no trial's directory: it has no params.json.")
+        results = read_results(folder)
+        error = folder / "error.txt"
+        return cls(
+            metrics=results[-1] if results else {},
+            config=json.loads((folder / "params.json").read_text(encoding="utf-8")),
+            path=str(folder),
+            error=TuneError(error.read_text(encoding="utf-8")) if error.is_file() else None,
+            best_checkpoints=_checkpoints(folder),
+        )
+
+    @property
+    def metrics_dataframe(self) -> Any:
+        """All results as a pandas DataFrame, with slash paths as columns."""
+        return _pandas().DataFrame([flatten(result) for result in read_results(Path(self.path))])
+
+    def get_best_checkpoint(self, metric: str, mode: Mode) -> Checkpoint | None:
+        """Return the checkpoint with the largest or smallest metric; None if none has the metric."""
+        check_mode(mode, "get_best_checkpoint")
+        sign = 1 if mode == "max" else -1
+        scored = [
+            (sign * value, checkpoint)
+            for checkpoint, metrics in self.best_checkpoints
+            if (value := number_at(metrics, metric)) is not None
+        ]
+        return max(scored, key=lambda item: item[0])[1] if scored else None
+
+
+class ResultGrid(Sequence[Result]):
+    """The results of all trials, by trial.
+
+    Args:
+        results: The trials' results.
+        experiment_path: The experiment's directory.
+        metric, mode: Defaults of `get_best_result`.
+
+    Attributes:
+        experiment_path: The experiment's directory.
+        metric: Path of the metric that the search compares; None if it has none.
+    """
+
+    def __init__(
+        self,
+        results: Sequence[Result],
+        experiment_path: str,
+        metric: str | None = None,
+        mode: Mode | None = None,
+    ) -> None:
+        self._results = list(results)
+        self.experiment_path = experiment_path
+        self.metric, self._mode = metric, mode
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._results[index]
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self._results)
+
+    @property
+    def errors(self) -> list[BaseException]:
+        """The errors of the trials that failed."""
+        return [result.error for result in self._results if result.error is not None]
+
+    @property
+    def num_errors(self) -> int:
+        """Number of trials that failed."""
+        return len(self.errors)
+
+    @property
+    def num_terminated(self) -> int:
+        """Number of trials that ended without an error."""
+        return len(self._results) - self.num_errors
+
+    def get_best_result(
+        self,
+        metric: str | None = None,
+        mode: Mode | None = None,
+        scope: str = "last",
+        filter_nan_and_inf: bool = True,
+    ) -> Result:
+        """Return the best trial's result.
+
+        Args:
+            metric: Path of the metric; None: that of TuneConfig. Not needed for a single trial.
+            mode: "max" or "min"; None: that of TuneConfig.
+            scope: What of a trial counts: its "last" result, the best of "all", the mean ("avg") of all, or of the
+                newest ones ("last-5-avg", "last-10-avg").
+            filter_nan_and_inf: Whether to leave out values that are not finite.
+
+        Raises:
+            ValueError: There is no metric or mode, or the scope is unknown.
+            RuntimeError: No trial has the metric.
+        """
+        metric, mode = metric or self.metric, mode or self._mode
+        if len(self._results) == 1 and metric is None:
+            return self._results[0]
+        if metric is None or mode is None:
+            raise ConfigurationError("get_best_result needs metric=… and mode=…, here or in TuneConfig.")
+        check_mode(mode, "get_best_result")
+        if scope not in _SCOPES:
+            raise ConfigurationError(
+                f"get_best_result(scope={scope!r}): expected one of {', '.join(_SCOPES)}."
+            )
+        sign = 1 if mode == "max" else -1
+        scored = []
+        for result in self._results:
+            value = _value(result, metric, sign, scope, filter_nan_and_inf)
+            if value is not None:
+                scored.append((-math.inf if math.isnan(value) else sign * value, result))
+        if not scored:
+            raise TuneError(f"No trial has a value of {metric!r}. Errors of trials: {self.num_errors}.")
+        return max(scored, key=lambda item: item[0])[1]
+
+    def get_dataframe(self, filter_metric: str | None = None, filter_mode: Mode | None = None) -> Any:
+        """Return one row per trial as a pandas DataFrame: results under slash paths, config under ``config/…``.
+
+        Args:
+            filter_metric: Take the result with the best value of this metric; None: the last one.
+            filter_mode: "max" or "min".
+
+        Raises:
+            ValueError: Only one of both is given.
+        """
+        if (filter_metric is None) != (filter_mode is None):
+            raise ConfigurationError("get_dataframe needs both filter_metric and filter_mode, or neither.")
+        rows = []
+        for result in self._results:
+            metrics = result.metrics
+            if filter_metric is not None:
+                sign = 1 if filter_mode == "max" else -1
+                having = [
+                    (sign * value, index, each)
+                    for index, each in enumerate(read_results(Path(result.path)))
+                    if (value := number_at(each, filter_metric)) is not None
+                ]
+                metrics = max(having)[2] if having else metrics
+            rows.append({**flatten(metrics), **flatten(result.config, "config"), "logdir": result.path})
+        return _pandas().DataFrame(rows)
+
+    def __repr__(self) -> str:
+        return f"ResultGrid({len(self)} trials, {self.num_errors} errors, {self.experiment_path})"
+
+
+def _checkpoints(folder: Path) -> list[tuple[Checkpoint, dict[str, Any]]]:
+    return [(Checkpoint(str(folder / saved.name)), saved.result) for saved in read_checkpoints(folder)]
+
+
+def _value(result: Result, metric: str, sign: int, scope: str, filters: bool) -> float | None:
+    if scope == "last":
+        results = [result.metrics]
+    else:
+        results = read_results(Path(result.path))
+        if scope.startswith("last-"):
+            results = results[-int(scope.split("-")[1]) :]
+    values = [value for each in results if isinstance(value := value_at(each, metric), bool | int | float)]
+    if filters:
+        values = [value for value in values if math.isfinite(value)]
+    if not values:
+        return None
+    if scope == "all":
+        return sign * max(sign * value for value in values)
+    return values[-1] if scope == "last" else statistics.fmean(values)
+
+
+def _pandas() -> Any:
+    return import_optional("pandas", "A data frame", "rlzmq[tune]")

@@ -1,0 +1,44 @@
+"""Schedulers, under RLlib's names."""
+
+from collections.abc import Callable
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.tune.schedulers.asha import ASHAScheduler, AsyncHyperBandScheduler
+from rlzmq.tune.schedulers.base import FIFOScheduler, TrialScheduler
+from rlzmq.tune.schedulers.median import MedianStoppingRule
+from rlzmq.tune.schedulers.pbt import PopulationBasedTraining
+
+__all__ = [
+    "ASHAScheduler",
+    "AsyncHyperBandScheduler",
+    "FIFOScheduler",
+    "MedianStoppingRule",
+    "PopulationBasedTraining",
+    "TrialScheduler",
+    "create_scheduler",
+]
+
+_SCHEDULERS: dict[str, Callable[..., TrialScheduler]] = {
+    "fifo": FIFOScheduler,
+    "asha": ASHAScheduler,
+    "async_hyperband": ASHAScheduler,
+    "asynchyperband": ASHAScheduler,
+    "median_stopping_rule": MedianStoppingRule,
+    "medianstopping": MedianStoppingRule,
+    "pbt": PopulationBasedTraining,
+}
+
+
+def create_scheduler(scheduler: str, **settings: object) -> TrialScheduler:
+    """Return a scheduler by name: "fifo", "asha", "median_stopping_rule" or "pbt".
+
+    Raises:
+        ConfigurationError: There is no such scheduler, or it has no such setting.
+    """
+    if scheduler not in _SCHEDULERS:
+        raise ConfigurationError(f"No scheduler {scheduler!r}.{did_you_mean(scheduler, _SCHEDULERS)}")
+    try:
+        return _SCHEDULERS[scheduler](**settings)
+    except TypeError as error:
+        raise ConfigurationError(f"{scheduler}: {error}.") from None

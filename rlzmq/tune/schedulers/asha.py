@@ -1,0 +1,94 @@
+"""ASHAScheduler: asynchronous successive halving (Li et al. 2018, arXiv:1810.05934)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.tune.metric_paths import Mode
+from rlzmq.tune.schedulers.base import CONTINUE, STOP, Decision, ScheduledTrial, TrialScheduler
+
+__all__ = ["ASHAScheduler", "AsyncHyperBandScheduler"]
+
+
+@dataclasses.dataclass
+class ASHAScheduler(TrialScheduler):
+    """Ends at each rung the trials that are not among the best.
+
+    Rungs are at the times ``grace_period * reduction_factor**k`` below `max_t`. At a rung a trial ends if its score is
+    below the ``1 - 1/reduction_factor`` quantile of the scores that earlier trials had there; the first one goes on.
+
+    Args:
+        time_attr: Path of the time in results.
+        metric: Path of the metric; None: that of TuneConfig.
+        mode: "max" or "min"; None: that of TuneConfig.
+        max_t: Time at which every trial ends.
+        grace_period: Time before which no trial ends.
+        reduction_factor: About one in so many trials passes a rung.
+        brackets: Number of brackets, used in turn by the trials; the rungs of bracket s begin at
+            ``grace_period * reduction_factor**s``.
+        stop_last_trials: Whether trials end at `max_t`.
+    """
+
+    time_attr: str = "training_iteration"
+    metric: str | None = None
+    mode: Mode | None = None
+    max_t: float = 100
+    grace_period: float = 1
+    reduction_factor: float = 4
+    brackets: int = 1
+    stop_last_trials: bool = True
+    ends_trials: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.grace_period <= self.max_t:
+            raise ConfigurationError(
+                f"ASHAScheduler(grace_period={self.grace_period}, max_t={self.max_t}): expected a grace_period above 0 "
+                "and at most max_t."
+            )
+        if not self.reduction_factor > 1 or self.brackets < 1:
+            raise ConfigurationError(
+                f"ASHAScheduler(reduction_factor={self.reduction_factor}, brackets={self.brackets}): expected a "
+                "reduction_factor above 1 and at least 1 bracket."
+            )
+        self._rungs = [self._new_rungs(bracket) for bracket in range(self.brackets)]
+
+    def _new_rungs(self, bracket: int) -> list[tuple[float, dict[str, float]]]:
+        """Return (time, scores by trial) of a bracket's rungs, the last first."""
+        rungs: list[tuple[float, dict[str, float]]] = []
+        time = self.grace_period * self.reduction_factor**bracket
+        while time < self.max_t:
+            rungs.insert(0, (time, {}))
+            time *= self.reduction_factor
+        return rungs
+
+    def observe(self, trial_id: str, time: float, score: float) -> None:
+        """Enter a result into the last rung that it has reached."""
+        self._enter(trial_id, time, score)
+
+    def on_trial_result(self, trial: ScheduledTrial, result: Mapping[str, Any]) -> Decision:
+        """Return STOP at `max_t`, or if the trial's score at a rung is not among the best."""
+        time, score = self.time_of(result), self.score_of(result)
+        if time is None or score is None:
+            return CONTINUE
+        passes = self._enter(trial.trial_id, time, score)
+        return STOP if not passes or (self.stop_last_trials and time >= self.max_t) else CONTINUE
+
+    def _enter(self, trial_id: str, time: float, score: float) -> bool:
+        rungs = self._rungs[int(trial_id) % self.brackets]
+        for milestone, scores in rungs:
+            if time < milestone:
+                continue
+            if trial_id in scores:
+                return True
+            others = list(scores.values())
+            scores[trial_id] = score
+            return not others or score >= float(np.percentile(others, (1 - 1 / self.reduction_factor) * 100))
+        return True
+
+
+AsyncHyperBandScheduler = ASHAScheduler

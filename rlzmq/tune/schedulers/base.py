@@ -1,0 +1,133 @@
+"""TrialScheduler: decides by their results which trials go on, pause, end, or continue from another's checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Protocol
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.tune.config_paths import TrialConfig
+from rlzmq.tune.metric_paths import Mode, check_mode, number_at
+
+__all__ = ["CONTINUE", "PAUSE", "STOP", "Decision", "FIFOScheduler", "ScheduledTrial", "TrialScheduler"]
+
+
+class ScheduledTrial(Protocol):
+    """What schedulers see of a trial."""
+
+    trial_id: str
+    config: TrialConfig
+    last_result: dict[str, Any]
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the trial waits for a free slot: it is new, or paused."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the trial has ended."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What a trial does after a result.
+
+    Attributes:
+        action: "continue", "pause" (its state is saved, and others run first) or "stop".
+        saves: Whether its state is saved now.
+        exploits: Trial from whose newest checkpoint it continues; None: it keeps its state.
+        changes: New values of its config by path; with `exploits`.
+    """
+
+    action: Literal["continue", "pause", "stop"] = "continue"
+    saves: bool = False
+    exploits: ScheduledTrial | None = None
+    changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+CONTINUE = Decision()
+PAUSE = Decision("pause", saves=True)
+STOP = Decision("stop")
+
+
+class TrialScheduler:
+    """Base class of the schedulers.
+
+    Results of resumed trials, and of trials on other machines, are passed to `observe`; each new result of a trial
+    of this process to `on_trial_result`.
+
+    Attributes:
+        time_attr: Path of the time in results, e.g. "training_iteration".
+        metric: Path of the metric; None: that of TuneConfig.
+        mode: Whether the metric is to be large or small; None: that of TuneConfig.
+        starts_all: Whether all trials are started, in turns, before any is far ahead.
+        ends_trials: Whether every trial ends by the scheduler's own rule.
+    """
+
+    time_attr: str = "training_iteration"
+    metric: str | None = None
+    mode: Mode | None = None
+    starts_all: ClassVar[bool] = False
+    ends_trials: ClassVar[bool] = False
+
+    def set_search_properties(self, metric: str | None, mode: Mode | None) -> None:
+        """Take over metric and mode of TuneConfig.
+
+        Raises:
+            ConfigurationError: Both or neither have them, or a mode is unknown.
+        """
+        name = type(self).__name__
+        check_mode(self.mode, name)
+        for own, given, setting in ((self.metric, metric, "metric"), (self.mode, mode, "mode")):
+            if own is not None and given is not None and own != given:
+                raise ConfigurationError(
+                    f"{setting} is {given!r} in TuneConfig and {own!r} in {name}: set it in one of them only."
+                )
+        self.metric, self.mode = self.metric or metric, self.mode or mode
+        if self.metric is None or self.mode is None:
+            raise ConfigurationError(
+                f"{name} compares trials: set TuneConfig(metric=…, mode='max' or 'min')."
+            )
+
+    def on_trial_add(self, trial: ScheduledTrial) -> None:
+        """Note a new or resumed trial."""
+
+    def observe(self, trial_id: str, time: float, score: float) -> None:
+        """Note a result without deciding on its trial.
+
+        Args:
+            trial_id: The trial.
+            time: The value of `time_attr`.
+            score: The metric; negated if `mode` is "min", so that large scores are good.
+        """
+
+    def on_trial_result(self, trial: ScheduledTrial, result: Mapping[str, Any]) -> Decision:
+        """Return what the trial does after this result."""
+        return CONTINUE
+
+    def on_trial_end(self, trial: ScheduledTrial) -> None:
+        """Note that a trial has ended."""
+
+    def choose(self, waiting: Sequence[ScheduledTrial]) -> ScheduledTrial:
+        """Return which of these trials runs next."""
+        return waiting[0]
+
+    def time_of(self, result: Mapping[str, Any]) -> float | None:
+        """Return the time of a result; None if it has none."""
+        return number_at(result, self.time_attr)
+
+    def score_of(self, result: Mapping[str, Any]) -> float | None:
+        """Return the metric of a result, negated if small values are good; None if it has none."""
+        value = None if self.metric is None else number_at(result, self.metric)
+        return -value if value is not None and self.mode == "min" else value
+
+
+@dataclasses.dataclass
+class FIFOScheduler(TrialScheduler):
+    """Lets every trial run until its stop criterion."""
+
+    def set_search_properties(self, metric: str | None, mode: Mode | None) -> None:
+        """Take over metric and mode, which may be missing."""
+        check_mode(mode, "TuneConfig")
+        self.metric, self.mode = metric, mode

@@ -1,0 +1,130 @@
+"""Search algorithms: how the values of new trials are chosen."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlzmq.config.search_space import Categorical, GridSearch, Numeric, SearchObject
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.seeding import derive_seed
+from rlzmq.core.suggest import did_you_mean
+
+__all__ = ["BasicVariantGenerator", "ConcurrencyLimiter", "Searcher", "labels_of"]
+
+
+class Searcher:
+    """Base class of the search algorithms.
+
+    A trial's values are chosen in two steps: `fixed` gives those that are decided by the trial's number alone; the
+    sampler of the study chooses the others, once the trial starts.
+
+    Attributes:
+        points_to_evaluate: Values of the first trials by path; random or suggested where a path is missing.
+        max_concurrent: Most trials at the same time; 0: no limit.
+        seed: Seed of all choices; None: a random one.
+    """
+
+    points_to_evaluate: Sequence[Mapping[str, Any]]
+    max_concurrent: int
+    seed: int | None
+
+    def make_sampler(self, seed: int) -> Any:
+        """Return the Optuna sampler."""
+        raise NotImplementedError
+
+    def fixed(self, space: Mapping[str, SearchObject], index: int, seed: int) -> dict[str, Any]:
+        """Return the parameters of trial `index` that are decided in advance, in Optuna's form."""
+        grids = {path: item for path, item in space.items() if isinstance(item, GridSearch)}
+        points = list(itertools.product(*(labels_of(grid.values) for grid in grids.values())))
+        chosen = dict(zip(grids, points[index % len(points)], strict=True))
+        if index < len(self.points_to_evaluate):
+            for path, value in self.points_to_evaluate[index].items():
+                if path not in space:
+                    raise ConfigurationError(
+                        f"points_to_evaluate: the search space has no {path!r}.{did_you_mean(path, space)}"
+                    )
+                chosen[path] = _parameter(path, space[path], value)
+        return chosen
+
+
+@dataclass
+class BasicVariantGenerator(Searcher):
+    """Grids and random values.
+
+    Args:
+        points_to_evaluate: Values of the first trials by path, e.g. ``[{"lr": 0.001}]``.
+        max_concurrent: Most trials at the same time; 0: no limit.
+        random_state: Seed of the random values; None: a random one.
+    """
+
+    points_to_evaluate: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    max_concurrent: int = 0
+    random_state: int | None = None
+
+    def __post_init__(self) -> None:
+        self.points_to_evaluate = self.points_to_evaluate or []
+        self.seed = self.random_state
+
+    def make_sampler(self, seed: int) -> Any:
+        """Return None: every value is decided in advance."""
+        return None
+
+    def fixed(self, space: Mapping[str, SearchObject], index: int, seed: int) -> dict[str, Any]:
+        """Return all parameters of trial `index`, in Optuna's form; the same for the same seed."""
+        chosen = super().fixed(space, index, seed)
+        rng = np.random.default_rng(derive_seed(seed, "search", index))
+        for path, item in space.items():
+            if isinstance(item, Categorical):
+                drawn: Any = labels_of(item.values)[int(rng.integers(len(item.values)))]
+            elif isinstance(item, Numeric):
+                drawn = item.sample_coordinate(rng)
+            else:
+                continue
+            chosen.setdefault(path, drawn)
+        return chosen
+
+
+@dataclass
+class ConcurrencyLimiter(Searcher):
+    """A search algorithm with a limit on the number of trials at the same time.
+
+    Args:
+        searcher: The search algorithm.
+        max_concurrent: The limit.
+    """
+
+    searcher: Searcher
+    max_concurrent: int
+
+    def __post_init__(self) -> None:
+        self.seed = self.searcher.seed
+        self.points_to_evaluate = self.searcher.points_to_evaluate
+
+    def make_sampler(self, seed: int) -> Any:
+        """Return the sampler of the search algorithm."""
+        return self.searcher.make_sampler(seed)
+
+    def fixed(self, space: Mapping[str, SearchObject], index: int, seed: int) -> dict[str, Any]:
+        """Return what the search algorithm decides in advance."""
+        return self.searcher.fixed(space, index, seed)
+
+
+def labels_of(values: Sequence[Any]) -> list[Any]:
+    """Return what stands for these values in the study: the values themselves if it can store them."""
+    is_plain = all(value is None or type(value) in (bool, int, float, str) for value in values)
+    if is_plain and len(set(values)) == len(values):
+        return list(values)
+    return [f"{number}: {value!r}"[:80] for number, value in enumerate(values)]
+
+
+def _parameter(path: str, item: SearchObject, value: Any) -> Any:
+    if isinstance(item, Numeric):
+        return item.coordinate_of(value)
+    if isinstance(item, Categorical | GridSearch) and value in item.values:
+        return labels_of(item.values)[item.values.index(value)]
+    raise ConfigurationError(f"points_to_evaluate: {value!r} is no value of {path}={item!r}.")

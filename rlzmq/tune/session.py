@@ -1,0 +1,283 @@
+"""What a trial's code uses: `report`, `get_checkpoint`, `get_context`, `Checkpoint`, and the class `Trainable`."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import shutil
+import tempfile
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from rlzmq.core.errors import ConfigurationError
+
+__all__ = [
+    "Checkpoint",
+    "FunctionSession",
+    "Trainable",
+    "TrialContext",
+    "TrialStopped",
+    "get_checkpoint",
+    "get_context",
+    "report",
+    "set_session",
+    "with_parameters",
+    "with_resources",
+]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A directory with a saved state.
+
+    Attributes:
+        path: The directory.
+    """
+
+    path: str
+
+    @classmethod
+    def from_directory(cls, path: str | Path) -> Self:
+        """Return the checkpoint in this directory."""
+        return cls(str(path))
+
+    def to_directory(self, path: str | Path | None = None) -> str:
+        """Copy the files to `path`, or to a new temporary directory, and return its path."""
+        target = str(path) if path is not None else tempfile.mkdtemp(prefix="checkpoint-")
+        shutil.copytree(self.path, target, dirs_exist_ok=True)
+        return target
+
+    @contextlib.contextmanager
+    def as_directory(self) -> Iterator[str]:
+        """Return a context manager of the directory's path, for reading."""
+        yield self.path
+
+
+@dataclass(frozen=True)
+class TrialContext:
+    """Facts about the trial that runs in this process.
+
+    Attributes:
+        experiment_name: Name of the experiment.
+        trial_id: The trial's id within the experiment.
+        trial_name: Name of the trial and of its directory.
+        trial_dir: The trial's directory.
+        trial_resources: Resources that it was given, e.g. ``{"cpu": 1}``.
+    """
+
+    experiment_name: str
+    trial_id: str
+    trial_name: str
+    trial_dir: str
+    trial_resources: dict[str, float]
+
+    def get_experiment_name(self) -> str:
+        """Return the experiment's name."""
+        return self.experiment_name
+
+    def get_trial_id(self) -> str:
+        """Return the trial's id."""
+        return self.trial_id
+
+    def get_trial_name(self) -> str:
+        """Return the trial's name."""
+        return self.trial_name
+
+    def get_trial_dir(self) -> str:
+        """Return the trial's directory."""
+        return self.trial_dir
+
+    def get_trial_resources(self) -> dict[str, float]:
+        """Return the resources that the trial was given."""
+        return dict(self.trial_resources)
+
+
+class TrialStopped(BaseException):
+    """Raised by `report` in a trial that is stopped, so that the function's ``finally`` blocks run."""
+
+
+class FunctionSession:
+    """The channel between a trial's function, which runs on its own thread, and the trial's process.
+
+    `report` hands one result over and blocks until the process asks for the next.
+    """
+
+    def __init__(self, context: TrialContext, checkpoint: Checkpoint | None, stage: Path) -> None:
+        self.context = context
+        self.checkpoint = checkpoint
+        self._stage = stage
+        self._reports: queue.SimpleQueue[tuple[dict[str, Any], bool] | BaseException | None] = (
+            queue.SimpleQueue()
+        )
+        self._goes_on: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None) -> None:
+        """Hand over a result; return when the trial is to go on.
+
+        Raises:
+            TrialStopped: It is not.
+        """
+        if checkpoint is not None:
+            shutil.rmtree(self._stage, ignore_errors=True)
+            shutil.copytree(checkpoint.path, self._stage)
+        self._reports.put((dict(metrics), checkpoint is not None))
+        if not self._goes_on.get():
+            raise TrialStopped
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Note that the function has returned, or raised `error`."""
+        self._reports.put(error)
+
+    def next_report(self) -> tuple[dict[str, Any], bool] | None:
+        """Return the next result and whether it has a checkpoint; None after the last.
+
+        Raises:
+            BaseException: The function raised it.
+        """
+        found = self._reports.get()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def let_go_on(self, goes_on: bool) -> None:
+        """Make the function's `report` return, or raise TrialStopped."""
+        self._goes_on.put(goes_on)
+
+
+_session: FunctionSession | None = None
+
+
+def set_session(session: FunctionSession | None) -> None:
+    """Set the session of this process, which runs one trial."""
+    global _session
+    _session = session
+
+
+def _the_session(name: str) -> FunctionSession:
+    if _session is None:
+        raise ConfigurationError(
+            f"tune.{name}() was called outside of a trial: call it in the function that is passed to tune.Tuner(…)."
+        )
+    return _session
+
+
+def report(metrics: Mapping[str, Any], *, checkpoint: Checkpoint | None = None) -> None:
+    """Report a result of the trial, and wait until the trial is to go on.
+
+    Args:
+        metrics: Numbers by name; may be nested.
+        checkpoint: A directory with the trial's state, which is copied before this function returns.
+
+    Raises:
+        ConfigurationError: Called outside of a trial.
+    """
+    _the_session("report").report(metrics, checkpoint)
+
+
+def get_checkpoint() -> Checkpoint | None:
+    """Return the checkpoint from which the trial continues; None for a new one.
+
+    Raises:
+        ConfigurationError: Called outside of a trial.
+    """
+    return _the_session("get_checkpoint").checkpoint
+
+
+def get_context() -> TrialContext:
+    """Return the facts about this trial.
+
+    Raises:
+        ConfigurationError: Called outside of a trial.
+    """
+    return _the_session("get_context").context
+
+
+class Trainable:
+    """Base class of trainables with a step method. A subclass defines `setup` and `step`.
+
+    Attributes:
+        config: The trial's config.
+        iteration: Number of steps taken.
+        trial_id: The trial's id.
+        logdir: The trial's directory.
+    """
+
+    def __init__(self, config: dict[str, Any], context: TrialContext) -> None:
+        self.config = config
+        self.iteration = 0
+        self.trial_id = context.trial_id
+        self.logdir = context.trial_dir
+        self.setup(config)
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Prepare the trial. Does nothing by default."""
+
+    def step(self) -> dict[str, Any]:
+        """Run one iteration and return its result. ``{"done": True}`` in it ends the trial."""
+        raise NotImplementedError
+
+    def save_checkpoint(self, checkpoint_dir: str) -> Any:
+        """Save the state to files in this directory.
+
+        Returns:
+            None; or the directory.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no save_checkpoint(checkpoint_dir).")
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        """Restore the state from the files in this directory."""
+        raise NotImplementedError(f"{type(self).__name__} has no load_checkpoint(checkpoint_dir).")
+
+    def cleanup(self) -> None:
+        """Release what `setup` took. Does nothing by default."""
+
+
+class WithResources:
+    """A trainable and the resources that one trial of it takes."""
+
+    def __init__(self, trainable: Any, resources: Mapping[str, float]) -> None:
+        self.trainable = trainable
+        self.resources = {name.lower(): float(number) for name, number in resources.items()}
+
+
+def with_resources(trainable: Any, resources: Mapping[str, float]) -> WithResources:
+    """Return the trainable with the resources of one trial.
+
+    Args:
+        trainable: What `Tuner` takes.
+        resources: ``{"cpu": n}``: how many of this machine's cores a trial occupies.
+
+    Raises:
+        ConfigurationError: Another resource is named, or the number is not positive.
+    """
+    made = WithResources(trainable, resources)
+    if set(made.resources) != {"cpu"} or not made.resources["cpu"] > 0:
+        raise ConfigurationError(
+            f"with_resources(…, {dict(resources)!r}): expected {{'cpu': a positive number}}."
+        )
+    return made
+
+
+def with_parameters(trainable: Any, **objects: Any) -> Any:
+    """Return the trainable with additional arguments: of the function, or of the class's `setup`.
+
+    Args:
+        trainable: ``function(config, **objects)``, or a Trainable class with ``setup(config, **objects)``.
+        objects: The arguments. They are copied into each trial's process.
+    """
+    if isinstance(trainable, type) and issubclass(trainable, Trainable):
+        given_setup: Callable[..., None] = trainable.setup
+
+        def setup(self: Trainable, config: dict[str, Any]) -> None:
+            given_setup(self, config, **objects)
+
+        return types.new_class(trainable.__name__, (trainable,), {}, lambda names: names.update(setup=setup))
+
+    def function(config: dict[str, Any]) -> Any:
+        return trainable(config, **objects)
+
+    function.__name__ = getattr(trainable, "__name__", "function")
+    return function

@@ -1,0 +1,186 @@
+"""Settings of a search: TuneConfig, RunConfig, CheckpointConfig and FailureConfig, and their stored form."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rlzmq.config.plain import load_named, names_code, plain_setting, revive_setting
+from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.tune.metric_paths import Mode, check_mode
+
+if TYPE_CHECKING:
+    from rlzmq.tune.schedulers.base import TrialScheduler
+    from rlzmq.tune.search.base import Searcher
+    from rlzmq.tune.stoppers import Stopper
+
+__all__ = [
+    "CheckpointConfig",
+    "FailureConfig",
+    "RunConfig",
+    "TuneConfig",
+    "settings_from_stored",
+    "stored_settings",
+]
+
+
+@dataclasses.dataclass
+class TuneConfig:
+    """How values are chosen and which trials run on.
+
+    Attributes:
+        metric: Path of the metric in a result, e.g. ``"env_runners/episode_return_mean"``.
+        mode: Whether the metric is to be large ("max") or small ("min").
+        search_alg: Chooses the values; None: a BasicVariantGenerator (grids and random values).
+        scheduler: Ends or changes trials by their results; None: a FIFOScheduler, which lets all run.
+        num_samples: Trials for each grid point; -1: new trials until `time_budget_s` is over.
+        max_concurrent_trials: Most trials at the same time; None or 0: as many as this machine has cores for.
+        time_budget_s: Seconds after which all trials end; None: no limit.
+        storage: URL of Optuna's storage, e.g. ``"postgresql://…"``, which several machines may share; None: SQLite in
+            the experiment's directory.
+    """
+
+    metric: str | None = None
+    mode: Mode | None = None
+    search_alg: Searcher | None = None
+    scheduler: TrialScheduler | None = None
+    num_samples: int = 1
+    max_concurrent_trials: int | None = None
+    time_budget_s: float | None = None
+    storage: str | None = None
+
+    def __post_init__(self) -> None:
+        check_mode(self.mode, "TuneConfig")
+        if not isinstance(self.num_samples, int) or (self.num_samples < 1 and self.num_samples != -1):
+            raise ConfigurationError(
+                f"TuneConfig(num_samples={self.num_samples!r}): expected an int from 1, or -1: no limit."
+            )
+        if self.num_samples == -1 and self.time_budget_s is None:
+            raise ConfigurationError("TuneConfig(num_samples=-1) never ends: give time_budget_s, too.")
+
+
+@dataclasses.dataclass
+class CheckpointConfig:
+    """When trials save checkpoints, and which are kept.
+
+    Attributes:
+        num_to_keep: How many are kept; None: all.
+        checkpoint_score_attribute: Path of the metric by which the best are kept; None: the newest are.
+        checkpoint_score_order: Whether a good score is large ("max") or small ("min").
+        checkpoint_frequency: Iterations between two checkpoints; 0: none before the end. Functions save with
+            ``tune.report(…, checkpoint=…)`` instead.
+        checkpoint_at_end: Whether a trial that ends saves one; None: yes, unless it is a function.
+    """
+
+    num_to_keep: int | None = None
+    checkpoint_score_attribute: str | None = None
+    checkpoint_score_order: Mode = "max"
+    checkpoint_frequency: int = 0
+    checkpoint_at_end: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_mode(self.checkpoint_score_order, "CheckpointConfig")
+        if self.num_to_keep is not None and self.num_to_keep < 1:
+            raise ConfigurationError(
+                f"CheckpointConfig(num_to_keep={self.num_to_keep!r}): expected at least 1, or None."
+            )
+        if self.checkpoint_frequency < 0:
+            raise ConfigurationError(
+                f"CheckpointConfig(checkpoint_frequency={self.checkpoint_frequency!r}): expected at least 0."
+            )
+
+
+@dataclasses.dataclass
+class FailureConfig:
+    """What happens when a trial fails.
+
+    Attributes:
+        max_failures: How often a trial whose code raised an error is restarted from its last checkpoint; -1: always.
+        fail_fast: Whether the first failed trial ends the search; "raise": `fit` raises its error.
+        max_kills: How often a trial whose process was killed is restarted from its last checkpoint; -1: always.
+    """
+
+    max_failures: int = 0
+    fail_fast: bool | Literal["raise"] = False
+    max_kills: int = 3
+
+    def __post_init__(self) -> None:
+        if self.fail_fast and self.max_failures:
+            raise ConfigurationError(
+                f"FailureConfig(max_failures={self.max_failures}, fail_fast={self.fail_fast!r}): with fail_fast the "
+                "first failure ends the search; leave max_failures at 0."
+            )
+
+
+@dataclasses.dataclass
+class RunConfig:
+    """Where the files of a search are, and when its trials stop.
+
+    Attributes:
+        name: Name of the experiment; None: the trainable's name with date and time.
+        storage_path: Directory of the experiments; None: ``runs/tune``.
+        stop: A dict of result paths and the values at which a trial ends, e.g. ``{"training_iteration": 10}``; a
+            function ``(trial_id, result) -> bool``; or a `Stopper`.
+        checkpoint_config: When checkpoints are saved.
+        failure_config: What happens when a trial fails.
+        verbose: 0: print nothing; None or more: a live table on a terminal, lines elsewhere.
+        progress_reporter: A `CLIReporter` that names the columns of the table; None: chosen by the results.
+    """
+
+    name: str | None = None
+    storage_path: str | Path | None = None
+    stop: Mapping[str, float] | Callable[[str, dict[str, Any]], bool] | Stopper | None = None
+    checkpoint_config: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    failure_config: FailureConfig = dataclasses.field(default_factory=FailureConfig)
+    verbose: int | None = None
+    progress_reporter: Any = None
+
+    def __post_init__(self) -> None:
+        self.checkpoint_config = self.checkpoint_config or CheckpointConfig()
+        self.failure_config = self.failure_config or FailureConfig()
+        if self.name is not None and (not self.name or "/" in self.name or self.name.startswith(".")):
+            raise ConfigurationError(f"RunConfig(name={self.name!r}): expected the name of a directory.")
+
+
+def stored_settings(value: Any) -> Any:
+    """Return the plain form of a settings object, with the objects in it.
+
+    Raises:
+        ConfigurationError: It contains code, or an object of a class outside rlzmq.
+    """
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        plain = plain_setting("tune", str(value) if isinstance(value, Path) else value)
+        if names_code(plain):
+            raise ConfigurationError(f"{value!r} is code.")
+        return {"value": plain}
+    kind = type(value)
+    if not kind.__module__.startswith("rlzmq."):
+        raise ConfigurationError(f"{value!r} is of a class outside rlzmq.")
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+    return {
+        "class": f"{kind.__module__}:{kind.__qualname__}",
+        "fields": {name: stored_settings(item) for name, item in fields.items()},
+    }
+
+
+def settings_from_stored(stored: Mapping[str, Any]) -> Any:
+    """Return the settings object that `stored_settings` described.
+
+    Raises:
+        CheckpointError: It names a class outside rlzmq, or is malformed.
+    """
+    try:
+        if "value" in stored:
+            if names_code(stored["value"]):
+                raise CheckpointError(f"The stored settings name code: {stored['value']!r}.")
+            return revive_setting(stored["value"])
+        if not stored["class"].startswith("rlzmq."):
+            raise CheckpointError(
+                f"The stored settings name the class {stored['class']!r}, which is not of rlzmq."
+            )
+        fields = {name: settings_from_stored(item) for name, item in stored["fields"].items()}
+        return load_named(stored["class"])(**fields)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"The stored settings are malformed: {error!r}.") from None

@@ -1,0 +1,265 @@
+"""Rules that end trials: stop dicts, functions and Stopper classes."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.tune.metric_paths import Mode, flatten, number_at, value_at
+
+__all__ = [
+    "CombinedStopper",
+    "ExperimentPlateauStopper",
+    "FunctionStopper",
+    "MaximumIterationStopper",
+    "NoopStopper",
+    "Stopper",
+    "ThresholdStopper",
+    "TimeoutStopper",
+    "TrialPlateauStopper",
+    "make_stopper",
+]
+
+_log = logging.getLogger("rlzmq.tune")
+
+
+class Stopper:
+    """Base class of the rules that end trials."""
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Return whether the trial ends after this result."""
+        raise NotImplementedError
+
+    def stop_all(self) -> bool:
+        """Return whether all trials end now."""
+        return False
+
+
+@dataclass
+class NoopStopper(Stopper):
+    """Never ends a trial."""
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Return False."""
+        return False
+
+
+@dataclass
+class ThresholdStopper(Stopper):
+    """Ends a trial when one of the metrics reaches its threshold.
+
+    Args:
+        thresholds: Path in the result -> value; may be nested. A trial ends at a value that is not smaller.
+    """
+
+    thresholds: dict[str, float]
+    _is_checked: bool = field(default=False, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.thresholds = flatten(self.thresholds)
+        for path, value in self.thresholds.items():
+            if isinstance(value, str) or not isinstance(value, bool | int | float) or math.isnan(value):
+                raise ConfigurationError(f"RunConfig(stop={{{path!r}: {value!r}}}): expected a number.")
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Return whether one of the metrics has reached its threshold.
+
+        Raises:
+            ConfigurationError: The first result has none of the metrics, so that the trial would not end.
+        """
+        if not self._is_checked:
+            self._check(result)
+        return any(
+            (value := number_at(result, path)) is not None and value >= threshold
+            for path, threshold in self.thresholds.items()
+        )
+
+    def _check(self, result: dict[str, Any]) -> None:
+        """Name the metrics that results do not have; those of evaluations may come later."""
+        self._is_checked = True
+        missing = [
+            path
+            for path in self.thresholds
+            if value_at(result, path) is None and not path.startswith("evaluation/")
+        ]
+        if not missing:
+            return
+        known = [path for path, value in flatten(result).items() if isinstance(value, bool | int | float)]
+        text = f"RunConfig(stop=…): results have no {missing[0]!r}.{did_you_mean(missing[0], known)}"
+        if len(missing) == len(self.thresholds):
+            raise ConfigurationError(text)
+        _log.warning("%s", text)
+
+
+@dataclass
+class FunctionStopper(Stopper):
+    """Ends a trial when a function returns True.
+
+    Args:
+        function: ``(trial_id, result) -> bool``.
+    """
+
+    function: Callable[[str, dict[str, Any]], bool]
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Return the function's value."""
+        return bool(self.function(trial_id, result))
+
+
+@dataclass
+class MaximumIterationStopper(Stopper):
+    """Ends a trial after a number of iterations."""
+
+    max_iter: int
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Return whether the trial has run that many iterations."""
+        return bool(result["training_iteration"] >= self.max_iter)
+
+
+@dataclass
+class TimeoutStopper(Stopper):
+    """Ends all trials after a time.
+
+    Args:
+        timeout: Seconds, or a timedelta. The time begins with the first result.
+    """
+
+    timeout: float | datetime.timedelta
+    _end: float | None = field(default=None, init=False, repr=False)
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Return False: all trials end together."""
+        if self._end is None:
+            seconds = self.timeout
+            seconds = seconds.total_seconds() if isinstance(seconds, datetime.timedelta) else seconds
+            self._end = time.monotonic() + seconds
+        return False
+
+    def stop_all(self) -> bool:
+        """Return whether the time is over."""
+        return self._end is not None and time.monotonic() >= self._end
+
+
+@dataclass
+class CombinedStopper(Stopper):
+    """Ends a trial when one of several stoppers does."""
+
+    stoppers: tuple[Stopper, ...]
+
+    def __init__(self, *stoppers: Stopper) -> None:
+        self.stoppers = stoppers
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Return whether one of the stoppers ends the trial; all see the result."""
+        ends = [stopper(trial_id, result) for stopper in self.stoppers]
+        return any(ends)
+
+    def stop_all(self) -> bool:
+        """Return whether one of the stoppers ends all trials."""
+        return any(stopper.stop_all() for stopper in self.stoppers)
+
+
+@dataclass
+class TrialPlateauStopper(Stopper):
+    """Ends a trial whose metric does not change any more.
+
+    Args:
+        metric: Path of the metric.
+        std: The trial ends when the standard deviation of the newest results is below this.
+        num_results: How many results count.
+        grace_period: Iterations before a trial may end.
+        metric_threshold: With `mode`: the trial ends only where the metric is at least ("min": at most) this bad;
+            None: at any value.
+        mode: "min": trials whose metric is above the threshold go on; "max": those below it.
+    """
+
+    metric: str
+    std: float = 0.01
+    num_results: int = 4
+    grace_period: int = 4
+    metric_threshold: float | None = None
+    mode: Mode | None = None
+    _values: dict[str, deque[float]] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.metric_threshold is not None and self.mode not in ("min", "max"):
+            raise ConfigurationError("TrialPlateauStopper(metric_threshold=…) needs mode='min' or 'max'.")
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Return whether the newest values of the trial's metric are nearly the same."""
+        value = number_at(result, self.metric)
+        if value is None:
+            return False
+        values = self._values.setdefault(trial_id, deque(maxlen=self.num_results))
+        values.append(value)
+        if result["training_iteration"] < self.grace_period or len(values) < self.num_results:
+            return False
+        if self.metric_threshold is not None:
+            if self.mode == "min" and value > self.metric_threshold:
+                return False
+            if self.mode == "max" and value < self.metric_threshold:
+                return False
+        return statistics.pstdev(values) < self.std
+
+
+@dataclass
+class ExperimentPlateauStopper(Stopper):
+    """Ends all trials when the best values do not change any more.
+
+    Args:
+        metric: Path of the metric.
+        std: All trials end when the standard deviation of the best values is at most this.
+        top: How many of the best values count.
+        mode: Whether small ("min") or large ("max") values are good.
+        patience: How many results in a row must meet the condition.
+    """
+
+    metric: str
+    std: float = 0.001
+    top: int = 10
+    mode: Mode = "min"
+    patience: int = 0
+    _best: list[float] = field(default_factory=list, init=False, repr=False)
+    _num_met: int = field(default=0, init=False, repr=False)
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Return whether all trials end."""
+        value = number_at(result, self.metric)
+        if value is not None:
+            self._best = sorted([*self._best, value], reverse=self.mode == "max")[: self.top]
+            is_met = len(self._best) == self.top and statistics.pstdev(self._best) <= self.std
+            self._num_met = self._num_met + 1 if is_met else 0
+        return self.stop_all()
+
+    def stop_all(self) -> bool:
+        """Return whether the best values have stayed nearly the same."""
+        return self._num_met > self.patience
+
+
+def make_stopper(stop: Any) -> Stopper:
+    """Return the stopper of `RunConfig(stop=…)`.
+
+    Raises:
+        ConfigurationError: It is neither a dict, a function, a Stopper nor None.
+    """
+    if stop is None:
+        return NoopStopper()
+    if isinstance(stop, Stopper):
+        return stop
+    if isinstance(stop, Mapping):
+        return ThresholdStopper(dict(stop))
+    if callable(stop):
+        return FunctionStopper(stop)
+    raise ConfigurationError(
+        f"RunConfig(stop={stop!r}): expected a dict such as {{'training_iteration': 10}}, a function or a Stopper."
+    )

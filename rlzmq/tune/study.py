@@ -1,0 +1,371 @@
+"""Study: the shared record of a search in Optuna's storage, and the exactly-once claim of its trials.
+
+A trial has an index, which is its identity. For each index the storage has one waiting entry; a driver claims it
+atomically (`claim`) and ends it (`end`). If a driver dies, another one fails its entries and adds new ones for the
+same indices. Should two drivers do so at once, the entry with the lowest number counts, and the others are dropped
+when they are claimed, so that every index ends once.
+
+Drivers on the same machine are alive if their process is; the others if the counter in their heartbeat changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil  # type: ignore[import-untyped]
+
+from rlzmq.config.search_space import Categorical, Function, GridSearch, Numeric, SearchObject
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.tune.metric_paths import Mode
+from rlzmq.tune.search.base import Searcher, labels_of
+from rlzmq.tune.search.optuna import load_optuna
+
+__all__ = ["Claim", "EndedTrial", "Status", "Study"]
+
+Status = Literal["TERMINATED", "ERROR"]
+
+_GRACE_S = 60.0  # how long a heartbeat of another machine may stay the same
+_NUM_ATTEMPTS = 4  # at creating the tables
+_INDEX, _OWNER, _ENDED = "index", "owner", "ended"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A trial that this driver runs.
+
+    Attributes:
+        index: The trial's index.
+        number: Number of its entry in the study.
+        parameters: Its values by path, without those of functions.
+    """
+
+    index: int
+    number: int
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class EndedTrial:
+    """What the study knows about a trial that has ended.
+
+    Attributes:
+        index: The trial's index.
+        status: How it ended.
+        path: Its directory, on the machine that ran it.
+        result: Its last result.
+        error: Text of its error; "" if it has none.
+    """
+
+    index: int
+    status: Status
+    path: str
+    result: dict[str, Any]
+    error: str
+
+
+class Study:
+    """A search's entries in Optuna's storage; to be used by one thread.
+
+    Args:
+        storage: The storage's URL.
+        name: The experiment's name.
+        mode: Whether the metric is to be large or small.
+        searcher: Chooses the values.
+        space: The search objects by path.
+
+    Raises:
+        ConfigurationError: Optuna is not installed, or the storage cannot be used.
+
+    Attributes:
+        seed: Seed of the search; the same for all drivers.
+    """
+
+    def __init__(
+        self,
+        storage: str,
+        name: str,
+        mode: Mode | None,
+        searcher: Searcher,
+        space: Mapping[str, SearchObject],
+    ) -> None:
+        self._optuna = load_optuna()
+        self._searcher = searcher
+        self._space = dict(space)
+        self._token = secrets.token_hex(8)
+        self._host = _host()
+        self._beats = 0
+        self._seen: dict[str, tuple[int, float]] = {}  # other drivers: counter, when it changed
+        self._owned: dict[int, Any] = {}  # Optuna's trials by number
+        self._reported: dict[int, set[int]] = {}  # times that have a metric, by number
+        self._study = self._opened(storage, name, "maximize" if mode == "max" else "minimize")
+        if "seed" not in self._study.user_attrs:
+            self._study.set_user_attr(
+                "seed", secrets.randbits(31) if searcher.seed is None else searcher.seed
+            )
+        self.seed = int(self._study.user_attrs["seed"])
+        sampler = searcher.make_sampler(self.seed)
+        if sampler is not None:
+            self._study.sampler = sampler
+        self.beat()
+
+    @property
+    def num_entries(self) -> int:
+        """Number of indices that have an entry."""
+        return len({trial.user_attrs[_INDEX] for trial in self._entries()})
+
+    def num_live(self) -> int:
+        """Return how many entries wait or run."""
+        return sum(not trial.state.is_finished() for trial in self._entries())
+
+    # -- trials --------------------------------------------------------------------------------------------
+
+    def ensure_waiting(self, num_trials: int) -> None:
+        """Add entries for the indices below `num_trials` that have none."""
+        present = {trial.user_attrs[_INDEX] for trial in self._entries() if not self._is_lost(trial)}
+        for index in range(num_trials):
+            if index not in present:
+                self._add(index)
+
+    def claim(self) -> Claim | None:
+        """Take over one waiting trial and choose its values; None if none waits."""
+        while self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.WAITING,)):
+            trial = self._study.ask()
+            try:
+                trial.set_user_attr(_OWNER, self._token)
+            except self._optuna.exceptions.UpdateFinishedTrialError:
+                continue  # another driver has taken it for lost, since it had no owner yet
+            index = trial.user_attrs.get(_INDEX)
+            if index is None or self._is_duplicate(index, trial.number):
+                self._tell(trial.number, self._optuna.trial.TrialState.FAIL)
+                continue
+            self._owned[trial.number] = trial
+            return Claim(index, trial.number, dict(self._suggested(trial)))
+        return None
+
+    def report(self, claim: Claim, time: int, value: float) -> None:
+        """Record a metric of a running trial.
+
+        Args:
+            claim: The trial.
+            time: Its time, rounded; a second value for the same time is ignored.
+            value: The metric.
+        """
+        trial = self._owned[claim.number]
+        if time not in self._reported.setdefault(claim.number, set()):
+            self._reported[claim.number].add(time)
+            with contextlib.suppress(
+                self._optuna.exceptions.UpdateFinishedTrialError
+            ):  # taken over: see `end`
+                trial.report(value, time)
+
+    def end(
+        self,
+        claim: Claim,
+        status: Status,
+        path: Path,
+        result: Mapping[str, Any],
+        value: float | None,
+        error: str,
+    ) -> bool:
+        """End a trial; return False if another driver has taken it over.
+
+        Args:
+            claim: The trial.
+            status: How it ended.
+            path: Its directory.
+            result: Its last result.
+            value: The metric; None if there is none.
+            error: Text of its error.
+        """
+        states = self._optuna.trial.TrialState
+        trial = self._owned.pop(claim.number)
+        ended = {"status": status, "path": str(path), "result": json.dumps(result), "error": error}
+        try:
+            trial.set_user_attr(_ENDED, ended)
+        except self._optuna.exceptions.UpdateFinishedTrialError:
+            return False
+        if status == "ERROR":
+            return self._tell(claim.number, states.FAIL)
+        if value is None:
+            return self._tell(claim.number, states.PRUNED)
+        return self._tell(claim.number, states.COMPLETE, value)
+
+    def ended(self) -> list[EndedTrial]:
+        """Return the trials that have ended, by index."""
+        found = {}
+        for trial in self._entries():
+            if trial.state.is_finished() and _ENDED in trial.user_attrs:
+                facts = trial.user_attrs[_ENDED]
+                index = trial.user_attrs[_INDEX]
+                result = json.loads(facts["result"])
+                found[index] = EndedTrial(index, facts["status"], facts["path"], result, facts["error"])
+        return [found[index] for index in sorted(found)]
+
+    def forget(self, index: int) -> None:
+        """Add a new entry for a trial that has ended, so that it runs again."""
+        for trial in self._entries():
+            if trial.user_attrs[_INDEX] == index and _ENDED in trial.user_attrs:
+                self._study.add_trial(self._waiting_copy(trial, again=trial.user_attrs.get("again", 0) + 1))
+                return
+
+    def values_of_others(self) -> Iterator[tuple[int, dict[int, float]]]:
+        """Return (index, metric by time) of the trials that this driver does not run."""
+        for trial in self._entries():
+            if trial.number not in self._owned and trial.intermediate_values:
+                yield trial.user_attrs[_INDEX], dict(trial.intermediate_values)
+
+    # -- drivers -------------------------------------------------------------------------------------------
+
+    def beat(self) -> None:
+        """Record that this driver is alive."""
+        self._beats += 1
+        facts = {
+            "host": self._host,
+            "pid": os.getpid(),
+            "started": psutil.Process().create_time(),
+            "beats": self._beats,
+        }
+        self._study.set_user_attr(f"driver:{self._token}", facts)
+
+    def close(self) -> None:
+        """Record that this driver runs no trial any more."""
+        self._study.set_user_attr(f"driver:{self._token}", {"closed": True})
+
+    def take_over_lost(self) -> int:
+        """Fail the trials of dead drivers and add waiting entries in their place; return how many."""
+        states = self._optuna.trial.TrialState
+        entries = self._entries()
+        drivers = self._study.user_attrs  # read after the entries: a driver registers before it claims one
+        num_taken = 0
+        for trial in entries:
+            if trial.state != states.RUNNING or trial.number in self._owned:
+                continue
+            if self._is_alive(trial.user_attrs.get(_OWNER), drivers):
+                continue
+            if self._tell(trial.number, states.FAIL):
+                self._study.add_trial(self._waiting_copy(trial, again=trial.user_attrs.get("again", 0)))
+                num_taken += 1
+        return num_taken
+
+    # -- parts -----------------------------------------------------------------------------------------------
+
+    def _opened(self, storage: str, name: str, direction: str) -> Any:
+        """Return the study; create what is missing, which another driver may do at the same time."""
+        for attempt in itertools.count(1):
+            try:
+                return self._optuna.create_study(
+                    storage=storage, study_name=name, direction=direction, load_if_exists=True
+                )
+            except Exception as error:  # of SQLAlchemy, a database driver, or Optuna
+                if attempt == _NUM_ATTEMPTS:
+                    raise ConfigurationError(
+                        f"The storage {_without_password(storage)} cannot be used: {error}"
+                    ) from error
+                time.sleep(secrets.randbelow(100) / 1000)
+
+    def _entries(self) -> list[Any]:
+        return [trial for trial in self._study.get_trials(deepcopy=False) if _INDEX in trial.user_attrs]
+
+    def _add(self, index: int) -> None:
+        self._study.enqueue_trial(
+            self._searcher.fixed(self._space, index, self.seed), user_attrs={_INDEX: index}
+        )
+
+    def _waiting_copy(self, trial: Any, again: int) -> Any:
+        """Return a waiting entry with the parameters of an earlier one.
+
+        Args:
+            trial: The earlier entry.
+            again: How often the trial runs again after it has ended.
+        """
+        fixed = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+        return self._optuna.create_trial(
+            state=self._optuna.trial.TrialState.WAITING,
+            system_attrs={"fixed_params": fixed},
+            user_attrs={_INDEX: trial.user_attrs[_INDEX], "again": again},
+        )
+
+    def _is_lost(self, trial: Any) -> bool:
+        return trial.state == self._optuna.trial.TrialState.FAIL and _ENDED not in trial.user_attrs
+
+    def _is_duplicate(self, index: int, number: int) -> bool:
+        """Return whether an earlier entry of this index counts instead."""
+        entries = {trial.number: trial for trial in self._entries()}
+        again = entries[number].user_attrs.get("again", 0)
+        return any(
+            trial.user_attrs[_INDEX] == index
+            and trial.number < number
+            and trial.user_attrs.get("again", 0) >= again
+            and not self._is_lost(trial)
+            for trial in entries.values()
+        )
+
+    def _tell(self, number: int, state: Any, value: float | None = None) -> bool:
+        try:
+            self._study.tell(number, value, state=state)
+        except ValueError:  # it has ended already
+            return False
+        return True
+
+    def _suggested(self, trial: Any) -> Iterator[tuple[str, Any]]:
+        for path, item in self._space.items():
+            if isinstance(item, GridSearch | Categorical):
+                labels = labels_of(item.values)
+                yield path, item.values[labels.index(trial.suggest_categorical(path, labels))]
+            elif isinstance(item, Numeric):
+                yield path, item.value_at(_suggest_number(trial, path, item))
+            else:
+                assert isinstance(item, Function)
+
+    def _is_alive(self, token: str | None, drivers: Mapping[str, Any]) -> bool:
+        if token is None:  # the driver died, or is about to write its name
+            others = [name.partition(":")[2] for name in drivers if name.startswith("driver:")]
+            return any(self._is_alive(other, drivers) for other in others if other != self._token)
+        facts = drivers.get(f"driver:{token}")
+        if facts is None or facts.get("closed"):
+            return False
+        if facts["host"] == self._host:
+            try:
+                return bool(abs(psutil.Process(facts["pid"]).create_time() - facts["started"]) < 1.0)
+            except psutil.NoSuchProcess:
+                return False
+        now = time.monotonic()
+        beats, since = self._seen.get(token, (-1, now))
+        if facts["beats"] != beats:
+            since = now
+        self._seen[token] = (facts["beats"], since)
+        return now - since < _GRACE_S
+
+
+def _suggest_number(trial: Any, path: str, item: Numeric) -> float:
+    if item.scale == "normal":
+        return float(trial.suggest_float(path, 0.0, 1.0))
+    is_log = item.scale == "log"
+    if item.is_int and not (is_log and item.step > 1):
+        int_step = 1 if is_log else int(item.step)
+        return int(trial.suggest_int(path, int(item.lower), int(item.upper), step=int_step, log=is_log))
+    step = item.step if item.step and not is_log else None
+    return float(trial.suggest_float(path, item.lower, item.upper, step=step, log=is_log))
+
+
+def _host() -> str:
+    """Return a name of this machine and its process numbers, which containers on one machine do not share."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return os.uname().nodename
+
+
+def _without_password(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"

@@ -1,0 +1,220 @@
+"""Trial: one trial's state in the driver, and the files in its directory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rlzmq.config.base_config import BaseConfig
+from rlzmq.config.plain import to_json
+from rlzmq.core.checkpoint import remove_tree
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.files import make_directories, opener, write_text
+from rlzmq.tune.config_paths import TrialConfig
+from rlzmq.tune.metric_paths import number_at
+from rlzmq.tune.settings import CheckpointConfig
+from rlzmq.tune.study import Claim
+from rlzmq.tune.trial_process import STAGED_CHECKPOINT
+
+__all__ = ["SavedCheckpoint", "Trial", "TrialStatus", "read_checkpoints", "read_results"]
+
+TrialStatus = Literal["PENDING", "RUNNING", "PAUSED", "TERMINATED", "ERROR"]
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A checkpoint of a trial.
+
+    Attributes:
+        name: Name of its directory in the trial's.
+        result: The trial's last result before it.
+        is_kept: Whether the user asked for it; others only serve pauses and exploitation.
+        changes: Values of the trial's config that differ from its first ones, by path.
+    """
+
+    name: str
+    result: dict[str, Any]
+    is_kept: bool = True
+    changes: dict[str, Any] = field(default_factory=dict)
+
+
+class Trial:
+    """One trial, as its driver sees it.
+
+    Files: ``params.json`` and, of an algorithm, ``config.toml`` (its config), ``result.json`` (a line per result),
+    ``checkpoint_NNNNNN/``, ``checkpoints.json`` (the checkpoints with their results), ``error.txt``.
+
+    Args:
+        claim: Its entry in the study.
+        name: Its name.
+        path: Its directory; existing files are those of an earlier driver.
+        config: Its config.
+
+    Attributes:
+        config: Its current config.
+        changes: Values of the config that differ from its first ones, by path.
+        status: Its state.
+        last_result: Its newest result; {} before the first.
+        checkpoints: Its checkpoints, oldest first.
+        error: What ended it; None if nothing did.
+        num_failures: How often its code raised an error.
+        num_kills: How often its process was killed.
+    """
+
+    def __init__(self, claim: Claim, name: str, path: Path, config: TrialConfig) -> None:
+        self.claim = claim
+        self.trial_id = f"{claim.index:05d}"
+        self.name = name
+        self.path = path
+        self.first_config = self.config = config
+        self.changes: dict[str, Any] = {}
+        self.status: TrialStatus = "PENDING"
+        self.error: BaseException | None = None
+        self.num_failures = self.num_kills = 0
+        make_directories(path)
+        self.checkpoints = read_checkpoints(path)
+        results = read_results(path)
+        self.last_result: dict[str, Any] = results[-1] if results else {}
+        self.pid = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the trial waits for a free slot."""
+        return self.status in ("PENDING", "PAUSED")
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the trial has ended."""
+        return self.status in ("TERMINATED", "ERROR")
+
+    # -- results --------------------------------------------------------------------------------------------
+
+    def write_config(self) -> None:
+        """Write ``params.json``, and ``config.toml`` for ``rlzmq train --config``."""
+        config = self.config.serialize() if isinstance(self.config, BaseConfig) else to_json(self.config)
+        write_text(self.path / "params.json", json.dumps(config, indent=1))
+        if isinstance(self.config, BaseConfig):
+            with contextlib.suppress(ConfigurationError):  # it holds code
+                write_text(self.path / "config.toml", self.config.to_toml())
+
+    def log(self, result: dict[str, Any]) -> None:
+        """Append a result to ``result.json``."""
+        self.last_result = result
+        with open(self.path / "result.json", "ab", buffering=0, opener=opener) as file:
+            file.write(json.dumps(result).encode() + b"\n")
+
+    def rewind(self) -> SavedCheckpoint | None:
+        """Return the newest checkpoint, to continue from; drop later results, which are computed again."""
+        newest = self.checkpoints[-1] if self.checkpoints else None
+        iteration = 0 if newest is None else newest.result["training_iteration"]
+        kept = [result for result in read_results(self.path) if result["training_iteration"] <= iteration]
+        _write_whole(self.path / "result.json", "".join(json.dumps(result) + "\n" for result in kept))
+        self.last_result = kept[-1] if kept else {}
+        return newest
+
+    def write_error(self, error: BaseException) -> None:
+        """Write ``error.txt``."""
+        self.error = error
+        write_text(self.path / "error.txt", "".join(traceback.format_exception(error)))
+
+    # -- checkpoints ----------------------------------------------------------------------------------------
+
+    def new_checkpoint_path(self) -> Path:
+        """Return the directory of the next checkpoint."""
+        number = int(self.checkpoints[-1].name.partition("_")[2]) + 1 if self.checkpoints else 0
+        return self.path / f"checkpoint_{number:06d}"
+
+    def add_checkpoint(self, path: Path, *, is_kept: bool, config: CheckpointConfig) -> None:
+        """Note a checkpoint that has been written, and remove those that are not kept."""
+        self.checkpoints.append(SavedCheckpoint(path.name, self.last_result, is_kept, self.changes))
+        self._remove_old(config)
+
+    def adopt_staged(self, config: CheckpointConfig) -> None:
+        """Name the checkpoint that the trial's function has reported."""
+        path = self.new_checkpoint_path()
+        remove_tree(path)
+        (self.path / STAGED_CHECKPOINT).rename(path)
+        self.add_checkpoint(path, is_kept=True, config=config)
+
+    def copy_checkpoint(
+        self, source: Trial, changes: Mapping[str, Any], config: CheckpointConfig
+    ) -> dict[str, Any] | None:
+        """Copy the newest checkpoint of another trial, to continue from it with a changed config.
+
+        Returns:
+            The source's last result before it; None if it has no checkpoint.
+        """
+        if not source.checkpoints:
+            return None
+        saved = source.checkpoints[-1]
+        path = self.new_checkpoint_path()
+        unfinished = path.with_name(f".{path.name}.unfinished")
+        remove_tree(unfinished)
+        remove_tree(path)
+        shutil.copytree(source.path / saved.name, unfinished)
+        unfinished.rename(path)
+        self.changes = {**saved.changes, **changes}
+        self.checkpoints.append(SavedCheckpoint(path.name, saved.result, False, self.changes))
+        self._remove_old(config)
+        return saved.result
+
+    def _remove_old(self, config: CheckpointConfig) -> None:
+        """Keep the best or newest checkpoints, and the newest one of all, which a restart needs."""
+        kept = [saved for saved in self.checkpoints if saved.is_kept]
+        if config.num_to_keep is not None and config.checkpoint_score_attribute is not None:
+            sign = 1.0 if config.checkpoint_score_order == "max" else -1.0
+            attribute = config.checkpoint_score_attribute
+
+            def score(saved: SavedCheckpoint) -> float:
+                value = number_at(saved.result, attribute)
+                return float("-inf") if value is None else sign * value
+
+            kept.sort(key=score)
+        if config.num_to_keep is not None:
+            kept = kept[-config.num_to_keep :]
+        names = {saved.name for saved in kept} | {self.checkpoints[-1].name}
+        removed = [saved for saved in self.checkpoints if saved.name not in names]
+        self.checkpoints = [saved for saved in self.checkpoints if saved.name in names]
+        _write_whole(
+            self.path / "checkpoints.json",
+            json.dumps([asdict(saved) for saved in self.checkpoints], default=repr),
+        )
+        for saved in removed:
+            remove_tree(self.path / saved.name)
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """Return the results in a trial's directory; a line that was cut by a kill is left out."""
+    file = path / "result.json"
+    if not file.exists():
+        return []
+    results = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        try:
+            results.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return results
+
+
+def read_checkpoints(path: Path) -> list[SavedCheckpoint]:
+    """Return the checkpoints in a trial's directory, oldest first."""
+    file = path / "checkpoints.json"
+    if not file.exists():
+        return []
+    listed = [SavedCheckpoint(**saved) for saved in json.loads(file.read_text(encoding="utf-8"))]
+    return [saved for saved in listed if (path / saved.name).is_dir()]
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file so that a kill leaves the old or the new one."""
+    scratch = path.with_name(f".{path.name}.new")
+    write_text(scratch, text)
+    os.replace(scratch, path)

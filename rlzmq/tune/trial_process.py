@@ -1,0 +1,229 @@
+"""TrialProcess: the actor that runs one trial's Algorithm, Trainable or function, one result at a time."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from rlzmq.algorithms.algorithm import Algorithm
+from rlzmq.config.base_config import BaseConfig
+from rlzmq.config.plain import to_json
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.tune.config_paths import TrialConfig
+from rlzmq.tune.session import Checkpoint, FunctionSession, Trainable, TrialContext, TrialStopped, set_session
+
+__all__ = ["STAGED_CHECKPOINT", "TrialProcess"]
+
+STAGED_CHECKPOINT = ".checkpoint-reported"
+"""Directory within the trial's in which a function's checkpoint waits until it is named."""
+
+_STOP_S = 3.0
+
+
+class _Running(Protocol):
+    """A trainable that has been started."""
+
+    def step(self) -> tuple[dict[str, Any], bool] | None:
+        """Return the next result and whether a checkpoint was staged with it; None after the last."""
+
+    def save(self, path: Path) -> bool:
+        """Save the state to a new directory; return False if it can be saved only by the trial's code."""
+
+    def stop(self) -> None:
+        """Release everything."""
+
+
+class TrialProcess:
+    """Runs one trial in its own process.
+
+    Args:
+        trainable: An Algorithm class, a Trainable class, or a function of the config.
+        config: The trial's config, without search objects.
+        context: Facts about the trial.
+        checkpoint: Directory to continue from; None: a new trial.
+        before: The last result before that checkpoint; {} for a new trial.
+    """
+
+    def __init__(
+        self,
+        trainable: Any,
+        config: TrialConfig,
+        context: TrialContext,
+        checkpoint: str | None,
+        before: Mapping[str, Any],
+    ) -> None:
+        self._context = context
+        self._iteration = int(before.get("training_iteration", 0))
+        self._time_total_s = float(before.get("time_total_s", 0.0))
+        self._iterations_since_restore = 0
+        self._time_since_restore = 0.0
+        self._running = _start(trainable, config, context, checkpoint, self._iteration)
+
+    def train(self) -> dict[str, Any]:
+        """Return ``{"result": the next result, or None after the last, "has_checkpoint": whether one is staged}``."""
+        start = time.perf_counter()
+        found = self._running.step()
+        if found is None:
+            return {"result": None, "has_checkpoint": False}
+        metrics, has_checkpoint = found
+        seconds = float(metrics.get("time_this_iter_s", time.perf_counter() - start))
+        self._iteration += 1
+        self._iterations_since_restore += 1
+        self._time_total_s += seconds
+        self._time_since_restore += seconds
+        now = datetime.datetime.now()
+        facts = {
+            "training_iteration": self._iteration,
+            "time_this_iter_s": seconds,
+            "time_total_s": self._time_total_s,
+        }
+        result = {
+            **facts,
+            **to_json(metrics),
+            "done": bool(metrics.get("done", False)),
+            "trial_id": self._context.trial_id,
+            "date": now.strftime("%Y-%m-%d_%H-%M-%S"),
+            "timestamp": now.timestamp(),
+            "pid": os.getpid(),
+            "hostname": platform.node(),
+            "time_since_restore": self._time_since_restore,
+            "iterations_since_restore": self._iterations_since_restore,
+        }
+        return {"result": result, "has_checkpoint": has_checkpoint}
+
+    def save(self, path: str) -> bool:
+        """Save a checkpoint to this directory; return False if only the trial's code can save its state."""
+        target = Path(path)
+        shutil.rmtree(target, ignore_errors=True)  # one that was never finished
+        return self._running.save(target)
+
+    def stop(self) -> None:
+        """Release what the trial holds."""
+        self._running.stop()
+
+
+def _start(
+    trainable: Any, config: TrialConfig, context: TrialContext, checkpoint: str | None, iteration: int
+) -> _Running:
+    if isinstance(trainable, type) and issubclass(trainable, Algorithm):
+        assert isinstance(config, BaseConfig)
+        return _RunningAlgorithm(trainable, config, checkpoint)
+    if isinstance(trainable, type):
+        assert isinstance(config, dict)
+        return _RunningTrainable(trainable, config, context, checkpoint, iteration)
+    return _RunningFunction(trainable, config, context, checkpoint)
+
+
+class _RunningAlgorithm:
+    def __init__(self, algorithm_class: type[Algorithm], config: BaseConfig, checkpoint: str | None) -> None:
+        self._algorithm = algorithm_class(config)
+        if checkpoint is not None:
+            try:
+                self._algorithm.restore_from_path(checkpoint)
+            except BaseException:
+                self._algorithm.stop()
+                raise
+
+    def step(self) -> tuple[dict[str, Any], bool]:
+        return self._algorithm.train(), False
+
+    def save(self, path: Path) -> bool:
+        self._algorithm.save_to_path(path)
+        return True
+
+    def stop(self) -> None:
+        self._algorithm.stop()
+
+
+class _RunningTrainable:
+    def __init__(
+        self,
+        trainable_class: type[Trainable],
+        config: dict[str, Any],
+        context: TrialContext,
+        checkpoint: str | None,
+        iteration: int,
+    ) -> None:
+        self._trainable = trainable_class(config, context)
+        if checkpoint is not None:
+            self._trainable.load_checkpoint(checkpoint)
+            self._trainable.iteration = iteration
+
+    def step(self) -> tuple[dict[str, Any], bool]:
+        result = self._trainable.step()
+        if not isinstance(result, Mapping):
+            raise ConfigurationError(
+                f"{type(self._trainable).__name__}.step() returned {result!r}; expected a dict of metrics."
+            )
+        self._trainable.iteration += 1
+        return dict(result), False
+
+    def save(self, path: Path) -> bool:
+        unfinished = path.with_name(f".{path.name}.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        self._trainable.save_checkpoint(str(unfinished))
+        unfinished.rename(path)
+        return True
+
+    def stop(self) -> None:
+        self._trainable.cleanup()
+
+
+class _RunningFunction:
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        config: TrialConfig,
+        context: TrialContext,
+        checkpoint: str | None,
+    ) -> None:
+        self._session = FunctionSession(
+            context,
+            None if checkpoint is None else Checkpoint(checkpoint),
+            Path(context.trial_dir) / STAGED_CHECKPOINT,
+        )
+        set_session(self._session)
+        self._state: Literal["new", "waiting", "over"] = "new"
+        self._final: dict[str, Any] | None = None
+        self._thread = threading.Thread(target=self._run, args=(function, config), name="trial", daemon=True)
+
+    def _run(self, function: Callable[[Any], Any], config: TrialConfig) -> None:
+        try:
+            returned = function(config)
+            if isinstance(returned, Mapping):  # the last result
+                self._final = dict(returned)
+        except TrialStopped:
+            self._session.end()
+        except BaseException as error:
+            self._session.end(error)
+        else:
+            self._session.end()
+
+    def step(self) -> tuple[dict[str, Any], bool] | None:
+        if self._state == "new":
+            self._thread.start()
+        elif self._state == "waiting":
+            self._session.let_go_on(True)
+        found = self._session.next_report() if self._state != "over" else None
+        self._state = "over" if found is None else "waiting"
+        if found is None and self._final is not None:
+            found, self._final = (self._final, False), None
+            self._state = "over"
+        return found
+
+    def save(self, path: Path) -> bool:
+        return False
+
+    def stop(self) -> None:
+        if self._state == "waiting":
+            self._session.let_go_on(False)
+            self._thread.join(_STOP_S)
+        set_session(None)

@@ -1,0 +1,318 @@
+"""Tuner: searches for good values of a config, in many trials."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlzmq.actors.loop_thread import get_loop_thread
+from rlzmq.algorithms.algorithm import Algorithm
+from rlzmq.algorithms.checkpoints import revive_config
+from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
+from rlzmq.config.base_config import BaseConfig
+from rlzmq.config.plain import names_code, plain_dict, revive_setting
+from rlzmq.config.search_space import SearchObject, find_search_objects
+from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.core.files import make_directories, write_text
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.tune.experiment import Experiment
+from rlzmq.tune.result_grid import ResultGrid
+from rlzmq.tune.search.optuna import load_optuna
+from rlzmq.tune.session import Trainable, WithResources
+from rlzmq.tune.settings import RunConfig, TuneConfig, settings_from_stored, stored_settings
+from rlzmq.tune.view import View, make_view
+
+__all__ = ["Tuner", "register_trainable"]
+
+_FILE = "tuner.json"
+_TRAINABLES: dict[str, Any] = {}
+
+
+def register_trainable(name: str, trainable: Any) -> None:
+    """Give a trainable a name for `Tuner`.
+
+    Args:
+        name: The name.
+        trainable: An Algorithm class, a Trainable class or a function.
+
+    Raises:
+        ConfigurationError: It is none of these.
+    """
+    _parts_of(trainable)
+    _TRAINABLES[name] = trainable
+
+
+class Tuner:
+    """A search: many trials of one trainable with different values.
+
+    Each trial runs in its own process (with the processes that it starts), as many at a time as this machine has
+    cores for. A trial whose process is killed is restarted from its last checkpoint; a search whose driver was killed
+    is continued by `restore`.
+
+    Args:
+        trainable: Name of an algorithm (``"PPO"``), its config class, an Algorithm class, a `Trainable` class, a
+            function of the config that calls ``tune.report(…)``, or one of these from `with_resources`.
+        param_space: A config, or a dict, with search objects such as ``tune.loguniform(1e-5, 1e-3)`` in it.
+        tune_config: How values are chosen, and which trials run on.
+        run_config: Where the files are, and when trials stop.
+
+    Raises:
+        ConfigurationError: Optuna is not installed, or an argument is invalid.
+
+    Example::
+
+        config = PPOConfig().environment("CartPole-v1").training(lr=tune.grid_search([1e-4, 1e-3]))
+        tuner = tune.Tuner("PPO", param_space=config, run_config=tune.RunConfig(stop={"training_iteration": 5}))
+        print(tuner.fit().get_best_result("env_runners/episode_return_mean", "max").config["lr"])
+    """
+
+    def __init__(
+        self,
+        trainable: Any,
+        *,
+        param_space: BaseConfig | Mapping[str, Any] | None = None,
+        tune_config: TuneConfig | None = None,
+        run_config: RunConfig | None = None,
+    ) -> None:
+        load_optuna()
+        self._tune_config = tune_config or TuneConfig()
+        self._run_config = run_config or RunConfig()
+        self._trainable, self._name, config_class, self._resources = _parts_of(trainable)
+        if param_space is None and isinstance(trainable, BaseConfig):
+            param_space = trainable
+        self._param_space = _checked_space(param_space, self._name, config_class)
+        name = self._run_config.name or f"{self._name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
+        self._path = Path(self._run_config.storage_path or Path("runs") / "tune").expanduser() / name
+        self._is_restored = False
+        self._runs_again: Callable[[int, str], bool] = lambda index, status: False
+        self._results: ResultGrid | None = None
+
+    @property
+    def path(self) -> Path:
+        """The experiment's directory."""
+        return self._path
+
+    @property
+    def space(self) -> dict[str, SearchObject]:
+        """The search objects by path."""
+        return find_search_objects(self._param_space)
+
+    # -- running ----------------------------------------------------------------------------------------------
+
+    def fit(self) -> ResultGrid:
+        """Run all trials and return their results. Errors of trials are collected, not raised.
+
+        Raises:
+            ConfigurationError: The experiment exists already, or the settings do not fit each other.
+        """
+        return get_loop_thread().run(self.fit_async())
+
+    async def fit_async(self) -> ResultGrid:
+        """Run all trials and return their results, like `fit`."""
+        is_shared = self._tune_config.storage is not None
+        if (self._path / _FILE).exists() and not self._is_restored and not is_shared:
+            raise ConfigurationError(
+                f"There is an experiment in {self._path}. Continue it with tune.Tuner.restore({str(self._path)!r}, "
+                "trainable), or choose another RunConfig(name=…)."
+            )
+        experiment = self._experiment(
+            make_view(
+                self._path.name,
+                self.space,
+                self._tune_config.metric,
+                self._run_config.verbose,
+                self._run_config.progress_reporter,
+            )
+        )
+        make_directories(self._path)
+        write_text(self._path / _FILE, json.dumps(self._stored(), indent=1))
+        self._is_restored = True
+        self._results = await experiment.run(self._runs_again)
+        self._runs_again = lambda index, status: False
+        return self._results
+
+    def get_results(self) -> ResultGrid:
+        """Return the results of the trials that have ended.
+
+        Raises:
+            ConfigurationError: The search has not been started.
+        """
+        if self._results is None and not (self._path / _FILE).exists():
+            raise ConfigurationError("The search has no results so far: call fit() first.")
+        if self._results is not None:
+            return self._results
+        return get_loop_thread().run(self._experiment(View()).stored_results())
+
+    def _experiment(self, view: View) -> Experiment:
+        return Experiment(
+            self._trainable,
+            self._name,
+            self._param_space,
+            self._tune_config,
+            self._run_config,
+            self._path,
+            self._resources,
+            view,
+        )
+
+    # -- continuing -------------------------------------------------------------------------------------------
+
+    @classmethod
+    def can_restore(cls, path: str | Path) -> bool:
+        """Return whether there is an experiment in this directory."""
+        return (Path(path) / _FILE).is_file()
+
+    @classmethod
+    def restore(
+        cls,
+        path: str | Path,
+        trainable: Any,
+        resume_unfinished: bool = True,
+        resume_errored: bool = False,
+        restart_errored: bool = False,
+        param_space: BaseConfig | Mapping[str, Any] | None = None,
+        tune_config: TuneConfig | None = None,
+        run_config: RunConfig | None = None,
+    ) -> Tuner:
+        """Return a Tuner that continues the search in a directory; `fit` runs what is left of it.
+
+        Args:
+            path: The experiment's directory.
+            trainable: As for the first Tuner.
+            resume_unfinished: Only True: trials that had not ended continue from their last checkpoint.
+            resume_errored: Whether failed trials continue from their last checkpoint.
+            restart_errored: Whether failed trials start again from the beginning.
+            param_space: As for the first Tuner; needed if it held code, such as functions.
+            tune_config: As for the first Tuner; needed if it held code.
+            run_config: As for the first Tuner; needed if it held code. Its name and storage_path do not count.
+
+        Raises:
+            CheckpointError: There is no experiment, or what held code is missing.
+            ConfigurationError: `resume_unfinished` is False.
+        """
+        folder = Path(path).expanduser()
+        if not resume_unfinished:
+            raise ConfigurationError(
+                "Tuner.restore(resume_unfinished=False) is not supported: use get_results()."
+            )
+        try:
+            stored = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError) as error:
+            raise CheckpointError(f"There is no experiment in {folder}: {error}.") from None
+        given = {"param_space": param_space, "tune_config": tune_config, "run_config": run_config}
+        for name, value in given.items():
+            if value is None and name in stored["left_out"]:
+                raise CheckpointError(
+                    f"The {name} of {folder} held code, which is not stored: pass {name}=…."
+                )
+        space = param_space if param_space is not None else _space_from_stored(stored["param_space"], folder)
+        tuner = cls(
+            trainable,
+            param_space=space,
+            tune_config=tune_config or settings_from_stored(stored["tune_config"]),
+            run_config=run_config or settings_from_stored(stored["run_config"]),
+        )
+        tuner._path = folder
+        tuner._is_restored = True
+        if restart_errored:
+            tuner._runs_again = lambda index, status: (
+                status == "ERROR" and _clear(folder / f"{tuner._name}_{index:05d}")
+            )
+        elif resume_errored:
+            tuner._runs_again = lambda index, status: status == "ERROR"
+        return tuner
+
+    def _stored(self) -> dict[str, Any]:
+        """Return what `restore` reads; what holds code is left out."""
+        stored: dict[str, Any] = {"trainable": self._name, "left_out": []}
+        for name, value, store in (
+            ("param_space", self._param_space, _stored_space),
+            ("tune_config", self._tune_config, stored_settings),
+            ("run_config", self._run_config, stored_settings),
+        ):
+            try:
+                stored[name] = store(value)
+            except ConfigurationError:
+                stored["left_out"].append(name)
+        return stored
+
+    def __repr__(self) -> str:
+        return f"Tuner({self._name}, {self._path})"
+
+
+def _parts_of(trainable: Any) -> tuple[Any, str, Any, Mapping[str, float] | None]:
+    """Return the class or function to run, its name, its config class if it is an algorithm, and its resources."""
+    if isinstance(trainable, WithResources):
+        return (*_parts_of(trainable.trainable)[:3], trainable.resources)
+    if isinstance(trainable, str):
+        if trainable in _TRAINABLES:
+            target, _, config_class, resources = _parts_of(_TRAINABLES[trainable])
+            return target, trainable, config_class, resources
+        if trainable.lower() not in ALGORITHMS:
+            known = [name.upper() for name in ALGORITHMS] + list(_TRAINABLES)
+            raise ConfigurationError(f"Tuner: no trainable {trainable!r}.{did_you_mean(trainable, known)}")
+        trainable = get_config_class(trainable)
+    if isinstance(trainable, type) and issubclass(trainable, BaseConfig):
+        trainable = trainable()
+    if isinstance(trainable, BaseConfig):
+        return trainable.algo_class, trainable.algo_class.__name__, type(trainable), None
+    if isinstance(trainable, type) and issubclass(trainable, Algorithm):
+        return trainable, trainable.__name__, type(trainable.get_default_config()), None
+    if isinstance(trainable, type) and issubclass(trainable, Trainable):
+        return trainable, trainable.__name__, None, None
+    if callable(trainable) and not isinstance(trainable, type):
+        return trainable, getattr(trainable, "__name__", "function").strip("<>"), None, None
+    raise ConfigurationError(
+        f"Tuner({trainable!r}): expected the name of an algorithm, its config, an Algorithm or tune.Trainable class, "
+        "or a function of the config."
+    )
+
+
+def _checked_space(param_space: Any, name: str, config_class: Any) -> Any:
+    """Return the search space as a config for an algorithm, else as a dict."""
+    if config_class is None:
+        if isinstance(param_space, BaseConfig) or not isinstance(param_space, Mapping | None):
+            raise ConfigurationError(f"Tuner({name}, param_space={param_space!r}): expected a dict.")
+        return dict(param_space or {})
+    if param_space is None:
+        param_space = config_class()
+    if isinstance(param_space, Mapping):
+        param_space = config_class.from_dict(param_space)
+    if not isinstance(param_space, config_class):
+        raise ConfigurationError(
+            f"Tuner({name!r}, param_space={type(param_space).__name__}): expected a {config_class.__name__} or a dict."
+        )
+    space = param_space.copy(copy_frozen=False)
+    if space.env is None and space.observation_space is None:
+        raise ConfigurationError(
+            f"Tuner({name!r}): param_space has no environment, e.g. .environment('CartPole-v1')."
+        )
+    return space
+
+
+def _stored_space(space: Any) -> dict[str, Any]:
+    if isinstance(space, BaseConfig):
+        stored = space.to_stored()
+        if stored["left_out"] or any(names_code(value) for value in stored["values"].values()):
+            raise ConfigurationError("The config holds code.")
+        return stored
+    plain = plain_dict("param_space", space)
+    if names_code(plain):
+        raise ConfigurationError("The search space holds code.")
+    return {"space": plain}
+
+
+def _space_from_stored(stored: Mapping[str, Any], folder: Path) -> Any:
+    return (
+        revive_setting(stored["space"]) if "space" in stored else revive_config(stored, str(folder / _FILE))
+    )
+
+
+def _clear(path: Path) -> bool:
+    """Remove what a failed trial has left, so that it starts from the beginning; return True."""
+    for name in ("result.json", "checkpoints.json", "error.txt"):
+        (path / name).unlink(missing_ok=True)
+    return True

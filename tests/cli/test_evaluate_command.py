@@ -1,0 +1,190 @@
+"""rlzmq evaluate: statistics, a file of episodes, a video, and what it says to wrong input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import rlzmq
+from rlzmq import PPOConfig, evaluate_checkpoint
+from rlzmq.cli.main import main
+from rlzmq.core.score_statistics import bootstrap_interval, interquartile_mean
+
+
+class Strip(gym.Env[Any, Any]):
+    """Episodes of 3, 4, 5, … steps; each picture has the step's number in its red channel."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+
+    def __init__(self, render_mode: str | None = None, draws: bool = True) -> None:
+        self.render_mode, self.draws = render_mode, draws
+        self.episode, self.t = 2, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.episode, self.t = self.episode + 1, 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return np.zeros(2, np.float32), 1.0, self.t == self.episode, False, {}
+
+    def render(self) -> Any:
+        picture = np.zeros((33, 49, 3), np.uint8)
+        picture[..., 0] = 40 * self.t
+        return picture if self.draws else None
+
+
+class Blind(Strip):
+    metadata = {"render_modes": []}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> Iterator[None]:
+    gym.register("Strip-v0", Strip)
+    gym.register("Blind-v0", Blind)
+    yield
+    gym.registry.pop("Strip-v0")
+    gym.registry.pop("Blind-v0")
+
+
+def checkpoint_of(env: str, path: Path, **env_config: Any) -> Path:
+    config = (
+        PPOConfig()
+        .environment(env, env_config=env_config)
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=4)
+        .training(train_batch_size=32, minibatch_size=32, num_epochs=1)
+        .debugging(seed=3)
+    )
+    with config.build() as algo:
+        return Path(algo.save_to_path(path))
+
+
+@pytest.fixture(scope="module")
+def strip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint_of("Strip-v0", tmp_path_factory.mktemp("strip") / "checkpoint")
+
+
+def test_every_episode_is_in_the_file_and_the_statistics_are_theirs(
+    strip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "scores.json"
+    assert main(["evaluate", str(strip), "--episodes", "8", "--json", str(file)]) == 0
+    found = json.loads(file.read_text())
+    lengths = [3, 4, 5, 6, 7, 8, 9, 10]  # in one environment, none is passed over
+    assert [episode["length"] for episode in found["episodes"]] == lengths
+    assert [episode["return"] for episode in found["episodes"]] == lengths
+    assert (found["env"], found["seed"], found["explore"]) == ("Strip-v0", 3, False)
+    scores = found["return"]
+    assert (scores["mean"], scores["iqm"], scores["min"], scores["max"]) == (6.5, 6.5, 3.0, 10.0)
+    assert scores["mean_interval_95"] == pytest.approx(bootstrap_interval(lengths))
+    assert scores["iqm_interval_95"] == pytest.approx(bootstrap_interval(lengths, interquartile_mean))
+    low, high = scores["mean_interval_95"]
+    out = capsys.readouterr().out
+    assert out.startswith(f"episodes 8  return mean 6.50 [{low:.2f}, {high:.2f}]  IQM 6.50 [")
+    assert "min 3.00  max 10.00  length mean 6.5" in out
+
+
+def test_one_episode_has_no_interval(strip: Path) -> None:
+    scores = evaluate_checkpoint(strip, num_episodes=1)
+    assert scores.to_dict()["return"]["mean_interval_95"] is None
+    assert "nan" not in str(scores).lower()
+    json.dumps(scores.to_dict(), allow_nan=False)
+
+
+# imageio's reader of mp4 files leaves its pipes to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("suffix", ["mp4", "gif"])
+def test_the_video_has_a_picture_of_every_observation_of_its_episodes(
+    strip: Path, tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    iio = pytest.importorskip("imageio.v3")
+    video = tmp_path / f"out.{suffix}"
+    arguments = ["evaluate", str(strip), "--episodes", "3", "--video", str(video), "--video-episodes", "2"]
+    assert main(arguments) == 0
+    assert f"video       {video}" in capsys.readouterr().out
+    frames = iio.imread(video)
+    assert frames.shape[1:3] == (34, 50), "sizes are even"
+    reds = [round(float(frame[..., 0].mean()) / 40) for frame in frames]
+    assert reds == [0, 1, 2, 3, 0, 1, 2, 3, 4]
+    html = evaluate_checkpoint(strip, num_episodes=1, video=video)._repr_html_()
+    assert ("data:image/gif;base64," if suffix == "gif" else "data:video/mp4;base64,") in html
+
+
+def test_a_video_changes_no_episode(strip: Path, tmp_path: Path) -> None:
+    pytest.importorskip("imageio")
+    plain = evaluate_checkpoint(strip, num_episodes=4)
+    filmed = evaluate_checkpoint(strip, num_episodes=4, video=tmp_path / "a.gif")
+    assert (plain.returns, plain.lengths) == (filmed.returns, filmed.lengths)
+
+
+def test_multi_agent_runs_have_the_agents_means_and_a_video(tmp_path: Path) -> None:
+    pytest.importorskip("imageio")
+    env = rlzmq.make_multi_agent(Strip)
+    config = (
+        PPOConfig()
+        .environment(env, env_config={"num_agents": 2})
+        .multi_agent(policies={"p"}, policy_mapping_fn=lambda agent_id, episode: "p")
+        .env_runners(num_env_runners=0)
+        .training(train_batch_size=32, minibatch_size=32, num_epochs=1)
+    )
+    with config.build() as algo:
+        path = algo.save_to_path(tmp_path / "checkpoint")
+    scores = evaluate_checkpoint(path, num_episodes=2, config=config)
+    assert scores.agent_return_means == {"0": 3.5, "1": 3.5}
+    assert scores.returns == (6.0, 8.0)
+    assert str(scores).endswith("0 3.50  1 3.50")
+
+
+def test_wrong_input_is_said(
+    strip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(*arguments: str, checkpoint: Path = strip) -> str:
+        assert main(["evaluate", str(checkpoint), *arguments]) == 78
+        return capsys.readouterr().err
+
+    assert "num_episodes=0: expected 1 or more" in said("--episodes", "0")
+    assert "there is no directory" in said("--json", str(tmp_path / "gone" / "a.json"))
+    assert "ends with .mp4 or .gif" in said("--video", str(tmp_path / "a.avi"))
+    assert "there is no directory" in said("--video", str(tmp_path / "gone" / "a.gif"))
+    assert "nothing-here" in said(checkpoint=tmp_path / "nothing-here")
+    monkeypatch.setitem(sys.modules, "imageio.v2", None)
+    assert "A video needs imageio: pip install 'rlzmq[video]'" in said("--video", str(tmp_path / "a.gif"))
+
+
+@pytest.mark.filterwarnings("ignore:.*RGB-array rendering")
+def test_an_env_that_makes_no_pictures_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("imageio")
+    blind = checkpoint_of("Blind-v0", tmp_path / "blind")
+    assert main(["evaluate", str(blind), "--video", str(tmp_path / "a.gif")]) == 78
+    assert (
+        "Blind-v0 makes no pictures with env_config={'render_mode': 'rgb_array'}" in capsys.readouterr().err
+    )
+    empty = checkpoint_of("Strip-v0", tmp_path / "empty", draws=False)
+    assert main(["evaluate", str(empty), "--video", str(tmp_path / "b.gif")]) == 78
+    assert "render() returned NoneType" in capsys.readouterr().err
+
+
+def test_settings_of_a_file_stand_in_for_a_config_with_code(tmp_path: Path) -> None:
+    config = PPOConfig().environment(Strip).env_runners(num_env_runners=0)
+    config.training(train_batch_size=32, minibatch_size=32, num_epochs=1)
+    with config.build() as algo:
+        path = algo.save_to_path(tmp_path / "checkpoint")
+    file = tmp_path / "settings.toml"
+    file.write_text(config.copy().environment("Strip-v0").to_toml())
+    assert main(["evaluate", str(path)]) == 78
+    assert main(["evaluate", str(path), "--episodes", "1", "--config", str(file)]) == 0
+    recorded = ["record", str(path), "--episodes", "1", "--output", str(tmp_path / "data")]
+    assert main([*recorded, "--config", str(file)]) == 0

@@ -1,0 +1,106 @@
+"""``rlzmq tune``: a search from a TOML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlzmq import PPOConfig
+from rlzmq.cli.main import main
+
+_SPACE = """
+trainable = "PPO"
+
+[environment]
+env = "CartPole-v1"
+
+[env_runners]
+num_env_runners = 0
+
+[training]
+lr = { grid_search = [0.001, 0.0001] }
+gamma = { uniform = [0.9, 0.99] }
+train_batch_size_per_learner = 64
+minibatch_size = 32
+num_epochs = 1
+
+[rl_module]
+model_config = { fcnet_hiddens = { choice = [[4], [8]] } }
+
+[tune]
+scheduler = { name = "asha", max_t = 2 }
+
+[stop]
+training_iteration = 1
+"""
+
+
+def test_a_search_from_a_file_its_summary_and_its_continuation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fork_server: None
+) -> None:
+    space = tmp_path / "space.toml"
+    space.write_text(_SPACE)
+    arguments = ["tune", str(space), "--dir", str(tmp_path), "--name", "mine", "--preset", "none"]
+    assert main(arguments) == 0
+    said = capsys.readouterr().out
+    assert "PPO_00001 terminated" in said
+    assert "2 trials ended, 0 failed" in said
+    assert "best        env_runners/episode_return_mean = " in said
+    assert "rlzmq evaluate " in said
+    (train,) = (line for line in said.splitlines() if line.startswith("train "))
+    config = PPOConfig.from_toml(Path(train.split("--config ")[1].split()[0]))
+    assert config.lr in (0.001, 0.0001)
+    assert config.train_batch_size_per_learner == 64
+    assert main(arguments) == 78  # it exists
+    assert "Tuner.restore" in capsys.readouterr().err
+    assert main([*arguments, "--resume", "--quiet"]) == 0
+    assert "2 trials ended, 0 failed" in capsys.readouterr().out
+
+
+def test_a_function_from_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fork_server: None
+) -> None:
+    space = tmp_path / "space.toml"
+    space.write_text(
+        'trainable = "tests.tune.trainables:score"\n[param_space]\nx = { grid_search = [1, 2] }\n'
+        '[tune]\nmetric = "score"\n'
+    )
+    assert (
+        main(["tune", str(space), "--dir", str(tmp_path), "--quiet", "--stop", "iterations=2", "--jobs", "1"])
+        == 0
+    )
+    assert "score = 4 in " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[tune]\n", 'which trainable? Begin with e.g. trainable = "PPO"'),
+        ('trainable = "PPPO"\n', "No algorithm 'PPPO'"),
+        ('trainable = "PPO"\n[trainng]\nlr = 1\n', "Did you mean 'training'"),
+        (
+            'trainable = "PPO"\n[tune]\nmetrik = "a"\n',
+            "table [tune]: got an unexpected keyword argument 'metrik'",
+        ),
+        ('trainable = "PPO"\n[tune]\nscheduler = "ash"\n', "Did you mean 'asha'"),
+        ('trainable = "PPO"\n[training]\nlr = { uniform = [2, 1] }\n', "expected lower < upper"),
+        ('trainable = "PPO"\n[environment]\nenv = "CartPole-v1"\n', "PPO never ends by itself"),
+        ('trainable = "tests.tune.trainables:score"\n[parm_space]\nx = 1\n', "Did you mean 'param_space'"),
+    ],
+)
+def test_mistakes_in_the_file_are_named(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = tmp_path / "space.toml"
+    space.write_text(text)
+    assert main(["tune", str(space), "--dir", str(tmp_path / "runs"), "--quiet"]) == 78
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_resuming_needs_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    space = tmp_path / "space.toml"
+    space.write_text('trainable = "PPO"\n[environment]\nenv = "CartPole-v1"\n')
+    assert main(["tune", str(space), "--resume"]) == 78
+    assert "--resume needs the --name" in capsys.readouterr().err

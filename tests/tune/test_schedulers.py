@@ -1,0 +1,234 @@
+"""Schedulers by made results, and in searches."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlzmq import tune
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.tune.schedulers import (
+    ASHAScheduler,
+    FIFOScheduler,
+    MedianStoppingRule,
+    PopulationBasedTraining,
+    create_scheduler,
+)
+from rlzmq.tune.schedulers.base import TrialScheduler
+from tests.tune.trainables import score
+
+
+@dataclasses.dataclass(eq=False)
+class FakeTrial:
+    trial_id: str
+    config: dict[str, Any] = dataclasses.field(default_factory=dict)
+    last_result: dict[str, Any] = dataclasses.field(default_factory=dict)
+    is_waiting: bool = False
+    is_finished: bool = False
+
+
+def result(time: int, value: float) -> dict[str, Any]:
+    return {"training_iteration": time, "time_total_s": float(time), "value": value}
+
+
+def with_metric(scheduler: TrialScheduler, mode: str = "max") -> Any:
+    scheduler.set_search_properties("value", mode)  # type: ignore[arg-type]
+    return scheduler
+
+
+@pytest.mark.parametrize(("mode", "sign"), [("max", 1), ("min", -1)])
+def test_asha_keeps_the_best_part_at_each_rung(mode: str, sign: int) -> None:
+    scheduler = with_metric(ASHAScheduler(max_t=9, grace_period=1, reduction_factor=3), mode)
+    actions = [
+        scheduler.on_trial_result(FakeTrial(f"{i:05d}"), result(1, sign * value)).action
+        for i, value in enumerate([5, 4, 6, 5.5, 1, 7])
+    ]
+    # The first goes on; the others have to reach the 2/3 quantile of those before them.
+    assert actions == ["continue", "stop", "continue", "continue", "stop", "continue"]
+    assert (
+        scheduler.on_trial_result(FakeTrial("00000"), result(2, -sign * 100)).action == "continue"
+    )  # no rung
+    assert scheduler.on_trial_result(FakeTrial("00000"), result(3, sign * 9)).action == "continue"
+    assert scheduler.on_trial_result(FakeTrial("00002"), result(3, sign * 8)).action == "stop"
+    assert scheduler.on_trial_result(FakeTrial("00000"), result(9, sign * 9)).action == "stop"  # max_t
+
+
+def test_asha_knows_results_of_earlier_and_other_drivers() -> None:
+    scheduler = with_metric(ASHAScheduler(max_t=9, grace_period=1, reduction_factor=3))
+    for index in range(3):
+        scheduler.observe(f"{index:05d}", 1, 10.0)
+    assert scheduler.on_trial_result(FakeTrial("00003"), result(1, 9.0)).action == "stop"
+    assert scheduler.on_trial_result(FakeTrial("00001"), result(1, 0.0)).action == "continue"  # it has passed
+
+
+@pytest.mark.parametrize("hard_stop", [True, False])
+def test_the_median_rule_ends_what_is_worse_than_the_others(hard_stop: bool) -> None:
+    rule = with_metric(
+        MedianStoppingRule(
+            time_attr="training_iteration", grace_period=2, min_samples_required=3, hard_stop=hard_stop
+        )
+    )
+    for index, level in enumerate([3.0, 2.0, 1.0]):
+        for time in (1, 2, 3):
+            assert rule.on_trial_result(FakeTrial(f"{index:05d}"), result(time, level)).action == "continue"
+    bad = FakeTrial("00009")
+    assert rule.on_trial_result(bad, result(1, 0.0)).action == "continue"  # before the grace period is over
+    assert rule.on_trial_result(bad, result(2, 0.0)).action == ("stop" if hard_stop else "pause")
+    assert rule.on_trial_result(FakeTrial("00008"), result(3, 2.5)).action == "continue"
+
+
+def test_population_based_training_exploits_the_best_and_changes_values() -> None:
+    pbt = with_metric(
+        PopulationBasedTraining(
+            time_attr="training_iteration",
+            perturbation_interval=2,
+            hyperparam_mutations={
+                "lr": tune.loguniform(1e-3, 1.0),
+                "size": [1, 2, 4, 8],
+                "inner": {"free": lambda: 0.5},
+            },
+            resample_probability=0.0,
+            seed=0,
+        )
+    )
+    trials = [FakeTrial(f"{i:05d}", {"lr": 0.9, "size": 4, "inner": {"free": 10}}) for i in range(4)]
+    for trial in trials:
+        pbt.on_trial_add(trial)
+    for index in (1, 2, 3):
+        assert pbt.on_trial_result(trials[index], result(1, float(index))).action == "continue"
+    best = pbt.on_trial_result(trials[3], result(2, 3.0))
+    assert (best.action, best.saves, best.exploits) == ("continue", True, None)
+    pbt.on_trial_result(trials[0], result(1, -1.0))
+    decision = pbt.on_trial_result(trials[0], result(2, -1.0))
+    assert decision.exploits is trials[3]
+    assert decision.changes["lr"] in (pytest.approx(0.72), 1.0)  # · 0.8, or · 1.2 within the bounds
+    assert decision.changes["size"] in (2, 8)
+    assert decision.changes["inner/free"] in (8, 12)
+    trials[2].is_waiting = True  # with fewer slots than trials they take turns
+    assert pbt.on_trial_result(trials[1], result(2, 1.0)).action == "pause"
+    assert pbt.choose([trials[2], trials[3]]) is trials[2]
+
+
+def test_population_based_training_draws_new_values() -> None:
+    pbt = with_metric(
+        PopulationBasedTraining(
+            time_attr="training_iteration",
+            perturbation_interval=1,
+            hyperparam_mutations={"lr": tune.uniform(2, 3), "size": [1, 2], "free": lambda: 7},
+            resample_probability=1.0,
+            custom_explore_fn=lambda changed: {**changed, "size": 100},
+        )
+    )
+    good, bad = FakeTrial("00000", {"lr": 9, "size": 9, "free": 9}), FakeTrial("00001")
+    for trial, value in ((good, 1.0), (bad, 0.0)):
+        pbt.on_trial_add(trial)
+        decision = pbt.on_trial_result(trial, result(1, value))
+    assert 2 <= decision.changes["lr"] <= 3
+    assert (decision.changes["size"], decision.changes["free"]) == (100, 7)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: ASHAScheduler(grace_period=9, max_t=3), "at most max_t"),
+        (lambda: ASHAScheduler(reduction_factor=1), "a reduction_factor above 1"),
+        (lambda: PopulationBasedTraining(), "needs hyperparam_mutations"),
+        (
+            lambda: PopulationBasedTraining(hyperparam_mutations={"lr": 3}),
+            "a list, a search object or a function",
+        ),
+        (
+            lambda: PopulationBasedTraining(hyperparam_mutations={"a": [1]}, quantile_fraction=0.9),
+            "at most 0.5",
+        ),
+        (lambda: PopulationBasedTraining(hyperparam_mutations={"a": [1]}, synch=True), "take turns instead"),
+        (lambda: ASHAScheduler().set_search_properties(None, "max"), "set TuneConfig"),
+        (lambda: ASHAScheduler(metric="a").set_search_properties("b", "max"), "in one of them only"),
+        (lambda: create_scheduler("ahsa"), "Did you mean 'asha'"),
+        (lambda: create_scheduler("asha", maxt=3), "unexpected keyword argument 'maxt'"),
+    ],
+)
+def test_bad_settings_are_named(make: Any, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        make()
+
+
+def test_schedulers_by_name() -> None:
+    assert isinstance(create_scheduler("asha", max_t=3), ASHAScheduler)
+    assert isinstance(create_scheduler("fifo"), FIFOScheduler)
+
+
+def test_asha_ends_bad_trials_of_a_search_early(run_config: tune.RunConfig) -> None:
+    results = tune.Tuner(
+        score,
+        param_space={"x": tune.grid_search([4, 3, 2, 1]), "iterations": 50},
+        tune_config=tune.TuneConfig(
+            metric="score", mode="max", max_concurrent_trials=1,
+            scheduler=ASHAScheduler(max_t=8, grace_period=2, reduction_factor=2),
+        ),
+        run_config=run_config,
+    ).fit()  # fmt: skip
+    assert [result.metrics["training_iteration"] for result in results] == [8, 2, 2, 2]
+    assert results.num_errors == 0
+
+
+# -- a task on which populations are better ----------------------------------------------------------------------
+
+
+class Chase(tune.Trainable):
+    """The value grows by what the rate is worth now; the best rate moves from 0 to 1 over the run.
+
+    No constant rate is good for the whole run, so a population that changes its rates on the way gets further.
+    """
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.value = 0.0
+
+    def step(self) -> dict[str, Any]:
+        best_rate = min(self.iteration / 20, 1.0)
+        self.value += max(1.0 - 4.0 * abs(self.config["rate"] - best_rate), 0.0)
+        return {"value": self.value, "rate": self.config["rate"]}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        (Path(checkpoint_dir) / "value.json").write_text(json.dumps(self.value))
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        self.value = json.loads((Path(checkpoint_dir) / "value.json").read_text())
+
+
+def chase(run_config: tune.RunConfig, scheduler: TrialScheduler | None) -> tune.ResultGrid:
+    return tune.Tuner(
+        Chase,
+        param_space={"rate": tune.uniform(0, 1)},
+        tune_config=tune.TuneConfig(
+            metric="value", mode="max", num_samples=4, scheduler=scheduler, max_concurrent_trials=1,
+            search_alg=tune.search.BasicVariantGenerator(random_state=0),
+        ),
+        run_config=dataclasses.replace(run_config, name=type(scheduler).__name__, stop={"training_iteration": 20}),
+    ).fit()  # fmt: skip
+
+
+def test_a_population_beats_random_search_in_the_same_budget(run_config: tune.RunConfig) -> None:
+    pbt = PopulationBasedTraining(
+        time_attr="training_iteration",
+        perturbation_interval=5,
+        hyperparam_mutations={"rate": tune.uniform(0, 1)},
+        seed=0,
+    )
+    population = chase(run_config, pbt)
+    random_search = chase(run_config, None)
+    assert population.num_errors == random_search.num_errors == 0
+    assert {result.metrics["training_iteration"] for result in [*population, *random_search]} == {20}
+    best, best_random = (grid.get_best_result().metrics["value"] for grid in (population, random_search))
+    assert best_random <= 20 / 4 + 1  # what the best constant rate reaches
+    assert best > best_random
+    rates = {
+        round(line["rate"], 6) for result in population for line in tune.trial.read_results(Path(result.path))
+    }
+    assert len(rates) > 4  # they were changed
+    assert np.isfinite(best)

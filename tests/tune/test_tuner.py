@@ -1,0 +1,295 @@
+"""Searches in process: grids and random values, results, stop criteria, failures, restores."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rlzmq import PPOConfig, tune
+from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.tune.trial import read_results
+from tests.tune.trainables import Counter, score, with_checkpoints
+
+
+def small_ppo() -> PPOConfig:
+    return (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=0)
+        .learners(num_learners=0)
+        .training(train_batch_size_per_learner=64, minibatch_size=32, num_epochs=1)
+        .rl_module(model_config={"fcnet_hiddens": [8]})
+    )
+
+
+def with_stop(run_config: tune.RunConfig, **stop: float) -> tune.RunConfig:
+    return dataclasses.replace(run_config, stop=stop)
+
+
+def test_grid_points_and_random_values_of_a_function(run_config: tune.RunConfig) -> None:
+    space = {
+        "x": tune.grid_search([1, 2]),
+        "inner": {"rate": tune.loguniform(1e-4, 1e-2)},
+        "ten": tune.sample_from(lambda spec: spec.config.x * 10),
+    }
+    tuner = tune.Tuner(
+        score,
+        param_space=space,
+        tune_config=tune.TuneConfig(
+            num_samples=2,
+            metric="score",
+            mode="max",
+            search_alg=tune.search.BasicVariantGenerator(random_state=1),
+        ),
+        run_config=run_config,
+    )
+    results = tuner.fit()
+    assert len(results) == results.num_terminated == 4
+    assert results.errors == []
+    assert [result.config["x"] for result in results] == [1, 2, 1, 2]
+    assert [result.config["ten"] for result in results] == [10, 20, 10, 20]
+    rates = [result.config["inner"]["rate"] for result in results]
+    assert len(set(rates)) == 4
+    assert all(1e-4 <= rate <= 1e-2 for rate in rates)
+    best = results.get_best_result()
+    assert best.config["x"] == 2
+    assert best.metrics["score"] == 6
+    assert best.metrics["training_iteration"] == 3
+    assert results.get_best_result(mode="min", scope="avg").config["x"] == 1
+    assert results.get_best_result("nested/half", "max").metrics["nested"] == {"half": 1.0}
+    frame = results.get_dataframe()
+    assert list(frame["score"]) == [3, 6, 3, 6]
+    assert list(frame["config/inner/rate"]) == rates
+    assert list(best.metrics_dataframe["nested/half"]) == [1.0] * 3
+    again = tune.Result.from_path(best.path)
+    assert again.config == best.config
+    assert again.metrics == best.metrics
+    with pytest.raises(ConfigurationError, match=r"Continue it with tune\.Tuner\.restore"):
+        tune.Tuner(score, param_space=space, run_config=run_config).fit()
+
+
+def test_an_algorithm_with_search_objects_in_its_config(run_config: tune.RunConfig) -> None:
+    config = (
+        small_ppo()
+        .training(lr=tune.grid_search([1e-3, 1e-4]))
+        .rl_module(model_config={"fcnet_hiddens": tune.choice([[4], [8]])})
+    )
+    results = tune.Tuner(
+        "PPO", param_space=config, run_config=with_stop(run_config, num_env_steps_sampled_lifetime=100)
+    ).fit()
+    assert [result.config["lr"] for result in results] == [1e-3, 1e-4]
+    for result in results:
+        assert result.error is None
+        assert result.config["model_config"]["fcnet_hiddens"] in ([4], [8])
+        assert result.metrics["num_env_steps_sampled_lifetime"] == 128
+        assert result.metrics["done"]
+        assert result.checkpoint is not None  # classes save one at the end
+        with PPOConfig.algo_class.fget(small_ppo()).from_checkpoint(result.checkpoint.path) as algo:
+            assert algo.iteration == 2
+            assert algo.config.lr == result.config["lr"]
+    assert results[0].config["seed"] != results[1].config["seed"]
+
+
+def test_a_config_with_search_objects_cannot_be_built() -> None:
+    config = small_ppo().training(lr=tune.uniform(0.1, 0.2))
+    with pytest.raises(
+        ConfigurationError, match=r"config\.lr is the search object uniform\(0\.1, 0\.2\).*tune\.Tuner\('PPO'"
+    ):
+        config.build()
+
+
+@pytest.mark.parametrize("trainable", ["PPO", "ppo", PPOConfig, PPOConfig().algo_class, small_ppo()])
+def test_all_names_of_an_algorithm(trainable: Any) -> None:
+    assert repr(tune.Tuner(trainable, param_space=small_ppo())).startswith("Tuner(PPO, runs/tune/PPO_")
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: tune.Tuner("PPPO", param_space=small_ppo()), "no trainable 'PPPO'. Did you mean 'PPO'"),
+        (lambda: tune.Tuner("PPO"), "param_space has no environment"),
+        (lambda: tune.Tuner(3), "expected the name of an algorithm"),
+        (lambda: tune.Tuner(score, param_space=small_ppo()), "expected a dict"),
+        (lambda: tune.Tuner("PPO", param_space=small_ppo()).fit(), "PPO never ends by itself: set RunConfig"),
+        (lambda: tune.TuneConfig(mode="best"), "expected 'min' or 'max'"),  # type: ignore[arg-type]
+        (lambda: tune.TuneConfig(num_samples=0), "expected an int from 1"),
+        (lambda: tune.TuneConfig(num_samples=-1), "never ends: give time_budget_s"),
+        (lambda: tune.CheckpointConfig(num_to_keep=0), "expected at least 1"),
+        (lambda: tune.FailureConfig(max_failures=1, fail_fast=True), "leave max_failures at 0"),
+        (lambda: tune.RunConfig(name="a/b"), "expected the name of a directory"),
+        (
+            lambda: (
+                tune.RunConfig(stop={"training_iteration": "3"}) and tune.stoppers.make_stopper({"a": "3"})
+            ),
+            "a number",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(make: Any, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text.replace("(", r"\(")):
+        make()
+
+
+def test_a_stop_key_that_no_result_has_is_an_error(run_config: tune.RunConfig) -> None:
+    results = tune.Tuner(score, param_space={"x": 1}, run_config=with_stop(run_config, scor=10)).fit()
+    assert "results have no 'scor'. Did you mean 'score'" in str(results.errors[0])
+    assert results[0].metrics["score"] == 1 if results[0].metrics else True
+
+
+def test_nested_stop_dicts_and_functions_end_trials(run_config: tune.RunConfig, tmp_path: Path) -> None:
+    nested = dataclasses.replace(run_config, stop={"nested": {"half": 0.5}})
+    assert (
+        tune.Tuner(score, param_space={"x": 1}, run_config=nested).fit()[0].metrics["training_iteration"] == 1
+    )
+    by_function = dataclasses.replace(
+        run_config, name="f", stop=lambda trial_id, result: result["score"] >= 2
+    )
+    assert (
+        tune.Tuner(score, param_space={"x": 1}, run_config=by_function).fit()[0].metrics["training_iteration"]
+        == 2
+    )
+
+
+def test_a_killed_trial_continues_from_its_checkpoint(
+    run_config: tune.RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_config.checkpoint_config = tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=2)
+    space = {"x": tune.grid_search([1, 10]), "kill": ["00001"]}
+    results = tune.Tuner(Counter, param_space=space, run_config=run_config).fit()
+    assert [result.metrics["total"] for result in results] == [5, 50]
+    assert "killed by signal 9 (SIGKILL)" in caplog.text
+    for result in results:
+        lines = read_results(Path(result.path))
+        assert [line["training_iteration"] for line in lines] == [1, 2, 3, 4, 5]
+        assert len(result.best_checkpoints) == 2
+    assert [line["iterations_since_restore"] for line in read_results(Path(results[1].path))] == [
+        1,
+        2,
+        1,
+        2,
+        3,
+    ]
+
+
+def test_a_killed_function_continues_from_its_reported_checkpoint(run_config: tune.RunConfig) -> None:
+    result = tune.Tuner(with_checkpoints, param_space={"x": 3}, run_config=run_config).fit()[0]
+    assert result.metrics["total"] == 12
+    assert result.metrics["iterations_since_restore"] == 2
+    assert result.checkpoint is not None
+    assert (Path(result.checkpoint.path) / "state.json").read_text() == "[4, 12]"
+
+
+def test_errors_are_collected_and_restarted_as_often_as_asked(run_config: tune.RunConfig) -> None:
+    space = {"x": tune.grid_search([1, 10]), "raise": ["00001"]}
+    run_config.checkpoint_config = tune.CheckpointConfig(checkpoint_frequency=1)
+    results = tune.Tuner(Counter, param_space=space, run_config=run_config).fit()
+    assert results.num_errors == 1
+    assert isinstance(results.errors[0], ValueError)
+    assert "as asked" in (Path(results[1].path) / "error.txt").read_text()
+    assert results.get_best_result("total", "max", scope="all").metrics["total"] == 20
+
+    resumed = tune.Tuner.restore(results.experiment_path, Counter, resume_errored=True)
+    assert [result.metrics["total"] for result in resumed.fit()] == [5, 50]
+
+    restarts = dataclasses.replace(
+        run_config, name="restarts", failure_config=tune.FailureConfig(max_failures=1)
+    )
+    results = tune.Tuner(Counter, param_space=space, run_config=restarts).fit()
+    assert [result.metrics["total"] for result in results] == [5, 50]
+
+    raising = dataclasses.replace(
+        run_config, name="raising", failure_config=tune.FailureConfig(fail_fast="raise")
+    )
+    with pytest.raises(ValueError, match="as asked"):
+        tune.Tuner(Counter, param_space=space, run_config=raising).fit()
+
+
+_DRIVER = """
+import os, sys
+from rlzmq import tune
+from tests.tune.trainables import Counter
+space = {"x": tune.grid_search([1, 10, 100, 1000]), "kill": ["00000", "00002"], "kill_driver": ["00001"],
+         "driver_pid": os.getpid()}
+tune.Tuner(Counter, param_space=space, tune_config=tune.TuneConfig(max_concurrent_trials=2),
+    run_config=tune.RunConfig(name="search", storage_path=sys.argv[1], verbose=0,
+        checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1))).fit()
+"""
+
+
+def test_a_killed_driver_is_continued_and_every_trial_ends_once(tmp_path: Path) -> None:
+    driver = subprocess.run([sys.executable, "-c", _DRIVER, str(tmp_path)], capture_output=True, timeout=100)
+    assert driver.returncode == -9, driver.stderr.decode()
+    path = tmp_path / "search"
+    assert tune.Tuner.can_restore(path)
+    pids = {line["pid"] for trial in path.glob("Counter_*") for line in read_results(trial)}
+    psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=20)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+    results = tune.Tuner.restore(path, Counter).fit()
+    assert [result.metrics["total"] for result in results] == [5, 50, 500, 5000]
+    for result in results:
+        lines = read_results(Path(result.path))
+        assert [line["training_iteration"] for line in lines] == [1, 2, 3, 4, 5]
+        assert [line["done"] for line in lines] == [False] * 4 + [True]
+    assert [result.path for result in tune.Tuner.restore(path, Counter).get_results()] == [
+        r.path for r in results
+    ]
+
+
+def test_what_holds_code_is_passed_again(run_config: tune.RunConfig) -> None:
+    space = {"x": tune.sample_from(lambda: 2)}
+    tune.Tuner(score, param_space=space, run_config=run_config).fit()
+    path = Path(str(run_config.storage_path)) / "search"
+    with pytest.raises(
+        CheckpointError, match=r"The param_space of .* held code, which is not stored: pass param_space="
+    ):
+        tune.Tuner.restore(path, score)
+    assert tune.Tuner.restore(path, score, param_space=space).fit()[0].config["x"] == 2
+    with pytest.raises(CheckpointError, match=r"There is no experiment in"):
+        tune.Tuner.restore(path.parent, score)
+
+
+async def test_fit_async_runs_on_the_callers_loop(run_config: tune.RunConfig) -> None:
+    results = await tune.Tuner(score, param_space={"x": 4}, run_config=run_config).fit_async()
+    assert results.get_best_result().metrics["score"] == 12
+
+
+def test_optuna_suggests_values_by_the_results(run_config: tune.RunConfig) -> None:
+    search = tune.search.OptunaSearch(seed=1, points_to_evaluate=[{"x": 7}])
+    results = tune.Tuner(
+        score,
+        param_space={
+            "x": tune.randint(0, 10),
+            "kind": tune.choice([{"a": 1}, {"a": 2}]),
+            "noise": tune.randn(),
+        },
+        tune_config=tune.TuneConfig(metric="score", mode="max", num_samples=3, search_alg=search),
+        run_config=run_config,
+    ).fit()
+    assert results[0].config["x"] == 7
+    assert all(result.config["kind"] in ({"a": 1}, {"a": 2}) for result in results)
+    assert all(math.isfinite(result.config["noise"]) for result in results)
+
+
+def test_without_optuna_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'rlzmq\[tune\]'"):
+        tune.Tuner(score)
+
+
+def test_parameters_and_resources_of_a_trainable(run_config: tune.RunConfig) -> None:
+    def scaled(config: dict[str, Any], factor: int) -> dict[str, Any]:
+        return {"value": config["x"] * factor, "cpu": tune.get_context().get_trial_resources()["cpu"]}
+
+    trainable = tune.with_resources(tune.with_parameters(scaled, factor=5), {"CPU": 2})
+    result = tune.Tuner(trainable, param_space={"x": 3}, run_config=run_config).fit()[0]
+    assert (result.metrics["value"], result.metrics["cpu"]) == (15, 2)
+    with pytest.raises(ConfigurationError, match=r"tune\.report\(\) was called outside of a trial"):
+        tune.report({"a": 1})
