@@ -14,7 +14,7 @@ from scripts.code_figures import annotations, circles, share_of_any
 
 PACKAGE = Path(__file__).parent.parent / "rlzmq"
 LAYERS = (
-    "cli", "tune", "launch", "telemetry", "deploy", "algorithms", "driver", "roles", "actors", "net", "protocol",
+    "cli", "tune", "launch", "deploy", "telemetry", "algorithms", "driver", "roles", "actors", "net", "protocol",
     "wire", "learners", "runners", "modules", "connectors", "config", "envs", "replay", "episodes", "core",
 )  # fmt: skip
 PURE = (
