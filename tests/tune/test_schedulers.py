@@ -216,7 +216,7 @@ def chase(run_config: tune.RunConfig, scheduler: TrialScheduler | None) -> tune.
 def test_a_population_beats_random_search_in_the_same_budget(run_config: tune.RunConfig) -> None:
     pbt = PopulationBasedTraining(
         time_attr="training_iteration",
-        perturbation_interval=5,
+        perturbation_interval=2,
         hyperparam_mutations={"rate": tune.uniform(0, 1)},
         seed=0,
     )
