@@ -28,7 +28,7 @@ from gymnasium.spaces import Space
 
 from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.config.search_space import SEARCH_TAG, search_object_from_plain
-from rlzmq.core.class_names import class_name
+from rlzmq.core.class_names import attribute_at, class_name
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.plain import NotPlainError, from_plain, to_plain
 from rlzmq.core.space_plain import space_from_plain, space_to_plain
@@ -169,12 +169,9 @@ def load_named(name: str) -> Any:
     """
     module_name, _, qualname = name.partition(":")
     try:
-        value: Any = importlib.import_module(module_name)
-        for part in qualname.split("."):
-            value = getattr(value, part)
+        return attribute_at(importlib.import_module(module_name), qualname)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"Cannot load {name!r}: {error}. Expected 'package.module:name'.") from None
-    return value
 
 
 def _encode(name: str, value: Any) -> Any:

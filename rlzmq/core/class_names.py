@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import importlib
 import sys
+from types import ModuleType
 from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
 
-__all__ = ["class_from_name", "class_name"]
+__all__ = ["attribute_at", "callable_names", "class_from_name", "class_name"]
 
 
 def class_name(cls: type[Any]) -> str:
     """Return ``"package.module:Qualified.Name"`` of a class."""
     return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def attribute_at(module: ModuleType, qualname: str) -> Any:
+    """Return the object of a dotted name in a module, e.g. ``"Outer.Inner"``.
+
+    Raises:
+        AttributeError: There is none.
+    """
+    found: Any = module
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def callable_names(module: ModuleType) -> list[str]:
+    """Return the public names of a module's classes and functions, to suggest one of them."""
+    return [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
 
 
 def class_from_name(name: str, base: type[Any]) -> type[Any]:
@@ -35,9 +53,7 @@ def class_from_name(name: str, base: type[Any]) -> type[Any]:
             f"the class {name!r} was defined inside a function and cannot be found by name. {advice}"
         )
     try:
-        found: Any = sys.modules.get(module_name) or importlib.import_module(module_name)
-        for part in qualname.split("."):
-            found = getattr(found, part)
+        found = attribute_at(sys.modules.get(module_name) or importlib.import_module(module_name), qualname)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"the class {name!r} cannot be found here ({error}). {advice}") from error
     if not isinstance(found, type) or not issubclass(found, base):

@@ -6,7 +6,7 @@ leaf (a batch of items, or one item that numpy can turn into an array), never a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import gymnasium as gym
@@ -17,6 +17,7 @@ __all__ = [
     "check_same_structure",
     "has_discrete",
     "is_nested",
+    "leaf_spaces",
     "num_items",
     "object_array",
     "one_hot",
@@ -205,21 +206,19 @@ def tree_zeros_like(tree: Any, lead: tuple[int, ...] = ()) -> Any:
     return tree_map(zeros, tree)
 
 
-def _leaf_spaces(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
+def leaf_spaces(space: Any) -> list[Any]:
+    """Return the leaves of a space in the order of `tree_leaves`: Dict keys sorted."""
     if isinstance(space, gym.spaces.Dict):
-        for key in sorted(space.spaces):
-            yield from _leaf_spaces(space.spaces[key])
-    elif isinstance(space, gym.spaces.Tuple):
-        for sub_space in space.spaces:
-            yield from _leaf_spaces(sub_space)
-    else:
-        yield space
+        return [leaf for key in sorted(space.spaces) for leaf in leaf_spaces(space.spaces[key])]
+    if isinstance(space, gym.spaces.Tuple):
+        return [leaf for part in space.spaces for leaf in leaf_spaces(part)]
+    return [space]
 
 
 def has_discrete(space: gym.Space[Any]) -> bool:
     """Return whether a leaf of ``space`` is Discrete or MultiDiscrete, so that `one_hot` changes its values."""
     return any(
-        isinstance(leaf, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)) for leaf in _leaf_spaces(space)
+        isinstance(leaf, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)) for leaf in leaf_spaces(space)
     )
 
 

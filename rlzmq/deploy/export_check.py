@@ -11,7 +11,7 @@ import numpy as np
 
 from rlzmq.algorithms.policy import Policy
 from rlzmq.core.errors import RlzmqError
-from rlzmq.core.tree import tree_leaves, tree_map, tree_stack
+from rlzmq.core.tree import leaf_spaces, tree_leaves, tree_map, tree_stack
 from rlzmq.deploy.policy_graph import FlatPolicyGraph
 from rlzmq.modules.distributions import num_dist_inputs
 
@@ -142,7 +142,7 @@ class _Difference:
     """Sums up the differences of actions, leaf by leaf of the action space."""
 
     def __init__(self, space: gym.Space[Any]) -> None:
-        self._spaces = _leaf_spaces(space)
+        self._spaces = leaf_spaces(space)
         self.num_rows = self.num_choices = self.num_different = self.num_ties = 0
         self.largest = 0.0
 
@@ -196,12 +196,3 @@ def _choices(space: Any) -> tuple[np.ndarray, np.ndarray]:
         return low, high - low + 1
     size = int(np.prod(space.shape))
     return np.zeros(size, np.int64), np.full(size, 2)
-
-
-def _leaf_spaces(space: Any) -> list[Any]:
-    """Return the leaves of a space in the order of `tree_leaves`: Dict keys sorted."""
-    if isinstance(space, gym.spaces.Dict):
-        return [leaf for key in sorted(space.spaces) for leaf in _leaf_spaces(space.spaces[key])]
-    if isinstance(space, gym.spaces.Tuple):
-        return [leaf for part in space.spaces for leaf in _leaf_spaces(part)]
-    return [space]

@@ -16,6 +16,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from rlzmq.core.class_names import attribute_at, callable_names
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.envs.envpool_env import EnvPoolVectorEnv
@@ -325,17 +326,17 @@ def _resolve_module_name(name: str) -> EnvEntry:
             f"config.env={name!r}: cannot import the module {module_name!r} ({error}). Expected "
             f"'package.module:Class' with the module on the Python path of every process.{extra_hint(error)}"
         ) from error
-    target: Any = module
-    for part in attribute.split("."):
-        target = getattr(target, part, None)
+    try:
+        target = attribute_at(module, attribute)
+    except AttributeError:
+        target = None
     if callable(target):
         return EnvEntry(label=name, creator=target)
     if attribute in gym.registry:  # importing the module registered it
         return EnvEntry(label=name, gym_id=attribute)
-    names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
     raise ConfigurationError(
         f"config.env={name!r}: the module {module_name!r} has no class, callable or Gymnasium id "
-        f"{attribute!r}.{did_you_mean(attribute, names)}"
+        f"{attribute!r}.{did_you_mean(attribute, callable_names(module))}"
     )
 
 

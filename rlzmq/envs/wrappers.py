@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from rlzmq.core.class_names import attribute_at, callable_names
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.envs.extras import extra_hint
@@ -139,14 +140,14 @@ def _named(name: str) -> Wrapper:
             f"config.wrappers: cannot import the module {module_name!r} of {name!r} ({error})."
             f"{extra_hint(error)}"
         ) from error
-    target: Any = module
-    for part in attribute.split("."):
-        target = getattr(target, part, None)
+    try:
+        target = attribute_at(module, attribute)
+    except AttributeError:
+        target = None
     if not callable(target):
-        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ConfigurationError(
             f"config.wrappers: the module {module_name!r} has no class or callable {attribute!r}."
-            f"{did_you_mean(attribute, names)}"
+            f"{did_you_mean(attribute, callable_names(module))}"
         )
     return target  # type: ignore[no-any-return]
 

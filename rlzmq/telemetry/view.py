@@ -7,21 +7,26 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from rlzmq.config.base_config import BaseConfig
 
-__all__ = ["LinesView", "PanelView", "View", "make_view", "summary_line"]
+__all__ = ["LinesView", "LiveView", "PanelView", "View", "make_view", "summary_line"]
 
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-class View:
+Shown = TypeVar("Shown")
+
+
+class View(Generic[Shown]):
     """Base class of the views; it shows nothing."""
 
-    def show(self, result: Mapping[str, Any]) -> None:
-        """Show one iteration's result."""
+    def show(self, shown: Shown) -> None:
+        """Show what is newest, e.g. an iteration's result."""
 
     def __enter__(self) -> Self:
         return self
@@ -32,24 +37,22 @@ class View:
         """Stop showing."""
 
 
-class LinesView(View):
-    """A view that prints a line per iteration."""
+class LiveView(View[Shown]):
+    """Base class of the views that draw over what they drew before, on a terminal."""
 
-    def show(self, result: Mapping[str, Any]) -> None:
-        """Print one line."""
-        print(summary_line(result), flush=True)
-
-
-class PanelView(View):
-    """A live panel: the return curve, rates, losses and the account of steps."""
-
-    def __init__(self, title: str) -> None:
+    def __init__(self, refresh_per_second: float = 8) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        self._title = title
-        self._curve: deque[float] = deque(maxlen=60)
-        self._live = Live(console=Console(), refresh_per_second=8)
+        self._live = Live(console=Console(), refresh_per_second=refresh_per_second)
+
+    def draw(self, shown: Shown) -> RenderableType:
+        """Return what to draw."""
+        raise NotImplementedError
+
+    def show(self, shown: Shown) -> None:
+        """Draw what is newest."""
+        self._live.update(self.draw(shown), refresh=True)
 
     def __enter__(self) -> Self:
         self._live.__enter__()
@@ -60,22 +63,39 @@ class PanelView(View):
     ) -> None:
         self._live.__exit__(kind, error, trace)
 
-    def show(self, result: Mapping[str, Any]) -> None:
-        """Update the panel."""
+
+class LinesView(View[Mapping[str, Any]]):
+    """A view that prints a line per iteration."""
+
+    def show(self, shown: Mapping[str, Any]) -> None:
+        """Print one line."""
+        print(summary_line(shown), flush=True)
+
+
+class PanelView(LiveView[Mapping[str, Any]]):
+    """A live panel: the return curve, rates, losses and the account of steps."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self._title = title
+        self._curve: deque[float] = deque(maxlen=60)
+
+    def draw(self, shown: Mapping[str, Any]) -> RenderableType:
+        """Return the panel of an iteration's result."""
         from rich.panel import Panel
         from rich.table import Table
 
-        mean = result["env_runners"].get("episode_return_mean", math.nan)
+        mean = shown["env_runners"].get("episode_return_mean", math.nan)
         if not math.isnan(mean):
             self._curve.append(mean)
         table = Table.grid(padding=(0, 2))
-        for name, text in _facts(result).items():
+        for name, text in _facts(shown).items():
             table.add_row(f"[bold]{name}[/bold]", text)
         table.add_row("[bold]curve[/bold]", f"[green]{sparkline(list(self._curve))}[/green]")
-        self._live.update(Panel(table, title=self._title, expand=False), refresh=True)
+        return Panel(table, title=self._title, expand=False)
 
 
-def make_view(name: str, config: BaseConfig, *, quiet: bool = False) -> View:
+def make_view(name: str, config: BaseConfig, *, quiet: bool = False) -> View[Mapping[str, Any]]:
     """Return the view that fits the output: a panel on a terminal, lines elsewhere, nothing if ``quiet``."""
     if quiet:
         return View()

@@ -18,7 +18,7 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.search_space import GridSearch, SearchObject, find_search_objects
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.seeding import derive_seed
+from rlzmq.telemetry.view import View
 from rlzmq.tune.config_paths import TrialConfig, resolve, with_values
 from rlzmq.tune.metric_paths import number_at
 from rlzmq.tune.result_grid import Result, ResultGrid, TuneError
@@ -43,7 +44,6 @@ from rlzmq.tune.stoppers import NoopStopper, make_stopper
 from rlzmq.tune.study import Claim, Study
 from rlzmq.tune.trial import Trial, read_results
 from rlzmq.tune.trial_process import TrialProcess
-from rlzmq.tune.view import View
 
 __all__ = ["Experiment"]
 
@@ -81,7 +81,7 @@ class Experiment:
         run_config: RunConfig,
         path: Path,
         resources: Mapping[str, float] | None,
-        view: View,
+        view: View[Sequence[Trial]],
     ) -> None:
         self._trainable = trainable
         self._trainable_name = trainable_name

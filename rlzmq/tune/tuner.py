@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ from rlzmq.config.search_space import SearchObject, find_search_objects
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.files import make_directories, write_text
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.telemetry.view import View
 from rlzmq.tune.experiment import Experiment
 from rlzmq.tune.result_grid import ResultGrid
 from rlzmq.tune.search.optuna import load_optuna
 from rlzmq.tune.session import Trainable, WithResources
 from rlzmq.tune.settings import RunConfig, TuneConfig, settings_from_stored, stored_settings
-from rlzmq.tune.view import View, make_view
+from rlzmq.tune.trial import Trial
+from rlzmq.tune.view import make_view
 
 __all__ = ["Tuner", "register_trainable"]
 
@@ -146,7 +148,7 @@ class Tuner:
             return self._results
         return get_loop_thread().run(self._experiment(View()).stored_results())
 
-    def _experiment(self, view: View) -> Experiment:
+    def _experiment(self, view: View[Sequence[Trial]]) -> Experiment:
         return Experiment(
             self._trainable,
             self._name,

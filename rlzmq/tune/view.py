@@ -7,20 +7,18 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
 from rlzmq.config.search_space import SearchObject
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.telemetry.view import LiveView, View
 from rlzmq.tune.config_paths import config_value
 from rlzmq.tune.metric_paths import value_at
 from rlzmq.tune.trial import Trial
 
-__all__ = ["CLIReporter", "LinesView", "TableView", "View", "make_view", "trial_table"]
+__all__ = ["CLIReporter", "LinesView", "TableView", "make_view", "trial_table"]
 
 _COLUMNS = {
     "training_iteration": "iter",
@@ -52,22 +50,7 @@ class CLIReporter:
         return chosen if metric is None or metric in chosen else {**chosen, metric: metric}
 
 
-class View:
-    """Base class of the views; it shows nothing."""
-
-    def show(self, trials: Sequence[Trial]) -> None:
-        """Show the current state of the trials."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop showing."""
-
-
-class LinesView(View):
+class LinesView(View[Sequence[Trial]]):
     """A view that prints a line when a trial starts, pauses or ends."""
 
     def __init__(self, space: Mapping[str, SearchObject], columns: Mapping[str, str]) -> None:
@@ -75,36 +58,27 @@ class LinesView(View):
         self._columns = columns
         self._shown: dict[str, str] = {}
 
-    def show(self, trials: Sequence[Trial]) -> None:
+    def show(self, shown: Sequence[Trial]) -> None:
         """Print the trials whose status has changed."""
-        for trial in trials:
+        for trial in shown:
             if self._shown.get(trial.trial_id) != trial.status:
                 self._shown[trial.trial_id] = trial.status
                 cells = (f"{name} {text}" for name, text in _cells(trial, self._space, self._columns) if text)
                 print(f"{trial.name} {trial.status.lower():<10} " + "  ".join(cells), flush=True)
 
 
-class TableView(View):
+class TableView(LiveView[Sequence[Trial]]):
     """A live table of the trials."""
 
     def __init__(self, title: str, space: Mapping[str, SearchObject], columns: Mapping[str, str]) -> None:
+        super().__init__(refresh_per_second=4)
         self._title = title
         self._space = space
         self._columns = columns
-        self._live = Live(console=Console(), refresh_per_second=4)
 
-    def __enter__(self) -> Self:
-        self._live.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.__exit__(kind, error, trace)
-
-    def show(self, trials: Sequence[Trial]) -> None:
-        """Update the table."""
-        self._live.update(trial_table(self._title, trials, self._space, self._columns))
+    def draw(self, shown: Sequence[Trial]) -> Table:
+        """Return the table of the trials."""
+        return trial_table(self._title, shown, self._space, self._columns)
 
 
 def make_view(
@@ -113,7 +87,7 @@ def make_view(
     metric: str | None,
     verbose: int | None,
     reporter: CLIReporter | None,
-) -> View:
+) -> View[Sequence[Trial]]:
     """Return the view that fits the output: a table on a terminal, lines elsewhere, nothing with ``verbose=0``."""
     if verbose == 0:
         return View()

@@ -30,8 +30,6 @@ def publication(role: EnvRunnerRole, layout_digest: str, num_bytes: int) -> Appl
 def test_weights_of_the_former_modules_are_not_loaded_after_a_change(role: EnvRunnerRole) -> None:
     link = SimpleNamespace(_role=role, _submit=lambda job: job())
     layout = role.env_runner.get_weights_layout()
-    with pytest.raises(ValueError, match="do not fit"):  # nothing changed: the two sides differ
-        RunnerLink.act(link, publication(role, "other", layout.num_bytes + 8))
     role.change_modules(role.env_runner.config, None)
     RunnerLink.act(link, publication(role, "other", layout.num_bytes + 8))
     assert role.env_runner.weights_seq_no == 0

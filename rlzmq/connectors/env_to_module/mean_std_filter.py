@@ -14,7 +14,7 @@ from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.env_to_module.running_stats import RunningStats
 from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
 from rlzmq.connectors.writing import agent_space, map_agent_spaces, rewrite_last_observation
-from rlzmq.core.tree import tree_flatten, tree_stack, tree_unstack
+from rlzmq.core.tree import leaf_spaces, tree_flatten, tree_stack, tree_unstack
 from rlzmq.episodes.columns import DEFAULT_AGENT_ID, Columns
 
 __all__ = ["MeanStdFilter"]
@@ -169,7 +169,7 @@ class MeanStdFilter(ConnectorV2):
             space = agent_space(self.input_observation_space, agent_id)
             if space is None:
                 return list(range(num_leaves))
-            spaces = _leaf_spaces(space)
+            spaces = leaf_spaces(space)
             indices = [i for i, leaf in enumerate(spaces) if isinstance(leaf, gym.spaces.Box)]
             self._box_indices[agent_id] = indices
         return indices
@@ -274,7 +274,7 @@ class MeanStdFilter(ConnectorV2):
                 torch.tensor(value, dtype=torch.float64)
                 for value in (stats.means[position] if stats.num else np.zeros(()), stats.std(position))
             )
-            for position, leaf in enumerate(self._box_leaves(agent_id, len(_leaf_spaces(space))))
+            for position, leaf in enumerate(self._box_leaves(agent_id, len(leaf_spaces(space))))
         }
 
         def forward(batch: Batch, memory: Memory) -> tuple[Batch, Memory]:
@@ -291,12 +291,3 @@ class MeanStdFilter(ConnectorV2):
             return {**batch, Columns.OBS: spec.unflatten(leaves)}, memory
 
         return TorchPiece(forward=forward)
-
-
-def _leaf_spaces(space: Any) -> list[Any]:
-    """Return the leaves of a space in the order of `tree_flatten`: Dict keys sorted."""
-    if isinstance(space, gym.spaces.Dict):
-        return [leaf for key in sorted(space.spaces) for leaf in _leaf_spaces(space.spaces[key])]
-    if isinstance(space, gym.spaces.Tuple):
-        return [leaf for part in space.spaces for leaf in _leaf_spaces(part)]
-    return [space]

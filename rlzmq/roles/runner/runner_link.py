@@ -42,8 +42,6 @@ class SamplingRole(Protocol):
 
     env_runner: Any
     env_watch: EnvWatch
-    layout_digest: str
-    """Digest of the weights' layout since the modules changed; "" before."""
 
     def take_fragment(self, num_vector_steps: int, max_s: float | None = None) -> Any:
         """Sample a lease; see `rlzmq.roles.fragment_data.take_fragment`."""
@@ -129,7 +127,7 @@ class RunnerLink(PeerLink):
 
             def set_weights() -> None:
                 # Learners may have published weights of the former modules while this runner's were changed.
-                if self._role.layout_digest in ("", header.layout_digest):
+                if header.layout_digest == runner.get_weights_layout().digest:
                     runner.set_weights(
                         body,
                         version=header.version,

@@ -80,7 +80,6 @@ class EnvRunnerRole:
             self.env_runner = make_env_runner(config, worker_index, incarnation)
         self.env_runner.env_watch = self.env_watch
         self.env_watch.attend(self.env_runner.env)
-        self.layout_digest = ""  # of the weights of changed modules; "": they were not changed
         self._link: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._run_blocking: Any = None
@@ -161,8 +160,7 @@ class EnvRunnerRole:
         """Call EnvRunner.change_modules; return the digest of the new weights layout, for `expect_layout`."""
         self.config = config
         self.env_runner.change_modules(config, synced_module_ids)
-        self.layout_digest = str(self.env_runner.get_weights_layout().digest)
-        return self.layout_digest
+        return str(self.env_runner.get_weights_layout().digest)
 
     def close(self) -> None:
         """Close the env."""
