@@ -201,16 +201,9 @@ class DriverCore(PeerCore):
         return instructions
 
     def _hello(self) -> tuple[Hello, tuple[Buffer, ...]]:
-        package_version, config_digest, spaces_digest = self._digests
         hello = Hello(
             role="driver",
-            name=self.name,
-            uuid=self.uuid,
-            incarnation=self.incarnation,
-            run_id=self.run_id,
-            package_version=package_version,
-            config_digest=config_digest,
-            spaces_digest=spaces_digest,
+            **self._identity(),
             generation=self.min_generation,
             next_update=self.next_report,
             trained=self.trained,

@@ -110,7 +110,7 @@ class LearnerCore(PeerCore):
         self.is_forming = False
         self.next_update = 0
         self.progress = 0
-        self._digests = (package_version, config_digest)
+        self._digests = (package_version, config_digest, "")
         self._at_hand: dict[int, _AtHand] = {}
         self._running: int | None = None
         self._memory = LearnerMemory()
@@ -395,16 +395,10 @@ class LearnerCore(PeerCore):
         return [Send(b"", Weights(newest.generation, newest.version), (newest.frame,))]
 
     def _hello(self) -> tuple[Hello, tuple[Buffer, ...]]:
-        package_version, config_digest = self._digests
         training = {u: item for u, item in self._at_hand.items() if item.train is not None}
         hello = Hello(
             role="learner",
-            name=self.name,
-            uuid=self.uuid,
-            incarnation=self.incarnation,
-            run_id=self.run_id,
-            package_version=package_version,
-            config_digest=config_digest,
+            **self._identity(),
             generation=self.generation,
             rank=self.rank,
             num_ranks=self.num_ranks,

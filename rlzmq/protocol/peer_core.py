@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rlzmq.protocol.events import Instruction, Received, Send, Stop
 from rlzmq.wire.codec import Buffer
@@ -48,6 +49,7 @@ class PeerCore(abc.ABC):
         self.uuid = uuid
         self.timers = timers or PeerTimers()
         self.incarnation = 0
+        self._digests = ("", "", "")  # of the package (its version), the config and the spaces
         self.broker_incarnation = -1
         self.is_welcome = False
         self.welcome: Welcome | None = None
@@ -67,6 +69,19 @@ class PeerCore(abc.ABC):
     @abc.abstractmethod
     def _on_new_broker(self, now: float) -> list[Instruction]:
         """Return the messages to send after the first WELCOME of a (restarted) broker."""
+
+    def _identity(self) -> dict[str, Any]:
+        """Return the fields of HELLO that say who registers, and what it was made of."""
+        package_version, config_digest, spaces_digest = self._digests
+        return {
+            "name": self.name,
+            "uuid": self.uuid,
+            "incarnation": self.incarnation,
+            "run_id": self.run_id,
+            "package_version": package_version,
+            "config_digest": config_digest,
+            "spaces_digest": spaces_digest,
+        }
 
     @property
     def heard_at(self) -> float:

@@ -242,16 +242,9 @@ class RunnerCore(PeerCore):
     # ------------------------------------------------------------------ private
 
     def _hello(self) -> tuple[Hello, tuple[Buffer, ...]]:
-        package_version, config_digest, spaces_digest = self._digests
         hello = Hello(
             role="runner",
-            name=self.name,
-            uuid=self.uuid,
-            incarnation=self.incarnation,
-            run_id=self.run_id,
-            package_version=package_version,
-            config_digest=config_digest,
-            spaces_digest=spaces_digest,
+            **self._identity(),
             num_envs=self._num_envs,
             first_unacked=self._first_unacked(),
             next_seq=self._next_seq,

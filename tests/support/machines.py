@@ -67,6 +67,8 @@ class Machine:
         self._port = f"port{number}"
         _ip("netns", "add", name)
         _ip("-n", name, "link", "set", "lo", "up")
+        _ip("-n", name, "rule", "add", "pref", "10", "lookup", "local")  # so that `cut_towards` comes before it
+        _ip("-n", name, "rule", "del", "pref", "0")
         _ip("link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", self._port, "netns", switch)
         _ip("-n", name, "address", "add", f"{self.address}/24", "dev", "eth0")
         _ip("-n", name, "link", "set", "eth0", "up")
@@ -109,12 +111,15 @@ class Machine:
         _ip("-n", self.switch, "link", "set", self._port, "up")
 
     def cut_towards(self, other: Machine) -> None:
-        """What it sends to another machine vanishes; what that one sends still arrives."""
-        _ip("-n", self.name, "route", "add", "blackhole", f"{other.address}/32")
+        """What it sends to another machine vanishes; what that one sends still arrives.
+
+        It vanishes at the other one: a route that drops would tell the sender's TCP, as no network does.
+        """
+        _ip("-n", other.name, "rule", "add", "pref", "5", "from", self.address, "blackhole")
 
     def mend_towards(self, other: Machine) -> None:
         """Undo `cut_towards`."""
-        _ip("-n", self.name, "route", "del", "blackhole", f"{other.address}/32")
+        _ip("-n", other.name, "rule", "del", "pref", "5")
 
     def limit_rate(self, rate: str) -> None:
         """What it sends is no faster than this, e.g. ``10mbit``."""
