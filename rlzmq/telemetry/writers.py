@@ -7,12 +7,13 @@ result, and the run's settings as hyper-parameters. Their packages are imported 
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,17 @@ from rlzmq.core.extras import import_optional
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.telemetry.runs import numbers_in
 
-__all__ = ["WRITERS", "MLflowWriter", "TensorBoardWriter", "TrackioWriter", "WandbWriter", "make_writers"]
+__all__ = [
+    "WRITERS",
+    "MLflowWriter",
+    "TensorBoardWriter",
+    "TrackioWriter",
+    "WandbWriter",
+    "Writer",
+    "make_writers",
+]
+
+_log = logging.getLogger(__name__)
 
 _PROJECT = "rlzmq"
 _MAX_PARAM_CHARS = 500
@@ -46,8 +57,47 @@ def env_step_of(result: Mapping[str, Any]) -> int:
     return int(result["num_env_steps_sampled_lifetime"] or result["num_env_steps_trained_lifetime"])
 
 
-class TensorBoardWriter(Callback):
-    """Write event files for TensorBoard.
+class Writer(Callback):
+    """Base class of the writers. One that fails after it was opened is closed with a warning; the run goes on."""
+
+    _is_open = False
+
+    def open(self, algorithm: Any, settings: dict[str, bool | int | float | str]) -> None:
+        """Begin a run with these settings. An error ends the run."""
+
+    def write(self, algorithm: Any, result: Mapping[str, Any], numbers: dict[str, float], step: int) -> None:
+        """Write a result's finite numbers, by path, at this env step."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End the run."""
+
+    def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
+        """Open."""
+        self._is_open = True
+        self.open(algorithm, settings_of(algorithm))
+
+    def on_train_result(self, *, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
+        """Write the result."""
+        if self._is_open:
+            self._attempt(lambda: self.write(algorithm, result, finite_numbers(result), env_step_of(result)))
+
+    def on_algorithm_end(self, **kwargs: Any) -> None:
+        """Close."""
+        if self._is_open:
+            self._attempt(self.close)
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            self._is_open = False
+            name = type(self).__name__
+            _log.warning("%s failed, and writes no more: %s: %s", name, type(error).__name__, error)
+
+
+class TensorBoardWriter(Writer):
+    """Write event files for TensorBoard. What a resumed run repeats replaces what was written of it before.
 
     Args:
         directory: Where to write them.
@@ -59,32 +109,38 @@ class TensorBoardWriter(Callback):
         import_optional("tensorboard", "TensorBoard's files", "rlzmq[tb]")
         self._torch = import_optional("torch.utils.tensorboard", "TensorBoard's files", "rlzmq[tb]")
         self._directory, self._histograms = str(directory), histograms
+        self._settings: dict[str, bool | int | float | str] = {}
         self._writer: Any = None
 
-    def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
+    def open(self, algorithm: Any, settings: dict[str, bool | int | float | str]) -> None:
+        """Check that there are weights to read; the files are made with the first result."""
         if self._histograms and inspect.iscoroutinefunction(algorithm.get_module):
             raise ConfigurationError(
                 "TensorBoardWriter(histograms=True) needs an Algorithm, not an AsyncAlgorithm."
             )
-        self._writer = self._torch.SummaryWriter(self._directory)
-        metrics = {"env_runners/episode_return_mean": math.nan}
-        for part in self._torch.summary.hparams(settings_of(algorithm), metrics):
-            self._writer.file_writer.add_summary(part)
+        self._settings = settings
 
-    def on_train_result(self, *, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
-        step = env_step_of(result)
-        for name, value in finite_numbers(result).items():
+    def write(self, algorithm: Any, result: Mapping[str, Any], numbers: dict[str, float], step: int) -> None:
+        """Add scalars and histograms."""
+        if self._writer is None:
+            self._writer = self._torch.SummaryWriter(self._directory, purge_step=step)
+            metrics = {"env_runners/episode_return_mean": math.nan}
+            for part in self._torch.summary.hparams(self._settings, metrics):
+                self._writer.file_writer.add_summary(part)
+        for name, value in numbers.items():
             self._writer.add_scalar(name, value, step)
         if self._histograms:
             for name, values in [*_lists_in(result), *_weights_of(algorithm, result)]:
                 self._writer.add_histogram(name, values, step)
         self._writer.flush()
 
-    def on_algorithm_end(self, **kwargs: Any) -> None:
-        self._writer.close()
+    def close(self) -> None:
+        """Close the files."""
+        if self._writer is not None:
+            self._writer.close()
 
 
-class WandbWriter(Callback):
+class WandbWriter(Writer):
     """Log to Weights & Biases, to the project of ``WANDB_PROJECT`` (default: rlzmq).
 
     Args:
@@ -93,20 +149,23 @@ class WandbWriter(Callback):
 
     def __init__(self, directory: str | Path = "runs") -> None:
         self._wandb: Any = import_optional("wandb", "Logging to Weights & Biases", "wandb")
-        self._directory, self._run = str(directory), cast(Any, None)
+        self._directory = str(directory)
 
-    def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
+    def open(self, algorithm: Any, settings: dict[str, bool | int | float | str]) -> None:
+        """Start a run."""
         project = os.environ.get("WANDB_PROJECT", _PROJECT)
-        self._run = self._wandb.init(project=project, dir=self._directory, config=settings_of(algorithm))
+        self._run = self._wandb.init(project=project, dir=self._directory, config=settings)
 
-    def on_train_result(self, *, result: dict[str, Any], **kwargs: Any) -> None:
-        self._run.log(finite_numbers(result), step=env_step_of(result))
+    def write(self, algorithm: Any, result: Mapping[str, Any], numbers: dict[str, float], step: int) -> None:
+        """Log the numbers."""
+        self._run.log(numbers, step=step)
 
-    def on_algorithm_end(self, **kwargs: Any) -> None:
+    def close(self) -> None:
+        """Finish the run."""
         self._run.finish()
 
 
-class MLflowWriter(Callback):
+class MLflowWriter(Writer):
     """Log a run to MLflow: to ``MLFLOW_TRACKING_URI`` and ``MLFLOW_EXPERIMENT_NAME``, if they are set.
 
     Args:
@@ -117,20 +176,23 @@ class MLflowWriter(Callback):
         self._mlflow: Any = import_optional("mlflow", "Logging to MLflow", "mlflow")
         self._name = Path(directory).name
 
-    def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
+    def open(self, algorithm: Any, settings: dict[str, bool | int | float | str]) -> None:
+        """Start a run."""
         self._run_id = self._mlflow.start_run(run_name=self._name).info.run_id
-        self._mlflow.log_params(settings_of(algorithm))
+        self._mlflow.log_params(settings)
 
-    def on_train_result(self, *, result: dict[str, Any], **kwargs: Any) -> None:
+    def write(self, algorithm: Any, result: Mapping[str, Any], numbers: dict[str, float], step: int) -> None:
+        """Log the numbers."""
         # Other characters, such as those of agents' ids, are refused.
-        numbers = {re.sub(r"[^\w./ -]", "_", name): value for name, value in finite_numbers(result).items()}
-        self._mlflow.log_metrics(numbers, step=env_step_of(result), run_id=self._run_id)
+        allowed = {re.sub(r"[^\w./ -]", "_", name): value for name, value in numbers.items()}
+        self._mlflow.log_metrics(allowed, step=step, run_id=self._run_id)
 
-    def on_algorithm_end(self, **kwargs: Any) -> None:
+    def close(self) -> None:
+        """End the run."""
         self._mlflow.end_run()
 
 
-class TrackioWriter(Callback):
+class TrackioWriter(Writer):
     """Log to trackio, to the project of ``TRACKIO_PROJECT`` (default: rlzmq).
 
     Args:
@@ -141,14 +203,17 @@ class TrackioWriter(Callback):
         self._trackio: Any = import_optional("trackio", "Logging to trackio", "trackio")
         self._name = Path(directory).name
 
-    def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
+    def open(self, algorithm: Any, settings: dict[str, bool | int | float | str]) -> None:
+        """Start a run."""
         project = os.environ.get("TRACKIO_PROJECT", _PROJECT)
-        self._trackio.init(project=project, name=self._name, config=settings_of(algorithm))
+        self._trackio.init(project=project, name=self._name, config=settings)
 
-    def on_train_result(self, *, result: dict[str, Any], **kwargs: Any) -> None:
-        self._trackio.log(finite_numbers(result), step=env_step_of(result))
+    def write(self, algorithm: Any, result: Mapping[str, Any], numbers: dict[str, float], step: int) -> None:
+        """Log the numbers."""
+        self._trackio.log(numbers, step=step)
 
-    def on_algorithm_end(self, **kwargs: Any) -> None:
+    def close(self) -> None:
+        """Finish the run."""
         self._trackio.finish()
 
 

@@ -67,7 +67,9 @@ class Machine:
         self._port = f"port{number}"
         _ip("netns", "add", name)
         _ip("-n", name, "link", "set", "lo", "up")
-        _ip("-n", name, "rule", "add", "pref", "10", "lookup", "local")  # so that `cut_towards` comes before it
+        _ip(
+            "-n", name, "rule", "add", "pref", "10", "lookup", "local"
+        )  # so that `cut_towards` comes before it
         _ip("-n", name, "rule", "del", "pref", "0")
         _ip("link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", self._port, "netns", switch)
         _ip("-n", name, "address", "add", f"{self.address}/24", "dev", "eth0")

@@ -15,7 +15,14 @@ from rlzmq import Callback, PPOConfig
 from rlzmq.cli.main import main
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.telemetry.runs import numbers_in
-from rlzmq.telemetry.writers import MLflowWriter, TensorBoardWriter, TrackioWriter, WandbWriter, make_writers
+from rlzmq.telemetry.writers import (
+    MLflowWriter,
+    TensorBoardWriter,
+    TrackioWriter,
+    WandbWriter,
+    Writer,
+    make_writers,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -61,6 +68,31 @@ def test_tensorboard_reads_every_number_the_histograms_and_the_settings(tmp_path
     assert stored["env"].string_value == "CartPole-v1"
 
 
+def test_what_a_resumed_run_repeats_replaces_what_was_written_of_it(tmp_path: Path) -> None:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    steps = [row["num_env_steps_sampled_lifetime"] for row in train(TensorBoardWriter(tmp_path), 3)]
+    train(TensorBoardWriter(tmp_path), 1)  # as if resumed before the first iteration
+    read = events.EventAccumulator(str(tmp_path))
+    read.Reload()
+    assert [point.step for point in read.Scalars("training_iteration")] == steps[:1]
+
+
+def test_a_writer_that_fails_is_named_once_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Full(Writer):
+        def write(self, *args: Any) -> None:
+            raise OSError("no space left")
+
+        def close(self) -> None:
+            raise AssertionError("not opened")
+
+    assert len(train(Full(), 3)) == 3
+    assert [record.message for record in caplog.records if "Full" in record.message] == [
+        "Full failed, and writes no more: OSError: no space left"
+    ]
+
+
 def test_train_writes_for_the_writers_of_log_and_evaluate_needs_no_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,6 +135,8 @@ def test_asynchronous_runs_have_no_histograms_of_weights(tmp_path: Path) -> None
     pytest.importorskip("tensorboard")
 
     class Algorithm:
+        config = PPOConfig()
+
         async def get_module(self) -> None: ...
 
     with pytest.raises(ConfigurationError, match="needs an Algorithm"):
