@@ -15,7 +15,8 @@ is spent, in milliseconds: in the learner connector, in the rest of the update, 
 
 The third updates the same network with one rank and with several, turn about: PPO with equally many rows for each rank,
 no runners. It prints rows per second, by how much several ranks exceed one, and the processor time of a rank's update
-as a multiple of that of one alone. "default": 2×256 and minibatches of 128; "small": 2×64 and 64, as in the preset for
+as a multiple of that of one alone; also with gloo in place of shared memory, and without any exchange ("apart").
+"default": 2×256 and minibatches of 128; "small": 2×64 and 64, as in the preset for
 CartPole-v1; "nature": the CNN of Mnih et al. (2015) on frames (84, 84, 4), minibatches of 64.
 """
 
@@ -33,6 +34,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlzmq.algorithms.appo import APPOConfig
@@ -40,7 +42,7 @@ from rlzmq.algorithms.impala import IMPALAConfig
 from rlzmq.algorithms.ppo import PPOConfig
 from rlzmq.connectors.learner.gae import compute_gae, standardize
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.learners.distributed import loopback_interface
+from rlzmq.learners.distributed import RankGroup, loopback_interface
 
 NUM_UPDATES = 3
 OBSERVATION_SPACE = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
@@ -161,7 +163,10 @@ def busy_share(name: str, seconds: float) -> str:
 
 
 def run_rank(pipe: Connection, rank: int, world_size: int, net: str, directory: str) -> None:
-    """Time updates of one rank: group generation (0: rank 0 alone) in through `pipe`, seconds and CPU s out."""
+    """Time updates of a rank: (generation, takes part) in, seconds and CPU s out.
+
+    A rank is alone in generation 0; ranks of negative generations use gloo.
+    """
     torch.set_num_threads(1)
     model_config, minibatch_size, num_rows, num_epochs = NETS[net]
     batch = make_episodes(num_rows, is_image=net == "nature")
@@ -178,18 +183,21 @@ def run_rank(pipe: Connection, rank: int, world_size: int, net: str, directory: 
         .debugging(seed=0)
     )
     learner = config.build_learner()
-    while (generation := pipe.recv()) is not None:
+    share_rows = RankGroup.share_rows
+    while (order := pipe.recv()) is not None:
+        generation, takes_part = order
         if generation:
-            store = torch.distributed.FileStore(f"{directory}/{generation}", world_size)
+            store = dist.FileStore(f"{directory}/{generation}", world_size)  # type: ignore[attr-defined]
+            RankGroup.share_rows = share_rows if generation > 0 else lambda *_: None  # type: ignore[method-assign]
             learner.setup_distributed(
                 rank=rank,
                 world_size=world_size,
                 store=store,
-                generation=generation,
+                generation=abs(generation),
                 interface=loopback_interface(),
             )
             learner.adopt_newest_state()
-        if generation or rank == 0:
+        if takes_part:
             learner.update(episodes=batch)
             began_at, used_s = time.perf_counter(), time.process_time()
             for _ in range(NUM_UPDATES):
@@ -212,24 +220,32 @@ def compare_ranks(net: str, world_size: int, rounds: int) -> Iterator[str]:
                 target=run_rank, args=(theirs, rank, world_size, net, directory), daemon=True
             ).start()
             pipes.append(ours)
-        times: dict[int, list[tuple[float, float]]] = {1: [], world_size: []}
+        # name: sign of the generation, number of ranks
+        cases = {
+            "1 rank": (0, 1),
+            f"{world_size} ranks": (1, world_size),
+            f"{world_size} ranks, gloo": (-1, world_size),
+            f"{world_size} ranks, apart": (0, world_size),
+        }
+        times: dict[str, list[tuple[float, float]]] = {case: [] for case in cases}
         for round_index in range(rounds + 1):
-            for num_ranks in times:
-                for pipe in pipes:
-                    pipe.send(0 if num_ranks == 1 else round_index + 1)
+            for number, (case, (sign, num_ranks)) in enumerate(cases.items()):
+                for rank, pipe in enumerate(pipes):
+                    pipe.send((sign * (1 + len(cases) * round_index + number), rank < num_ranks))
                 slowest = max(pipe.recv() for pipe in pipes)
                 if round_index:  # the first round warms up
-                    times[num_ranks].append(slowest)
+                    times[case].append(slowest)
         for pipe in pipes:
             pipe.send(None)
             pipe.recv()
-    for num_ranks, of_ranks in times.items():
-        pairs = list(zip(times[1], of_ranks, strict=True))
+    for case, of_ranks in times.items():
+        num_ranks = cases[case][1]
+        pairs = list(zip(times["1 rank"], of_ranks, strict=True))
         ratios = [num_ranks * one[0] / several[0] for one, several in pairs]
         cpu = statistics.median(several[1] / one[1] for one, several in pairs)
         rate = num_ranks * NUM_UPDATES * NETS[net][2] / statistics.median(elapsed for elapsed, _ in of_ranks)
         yield (
-            f"{net:8} {num_ranks} rank(s) {rate:9,.0f} rows/s: {statistics.median(ratios):.2f} × one rank "
+            f"{net:8} {case:14} {rate:9,.0f} rows/s: {statistics.median(ratios):.2f} × one rank "
             f"({min(ratios):.2f} to {max(ratios):.2f}), {cpu:.2f} × its processor time"
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import sys
 import time
@@ -19,6 +20,7 @@ from torch import Tensor
 from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError, RlzmqError
 from rlzmq.learners.rank_modules import import_for_ranks
+from rlzmq.learners.shared_rows import SEVERAL_HOSTS, SharedRows
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -40,6 +42,8 @@ _PEER_LOST_MARKS = (
 
 
 _LOOK_EVERY_S = 0.005  # interval of polling the store (a file or a server)
+_MAX_VOTES = 500  # that fit into a page; more verdicts go through the process group
+_log = logging.getLogger("rlzmq.learners")
 
 
 class DesynchronizedError(RlzmqError, RuntimeError):
@@ -101,7 +105,9 @@ class RankGroup:
         self.rank = rank
         self.world_size = world_size
         self.generation = generation
+        self.timeout_s = timeout_s
         self.num_entered = 0
+        self._votes: SharedRows | None = None
         self.device = device or torch.device("cuda" if backend == "nccl" else "cpu")
         self.process_group: dist.ProcessGroup | None = None
         self._owns_group = not dist.is_initialized()  # torch allows only one; an existing one is kept
@@ -155,6 +161,7 @@ class RankGroup:
         # Connects every pair now: if a peer died before the first collective, the wait could exceed the timeout.
         self._barrier()
         faults.at("learner.connected")
+        self._votes = self.share_rows(8 * _MAX_VOTES)
         if forming_timeout_s != timeout_s:
             # There is no public way to change the timeout, and a second group would connect all ranks twice.
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), self.process_group)
@@ -166,13 +173,45 @@ class RankGroup:
         group.rank = dist.get_rank(process_group)
         group.world_size = dist.get_world_size(process_group)
         group.generation = generation
+        group.timeout_s = dist.default_pg_timeout.total_seconds()
         group.num_entered = 0
+        group._votes = None
         is_nccl = dist.get_backend(process_group) == "nccl"
         group.device = torch.device("cuda" if is_nccl else "cpu")
         group.process_group = process_group
         group._owns_group = False
         group._closed = False
+        with group.typed_errors("sharing memory"):
+            group._votes = group.share_rows(8 * _MAX_VOTES)
         return group
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the ranks share memory, the same on all of them."""
+        return self._votes is not None
+
+    def share_rows(self, row_bytes: int) -> SharedRows | None:
+        """Return memory that all ranks share, if they are on one host and use its CPU; else None on all ranks.
+
+        A collective. The first time that the memory is missing, rank 0 logs why.
+
+        Args:
+            row_bytes: Bytes that a rank publishes in one exchange.
+
+        Raises:
+            PeerLostError: A peer died or hangs.
+        """
+        if self.world_size == 1 or self.device.type != "cpu":
+            return None
+        rows = SharedRows.map(self, row_bytes)
+        if isinstance(rows, SharedRows):
+            return rows
+        if self.rank == 0:
+            level = logging.INFO if rows == SEVERAL_HOSTS else logging.WARNING
+            _log.log(
+                level, "the learner ranks exchange gradients through gloo, without shared memory: %s", rows
+            )
+        return None
 
     def all_reduce(self, tensor: Tensor, operation: Literal["sum", "min", "max"] = "sum") -> Tensor:
         """Combine `tensor` element-wise over all ranks, in place on `self.device`; return the result.
@@ -211,6 +250,16 @@ class RankGroup:
         received = self.broadcast(buffer, source_rank)
         return received.cpu().numpy().tobytes()[:size]
 
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """Return every rank's bytes, in rank order.
+
+        Raises:
+            PeerLostError: A peer died or hangs.
+        """
+        return [
+            self.broadcast_bytes(data if rank == self.rank else None, rank) for rank in range(self.world_size)
+        ]
+
     def start_vote(self, ok: Sequence[bool], *, step_id: int, num_skipped: int = 0) -> Vote:
         """Start one all-reduce of all ranks' verdicts; read it with `Vote.result`.
 
@@ -226,10 +275,26 @@ class RankGroup:
             PeerLostError: A peer died or hangs.
         """
         mine = [step_id, self.generation, num_skipped, -step_id, -self.generation, -num_skipped]
-        votes = torch.tensor([*mine, *ok], dtype=torch.int64, device=self.device)
+        votes = [*mine, *ok]
+        rows = self._votes
+        if rows is not None and len(votes) <= _MAX_VOTES:
+            return Vote(self, mine, self._post_votes(rows, votes))
+        tensor = torch.tensor(votes, dtype=torch.int64, device=self.device)
         with self.typed_errors("vote"):
-            work = dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=self.process_group, async_op=True)
-        return Vote(self, mine, votes, work)
+            work = dist.all_reduce(tensor, op=dist.ReduceOp.MIN, group=self.process_group, async_op=True)
+
+        def lowest() -> list[int]:
+            work.wait()
+            return tensor.tolist()
+
+        return Vote(self, mine, lowest)
+
+    def _post_votes(self, rows: SharedRows, votes: list[int]) -> Callable[[], list[int]]:
+        table = rows.rows.numpy().view(np.int64)
+        with self.typed_errors("vote"):
+            table[rows.begin(), self.rank, : len(votes)] = votes
+        rows.post()
+        return lambda: table[rows.wait(), :, : len(votes)].min(0).tolist()
 
     def vote(self, ok: Sequence[bool], *, step_id: int, num_skipped: int = 0) -> list[bool]:
         """Return the result of `start_vote` directly."""
@@ -250,6 +315,8 @@ class RankGroup:
         if self._closed:
             return
         self._closed = True
+        if self._votes is not None:
+            self._votes.close()
         self.process_group = None  # dropping the last reference closes the connections
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
@@ -270,11 +337,10 @@ class RankGroup:
 class Vote:
     """A pending vote; see `RankGroup.start_vote`."""
 
-    def __init__(self, group: RankGroup, mine: list[int], votes: Tensor, work: Any) -> None:
+    def __init__(self, group: RankGroup, mine: list[int], lowest: Callable[[], list[int]]) -> None:
         self._group = group
         self._mine = mine
-        self._votes = votes
-        self._work = work
+        self._lowest = lowest
 
     def result(self) -> list[bool]:
         """Return for each item whether all ranks voted ok; waits for the slowest rank.
@@ -285,8 +351,7 @@ class Vote:
         """
         group = self._group
         with group.typed_errors("vote"):
-            self._work.wait()
-        lowest: list[int] = self._votes.tolist()
+            lowest = self._lowest()
         if lowest[:6] != self._mine:
             raise DesynchronizedError(
                 f"rank {group.rank}: expected all {group.world_size} ranks at step {self._mine[0]} of "

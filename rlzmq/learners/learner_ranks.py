@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from rlzmq.learners.data_parallel import DataParallelForward
+    from rlzmq.learners.shared_gradients import SharedGradients
 
 __all__ = ["COMPARE_EVERY_UPDATES", "LearnerRanks", "UpdateAgreement", "UpdateStart"]
 
@@ -105,7 +106,7 @@ class LearnerRanks(LearnerBase):
         self.num_divergences = 0
         self.num_passes = 0
         self._group_aside: RankGroup | None = None
-        self._data_parallel: DataParallelForward | None = None
+        self._data_parallel: DataParallelForward | SharedGradients | None = None
         self._snapshot = UpdateSnapshot()
         self._tensors = StructureCache(_tensors)
 
@@ -256,18 +257,22 @@ class LearnerRanks(LearnerBase):
         self.broadcast_state(0)
         return True
 
-    def data_parallel(self) -> DataParallelForward:
+    def data_parallel(self) -> DataParallelForward | SharedGradients:
         """The forward and backward pass that averages gradients over ranks."""
         if self._data_parallel is None:
             from rlzmq.learners.data_parallel import DataParallelForward
+            from rlzmq.learners.shared_gradients import SharedGradients
 
             assert self.group is not None
-            modules = {module_id: module.unwrapped() for module_id, module in self.module.items()}
-            self._data_parallel = DataParallelForward(
-                {module_id: module for module_id, module in modules.items() if isinstance(module, nn.Module)},
+            unwrapped = {module_id: module.unwrapped() for module_id, module in self.module.items()}
+            modules = {name: module for name, module in unwrapped.items() if isinstance(module, nn.Module)}
+            forward_train, ddp_kwargs = (
                 self.module.forward_train,
-                self.group,
                 getattr(self.config, "torch_ddp_kwargs", None),
+            )
+            shared = None if ddp_kwargs else SharedGradients.of(modules, forward_train, self.group)
+            self._data_parallel = shared or DataParallelForward(
+                modules, forward_train, self.group, ddp_kwargs
             )
         return self._data_parallel
 
@@ -353,11 +358,7 @@ class LearnerRanks(LearnerBase):
         """
         if self.group is None:
             return [value]
-        packed = msgpack.packb(value)
-        return [
-            msgpack.unpackb(self.group.broadcast_bytes(packed if rank == self.rank else None, rank))
-            for rank in range(self.num_ranks)
-        ]
+        return [msgpack.unpackb(packed) for packed in self.group.gather_bytes(msgpack.packb(value))]
 
     def mean_over_ranks(self, values: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
         """Return the weighted mean of each named value over all ranks; the names must be equal on all ranks.

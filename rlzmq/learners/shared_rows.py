@@ -1,0 +1,263 @@
+"""SharedRows: memory that all learner ranks of one host map, with a row for each rank.
+
+A waiting rank spins for a moment, then sleeps on a semaphore in that memory, so an exchange costs microseconds where
+one over a loopback socket costs most of a millisecond. The memory has no name: nothing remains of it once the last rank
+has ended, however it ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import secrets
+import select
+import time
+from typing import Protocol, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["SEVERAL_HOSTS", "SharedRows"]
+
+# A rank that comes a little later than its peers finds them awake; on busy cores, longer spinning delays those peers.
+_SPIN_S = 100e-6
+# How often a sleeping rank checks that the peer it waits for is still there.
+_LOOK_EVERY_S = 0.02
+_LINE_BYTES = 128  # a pair of cache lines, so that no two semaphores share one (a sem_t has at most 64 bytes)
+_PAGE_BYTES = mmap.PAGESIZE
+_NONCE_BYTES = 16
+
+SEVERAL_HOSTS = "the ranks are on several hosts"
+"""Why ranks share no memory where none is missing."""
+
+
+class _Group(Protocol):
+    """What ranks need to agree on the memory; see `rlzmq.learners.distributed.RankGroup`."""
+
+    rank: int
+    world_size: int
+    timeout_s: float
+
+    def gather_bytes(self, data: bytes) -> list[bytes]: ...
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long))
+
+
+class _Semaphores:
+    """POSIX semaphores shared by processes. Posting one and taking one order memory on every architecture."""
+
+    def __init__(self) -> None:
+        # PyDLL keeps the GIL during the call, which is shorter than releasing it; CDLL releases it.
+        brief, sleeping = ctypes.PyDLL(None), ctypes.CDLL(None, use_errno=True)
+        self.initialize = brief.sem_init
+        self.initialize.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint)
+        self.post = brief.sem_post
+        self.post.argtypes = (ctypes.c_void_p,)
+        self.try_to_take = brief.sem_trywait
+        self.try_to_take.argtypes = (ctypes.c_void_p,)
+        self.take_before = sleeping.sem_clockwait  # unlike sem_timedwait, unaffected by changes of the date
+        self.take_before.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(_Timespec))
+
+
+class _Peer:
+    """Another rank: whether it is there, and the semaphores between it and this rank."""
+
+    def __init__(self, rank: int, pid: int, posted_by_it: int, posted_by_me: int, has_left: Tensor) -> None:
+        self.rank = rank
+        self.posted_by_it = posted_by_it
+        self.posted_by_me = posted_by_me
+        self._has_left = has_left
+        self._process = os.pidfd_open(pid)
+        self._poll = select.poll()
+        self._poll.register(self._process, select.POLLIN)
+
+    def is_gone(self) -> bool:
+        """Return whether its process has ended or it has closed its rows."""
+        return bool(self._has_left[0]) or bool(self._poll.poll(0))
+
+    def close(self) -> None:
+        os.close(self._process)
+
+
+class SharedRows:
+    """One row of bytes per rank, exchanged again and again: every rank fills its own, and reads all of them.
+
+    An exchange is `begin`, `post`, `wait`; all ranks must make the same ones in the same order. There are two sets of
+    rows, used in turn, so that a rank fills its next row while slower peers still read the last ones: rows that were
+    waited for remain as they are until this rank posts once more.
+
+    Only one thread may use an object. Create it with `map`.
+
+    Attributes:
+        rows: Both sets, uint8 ``[2, world_size, row_bytes]``.
+    """
+
+    def __init__(self, group: _Group, memory: mmap.mmap, row_bytes: int, pids: list[int]) -> None:
+        self._rank, self._timeout_s = group.rank, group.timeout_s
+        self._memory = memory
+        self._semaphores = _Semaphores()
+        size, begin = group.world_size, _begin_of_rows(group.world_size)
+        flat = torch.frombuffer(memory, dtype=torch.uint8)
+        self.rows = flat[begin:].view(2, size, row_bytes)
+        self._turn = 0
+        self._is_posted = False
+        flags = flat[_NONCE_BYTES : _NONCE_BYTES + size]
+        self._left = flags[group.rank : group.rank + 1]
+        address = flat.data_ptr()
+        self._peers: list[_Peer] = []
+        for peer in range(size):
+            if peer != group.rank:
+                its, mine = (
+                    address + _begin_of_semaphore(sender, receiver, size)
+                    for sender, receiver in ((peer, group.rank), (group.rank, peer))
+                )
+                self._peers.append(_Peer(peer, pids[peer], its, mine, flags[peer : peer + 1]))
+
+    @classmethod
+    def map(cls, group: _Group, row_bytes: int) -> Self | str:
+        """Create the memory for a group's ranks. A collective.
+
+        Args:
+            group: The ranks.
+            row_bytes: Bytes of a row, at least; the same number on all ranks.
+
+        Returns:
+            The rows, or on all ranks why there are none.
+        """
+        row_bytes = -(-row_bytes // _PAGE_BYTES) * _PAGE_BYTES
+        fd = rows = None
+        failure = place = ""
+        try:
+            if group.rank == 0:
+                fd = _create(group.world_size, row_bytes)
+                place = f"/proc/{os.getpid()}/fd/{fd} {os.pread(fd, _NONCE_BYTES, 0).hex()}"
+            mine = f"{_boot_id()} {row_bytes} {os.getpid()} {place}"
+        except (OSError, AttributeError) as error:
+            failure, mine = str(error), ""
+        told = [data.decode().split() for data in group.gather_bytes(mine.encode())]
+        if all(told):
+            try:
+                if {of_rank[0] for of_rank in told} != {told[0][0]}:
+                    raise OSError(SEVERAL_HOSTS)
+                if {of_rank[1] for of_rank in told} != {told[0][1]}:
+                    raise OSError("rows of different sizes")
+                memory = _map(told[0][3], bytes.fromhex(told[0][4]))
+                rows = cls(group, memory, row_bytes, [int(of_rank[2]) for of_rank in told])
+            except (OSError, AttributeError) as error:
+                failure = str(error)
+        failures = [data.decode() for data in group.gather_bytes(failure.encode())]
+        if fd is not None:
+            os.close(fd)
+        if rows is None or any(failures):
+            if rows is not None:
+                rows.close()
+            return next(filter(None, failures))
+        return rows
+
+    def begin(self) -> int:
+        """Return the set (0 or 1) in which this rank may now fill its row.
+
+        Waits for an exchange that was posted and not waited for.
+        """
+        if self._is_posted:
+            self.wait()
+        return self._turn
+
+    def post(self) -> None:
+        """Publish this rank's row, which it filled since `begin`. Does not wait."""
+        self._is_posted = True
+        for peer in self._peers:
+            self._semaphores.post(peer.posted_by_me)
+
+    def wait(self) -> int:
+        """Wait until every rank has published its row; return the set in which all can be read.
+
+        Raises:
+            DistNetworkError: A peer died, left, or did not come in time.
+        """
+        for peer in self._peers:
+            if self._semaphores.try_to_take(peer.posted_by_it) != 0:
+                self._wait_for(peer)
+        turn, self._turn, self._is_posted = self._turn, 1 - self._turn, False
+        return turn
+
+    def _wait_for(self, peer: _Peer) -> None:
+        semaphores = self._semaphores
+        began_at = time.perf_counter()
+        while time.perf_counter() - began_at < _SPIN_S:
+            os.sched_yield()
+            if semaphores.try_to_take(peer.posted_by_it) == 0:
+                return
+        until = _Timespec()
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            now = time.monotonic()
+            until.tv_sec, until.tv_nsec = divmod(int((now + _LOOK_EVERY_S) * 1e9), 10**9)
+            if semaphores.take_before(peer.posted_by_it, time.CLOCK_MONOTONIC, until) == 0:
+                return
+            if peer.is_gone():
+                if semaphores.try_to_take(peer.posted_by_it) == 0:  # its last one
+                    return
+                raise dist.DistNetworkError(f"rank {peer.rank} has ended or left the group")
+            if now >= deadline:
+                raise dist.DistNetworkError(f"rank {peer.rank} did not come within {self._timeout_s:g} s")
+
+    def close(self) -> None:
+        """Leave; peers that wait for this rank fail. Idempotent."""
+        self._left[0] = 1
+        for peer in self._peers:
+            peer.close()
+        self._peers = []
+
+
+def _begin_of_semaphore(sender: int, receiver: int, world_size: int) -> int:
+    num_header_lines = -(-(_NONCE_BYTES + world_size) // _LINE_BYTES)
+    return (num_header_lines + sender * world_size + receiver) * _LINE_BYTES
+
+
+def _begin_of_rows(world_size: int) -> int:
+    end = _begin_of_semaphore(world_size - 1, world_size, world_size)
+    return -(-end // _PAGE_BYTES) * _PAGE_BYTES
+
+
+def _boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def _create(world_size: int, row_bytes: int) -> int:
+    """Return the descriptor of new memory; a full system shows here, not when a row is first written."""
+    size = _begin_of_rows(world_size) + 2 * world_size * row_bytes
+    fd = os.memfd_create("rlzmq_ranks")
+    try:
+        os.posix_fallocate(fd, 0, size)
+        os.pwrite(fd, secrets.token_bytes(_NONCE_BYTES), 0)
+        memory = mmap.mmap(fd, size)
+        address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+        semaphores = _Semaphores()
+        for sender in range(world_size):
+            for receiver in range(world_size):
+                place = address + _begin_of_semaphore(sender, receiver, world_size)
+                if semaphores.initialize(place, 1, 0) != 0:
+                    raise OSError(errno.ENOSYS, "semaphores cannot be shared by processes")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _map(path: str, nonce: bytes) -> mmap.mmap:
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if os.pread(fd, _NONCE_BYTES, 0) != nonce:
+            raise OSError("the ranks are in several process namespaces")
+        memory = mmap.mmap(fd, 0)
+    finally:
+        os.close(fd)
+    memory.madvise(mmap.MADV_DONTFORK)  # a child would keep it alive
+    return memory

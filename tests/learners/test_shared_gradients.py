@@ -1,0 +1,316 @@
+"""Gradients through shared memory, in real processes: the bits of gloo, deaths and freezes, nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rlzmq.core.errors import PeerLostError
+from rlzmq.core.tree import tree_map
+from rlzmq.episodes.columns import Columns
+from rlzmq.learners.data_parallel import DataParallelForward
+from rlzmq.learners.distributed import RankGroup, loopback_interface
+from rlzmq.learners.learner import Learner
+from rlzmq.learners.shared_gradients import SharedGradients
+from rlzmq.learners.shared_rows import SharedRows
+from tests.learners.cases import SquareLearner, episode_batch, ppo_config, ppo_learner, rows, square_learner
+from tests.learners.ranks import DiedError, form_group, run_ranks
+
+
+def join(
+    learner: Learner, path: Path, rank: int, world_size: int, generation: int = 0, timeout_s: float = 30.0
+) -> None:
+    learner.setup_distributed(
+        rank=rank,
+        world_size=world_size,
+        store=dist.FileStore(str(path / f"store_{generation}"), world_size),
+        generation=generation,
+        timeout_s=timeout_s,
+        interface=loopback_interface(),
+    )
+
+
+def without_memory(self: RankGroup, row_bytes: int) -> None:
+    return None
+
+
+def mlp() -> Learner:
+    return ppo_learner(ppo_config({"fcnet_hiddens": [32, 32]}, grad_clip=0.5, kl_coeff=0.1))
+
+
+def lstm() -> Learner:
+    return ppo_learner(
+        ppo_config({"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 6, "max_seq_len": 5})
+    )
+
+
+def modules_of_which_one_is_not_trained() -> Learner:
+    learner = square_learner("a", "b", "c", minibatch_size=4, num_epochs=2)
+    learner._policies_to_train = ["a", "c"]
+    for parameter in learner.module["c"].extra.parameters():
+        parameter.requires_grad_(False)
+    learner.module["a"].layer.double()
+    learner.module["a"].scale = nn.BatchNorm1d(4).double()
+    learner._optimizers.remove("a")
+    learner.configure_optimizers_for_module("a", learner.config)
+    learner.module["a"].register_buffer("flags", torch.tensor([True, False, True]))
+    return learner
+
+
+class NormedLearner(SquareLearner):
+    """Buffers (running statistics) that differ by rank unless rank 0's reach all."""
+
+    def compute_loss_for_module(self, *, module_id: str, batch: Any, fwd_out: Any, **kwargs: Any) -> Tensor:
+        scale = getattr(self.module[module_id], "scale", None)
+        outputs: Tensor = fwd_out[Columns.ACTION_DIST_INPUTS]
+        return outputs.square().mean() + (
+            0.0 if scale is None else scale(batch[Columns.OBS].double()).pow(3).mean()
+        )
+
+
+CASES = {"mlp": mlp, "lstm": lstm, "modules": modules_of_which_one_is_not_trained}
+
+
+def update_main(rank: int, world_size: int, path: Path, case: str, shares_memory: bool) -> Any:
+    if not shares_memory:
+        RankGroup.share_rows = without_memory  # type: ignore[method-assign]
+    learner = CASES[case]()
+    if case == "modules":
+        learner.__class__ = NormedLearner
+    join(learner, path, rank, world_size)
+    hashes, norms = [], []
+    for update in range(4):
+        if case == "modules":
+            columns = rows(8 + 4 * rank, seed=10 * update + rank)
+            first = {name: column.double() for name, column in columns.items()}
+            of_modules = {"a": first, "b": columns} | ({"c": columns} if rank == 0 else {})
+            results = learner.update(batch=of_modules)
+        else:
+            batch = episode_batch(40 + rank, 24, 10 * update + 3)
+            if case == "lstm":
+                initial = learner.module["default_policy"].get_initial_state()
+                states = (len(batch.columns[Columns.REWARDS]), len(batch))
+                batch.columns[Columns.STATE_OUT], batch.initial_state = (
+                    tree_map(lambda leaf, num=num: np.zeros((num, *np.shape(leaf)), np.float32), initial)
+                    for num in states
+                )
+            results = learner.update(episodes=batch)
+        hashes.append(learner.parameter_hash())
+        of_module = results["a" if case == "modules" else "default_policy"]
+        norms.append(of_module["gradients_default_optimizer_global_norm"])
+    kind = type(learner._data_parallel)
+    learner.leave_distributed()
+    return kind, hashes, norms
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_get_the_bits_of_gloo(tmp_path: Path, case: str) -> None:
+    results = []
+    for shares_memory, expected in ((True, SharedGradients), (False, DataParallelForward)):
+        path = tmp_path / expected.__name__
+        path.mkdir()
+        ranks = run_ranks(update_main, 2, path, case, shares_memory)
+        assert [kind for kind, *_ in ranks] == [expected] * 2
+        results.append([of_rank[1:] for of_rank in ranks])
+    assert results[0] == results[1]
+    first, second = results[0]
+    assert len(set(first[0])) == 4
+    assert (first == second) is (case != "modules"), "a rank's running statistics are its own after an update"
+
+
+def test_three_ranks_are_equal_and_deterministic(tmp_path: Path) -> None:
+    results = []
+    for number in range(2):
+        path = tmp_path / str(number)
+        path.mkdir()
+        results += run_ranks(update_main, 3, path, "mlp", True)
+    assert all(result == results[0] for result in results)
+    assert results[0][0] is SharedGradients
+
+
+def exchange_main(rank: int, world_size: int, path: Path) -> Any:
+    group = form_group(path, rank, world_size)
+    shared = group.share_rows(1000)
+    assert shared is not None
+    random, seen = torch.Generator().manual_seed(rank), []
+    for number in range(2000):
+        turn = shared.begin()
+        shared.rows[turn, rank, :1000] = (number + rank) % 251
+        shared.post()
+        if torch.rand((), generator=random) < 0.01:
+            time.sleep(0.001)  # longer than peers spin
+        read = shared.rows[shared.wait(), :, :1000]
+        if torch.rand((), generator=random) < 0.01:
+            time.sleep(0.001)  # peers are ahead by one exchange
+        seen.append([sorted(set(row.tolist())) for row in read])
+    mapped = num_mapped()
+    shared.close()
+    shared.close()
+    group.close()
+    del shared, read, group
+    gc.collect()
+    return seen, mapped, num_mapped()
+
+
+def num_mapped() -> int:
+    return Path("/proc/self/maps").read_text().count("rlzmq_ranks")
+
+
+def test_rows_are_whole_whichever_rank_is_ahead_and_nothing_remains(tmp_path: Path) -> None:
+    before = os.listdir("/dev/shm")
+    for seen, mapped, left in run_ranks(exchange_main, 3, tmp_path):
+        assert seen == [[[(number + rank) % 251] for rank in range(3)] for number in range(2000)]
+        assert mapped == 2  # the group's votes and these rows
+        assert left == 0
+    assert os.listdir("/dev/shm") == before
+
+
+class FallingLearner(SquareLearner):
+    """Rank 1 falls at a chosen place of a chosen minibatch: before or after it has published its gradients."""
+
+    num_calls, falls_at, signal_number, after_post = 0, 0, signal.SIGKILL, False
+
+    def fall(self) -> None:
+        if self.rank == 1 and self.num_calls == self.falls_at:
+            os.kill(os.getpid(), self.signal_number)
+
+    def compute_gradients(self, loss_per_module: Any) -> Any:
+        self.num_calls += 1
+        if self.after_post:
+            post = SharedRows.post
+
+            def falling_post(rows: SharedRows) -> None:
+                post(rows)
+                self.fall()
+
+            SharedRows.post = falling_post  # type: ignore[method-assign]
+            try:
+                return super().compute_gradients(loss_per_module)
+            finally:
+                SharedRows.post = post  # type: ignore[method-assign]
+        self.fall()
+        return super().compute_gradients(loss_per_module)
+
+
+def fallen_main(
+    rank: int, world_size: int, path: Path, signal_number: int, falls_at: int, after: bool
+) -> Any:
+    learner = square_learner(learner_class=FallingLearner, minibatch_size=4, num_epochs=1)
+    assert isinstance(learner, FallingLearner)
+    learner.signal_number, learner.after_post = signal.Signals(signal_number), after
+    frozen = signal_number == signal.SIGSTOP
+    join(learner, path, rank, world_size, timeout_s=1.0 if frozen else 30.0)
+    (path / f"pid_{rank}").write_text(str(os.getpid()))
+    learner.update(batch=rows(8))
+    before = learner.parameter_hash()
+    learner.falls_at = learner.num_calls + falls_at
+    began_at = time.monotonic()
+    with pytest.raises(PeerLostError, match=f"learner rank {rank} of {world_size}, generation 0") as caught:
+        learner.update(batch=rows(40))
+    seconds = time.monotonic() - began_at
+    undone = learner.parameter_hash() == before
+    learner.leave_distributed()
+    if frozen and rank == 0:
+        os.kill(int((path / "pid_1").read_text()), signal.SIGKILL)
+    join(learner, path, rank // 2, world_size - 1, generation=1)
+    learner.adopt_newest_state()
+    learner.update(batch=rows(40))
+    agree = learner.ranks_agree()
+    learner.leave_distributed()
+    return undone, agree, learner.weights_seq_no, seconds, str(caught.value)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(("falls_at", "after"), [(1, False), (3, True), (7, True), (10, False)])
+def test_a_rank_killed_during_an_exchange_is_noticed_at_once(
+    tmp_path: Path, falls_at: int, after: bool
+) -> None:
+    first, dead, third = run_ranks(
+        fallen_main, 3, tmp_path, int(signal.SIGKILL), falls_at, after, may_die=True
+    )
+    assert isinstance(dead, DiedError)
+    for undone, agree, version, seconds, message in (first, third):
+        assert (undone, agree, version) == (True, True, 2)
+        assert seconds < 5.0
+        assert "rank 1 has ended" in message or "rank 0 has ended or left" in message or "rank 2" in message
+
+
+@pytest.mark.alone
+def test_a_frozen_rank_is_given_up_after_the_timeout(tmp_path: Path) -> None:
+    first, dead, third = run_ranks(fallen_main, 3, tmp_path, int(signal.SIGSTOP), 3, False, may_die=True)
+    assert isinstance(dead, DiedError)
+    for undone, agree, version, seconds, _ in (first, third):
+        assert (undone, agree, version) == (True, True, 2)
+        assert seconds < 5.0
+
+
+def fallback_main(rank: int, world_size: int, path: Path, failing_rank: int, call: str) -> Any:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    if rank == failing_rank:
+        setattr(os, call, fail)
+    records: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record.getMessage())
+
+    logging.getLogger("rlzmq.learners").addHandler(Handler(logging.WARNING))
+    learner = square_learner(minibatch_size=4, num_epochs=1)
+    join(learner, path, rank, world_size)
+    learner.update(batch=rows(20, seed=rank))
+    answer = learner.ranks_agree(), type(learner._data_parallel), learner.weights_seq_no
+    learner.leave_distributed()
+    return answer, records
+
+
+@pytest.mark.parametrize(
+    ("failing_rank", "call"), [(0, "memfd_create"), (0, "posix_fallocate"), (1, "pidfd_open")]
+)
+def test_without_shared_memory_on_one_rank_all_use_gloo(tmp_path: Path, failing_rank: int, call: str) -> None:
+    (first, logged), (second, others) = run_ranks(fallback_main, 2, tmp_path, failing_rank, call)
+    assert first == second == (True, DataParallelForward, 1)
+    assert logged == [
+        "the learner ranks exchange gradients through gloo, without shared memory: "
+        "[Errno 28] No space left on device"
+    ]
+    assert others == []
+
+
+def asked_main(rank: int, world_size: int, path: Path) -> Any:
+    config = ppo_config(minibatch_size=None).framework(torch_ddp_kwargs={"bucket_cap_mb": 1})
+    learner = ppo_learner(config)
+    join(learner, path, rank, world_size)
+    learner.update(episodes=episode_batch(40))
+    kind = type(learner._data_parallel)
+    learner.leave_distributed()
+    return kind
+
+
+def test_arguments_for_distributed_data_parallel_ask_for_it(tmp_path: Path) -> None:
+    assert run_ranks(asked_main, 2, tmp_path) == [DataParallelForward] * 2
+
+
+def forgotten_main(rank: int, world_size: int, path: Path) -> Any:
+    group = form_group(path, rank, world_size)
+    group.start_vote([True], step_id=1)
+    group.start_vote([rank == 0], step_id=2)
+    verdicts = [group.vote([rank == 0, True], step_id=3), group.vote([True] * 600, step_id=4)]
+    group.close()
+    return verdicts
+
+
+def test_votes_whose_result_nobody_asks_for_disturb_no_later_vote(tmp_path: Path) -> None:
+    assert run_ranks(forgotten_main, 2, tmp_path) == [[[False, True], [True] * 600]] * 2
