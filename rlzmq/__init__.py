@@ -57,6 +57,10 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
     from rlzmq.connectors.torch_piece import TorchPiece as TorchPiece
     from rlzmq.deploy.export import export_policy as export_policy
     from rlzmq.deploy.export_check import ExportError as ExportError
+    from rlzmq.deploy.policy_server import (
+        AsyncPolicyServer as AsyncPolicyServer,
+        PolicyServer as PolicyServer,
+    )
     from rlzmq.connectors.env_to_module import (
         FlattenObservations as FlattenObservations,
         FrameStackingEnvToModule as FrameStackingEnvToModule,
@@ -261,6 +265,7 @@ _EXPORTS: dict[str, str] = {
         "connectors.torch_piece": "TorchPiece",
         "deploy.export": "export_policy",
         "deploy.export_check": "ExportError",
+        "deploy.policy_server": "AsyncPolicyServer PolicyServer",
         "connectors.pipelines": (
             "ConnectorPipelineV2 EnvToModulePipeline LearnerConnectorPipeline ModuleToEnvPipeline"
         ),

@@ -36,6 +36,7 @@ class CurrentPolicies:
             connector_state=session.get_connector_state(),
             module_id=module_id,
             agent_id=agent_id,
+            num_env_steps_sampled=session.accounting.sampled,
         )
 
     async def compute_action(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -60,6 +61,7 @@ class Policy:
         module_id: Id of the module that acts; None: the only one, or all.
         agent_id: Id of the agent that it plays; None: the first agent mapped to it.
         seed: Seed of the actions drawn with ``explore=True``; None: ``config.seed``.
+        num_env_steps_sampled: Env steps of the run so far, which exploration schedules follow.
 
     Attributes:
         observation_space, action_space: Spaces of the env, or of the agent if there is only one.
@@ -77,8 +79,10 @@ class Policy:
         module_id: str | None = None,
         agent_id: Any = None,
         seed: int | None = None,
+        num_env_steps_sampled: int = 0,
     ) -> None:
         self.config = config
+        self.num_env_steps_sampled = num_env_steps_sampled
         self._modules = modules.eval()
         self._is_multi_agent: bool = config.is_multi_agent
         self._mapping_fn = config.policy_mapping_fn or default_agent_to_module_mapping_fn
@@ -156,23 +160,36 @@ class Policy:
             CheckpointError: It is incomplete or altered, or its config cannot be loaded.
             KeyError: There is no such module or agent.
         """
-        state = read_algorithm(path)
-        config = load_config(path, trust_code=trust_code) if config is None else config
-        stored = state.get("modules", {})
-        plain = stored.get("spaces")
-        spaces: Any = config.single_spaces() if plain is None else tuple(map(space_from_plain, plain))
-        config = with_stored_modules(config, stored, trust_code=trust_code)
-        spec = config.get_multi_rl_module_spec(spaces={"__env_single__": spaces}, inference_only=True)
-        modules = spec.build(seed=config.seed)
-        modules.set_state(state["learner_group/learner"]["rl_module"])
-        return cls(
-            config,
-            modules,
-            spaces=spaces,
-            connector_state=state["env_runner"],
-            module_id=module_id,
-            agent_id=agent_id,
-        )
+        stored = _stored(path, config, trust_code)
+        return cls(**vars(stored), module_id=module_id, agent_id=agent_id)
+
+    @classmethod
+    def load_each(
+        cls, path: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False
+    ) -> list[Self]:
+        """Return a policy for each agent of a checkpoint's env, all with the same modules; one if there are no agents.
+
+        Agents whose module depends on the episode are left out.
+
+        Args:
+            path, config, trust_code: As for `load`.
+
+        Raises:
+            CheckpointError: As for `load`.
+        """
+        stored = _stored(path, config, trust_code)
+        config = stored.config
+        if not config.is_multi_agent:
+            return [cls(**vars(stored))]
+        mapping_fn = config.policy_mapping_fn or default_agent_to_module_mapping_fn
+        policies = []
+        for agent_id in stored.spaces[0].spaces:
+            try:
+                module_id = mapping_fn(agent_id, None)
+            except Exception:  # it reads the episode
+                continue
+            policies.append(cls(**vars(stored), module_id=module_id, agent_id=agent_id))
+        return policies
 
     @classmethod
     def from_algorithm(cls, algorithm: Any, *, module_id: str | None = None, agent_id: Any = None) -> Policy:
@@ -301,7 +318,7 @@ class Policy:
             rows.is_first[:] = False
         stored = to_module.write(observations, rows)
         step.begin(explore=explore)
-        columns, _ = step(to_module.read(stored, rows), None, 0)
+        columns, _ = step(to_module.read(stored, rows), None, self.num_env_steps_sampled)
         if Columns.ACTIONS_FOR_ENV in columns:
             return columns[Columns.ACTIONS_FOR_ENV]
         actions = columns[Columns.ACTIONS]
@@ -374,7 +391,10 @@ class Policy:
             return [{} for _ in episodes], [{} for _ in episodes]
         with torch.inference_mode():
             module = self._acting
-            outputs = module.forward_exploration(batch, t=0) if explore else module.forward_inference(batch)
+            if explore:
+                outputs = module.forward_exploration(batch, t=self.num_env_steps_sampled)
+            else:
+                outputs = module.forward_inference(batch)
         columns = self._module_to_env(batch=dict(outputs), **arguments)
         per_episode = {
             name: values if isinstance(values, list) else tree_unstack(values)
@@ -404,6 +424,30 @@ class Policy:
             known = self._last_extras or {}
             return {**known, **{agent: _like(known.get(agent), own) for agent, own in extras.items()}}
         return _like(self._last_extras, extras)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A checkpoint's arguments of `Policy`."""
+
+    config: BaseConfig
+    modules: Any
+    spaces: tuple[Any, Any]
+    connector_state: Mapping[str, Any]
+    num_env_steps_sampled: int
+
+
+def _stored(path: str | Path, config: BaseConfig | None, trust_code: bool) -> _Stored:
+    state = read_algorithm(path)
+    config = load_config(path, trust_code=trust_code) if config is None else config
+    stored = state.get("modules", {})
+    plain = stored.get("spaces")
+    spaces: Any = config.single_spaces() if plain is None else tuple(map(space_from_plain, plain))
+    config = with_stored_modules(config, stored, trust_code=trust_code)
+    spec = config.get_multi_rl_module_spec(spaces={"__env_single__": spaces}, inference_only=True)
+    modules = spec.build(seed=config.seed)
+    modules.set_state(state["learner_group/learner"]["rl_module"])
+    return _Stored(config, modules, spaces, state["env_runner"], int(state["accounting"]["sampled"]))
 
 
 def _like(known: Mapping[str, Any] | None, extras: dict[str, Any]) -> dict[str, Any]:

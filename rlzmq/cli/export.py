@@ -11,7 +11,7 @@ import tyro
 
 from rlzmq.cli.parsing import parse
 
-__all__ = ["ExportOptions", "PolicyOptions", "load_policy", "run"]
+__all__ = ["ExportOptions", "PolicyOptions", "chosen_policy", "run"]
 
 
 @dataclass
@@ -54,13 +54,14 @@ def run(arguments: Sequence[str]) -> int:
         usage="rlzmq export RUN_OR_CHECKPOINT [options]",
         description="Write a checkpoint's policy with its connectors as one file, and compare it with the policy.",
     )
+    from rlzmq.algorithms.policy import Policy
     from rlzmq.core.errors import ConfigurationError
     from rlzmq.deploy.export import export_policy
 
     if options.observations < 1:
         raise ConfigurationError(f"--observations {options.observations}: expected 1 or more")
     output = options.output or Path(f"policy.{options.format}")
-    policy = load_policy(options.checkpoint, options)
+    policy = Policy.load(options.checkpoint, **chosen_policy(options))
     result = export_policy(
         policy, output, format=options.format, num_checked=options.observations, seed=options.seed
     )
@@ -69,19 +70,23 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def load_policy(checkpoint: Path, options: PolicyOptions) -> Any:
-    """Return the policy of a checkpoint as the options ask for it."""
-    from rlzmq.algorithms.checkpoints import load_config
-    from rlzmq.algorithms.policy import Policy
+def chosen_policy(options: PolicyOptions) -> dict[str, Any]:
+    """Return the arguments of `Policy.load` that the options ask for, after importing what they name."""
+    from rlzmq.algorithms.checkpoints import load_config_class
     from rlzmq.cli.joining import import_first
 
     import_first(options.import_)
     config = None
     if options.config is not None:
-        config = type(load_config(checkpoint, trust_code=False)).from_toml(options.config)
+        config = load_config_class(options.checkpoint, trust_code=options.trust_code).from_toml(
+            options.config
+        )
     agent: Any = options.agent
     if agent is not None and agent.isdigit():
         agent = int(agent)  # most environments number their agents or name them
-    return Policy.load(
-        checkpoint, module_id=options.module, agent_id=agent, config=config, trust_code=options.trust_code
-    )
+    return {
+        "module_id": options.module,
+        "agent_id": agent,
+        "config": config,
+        "trust_code": options.trust_code,
+    }

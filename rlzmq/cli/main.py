@@ -69,6 +69,7 @@ _COMMANDS = {
     "runs": ("rlzmq.cli.runs", "list, compare or remove runs: rlzmq runs [list|compare|clean] [RUN…]"),
     "plot": ("rlzmq.cli.plot", "plot learning curves over seeds: rlzmq plot RUN… -o curve.png"),
     "export": ("rlzmq.cli.export", "write a policy as an ONNX or .pt2 file: rlzmq export RUN_OR_CHECKPOINT"),
+    "serve": ("rlzmq.cli.serve", "answer requests for a policy's actions: rlzmq serve RUN_OR_CHECKPOINT"),
     "completion": (
         "rlzmq.cli.completion",
         "completion for bash, zsh and fish: source <(rlzmq completion bash)",

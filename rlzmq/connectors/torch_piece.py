@@ -48,9 +48,12 @@ class TorchPiece:
         remember: ``(batch, memory) -> memory``, called when the actions are known, with ``batch["actions"]``.
         reads_rewards: Whether ``batch["rewards"]`` is needed: float32 ``[B]``, the reward of each row's
             previous action, 0 at the beginning of an episode.
+        forward_exploration: ``(batch, memory, generator) -> (batch, memory)``: replaces `forward` while the policy
+            explores; None: it does the same then. Exported files do not explore.
     """
 
     forward: Callable[[Batch, Memory], tuple[Batch, Memory]] = _unchanged
     initial_memory: Memory = field(default_factory=dict)
     remember: Callable[[Batch, Memory], Memory] = _kept
     reads_rewards: bool = False
+    forward_exploration: Callable[[Batch, Memory, Any], tuple[Batch, Memory]] | None = None

@@ -23,7 +23,7 @@ from rlzmq.core.cloud_path import CloudPath
 from rlzmq.core.errors import CheckpointError
 from rlzmq.core.files import make_directories
 
-__all__ = ["CheckpointSeries", "Found", "find_checkpoint"]
+__all__ = ["CheckpointSeries", "Found", "checkpoints_at", "find_checkpoint"]
 
 _NUMBER = re.compile(r"\d{6,}")
 _LITTER = re.compile(r"\.\d{6,}\.[0-9a-f]{8}\.(tmp|old)")
@@ -51,15 +51,8 @@ def find_checkpoint(path: str | Path) -> Found:
         path: A checkpoint, a directory of numbered ones, or a run directory with ``checkpoints/`` (or,
             of earlier releases, ``checkpoint/``).
     """
-    place = local_path(path)
-    if (place / "manifest.json").exists():
-        candidates = [place]
-    else:
-        candidates = [*CheckpointSeries(place / "checkpoints").paths(), *CheckpointSeries(place).paths()]
-        if (place / "checkpoint").is_dir():
-            candidates.append(place / "checkpoint")
     skipped: list[tuple[Path, str]] = []
-    for candidate in candidates:
+    for candidate in checkpoints_at(path):
         try:
             read_checkpoint(candidate)
         except CheckpointError as error:
@@ -67,6 +60,17 @@ def find_checkpoint(path: str | Path) -> Found:
         else:
             return Found(candidate, tuple(skipped))
     return Found(None, tuple(skipped))
+
+
+def checkpoints_at(path: str | Path) -> list[Path]:
+    """Return the checkpoints at a path, newest first, whole or not; see `find_checkpoint`."""
+    place = local_path(path)
+    if (place / "manifest.json").exists():
+        return [place]
+    found = [*CheckpointSeries(place / "checkpoints").paths(), *CheckpointSeries(place).paths()]
+    if (place / "checkpoint").is_dir():
+        found.append(place / "checkpoint")
+    return found
 
 
 class CheckpointSeries:

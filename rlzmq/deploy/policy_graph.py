@@ -45,7 +45,7 @@ class GraphOutputs:
 
 
 class PolicyGraph(torch.nn.Module):
-    """A policy of one agent as a function of tensors: greedy actions, frozen statistics, explicit state.
+    """A policy of one agent as a function of tensors: frozen statistics, explicit state, no hidden one.
 
     Each of the B rows is a step of another episode.
 
@@ -68,6 +68,7 @@ class PolicyGraph(torch.nn.Module):
         self.module_id, self.module, self.agent_id = policy.acting_module()
         self.observation_space: gym.Space[Any] = policy.observation_space
         self.action_space: gym.Space[Any] = policy.action_space
+        self._num_env_steps = policy.num_env_steps_sampled
         pipelines = policy.pipelines()
         self._before = self._pieces_of(pipelines["env_to_module_connector"])
         self._after = self._pieces_of(pipelines["module_to_env_connector"])
@@ -111,7 +112,11 @@ class PolicyGraph(torch.nn.Module):
         return rows
 
     def forward(
-        self, observations: Any, state: dict[str, Any], rewards: torch.Tensor | None = None
+        self,
+        observations: Any,
+        state: dict[str, Any],
+        rewards: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
     ) -> GraphOutputs:
         """Compute the actions of B episodes.
 
@@ -120,15 +125,19 @@ class PolicyGraph(torch.nn.Module):
             state: `initial_rows`, or the state after the previous step.
             rewards: float32 ``[B]``, the reward of the previous action, 0 at the beginning of an episode; None
                 unless `reads_rewards`.
+            generator: Draws the actions of the exploration distribution; None: greedy actions.
         """
         batch: Batch = {Columns.OBS: observations}
         if rewards is not None:
             batch[Columns.REWARDS] = rewards
         memories = [{name: state[unique] for name, unique in names} for names in self._names]
-        batch = self._run(self._before, 0, batch, memories)
+        batch = self._run(self._before, 0, batch, memories, generator)
         batch.pop(Columns.REWARDS, None)
-        batch = dict(self.module._forward_inference(batch))
-        batch = self._run(self._after, len(self._before), batch, memories)
+        if generator is None:
+            batch = dict(self.module._forward_inference(batch))
+        else:
+            batch = dict(self.module._forward_exploration(batch, t=self._num_env_steps))
+        batch = self._run(self._after, len(self._before), batch, memories, generator)
         next_state = {}
         for piece, names, memory in zip((*self._before, *self._after), self._names, memories, strict=True):
             remembered = piece.remember(batch, memory)
@@ -137,9 +146,18 @@ class PolicyGraph(torch.nn.Module):
         return GraphOutputs(actions, next_state, batch.get(Columns.ACTION_DIST_INPUTS))
 
     @staticmethod
-    def _run(pieces: Sequence[TorchPiece], first: int, batch: Batch, memories: list[Any]) -> Batch:
+    def _run(
+        pieces: Sequence[TorchPiece],
+        first: int,
+        batch: Batch,
+        memories: list[Any],
+        generator: torch.Generator | None,
+    ) -> Batch:
         for index, piece in enumerate(pieces, first):
-            batch, memories[index] = piece.forward(batch, memories[index])
+            if generator is not None and piece.forward_exploration is not None:
+                batch, memories[index] = piece.forward_exploration(batch, memories[index], generator)
+            else:
+                batch, memories[index] = piece.forward(batch, memories[index])
         return dict(batch)
 
 
@@ -193,17 +211,23 @@ class FlatPolicyGraph(torch.nn.Module):
         with torch.inference_mode():
             self.outputs = _ports(self._run([torch.from_numpy(leaf) for leaf in leaves]))
 
-    def _run(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+    def _run(
+        self, tensors: Sequence[torch.Tensor], generator: torch.Generator | None = None
+    ) -> dict[str, Any]:
         tree = self._spec.unflatten(tensors)
-        outputs = self.policy(tree["obs"], tree["state"], tree.get("rewards"))
+        outputs = self.policy(tree["obs"], tree["state"], tree.get("rewards"), generator)
         named = {"actions": outputs.actions, "next_state": outputs.state}
         if outputs.dist_inputs is not None:
             named["action_dist_inputs"] = outputs.dist_inputs
         return named
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Compute actions and next state; see the class."""
+        """Compute greedy actions and next state; see the class."""
         return tuple(tree_leaves(self._run(tensors)))
+
+    def explore(self, generator: torch.Generator, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Compute actions drawn from the exploration distribution, and next state; see the class."""
+        return tuple(tree_leaves(self._run(tensors, generator)))
 
     def flat_inputs(self, observations: Any, rewards: Any, state: Any) -> list[np.ndarray]:
         """Return the inputs as a list of arrays, given trees of arrays ``[B, ...]``."""

@@ -16,6 +16,7 @@ from rlzmq import (
     Columns,
     ConfigurationError,
     ConnectorV2,
+    DQNConfig,
     FrameStackingEnvToModule,
     FrameStackingLearner,
     MeanStdFilter,
@@ -176,6 +177,19 @@ def test_many_observations_at_once(pieces: Any) -> None:
         np.testing.assert_allclose(actions, one_by_one, rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(actions, policy.compute_actions(list(batch)))
         assert (policy.compute_actions(batch, explore=True) != actions).any()
+
+
+@pytest.mark.parametrize("end", [10, 10**9])
+def test_exploration_schedules_are_where_the_run_is(end: int, tmp_path: Path) -> None:
+    config = DQNConfig().environment("CartPole-v1").debugging(seed=1)
+    config.training(epsilon=[(0, 1.0), (end, 0.0)], num_steps_sampled_before_learning_starts=1)
+    batch = np.random.default_rng(0).normal(size=(100, 4)).astype(np.float32)
+    with config.build() as algo:
+        algo.train()
+        for policy in (algo.get_policy(), Policy.load(algo.save_to_path(tmp_path / "checkpoint"))):
+            assert policy.num_env_steps_sampled >= 10
+            is_greedy = policy.compute_actions(batch, explore=True) == policy.compute_actions(batch)
+            assert is_greedy.all() == (end == 10)
 
 
 def test_the_algorithms_own_actions_follow_its_weights() -> None:

@@ -48,14 +48,21 @@ class GetActions(ConnectorV2):
         return batch
 
     def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
-        """See ConnectorV2; the actions are the most likely ones."""
+        """See ConnectorV2; without exploration the actions are the most likely ones."""
 
         def forward(batch: Batch, memory: Memory) -> tuple[Batch, Memory]:
-            batch = dict(batch)
-            _add_actions(batch, rl_module, False, None, type(rl_module).__name__, wants_logp=False)
-            return batch, memory
+            return _with_actions(rl_module, batch, False, None), memory
 
-        return TorchPiece(forward=forward)
+        def forward_exploration(batch: Batch, memory: Memory, generator: Any) -> tuple[Batch, Memory]:
+            return _with_actions(rl_module, batch, True, generator), memory
+
+        return TorchPiece(forward=forward, forward_exploration=forward_exploration)
+
+
+def _with_actions(module: Any, batch: Batch, explore: bool, generator: Any) -> Batch:
+    batch = dict(batch)
+    _add_actions(batch, module, explore, generator, type(module).__name__, wants_logp=False)
+    return batch
 
 
 def _add_actions(

@@ -1,0 +1,127 @@
+"""``rlzmq serve``: answer requests for actions with a checkpoint's policy."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlzmq.cli.export import PolicyOptions, chosen_policy
+from rlzmq.cli.joining import on_signals, run_async
+from rlzmq.cli.main import EXIT_INTERRUPTED
+from rlzmq.cli.parsing import parse
+from rlzmq.core.errors import ConfigurationError
+
+__all__ = ["ServeOptions", "run"]
+
+_MIN_TOKEN_CHARS = 16
+
+
+@dataclass
+class ServeOptions(PolicyOptions):
+    """Options of ``rlzmq serve``."""
+
+    http: str = "127.0.0.1:8000"
+    """HOST:PORT of the HTTP interface, port 0: any free one; none: no HTTP (default: 127.0.0.1:8000)."""
+    token_file: Path = Path("serve.token")
+    """File of the bearer token for HTTP, mode 0600; written if there is none (default: ./serve.token)."""
+    allow_host: list[str] = field(default_factory=list)
+    """Further name of this server in the Host header of requests, e.g. a proxy's; repeatable (default: none)."""
+    insecure: bool = False
+    """Serve HTTP on another address than loopback although it is not encrypted (default: False)."""
+    max_body: int = 4 << 20
+    """Largest request over HTTP, in bytes (default: 4194304)."""
+    max_batch_size: int = 256
+    """Most observations in one forward pass (default: 256)."""
+    batch_wait: float = 1.0
+    """Milliseconds that an idle server waits for more requests before it computes (default: 1)."""
+    reload_interval: float = 2.0
+    """Seconds between two looks for a newer checkpoint of the run; 0: never (default: 2)."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The command: `arguments` without ``rlzmq serve``; the exit code."""
+    options = parse(
+        ServeOptions,
+        arguments,
+        usage="rlzmq serve RUN_OR_CHECKPOINT [options]",
+        description="Answer requests for actions with a checkpoint's policy, and with newer ones of its run.",
+    )
+    for name in ("max_body", "max_batch_size"):
+        if getattr(options, name) < 1:
+            raise ConfigurationError(f"--{name.replace('_', '-')}: expected 1 or more")
+    for name in ("batch_wait", "reload_interval"):
+        if not 0 <= getattr(options, name) < 1e6:
+            raise ConfigurationError(f"--{name.replace('_', '-')}: expected 0 or more")
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("rlzmq.serve").setLevel(logging.INFO)
+    return run_async(_main(options))
+
+
+async def _main(options: ServeOptions) -> int:
+    from rlzmq.deploy.policy_server import AsyncPolicyServer
+
+    has_http = options.http != "none"
+    server = AsyncPolicyServer(
+        options.checkpoint,
+        **chosen_policy(options),
+        http=options.http if has_http else None,
+        token=_token(options.token_file) if has_http else None,
+        allowed_hosts=options.allow_host,
+        insecure=options.insecure,
+        max_body_bytes=options.max_body,
+        max_batch_size=options.max_batch_size,
+        batch_wait_timeout_s=options.batch_wait / 1000,
+        reload_interval_s=options.reload_interval,
+    )
+    loop = asyncio.get_running_loop()
+    interrupted: asyncio.Future[int] = loop.create_future()
+    tasks: set[asyncio.Task[Any]] = set()
+
+    def reload() -> None:
+        task = loop.create_task(server.reload())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    with on_signals(interrupted.set_result):
+        try:
+            await server.start()
+        except KeyError as error:  # no such module or agent
+            raise ConfigurationError(str(error.args[0])) from None
+        loop.add_signal_handler(signal.SIGHUP, reload)
+        print(f"serving     {server.checkpoint}")
+        if server.http_url is not None:
+            print(f"http        {server.http_url}")
+            print(f"token       {options.token_file}")
+        sys.stdout.flush()
+        await interrupted
+        print("ending", flush=True)
+        loop.remove_signal_handler(signal.SIGHUP)
+        await server.stop()
+    return EXIT_INTERRUPTED if interrupted.result() == signal.SIGINT else 0
+
+
+def _token(path: Path) -> str:
+    """Return the token in a file; write a new one if there is no file."""
+    from rlzmq.net.keys import read_private_file, write_private_file
+
+    if path.exists():
+        token = read_private_file(path).strip()
+        if len(token) < _MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:
+            raise ConfigurationError(
+                f"{path} holds no token: expected at least {_MIN_TOKEN_CHARS} printable ASCII characters without "
+                "spaces. Remove it, and a new one is written."
+            )
+        return token
+    token = secrets.token_urlsafe(32)
+    try:
+        write_private_file(path, token + "\n")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write the token to {path}: {error.strerror}") from error
+    return token

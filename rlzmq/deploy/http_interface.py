@@ -1,0 +1,333 @@
+"""The HTTP interface of a policy server.
+
+| path | method | what |
+|---|---|---|
+| /v1/act | POST | actions for one observation or many |
+| /v1/policies | GET | what is served: modules, agents, spaces, inputs and outputs |
+| /healthz | GET | 200 while requests are answered, 503 while the server ends; needs no token |
+| /metrics | GET | metrics for Prometheus |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.extras import import_optional
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.tree import tree_map
+from rlzmq.deploy.batcher import Batcher, OverloadedError
+from rlzmq.deploy.export import describe
+from rlzmq.deploy.request_rows import RequestError, rows_from_json, values_from_json
+from rlzmq.deploy.serve_metrics import ServeMetrics
+from rlzmq.deploy.served_checkpoint import ServedCheckpoint
+from rlzmq.deploy.served_policy import Arrays, ServedPolicy
+from rlzmq.net.http_gate import HttpGate, host_name
+from rlzmq.telemetry.prometheus import CONTENT_TYPE
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+__all__ = ["HttpInterface"]
+
+_log = logging.getLogger("rlzmq.serve")
+
+_KEYS = (
+    "obs",
+    "observations",
+    "state_in",
+    "reward",
+    "rewards",
+    "explore",
+    "module",
+    "agent",
+)
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_MAX_CONNECTIONS = 1024
+
+
+class HttpInterface:
+    """Answers requests over HTTP with JSON, on the running event loop.
+
+    Args:
+        batcher: Computes the answers.
+        served: Returns the checkpoint to answer with.
+        metrics: Counts the requests.
+        token: The bearer token that requests must have.
+        hosts: Further names of this server in the Host header.
+        max_body_bytes: Largest body of a request.
+    """
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        served: Callable[[], ServedCheckpoint],
+        metrics: ServeMetrics,
+        *,
+        token: str,
+        hosts: Collection[str] = (),
+        max_body_bytes: int,
+    ) -> None:
+        self._batcher = batcher
+        self._served = served
+        self._metrics = metrics
+        self._token = token
+        self._hosts = hosts
+        self._max_body_bytes = max_body_bytes
+        self._is_ending = False
+        self._server: Any = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, address: str, *, insecure: bool = False) -> str:
+        """Listen.
+
+        Args:
+            address: ``HOST:PORT``; with port 0 the system chooses one.
+            insecure: Whether another host than loopback may be listened on, without encryption.
+
+        Returns:
+            The URL, e.g. ``http://127.0.0.1:8000``.
+
+        Raises:
+            ConfigurationError: The address is malformed, not loopback, or taken.
+            MissingPackageError: starlette or uvicorn is not installed.
+        """
+        for package in ("starlette.applications", "uvicorn"):
+            import_optional(package, "Serving over HTTP", "rlzmq[serve]")
+        import uvicorn
+
+        listening = _listen(address, insecure)
+        host = host_name(address)
+        gate = HttpGate(
+            self._application(),
+            token=self._token,
+            hosts={host, *_LOOPBACK, *self._hosts} if host in _LOOPBACK else {host, *self._hosts},
+            open_paths=("/healthz",),
+            max_body_bytes=self._max_body_bytes,
+        )
+        started = asyncio.Event()
+
+        class Server(uvicorn.Server):
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                await super().startup(sockets)
+                started.set()
+
+            @contextlib.contextmanager
+            def capture_signals(self) -> Any:  # they are the process's own affair
+                yield
+
+        self._server = Server(
+            uvicorn.Config(
+                gate,
+                lifespan="off",
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=_MAX_CONNECTIONS,
+                timeout_keep_alive=60,
+            )
+        )
+        self._task = asyncio.create_task(self._server.serve([listening]), name="rlzmq-http")
+        waiting = asyncio.create_task(started.wait())
+        await asyncio.wait((self._task, waiting), return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        port = listening.getsockname()[1]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def stop(self, timeout_s: float) -> None:
+        """Take no new connections, answer what has arrived, and end. Idempotent.
+
+        Args:
+            timeout_s: Seconds after which connections are cut.
+        """
+        self._is_ending = True
+        if self._task is None:
+            return
+        self._server.should_exit = True
+        _, pending = await asyncio.wait((self._task,), timeout=timeout_s)
+        if pending:
+            self._server.force_exit = True
+            await asyncio.wait((self._task,), timeout=timeout_s)
+        self._task = None
+
+    def _application(self) -> Any:
+        from starlette.applications import Starlette
+        from starlette.responses import JSONResponse, Response
+        from starlette.routing import Route
+
+        async def act(request: Request) -> Response:
+            arrived = time.perf_counter()
+            code, answer = await self._act(await request.body())
+            self._metrics.answered("http", code, time.perf_counter() - arrived)
+            headers = {"retry-after": "1"} if code == 503 else None
+            return Response(answer, code, headers, media_type="application/json")
+
+        async def policies(request: Request) -> Response:
+            served = self._served()
+            return JSONResponse(
+                {
+                    "checkpoint": served.name,
+                    "policies": [describe(policy.graph) for policy in served.policies],
+                }
+            )
+
+        async def health(request: Request) -> Response:
+            if self._is_ending:
+                return JSONResponse({"status": "ending"}, 503)
+            return JSONResponse({"status": "ok"})
+
+        async def metrics(request: Request) -> Response:
+            return Response(self._metrics.text(), media_type=CONTENT_TYPE)
+
+        return Starlette(
+            routes=[
+                Route("/v1/act", act, methods=["POST"]),
+                Route("/v1/policies", policies),
+                Route("/healthz", health),
+                Route("/metrics", metrics),
+            ]
+        )
+
+    async def _act(self, body: bytes) -> tuple[int, bytes]:
+        """Return the HTTP code and the answer's body."""
+        try:
+            call = _parsed(body)
+            served = self._served()
+            policy = served.choose(call.get("module", ""), call.get("agent", ""))
+            is_one, inputs = _inputs(policy, call)
+            outputs = await self._compute(policy, inputs, call.get("explore", False))
+            answer = {**_answer(policy, outputs, is_one), "checkpoint": served.name}
+            return 200, json.dumps(answer, allow_nan=False).encode()
+        except RequestError as error:
+            code, text = 400, str(error)
+        except KeyError as error:
+            code, text = 404, str(error.args[0])
+        except OverloadedError as error:
+            code, text = 503, str(error)
+        except Exception as error:
+            _log.warning("a request over HTTP failed: %s: %s", type(error).__name__, error)
+            code, text = 500, f"the policy raised {type(error).__name__}; the server's log says more"
+        return code, json.dumps({"error": text}).encode()
+
+    async def _compute(self, policy: ServedPolicy, inputs: Arrays, explore: bool) -> Arrays:
+        future: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
+
+        def on_done(answer: Arrays | Exception) -> None:
+            if future.done():
+                return
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+        self._batcher.submit(policy, inputs, explore=explore, on_done=on_done)
+        return await future
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    def refuse(text: str) -> float:
+        raise RequestError(f"expected finite numbers, got {text}")
+
+    try:
+        call = json.loads(body, parse_constant=refuse)
+    except RecursionError:
+        raise RequestError("the JSON is nested too deep") from None
+    except RequestError:
+        raise
+    except ValueError as error:
+        raise RequestError(f"the body is not JSON: {error}") from None
+    if not isinstance(call, dict):
+        raise RequestError(f"expected a JSON object with the key obs or observations, got {body[:40]!r}")
+    for key, value in call.items():
+        if key not in _KEYS:
+            raise RequestError(f"unknown key {key[:100]!r}.{did_you_mean(key[:100], _KEYS)}")
+        if key in ("module", "agent") and isinstance(value, int) and not isinstance(value, bool):
+            call[key] = str(value)
+        elif key in ("module", "agent") and not isinstance(value, str):
+            raise RequestError(f"{key}: expected an id, a text")
+        if key == "explore" and not isinstance(value, bool):
+            raise RequestError("explore: expected true or false")
+    if ("obs" in call) == ("observations" in call):
+        raise RequestError("expected either obs, one observation, or observations, a list of them")
+    for key, needs in (("reward", "obs"), ("rewards", "observations")):
+        if key in call and needs not in call:
+            raise RequestError(f"{key} goes with {needs}")
+    return call
+
+
+def _inputs(policy: ServedPolicy, call: Mapping[str, Any]) -> tuple[bool, Arrays]:
+    """Return whether the request is for one observation, and the checked arrays."""
+    is_one = "obs" in call
+    where = "obs" if is_one else "observations"
+    observations = [call["obs"]] if is_one else call["observations"]
+    if not isinstance(observations, list) or not observations:
+        raise RequestError("observations: expected a list of at least one observation")
+    leaves = rows_from_json(policy.observation_space, observations, where)
+    rewards: npt.NDArray[Any] | None = None
+    given = call.get("reward" if is_one else "rewards")
+    if given is not None:
+        rewards = _rewards([given] if is_one else given)
+        if not policy.reads_rewards:
+            rewards = None
+    state = call.get("state_in")
+    if state is not None:
+        if is_one and isinstance(state, dict):
+            state = {name: [value] for name, value in state.items()}
+        state = values_from_json(policy.states, state, len(observations), "state_in")
+    return is_one, policy.inputs_of(leaves, rewards, state)
+
+
+def _rewards(given: Any) -> npt.NDArray[np.float32]:
+    if not isinstance(given, list) or any(type(each) not in (int, float) for each in given):
+        raise RequestError("rewards: expected a list of numbers (reward: one number)")
+    with np.errstate(over="ignore"):
+        return np.asarray(given, np.float64).astype(np.float32)
+
+
+def _answer(policy: ServedPolicy, outputs: Arrays, is_one: bool) -> dict[str, Any]:
+    actions, state = policy.nested(outputs)
+    if is_one:
+        actions, state = tree_map(lambda leaf: leaf[0], (actions, state))
+    answer: dict[str, Any] = {"action" if is_one else "actions": _plain(actions)}
+    if state:
+        answer["state_out"] = _plain(state)
+    return {**answer, "module": policy.module_id}
+
+
+def _plain(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _plain(part) for key, part in tree.items()}
+    return [_plain(part) for part in tree] if isinstance(tree, tuple) else tree.tolist()
+
+
+def _listen(address: str, insecure: bool) -> socket.socket:
+    host, (_, colon, port) = host_name(address), address.rpartition(":")
+    if not host or not colon or not port.isdigit() or int(port) > 65535:
+        raise ConfigurationError(f"malformed address {address!r}: expected HOST:PORT, e.g. 127.0.0.1:8000")
+    if host not in _LOOPBACK and not host.startswith("127.") and not insecure:
+        raise ConfigurationError(
+            f"refusing to serve HTTP on {address}: whoever can listen in learns the token. Use a proxy with TLS "
+            "on this machine, or say insecure (--insecure) on a network that you trust."
+        )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, int(port)))
+    except OSError as error:
+        listening.close()
+        raise ConfigurationError(f"cannot listen on {address}: {error.strerror}") from error
+    return listening

@@ -1,0 +1,167 @@
+"""The policies of a checkpoint that a server answers with, and newer checkpoints of the same run."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rlzmq.algorithms.policy import Policy
+from rlzmq.core.checkpoint import read_manifest
+from rlzmq.core.checkpoint_series import checkpoints_at
+from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.core.printable import printable
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.deploy.request_rows import RequestError
+from rlzmq.deploy.served_policy import ServedPolicy
+
+__all__ = ["CheckpointSource", "LoadPolicies", "ServedCheckpoint"]
+
+_log = logging.getLogger("rlzmq.serve")
+
+_MAX_TRIES = 5
+
+LoadPolicies = Callable[[Path], Sequence[Policy]]
+"""Loads the policies of a checkpoint: one, or one for each agent."""
+
+
+class ServedCheckpoint:
+    """The policies of one checkpoint.
+
+    Args:
+        path: The checkpoint.
+        policies: Its policies, one for each agent.
+
+    Attributes:
+        name: The checkpoint's name, e.g. "000120".
+        policies: What is served.
+
+    Raises:
+        ConfigurationError: There is no policy, or a connector piece cannot be served.
+    """
+
+    def __init__(self, path: Path, policies: Sequence[Policy]) -> None:
+        self.path = path
+        self.name = path.name
+        self.policies = [ServedPolicy(policy) for policy in policies]
+        if not self.policies:
+            raise ConfigurationError(
+                f"{path}: which module an agent uses depends on the episode: choose one with module_id and agent_id "
+                "(--module, --agent)."
+            )
+
+    def choose(self, module_id: str = "", agent_id: str = "") -> ServedPolicy:
+        """Return the policy of a module or agent; "" for any, if there is no other.
+
+        Raises:
+            KeyError: There is no such policy.
+            RequestError: The choice between several is open.
+        """
+        if not module_id and not agent_id:
+            if len(self.policies) > 1:
+                modules = sorted({policy.module_id for policy in self.policies})
+                agents = [policy.agent_id for policy in self.policies]
+                raise RequestError(
+                    f"choose one of the modules {modules} with module, or of the agents {agents} with agent"
+                )
+            return self.policies[0]
+        for policy in self.policies:
+            if module_id in ("", policy.module_id) and agent_id in ("", policy.agent_id):
+                return policy
+        modules = sorted({policy.module_id for policy in self.policies})
+        if module_id not in ("", *modules):
+            raise KeyError(f"no module {module_id[:100]!r}.{did_you_mean(module_id, modules)}")
+        agents = [policy.agent_id for policy in self.policies]
+        if agent_id not in ("", *agents):
+            raise KeyError(f"no agent {agent_id[:100]!r}.{did_you_mean(agent_id, agents)}")
+        raise KeyError(f"agent {agent_id[:100]!r} does not use module {module_id[:100]!r}")
+
+    def check_replaces(self, old: ServedCheckpoint) -> None:
+        """Check that this checkpoint answers all requests that another one answers.
+
+        Raises:
+            CheckpointError: It lacks a policy, or its observations, actions or state are others.
+        """
+        ours = {(policy.module_id, policy.agent_id): policy for policy in self.policies}
+        for policy in old.policies:
+            new = ours.get((policy.module_id, policy.agent_id))
+            what = f"module {policy.module_id!r}" + (
+                f" (agent {policy.agent_id!r})" if policy.agent_id else ""
+            )
+            if new is None:
+                raise CheckpointError(f"it has no {what}")
+            same_spaces = (
+                new.observation_space == policy.observation_space and new.action_space == policy.action_space
+            )
+            if not same_spaces or new.ports != policy.ports:
+                raise CheckpointError(f"{what} has other spaces or another state than the one that is served")
+
+
+class CheckpointSource:
+    """Finds and loads the newest checkpoint of a path; its methods block, and one at a time may run.
+
+    Args:
+        path: A checkpoint, or a directory of a run or of checkpoints.
+        load: See `LoadPolicies`.
+    """
+
+    def __init__(self, path: str | Path, load: LoadPolicies) -> None:
+        self._path = path
+        self._load = load
+        self._current: tuple[str, str] | None = None
+        self._failures: Counter[tuple[str, str]] = Counter()
+
+    @property
+    def num_skipped(self) -> int:
+        """Number of checkpoints that could not be served."""
+        return len(self._failures)
+
+    def retry(self) -> None:
+        """Let `newer_than` try all skipped checkpoints again."""
+        self._failures.clear()
+
+    def newer_than(self, served: ServedCheckpoint | None) -> ServedCheckpoint | None:
+        """Return the newest whole checkpoint, or None if it is the one returned last.
+
+        A checkpoint that cannot be served is skipped with a warning. It is tried a few times again: it may be a copy
+        that is not complete yet.
+
+        Args:
+            served: What the checkpoint is to replace; None for the first one, whose errors are raised.
+
+        Raises:
+            CheckpointError, ConfigurationError: With `served` None: no checkpoint there can be served.
+        """
+        first_error: Exception | None = None
+        for candidate in checkpoints_at(self._path):
+            identity = _identity(candidate)
+            if identity == self._current:
+                return None
+            if self._failures.get(identity, 0) >= _MAX_TRIES:
+                continue
+            try:
+                found = ServedCheckpoint(candidate, self._load(candidate))
+                if served is not None:
+                    found.check_replaces(served)
+            except Exception as error:  # whatever is wrong with it, the one that is served stays
+                first_error = first_error or error
+                if identity not in self._failures:
+                    _log.warning("skipped the checkpoint %s: %s", candidate, printable(str(error)))
+                self._failures[identity] += 1
+                continue
+            self._current = identity
+            return found
+        if served is not None:
+            return None
+        if first_error is not None:
+            raise first_error
+        raise CheckpointError(f"{self._path} holds no checkpoint.")
+
+
+def _identity(path: Path) -> tuple[str, str]:
+    """Return what differs if another checkpoint is written to the same path."""
+    try:
+        return str(path), str(read_manifest(path)["sha256"])
+    except CheckpointError as error:
+        return str(path), str(error)

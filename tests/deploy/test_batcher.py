@@ -1,0 +1,141 @@
+"""Requests that wait together are computed together, and each gets its own answer or error."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlzmq.deploy import batcher as batcher_module
+from rlzmq.deploy.batcher import Batcher, OverloadedError
+from rlzmq.deploy.serve_metrics import ServeMetrics
+
+
+class FakePolicy:
+    """Doubles its inputs; each computation waits for `gate`; 13 makes it fail."""
+
+    module_id = "fake"
+
+    def __init__(self, *, is_open: bool = False) -> None:
+        self.batches: list[tuple[list[float], bool]] = []
+        self.gate = threading.Semaphore(1000 if is_open else 0)
+        self.begun = threading.Semaphore(0)
+
+    def compute(self, requests: Sequence[Any], *, explore: bool) -> list[Any]:
+        self.begun.release()
+        self.gate.acquire()
+        values = [float(value) for inputs in requests for value in inputs[0]]
+        self.batches.append((values, explore))
+        if 13.0 in values:
+            raise RuntimeError("thirteen")
+        return [[inputs[0] * 2] for inputs in requests]
+
+
+class Asker:
+    """Submits requests and keeps their answers."""
+
+    def __init__(self, **options: Any) -> None:
+        settings = {"max_batch_size": 4, "batch_wait_timeout_s": 0.0, **options}
+        self.batcher = Batcher(metrics=ServeMetrics(), **settings)
+        self.answers: dict[str, Any] = {}
+
+    def ask(self, policy: Any, name: str, *values: float, explore: bool = False) -> None:
+        def on_done(answer: Any) -> None:
+            self.answers[name] = answer if isinstance(answer, Exception) else answer[0].tolist()
+
+        self.batcher.submit(policy, [np.array(values)], explore=explore, on_done=on_done)
+
+
+async def test_requests_that_arrive_while_one_is_computed_share_the_next_batches() -> None:
+    asker, policy = Asker(), FakePolicy()
+    asker.ask(policy, "first", 0)
+    await asyncio.to_thread(policy.begun.acquire)
+    for value in range(1, 7):
+        asker.ask(policy, str(value), value)
+    asker.ask(policy, "many", 7, 8, 9, 10, 11)  # more than a batch: computed alone
+    asker.ask(policy, "last", 12)
+    assert asker.answers == {}
+    policy.gate.release(100)
+    await asker.batcher.wait_until_idle()
+    assert [values for values, _ in policy.batches] == [[0], [1, 2, 3, 4], [5, 6], [7, 8, 9, 10, 11], [12]]
+    assert asker.answers["3"] == [6]
+    assert asker.answers["many"] == [14, 16, 18, 20, 22]
+    assert list(asker.answers) == ["first", "1", "2", "3", "4", "5", "6", "many", "last"]
+    await asker.batcher.close()
+
+
+async def test_policies_and_exploration_are_computed_apart_in_the_order_of_arrival() -> None:
+    asker, one, two = Asker(), FakePolicy(is_open=True), FakePolicy(is_open=True)
+    for value in range(3):
+        asker.ask(one, f"one {value}", value)
+        asker.ask(one, f"explored {value}", value, explore=True)
+        asker.ask(two, f"two {value}", value)
+    await asker.batcher.wait_until_idle()
+    assert one.batches == [([0, 1, 2], False), ([0, 1, 2], True)]
+    assert two.batches == [([0, 1, 2], False)]
+    assert len(asker.answers) == 9
+    await asker.batcher.close()
+
+
+async def test_a_request_that_fails_costs_no_other_its_answer(caplog: pytest.LogCaptureFixture) -> None:
+    asker, policy = Asker(), FakePolicy(is_open=True)
+    for value in (1, 13, 2):
+        asker.ask(policy, str(value), value)
+    await asker.batcher.wait_until_idle()
+    assert (asker.answers["1"], asker.answers["2"]) == ([2], [4])
+    assert isinstance(asker.answers["13"], RuntimeError)
+    assert "module 'fake' raised an error" in caplog.text
+    asker.ask(policy, "later", 5)
+    await asker.batcher.wait_until_idle()
+    assert asker.answers["later"] == [10]
+    await asker.batcher.close()
+
+
+async def test_an_idle_server_waits_for_more_requests_until_the_batch_is_full() -> None:
+    asker, policy = Asker(batch_wait_timeout_s=3600.0), FakePolicy(is_open=True)
+    for value in range(3):
+        asker.ask(policy, str(value), value)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert policy.batches == []
+    asker.ask(policy, "3", 3)
+    await asker.batcher.wait_until_idle()
+    assert policy.batches == [([0, 1, 2, 3], False)]
+    await asker.batcher.close()
+
+
+async def test_an_idle_server_waits_no_longer_than_it_may() -> None:
+    asker, policy = Asker(batch_wait_timeout_s=0.01), FakePolicy(is_open=True)
+    asker.ask(policy, "0", 0)
+    asker.ask(policy, "1", 1)
+    await asker.batcher.wait_until_idle()
+    assert policy.batches == [([0, 1], False)]
+    await asker.batcher.close()
+
+
+async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batcher_module, "_MAX_QUEUED_BYTES", 16)
+    asker, policy = Asker(), FakePolicy()
+    asker.ask(policy, "a", 1)
+    asker.ask(policy, "b", 2)
+    with pytest.raises(OverloadedError, match="16 bytes of requests are waiting: try again later"):
+        asker.ask(policy, "c", 3)
+    policy.gate.release(100)
+    await asker.batcher.wait_until_idle()
+    asker.ask(policy, "larger than the bound, but alone", 1, 2, 3)
+    await asker.batcher.close()
+    assert asker.answers == {"a": [2], "b": [4], "larger than the bound, but alone": [2, 4, 6]}
+
+
+async def test_closing_answers_what_waits_and_ends_the_thread() -> None:
+    asker, policy = Asker(), FakePolicy(is_open=True)
+    for value in range(10):
+        asker.ask(policy, str(value), value)
+    await asker.batcher.close()
+    await asker.batcher.close()
+    assert len(asker.answers) == 10
+    assert not any(thread.name == "rlzmq-inference" for thread in threading.enumerate())

@@ -1,0 +1,208 @@
+"""``rlzmq serve`` as a process: its token, its signals, and requests in flight when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rlzmq import PPOConfig, RLModuleSpec
+from rlzmq.cli.main import EXIT_CONFIG, EXIT_INTERRUPTED, main
+from tests.deploy.gated_module import GatedModule
+from tests.deploy.serving import Http, cartpole, write_checkpoint
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Served:
+    """A process of the command."""
+
+    def __init__(self, *arguments: str, directory: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rlzmq", "serve", *arguments, "--http", "127.0.0.1:0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=directory,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        self.said: dict[str, str] = {}
+        assert self.process.stdout is not None
+        while "token" not in self.said:
+            line = self.process.stdout.readline()
+            assert line, "the server ended"
+            name, _, value = line.strip().partition(" ")
+            self.said[name] = value.strip()
+        self.token = (directory / self.said["token"]).read_text().strip()
+
+    def client(self) -> Http:
+        return Http(self.said["http"], self.token)
+
+    def end(self, number: int) -> tuple[int, str]:
+        self.process.send_signal(number)
+        text, _ = self.process.communicate(timeout=60)
+        return self.process.returncode, text
+
+
+@contextlib.contextmanager
+def served(*arguments: str, directory: Path) -> Iterator[Served]:
+    made = Served(*arguments, directory=directory)
+    try:
+        yield made
+    finally:
+        made.process.kill()
+        made.process.communicate()
+
+
+def test_a_process_serves_reloads_and_ends(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_checkpoint(cartpole(), run / "checkpoints" / "000001", seed=1)
+    with served("run", "--reload-interval", "0", directory=tmp_path) as server, server.client() as client:
+        assert server.said["serving"] == str(run / "checkpoints" / "000001")
+        token_file = tmp_path / "serve.token"
+        assert token_file.stat().st_mode & 0o777 == 0o600
+        assert len(server.token) >= 40
+        assert client.act(obs=[0.0] * 4)[1]["checkpoint"] == "000001"
+        write_checkpoint(cartpole(), run / "checkpoints" / "000002", seed=2)
+        assert client.act(obs=[0.0] * 4)[1]["checkpoint"] == "000001"
+        server.process.send_signal(signal.SIGHUP)
+        while client.act(obs=[0.0] * 4)[1]["checkpoint"] != "000002":
+            pass
+        code, text = server.end(signal.SIGTERM)
+        assert code == 0
+        assert text.splitlines()[-1] == "ending"
+        assert "serving the checkpoint" in text
+        # The next server has the same token.
+    with served("run/checkpoints/000001", directory=tmp_path) as server:
+        assert token_file.read_text().strip() == server.token
+        with server.client() as client:
+            assert client.act(obs=[0.0] * 4)[1]["checkpoint"] == "000001"
+        assert server.end(signal.SIGINT)[0] == EXIT_INTERRUPTED
+
+
+def gated(directory: Path) -> PPOConfig:
+    spaces = gym.spaces.Box(-10, 10, (4,), np.float32), gym.spaces.Discrete(2)
+    config = PPOConfig().environment("CartPole-v1", observation_space=spaces[0], action_space=spaces[1])
+    return config.rl_module(
+        rl_module_spec=RLModuleSpec(module_class=GatedModule, model_config={"directory": str(directory)})
+    )
+
+
+def refuses_connections(server: Served) -> bool:
+    try:
+        with server.client() as late:
+            late.ask("GET", "/healthz")
+    except OSError:
+        return True
+    return False
+
+
+def test_sigterm_answers_what_has_arrived(tmp_path: Path) -> None:
+    write_checkpoint(gated(tmp_path), tmp_path / "000001")
+    with served("000001", "--trust-code", directory=tmp_path) as server:
+        answers: list[Any] = []
+
+        def ask() -> None:
+            with server.client() as client:
+                answers.append(client.act(obs=[1.0, 0, 0, 0]))
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        while not (tmp_path / "begun").exists():
+            threads[0].join(0.01)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.stdout is not None
+        while server.process.stdout.readline() != "ending\n":
+            pass
+        while not refuses_connections(server):
+            pass
+        assert answers == []
+        (tmp_path / "go").touch()
+        for thread in threads:
+            thread.join()
+        assert [code for code, _ in answers] == [200] * 3
+        server.process.communicate(timeout=60)
+        assert server.process.returncode == 0
+
+
+def test_a_request_that_makes_the_module_fail_costs_no_other_its_answer(tmp_path: Path) -> None:
+    write_checkpoint(gated(tmp_path), tmp_path / "000001")
+    with served("000001", "--trust-code", directory=tmp_path) as server:
+        answers: dict[float, Any] = {}
+
+        def ask(first: float) -> None:
+            with server.client() as client:
+                answers[first] = client.act(obs=[first, 0, 0, 0])
+
+        threads = [threading.Thread(target=ask, args=(first,)) for first in (1.0, 2.0, 3.0, 4.0)]
+        threads[0].start()
+        while not (tmp_path / "begun").exists():
+            threads[0].join(0.01)
+        for thread in threads[1:]:
+            thread.start()
+        with server.client() as client:
+            while "rlzmq" not in client.ask("GET", "/metrics")[1]["text"]:
+                pass
+        (tmp_path / "go").touch()
+        for thread in threads:
+            thread.join()
+        assert {first: code for first, (code, _) in answers.items()} == {
+            1.0: 200,
+            2.0: 500,
+            3.0: 200,
+            4.0: 200,
+        }
+        assert "the policy raised RuntimeError" in answers[2.0][1]["error"]
+        code, text = server.end(signal.SIGTERM)
+        assert code == 0
+        assert "this observation makes the module fail" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere holds no checkpoint"),
+        (["000001", "--http", "0.0.0.0:80"], "refusing to serve HTTP on 0.0.0.0:80"),
+        (["000001", "--http", "80"], "malformed address '80'"),
+        (["000001", "--max-batch-size", "0"], "--max-batch-size: expected 1 or more"),
+        (["000001", "--batch-wait", "-1"], "--batch-wait: expected 0 or more"),
+        (["000001", "--module", "p0"], "no module 'p0'"),
+    ],
+)
+def test_wrong_arguments_are_configuration_errors(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_checkpoint(cartpole(), tmp_path / "000001")
+    assert main(["serve", *arguments]) == EXIT_CONFIG
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "short", "a token with spaces in it", "ä" * 40])
+def test_a_token_file_must_hold_a_token(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_checkpoint(cartpole(), tmp_path / "000001")
+    Path("serve.token").write_text(text)
+    Path("serve.token").chmod(0o600)
+    assert main(["serve", "000001"]) == EXIT_CONFIG
+    assert "serve.token holds no token" in capsys.readouterr().err
+    Path("serve.token").chmod(0o644)
+    assert main(["serve", "000001"]) == EXIT_CONFIG
+    assert "others may read it" in capsys.readouterr().err
