@@ -50,7 +50,7 @@ class DataParallelForward:
         Raises:
             PeerLostError: A peer died or hangs.
         """
-        with self._group.typed_errors("forward pass"):
+        with self._group.typed_errors("forward pass", computes=True):
             outputs: dict[str, Any] = self._ddp(batch)
         return outputs
 
@@ -60,7 +60,7 @@ class DataParallelForward:
         Raises:
             PeerLostError: A peer died or hangs.
         """
-        with self._group.typed_errors("gradient all-reduce"):
+        with self._group.typed_errors("gradient all-reduce", computes=True):
             _run_backward(_Touch.apply(loss, *self._parameters))  # type: ignore[no-untyped-call]
 
     def close(self) -> None:

@@ -79,6 +79,7 @@ class RankGroup:
     Attributes:
         num_entered: Number of waits for peers that this rank has entered, equal on all ranks after each wait: a rank
             with a lower number is the one that others wait for.
+        waited_s: Seconds spent on exchanges with peers.
 
     Raises:
         PeerLostError: Not all ranks arrived in time, or the wait was aborted. Nothing remains of the attempt: the
@@ -107,6 +108,7 @@ class RankGroup:
         self.generation = generation
         self.timeout_s = timeout_s
         self.num_entered = 0
+        self.waited_s = 0.0
         self._votes: SharedRows | None = None
         self.device = device or torch.device("cuda" if backend == "nccl" else "cpu")
         self.process_group: dist.ProcessGroup | None = None
@@ -175,6 +177,7 @@ class RankGroup:
         group.generation = generation
         group.timeout_s = dist.default_pg_timeout.total_seconds()
         group.num_entered = 0
+        group.waited_s = 0.0
         group._votes = None
         is_nccl = dist.get_backend(process_group) == "nccl"
         group.device = torch.device("cuda" if is_nccl else "cpu")
@@ -256,9 +259,17 @@ class RankGroup:
         Raises:
             PeerLostError: A peer died or hangs.
         """
-        return [
-            self.broadcast_bytes(data if rank == self.rank else None, rank) for rank in range(self.world_size)
-        ]
+        sizes = torch.zeros(self.world_size, dtype=torch.int64)
+        sizes[self.rank] = len(data)
+        ends = self.all_reduce(sizes).cumsum(0).tolist()
+        begins = [0, *ends[:-1]]
+        everything = torch.zeros(max(1, ends[-1]), dtype=torch.uint8)
+        if data:
+            everything[begins[self.rank] : ends[self.rank]] = torch.frombuffer(
+                bytearray(data), dtype=torch.uint8
+            )
+        packed = self.all_reduce(everything).cpu().numpy().tobytes()
+        return [packed[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
     def start_vote(self, ok: Sequence[bool], *, step_id: int, num_skipped: int = 0) -> Vote:
         """Start one all-reduce of all ranks' verdicts; read it with `Vote.result`.
@@ -325,13 +336,21 @@ class RankGroup:
         dist.all_reduce(torch.zeros(1, device=self.device), group=self.process_group)
 
     @contextmanager
-    def typed_errors(self, what: str) -> Iterator[None]:
-        """Raise failures of the block, which may wait for peers, as PeerLostError that names the operation."""
+    def typed_errors(self, what: str, *, computes: bool = False) -> Iterator[None]:
+        """Raise failures of the block, which may wait for peers, as PeerLostError that names the operation.
+
+        Args:
+            what: The operation.
+            computes: The block also computes; that part of its time does not count in `waited_s`.
+        """
         self.num_entered += 1
+        began_at, used_s = time.perf_counter(), time.thread_time() if computes else 0.0
         with _peer_errors(
             f"learner rank {self.rank} of {self.world_size}, generation {self.generation}: {what}"
         ):
             yield
+        computed_s = time.thread_time() - used_s if computes else 0.0
+        self.waited_s += time.perf_counter() - began_at - computed_s
 
 
 class Vote:

@@ -222,6 +222,7 @@ class Learner(LearnerHooks):
             "num_minibatches": num_total_minibatches or None,
         }
         began_at = time.perf_counter()
+        waited_before_s = 0.0 if self.group is None else self.group.waited_s
         self._waited_s = 0.0 if self._ended_at is None else began_at - self._ended_at
         self.left_out, self._num_undone, self._fresh_kept = [], Counter(), None
         self._set_source_modules()
@@ -259,7 +260,13 @@ class Learner(LearnerHooks):
             self.commit_update(num_skipped=sum(self._num_skipped.values()))
             self._ended_at = time.perf_counter()
             self._updated_s = self._ended_at - began_at
-            return self._results(done)
+            results = self._results(done)
+            if self.group is not None:
+                waited_s = self.group.waited_s - waited_before_s
+                results[ALL_MODULES]["speedup_over_one_rank"] = self.speedup_over_one_rank(
+                    self._updated_s, waited_s
+                )
+            return results
 
     def _leave_out_unusable(self, start: UpdateStart, fresh: Any) -> bool:
         """Prepare to repeat the update after some of its minibatches took no step. A collective.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +36,8 @@ _log = logging.getLogger("rlzmq.learners")
 
 COMPARE_EVERY_UPDATES = 100
 """Number of updates between comparisons of the ranks' weights; they are also compared after each re-forming."""
+# After so many updates, of which the first warms up, rank 0 logs whether several ranks pay.
+_NUM_MEASURED_UPDATES = 6
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,7 @@ class LearnerRanks(LearnerBase):
         self._data_parallel: DataParallelForward | SharedGradients | None = None
         self._snapshot = UpdateSnapshot()
         self._tensors = StructureCache(_tensors)
+        self._speedups: list[float] = []  # of the first updates
 
     def setup_distributed(
         self,
@@ -332,6 +337,33 @@ class LearnerRanks(LearnerBase):
             faults.at("learner.vote")
             self.group.vote([], step_id=self.num_gradient_updates_lifetime, num_skipped=num_skipped)
             faults.at("learner.voted")
+
+    def speedup_over_one_rank(self, update_s: float, waited_s: float) -> float:
+        """Return an update's estimated rate as a multiple of one rank's; rank 0 logs it once, after several updates.
+
+        One rank alone would compute as long as all ranks together, and wait for nobody.
+
+        Args:
+            update_s: Seconds that the update took.
+            waited_s: Seconds of them spent on exchanges with peers.
+        """
+        assert self.group is not None
+        num_at_once = self.num_ranks
+        if self.group.shares_memory:  # else on several hosts, or on GPUs
+            num_at_once = min(num_at_once, len(os.sched_getaffinity(0)))
+        speedup = num_at_once * (1.0 - waited_s / update_s)
+        if len(self._speedups) < _NUM_MEASURED_UPDATES:
+            self._speedups.append(speedup)
+            if len(self._speedups) == _NUM_MEASURED_UPDATES and self.rank == 0:
+                typical = statistics.median(self._speedups[1:])
+                _log.log(
+                    logging.WARNING if typical < 1.0 else logging.INFO,
+                    "%d learner ranks train at an estimated %.2f times the rate of one%s.",
+                    self.num_ranks,
+                    typical,
+                    ": num_learners=1 would be faster" if typical < 1.0 else "",
+                )
+        return speedup
 
     @property
     def progress(self) -> int:

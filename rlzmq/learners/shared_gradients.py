@@ -75,9 +75,11 @@ class SharedGradients:
                 shared.append(group.share_rows(_Layout(tensors).num_bytes) if tensors else None)
                 if tensors and shared[-1] is None:
                     return None
-            for tensor in (*everything.parameters(), *buffers):
-                with torch.no_grad():
-                    tensor.copy_(group.broadcast(tensor.detach().contiguous(), 0))
+            state = [tensor.detach() for tensor in (*everything.parameters(), *buffers)]
+            layout = _Layout(state)
+            mine = torch.zeros(layout.num_bytes, dtype=torch.uint8)
+            torch._foreach_copy_(layout.on(mine).views, state)
+            torch._foreach_copy_(state, layout.on(group.broadcast(mine, 0)).views)
         gradients, of_buffers = shared
         assert gradients is not None
         return cls(forward_train, group, parameters, buffers, (gradients, of_buffers))

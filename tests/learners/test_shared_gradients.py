@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -314,3 +315,52 @@ def forgotten_main(rank: int, world_size: int, path: Path) -> Any:
 
 def test_votes_whose_result_nobody_asks_for_disturb_no_later_vote(tmp_path: Path) -> None:
     assert run_ranks(forgotten_main, 2, tmp_path) == [[[False, True], [True] * 600]] * 2
+
+
+class SlowLearner(SquareLearner):
+    """Rank 1 takes its time over each loss, or every rank does."""
+
+    slow_ranks: tuple[int, ...] = ()
+
+    def compute_loss_for_module(self, **kwargs: Any) -> Tensor:
+        if self.rank in self.slow_ranks:
+            time.sleep(0.03)
+        return super().compute_loss_for_module(**kwargs)
+
+
+def speedup_main(rank: int, world_size: int, path: Path, slow_ranks: tuple[int, ...]) -> Any:
+    logged: list[tuple[int, str]] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            logged.append((record.levelno, record.getMessage()))
+
+    logger = logging.getLogger("rlzmq.learners")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(Handler())
+    os.sched_getaffinity = lambda pid: {0, 1, 2}
+    learner = square_learner(learner_class=SlowLearner, minibatch_size=4, num_epochs=1)
+    assert isinstance(learner, SlowLearner)
+    learner.slow_ranks = slow_ranks
+    join(learner, path, rank, world_size)
+    results = [learner.update(batch=rows(20))["__all_modules__"] for _ in range(8)]
+    learner.leave_distributed()
+    alone = learner.update(batch=rows(20))["__all_modules__"]
+    assert "speedup_over_one_rank" not in alone
+    return [result["speedup_over_one_rank"] for result in results], logged
+
+
+@pytest.mark.alone
+def test_whether_several_ranks_pay_is_measured_and_logged_once(tmp_path: Path) -> None:
+    (path := tmp_path / "equal").mkdir()
+    (first, logged), (second, others) = run_ranks(speedup_main, 2, path, (0, 1))
+    assert all(1.0 < speedup < 2.0 for speedup in sorted(first)[2:] + sorted(second)[2:])
+    ((level, text),) = logged
+    assert (level, others) == (logging.INFO, [])
+    assert re.fullmatch(r"2 learner ranks train at an estimated 1\.\d\d times the rate of one\.", text)
+    (path := tmp_path / "waiting").mkdir()
+    (first, logged), (second, _) = run_ranks(speedup_main, 2, path, (1,))
+    assert sorted(first)[-2] < 1.0 < sorted(second)[2], "rank 0 waits for rank 1"
+    ((level, text),) = logged
+    assert level == logging.WARNING
+    assert text.endswith("times the rate of one: num_learners=1 would be faster.")
