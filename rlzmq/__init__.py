@@ -57,6 +57,12 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
     from rlzmq.connectors.torch_piece import TorchPiece as TorchPiece
     from rlzmq.deploy.export import export_policy as export_policy
     from rlzmq.deploy.export_check import ExportError as ExportError
+    from rlzmq.deploy.batcher import OverloadedError as OverloadedError
+    from rlzmq.deploy.policy_client import (
+        AsyncPolicyClient as AsyncPolicyClient,
+        PolicyClient as PolicyClient,
+        ServedActions as ServedActions,
+    )
     from rlzmq.deploy.policy_server import (
         AsyncPolicyServer as AsyncPolicyServer,
         PolicyServer as PolicyServer,
@@ -265,6 +271,8 @@ _EXPORTS: dict[str, str] = {
         "connectors.torch_piece": "TorchPiece",
         "deploy.export": "export_policy",
         "deploy.export_check": "ExportError",
+        "deploy.batcher": "OverloadedError",
+        "deploy.policy_client": "AsyncPolicyClient PolicyClient ServedActions",
         "deploy.policy_server": "AsyncPolicyServer PolicyServer",
         "connectors.pipelines": (
             "ConnectorPipelineV2 EnvToModulePipeline LearnerConnectorPipeline ModuleToEnvPipeline"

@@ -7,16 +7,20 @@ import logging
 import secrets
 import signal
 import sys
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlzmq.cli.export import PolicyOptions, chosen_policy
 from rlzmq.cli.joining import on_signals, run_async
 from rlzmq.cli.main import EXIT_INTERRUPTED
 from rlzmq.cli.parsing import parse
 from rlzmq.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rlzmq.net.keys import KeyPair
 
 __all__ = ["ServeOptions", "run"]
 
@@ -27,6 +31,12 @@ _MIN_TOKEN_CHARS = 16
 class ServeOptions(PolicyOptions):
     """Options of ``rlzmq serve``."""
 
+    listen: str = "ipc"
+    """Address of the wire interface: tcp://HOST:PORT, with keys; ipc: for this user on this machine; none
+    (default: ipc)."""
+    join_file: Path = Path("serve.toml")
+    """File with the address and key for clients of the wire, mode 0600; for TCP the keys are kept next to it and used
+    again (default: ./serve.toml)."""
     http: str = "127.0.0.1:8000"
     """HOST:PORT of the HTTP interface, port 0: any free one; none: no HTTP (default: 127.0.0.1:8000)."""
     token_file: Path = Path("serve.token")
@@ -67,10 +77,14 @@ def run(arguments: Sequence[str]) -> int:
 async def _main(options: ServeOptions) -> int:
     from rlzmq.deploy.policy_server import AsyncPolicyServer
 
-    has_http = options.http != "none"
+    has_http, has_wire = options.http != "none", options.listen != "none"
+    if not (has_http or has_wire):
+        raise ConfigurationError("--http none and --listen none: expected at least one of them")
     server = AsyncPolicyServer(
         options.checkpoint,
         **chosen_policy(options),
+        listen=options.listen if has_wire else None,
+        keys=_keys(options.join_file) if options.listen.startswith("tcp:") else None,
         http=options.http if has_http else None,
         token=_token(options.token_file) if has_http else None,
         allowed_hosts=options.allow_host,
@@ -96,6 +110,9 @@ async def _main(options: ServeOptions) -> int:
             raise ConfigurationError(str(error.args[0])) from None
         loop.add_signal_handler(signal.SIGHUP, reload)
         print(f"serving     {server.checkpoint}")
+        if server.join is not None:
+            _write(options.join_file, server.join.to_text())
+            print(f"wire        {options.join_file}")
         if server.http_url is not None:
             print(f"http        {server.http_url}")
             print(f"token       {options.token_file}")
@@ -109,7 +126,7 @@ async def _main(options: ServeOptions) -> int:
 
 def _token(path: Path) -> str:
     """Return the token in a file; write a new one if there is no file."""
-    from rlzmq.net.keys import read_private_file, write_private_file
+    from rlzmq.net.keys import read_private_file
 
     if path.exists():
         token = read_private_file(path).strip()
@@ -120,8 +137,30 @@ def _token(path: Path) -> str:
             )
         return token
     token = secrets.token_urlsafe(32)
-    try:
-        write_private_file(path, token + "\n")
-    except OSError as error:
-        raise ConfigurationError(f"cannot write the token to {path}: {error.strerror}") from error
+    _write(path, token + "\n")
     return token
+
+
+def _keys(join_file: Path) -> tuple[KeyPair, KeyPair]:
+    """Return the keys (server, clients) of an earlier server with this join file; otherwise write new ones."""
+    from rlzmq.net.keys import KeyPair, read_private_file
+
+    path = join_file.with_name(f"{join_file.stem}.server.toml")
+    if path.exists():
+        try:
+            data = tomllib.loads(read_private_file(path))
+            return KeyPair.from_secret(str(data["server"])), KeyPair.from_secret(str(data["client"]))
+        except (tomllib.TOMLDecodeError, KeyError) as error:
+            raise ConfigurationError(f"{path} is not a server's key file: {error!r}. Remove it.") from None
+    keys = KeyPair.generate(), KeyPair.generate()
+    _write(path, f"server = '{keys[0].secret}'\nclient = '{keys[1].secret}'\n")
+    return keys
+
+
+def _write(path: Path, text: str) -> None:
+    from rlzmq.net.keys import write_private_file
+
+    try:
+        write_private_file(path, text)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error

@@ -61,7 +61,7 @@ class _Group:
 class Batcher:
     """Answers requests in batches, in the order of their arrival for each policy.
 
-    Used on one event loop. Every request is answered, also those that wait when `close` is called.
+    Used on one event loop. Every request is answered, also those that wait when `close` is called (within its time).
 
     Args:
         max_batch_size: Most rows in a forward pass; only a single request may have more.
@@ -109,14 +109,22 @@ class Batcher:
         if not self._is_computing:
             self._schedule()
 
-    async def wait_until_idle(self) -> None:
-        """Wait until no request is waiting or being computed."""
-        await self._idle.wait()
+    async def wait_until_idle(self, timeout_s: float | None = None) -> bool:
+        """Wait until no request is waiting or being computed; return False if that takes longer."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
 
-    async def close(self) -> None:
-        """Answer what is waiting, then end the thread. Idempotent."""
-        await self.wait_until_idle()
-        if self._thread.is_alive():
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Answer what is waiting, then end the thread. Idempotent.
+
+        Args:
+            timeout_s: Seconds after which a computation is left to itself; None: wait for it.
+        """
+        if await self.wait_until_idle(timeout_s) and self._thread.is_alive():
             self._work.put(None)
             await asyncio.to_thread(self._thread.join)
 

@@ -26,7 +26,10 @@ from rlzmq.deploy.batcher import Batcher
 from rlzmq.deploy.http_interface import HttpInterface
 from rlzmq.deploy.serve_metrics import ServeMetrics
 from rlzmq.deploy.served_checkpoint import CheckpointSource, ServedCheckpoint
+from rlzmq.deploy.wire_interface import ON_THIS_MACHINE, WireInterface
 from rlzmq.driver.synchronous import Forwarded, Synchronous, blocking
+from rlzmq.net.join_file import JoinFile
+from rlzmq.net.keys import KeyPair
 
 __all__ = ["AsyncPolicyServer", "PolicyServer", "load_policies"]
 
@@ -63,6 +66,9 @@ class AsyncPolicyServer:
     Args:
         path: A checkpoint, or a directory of a run, whose newest checkpoint is served.
         module_id, agent_id: Serve this module (as this agent) alone; None: the modules of all agents.
+        listen: Address of the wire interface, which `PolicyClient` uses: ``"ipc"``, for this user on this machine;
+            ``tcp://HOST:PORT``, with keys; None: none.
+        keys: Keys of the server and of its clients for TCP; None: new ones.
         http: HOST:PORT of the HTTP interface (port 0: any free one); None: none.
         token: Bearer token for HTTP; None: a new one.
         allowed_hosts: Further names of this server in the Host header of requests, e.g. that of a proxy.
@@ -76,6 +82,8 @@ class AsyncPolicyServer:
     Attributes:
         http_url: URL of the HTTP interface, e.g. ``http://127.0.0.1:8000``; None without one.
         token: The bearer token.
+        join: What clients need to connect to the wire interface: write it to a file, or pass it to `PolicyClient`;
+            None without one.
     """
 
     def __init__(
@@ -84,6 +92,8 @@ class AsyncPolicyServer:
         *,
         module_id: str | None = None,
         agent_id: Any = None,
+        listen: str | None = ON_THIS_MACHINE,
+        keys: tuple[KeyPair, KeyPair] | None = None,
         http: str | None = "127.0.0.1:8000",
         token: str | None = None,
         allowed_hosts: Collection[str] = (),
@@ -99,6 +109,8 @@ class AsyncPolicyServer:
             load_policies, module_id=module_id, agent_id=agent_id, config=config, trust_code=trust_code
         )
         self._source = CheckpointSource(path, load)
+        self._listen = listen
+        self._keys = keys
         self._http_address = http
         self.token = secrets.token_urlsafe(32) if token is None else token
         self._allowed_hosts = allowed_hosts
@@ -111,9 +123,11 @@ class AsyncPolicyServer:
         self._served: ServedCheckpoint | None = None
         self._batcher: Batcher | None = None
         self._http: HttpInterface | None = None
+        self._wire: WireInterface | None = None
         self._watch: asyncio.Task[None] | None = None
         self._reloading = asyncio.Lock()
         self.http_url: str | None = None
+        self.join: JoinFile | None = None
 
     @property
     def checkpoint(self) -> Path:
@@ -137,6 +151,10 @@ class AsyncPolicyServer:
             metrics=self._metrics,
         )
         try:
+            if self._listen is not None:
+                keys = self._keys or (KeyPair.generate(), KeyPair.generate())
+                self._wire = WireInterface(self._batcher, self._current, self._metrics)
+                self.join = self._wire.start(self._listen, *keys)
             if self._http_address is not None:
                 self._http = HttpInterface(
                     self._batcher,
@@ -174,10 +192,14 @@ class AsyncPolicyServer:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watch
             self._watch = None
+        endings = []
         if self._http is not None:
-            await self._http.stop(timeout_s)
+            endings.append(self._http.stop(timeout_s))
+        if self._wire is not None:
+            endings.append(self._wire.stop(timeout_s))
+        await asyncio.gather(*endings)
         if self._batcher is not None:
-            await self._batcher.close()
+            await self._batcher.close(timeout_s)
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -228,12 +250,15 @@ class PolicyServer(Synchronous[AsyncPolicyServer]):
 
         with PolicyServer("runs/cartpole", http="127.0.0.1:0") as server:
             print(server.http_url, server.token)
+            with PolicyClient(server.join) as client:
+                action, state, _ = client.compute_action(observation)
 
     Takes the arguments of `AsyncPolicyServer`.
     """
 
     checkpoint = Forwarded[Path](AsyncPolicyServer, "checkpoint")
     http_url = Forwarded[str | None](AsyncPolicyServer, "http_url")
+    join = Forwarded[JoinFile | None](AsyncPolicyServer, "join")
     token = Forwarded[str](AsyncPolicyServer, "token")
     reload = blocking(AsyncPolicyServer.reload)
     stop = blocking(AsyncPolicyServer.stop)
