@@ -45,6 +45,7 @@ _COMMANDS = {
     "learner": ("rlzmq.cli.learner", "a learner rank for a run, from any machine: rlzmq learner --join FILE"),
     "broker": ("rlzmq.cli.broker", "a standalone broker: rlzmq broker --listen tcp://HOST:PORT"),
     "top": ("rlzmq.cli.top", "watch a run: rlzmq top [FILE or directory]"),
+    "dashboard": ("rlzmq.cli.dashboard", "watch runs in a browser: rlzmq dashboard [RUN…]"),
     "stacks": ("rlzmq.cli.stacks", "what every process of a run is doing: rlzmq stacks RUN"),
     "doctor": ("rlzmq.cli.doctor", "check this machine before a run"),
     "presets": (

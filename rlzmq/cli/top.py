@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rlzmq.cli.joining import run_async
 from rlzmq.cli.parsing import parse
-from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.printable import printable
 
-__all__ = ["Rates", "TopOptions", "find_broker", "format_status", "run"]
+__all__ = ["TopOptions", "format_status", "run"]
 
 
 _STILL_S = 10.0  # without an env step or a learner's step
@@ -28,8 +24,8 @@ class TopOptions:
     """Options of ``rlzmq top``."""
 
     where: str = ""
-    """A join file, a run's private directory, or ipc:///path of its data socket (default: the newest run of this
-    user on this machine); also without --where."""
+    """A run directory, a join file, a run's private directory, or ipc:///path of its data socket (default: the newest
+    run of this user on this machine); also without --where."""
     interval: float = 1.0
     """Seconds between two updates (default: 1)."""
     count: int = 0
@@ -45,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     options = parse(
         TopOptions,
         given,
-        usage="rlzmq top [FILE | DIRECTORY | ADDRESS] [options]",
+        usage="rlzmq top [RUN | FILE | DIRECTORY | ADDRESS] [options]",
         description="Watch a run in progress.",
     )
     options.where = where or options.where
@@ -54,6 +50,7 @@ def run(arguments: Sequence[str]) -> int:
 
 async def _main(options: TopOptions) -> int:
     from rlzmq.roles.remote_peer import Observer
+    from rlzmq.telemetry.brokers import Rates, find_broker
 
     address, join = find_broker(options.where)
     rates = Rates()
@@ -67,55 +64,6 @@ async def _main(options: TopOptions) -> int:
                 if num_updates == options.count:
                     return 0
                 await asyncio.sleep(options.interval)
-
-
-def find_broker(where: str) -> tuple[str, Any]:
-    """Return (data address, JoinFile or None) of the run that the user named.
-
-    Raises:
-        ConfigurationError: No run was found.
-    """
-    from rlzmq.net.join_file import JoinFile
-
-    if where.startswith("ipc://"):
-        return where, None
-    if where.startswith("tcp://"):
-        raise ConfigurationError(f"{where}: TCP needs keys; give the run's join file instead")
-    if where and Path(where).is_file():
-        join = JoinFile.read(where)
-        return join.addresses["data"], join
-    directories = [Path(where)] if where else _own_run_directories()
-    for directory in directories:
-        if (directory / "data").is_socket():
-            return f"ipc://{(directory / 'data').absolute()}", None
-    what = f"no run has its sockets in {where}" if where else "no run of this user is here"
-    raise ConfigurationError(f"{what}: give a join file, a private directory, or ipc:///path/data")
-
-
-def _own_run_directories() -> list[Path]:
-    bases = {
-        Path(base) for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp") if base
-    }
-    found = [path for base in bases for path in base.glob("rlzmq-*") if path.is_dir()]
-    own = [path for path in found if path.stat().st_uid == os.getuid()]
-    return sorted(own, key=lambda path: path.stat().st_mtime, reverse=True)
-
-
-class Rates:
-    """Env steps per second between two updates, per runner and in total."""
-
-    def __init__(self) -> None:
-        self._before: tuple[float, dict[str, int]] | None = None
-
-    def update(self, status: Mapping[str, Any], now: float) -> dict[str, float]:
-        """Return env steps/s since the last call by runner name; ``"sampled"`` and ``"trained"`` are totals."""
-        counts = {runner["name"]: int(runner["num_env_steps"]) for runner in status["runners"]}
-        counts |= {name: int(status["accounting"][name]) for name in ("sampled", "trained")}
-        before, self._before = self._before, (now, counts)
-        if before is None:
-            return {}
-        seconds = max(now - before[0], 1e-9)
-        return {name: max(0, count - before[1].get(name, 0)) / seconds for name, count in counts.items()}
 
 
 def format_status(status: Mapping[str, Any], rates: Mapping[str, float], address: str) -> list[str]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from rlzmq.cli.dashboard import check_installed, dashboard_of
 from rlzmq.cli.interrupt import Interrupt
 from rlzmq.cli.joining import import_first
 from rlzmq.cli.main import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE
@@ -66,6 +67,8 @@ class TrainOptions:
     log: str = ""
     """Also log to these, e.g. 'tb,wandb': tb (TensorBoard, in the run directory), wandb, mlflow, trackio
     (default: none)."""
+    dashboard: bool = False
+    """Show the run in a browser while it runs; its link is printed (default: False)."""
     quiet: bool = False
     """Print only the summary at the end (default: False)."""
     import_: list[str] = field(default_factory=list)
@@ -198,6 +201,8 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
 
     name = arguments[0]
     criteria = StopCriteria(options.stop)
+    if options.dashboard:
+        check_installed()
     if config.env is None and config.observation_space is None:
         raise ConfigurationError(
             f"which environment? rlzmq train {name} --env CartPole-v1, or env in the --config file."
@@ -228,7 +233,8 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
         interrupt.on_first = algorithm.cut_iteration_short
         interrupt.ends_at_once = False
         try:
-            with make_view(name, algorithm.config, quiet=options.quiet) as view:
+            page = dashboard_of(path) if options.dashboard else contextlib.nullcontext()
+            with page, make_view(name, algorithm.config, quiet=options.quiet) as view:
                 while not why:
                     result = algorithm.train()
                     directory.log(result)
@@ -252,6 +258,8 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
     print(f"{why}; {time.perf_counter() - start:.1f} s")
     print(f"accounting: {algorithm.accounting}")
     print(f"metrics     {path / 'metrics.jsonl'}")
+    if options.dashboard:
+        print(f"dashboard   rlzmq dashboard {shlex.quote(str(path))}")
     if saved is not None:
         options_there = "".join(f" --import {shlex.quote(module)}" for module in options.import_)
         print(f"evaluate    rlzmq evaluate {shlex.quote(str(saved))}{options_there}")

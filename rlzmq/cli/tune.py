@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from rlzmq.cli.dashboard import check_installed, dashboard_of
 from rlzmq.cli.joining import import_first
 from rlzmq.cli.main import EXIT_INTERNAL, EXIT_INTERRUPTED
 from rlzmq.cli.parsing import parse
@@ -62,6 +64,8 @@ class TuneOptions:
     preset: Annotated[str, tyro.conf.arg(metavar="auto|none|NAME")] = "auto"
     """Settings to start from, which the file overrides. auto: those shipped for this algorithm and env, if there are
     any; NAME: these (rlzmq presets lists them) (default: auto)."""
+    dashboard: bool = False
+    """Show the search in a browser while it runs; its link is printed (default: False)."""
     quiet: bool = False
     """Print only the summary at the end (default: False)."""
     import_: list[str] = field(default_factory=list)
@@ -76,11 +80,15 @@ def run(arguments: Sequence[str]) -> int:
         usage="rlzmq tune SPACE.toml [options]",
         description="Search for good settings: run trials of a training with different values, in parallel processes.",
     )
+    if options.dashboard:
+        check_installed()
     import_first(options.import_)
     tuner = _tuner(options)
     again = f"rlzmq tune {shlex.quote(str(options.space))} --name {shlex.quote(tuner.path.name)} --resume"
+    page = dashboard_of(tuner.path) if options.dashboard else contextlib.nullcontext()
     try:
-        results = tuner.fit()
+        with page:
+            results = tuner.fit()
     except KeyboardInterrupt:
         print(f"interrupted\nresume      {again}")
         return EXIT_INTERRUPTED

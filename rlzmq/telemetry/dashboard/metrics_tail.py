@@ -1,0 +1,149 @@
+"""MetricsTail: the numbers of a file of results, read on as the file grows."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlzmq.telemetry.runs import RETURN_MEAN, X_AXES
+
+__all__ = ["COLUMNS", "MetricsTail"]
+
+COLUMNS = {
+    "iterations": X_AXES["iterations"],
+    "steps": X_AXES["steps"],
+    "trained": "num_env_steps_trained_lifetime",
+    "time": X_AXES["time"],
+    "mean": RETURN_MEAN,
+    "low": "env_runners/episode_return_min",
+    "high": "env_runners/episode_return_max",
+    "rate": "env_runners/num_env_steps_sampled_lifetime_throughput",
+    "lag": "policy_lag/mean",
+    "max_lag": "policy_lag/max",
+}
+"""Name of a column -> path of its number in a result."""
+
+_GROUPS: dict[
+    str, list[tuple[int, str]]
+] = {}  # a path's first part ("" for a number at the top) -> (column, last part)
+for _index, _path in enumerate(COLUMNS.values()):
+    _group, _, _name = _path.rpartition("/")
+    _GROUPS.setdefault(_group, []).append((_index, _name))
+_FIRST_ROWS = 1024
+_SLICE_BYTES = 4 << 20
+
+
+class MetricsTail:
+    """The numbers of a file with one result per line, in columns; an iteration that is repeated replaces the first.
+
+    `read` may run in another thread than the other methods.
+
+    Args:
+        path: The file; it may be missing, or begin anew while it is read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._begin(None)
+
+    def _begin(self, inode: int | None) -> None:
+        self._inode = inode
+        self._offset = 0
+        self._rest = b""
+        self._rows = np.empty((_FIRST_ROWS, len(COLUMNS)))
+        self._num_rows = 0
+        self._newest: Mapping[str, Any] = {}
+        self.num_read = getattr(self, "num_read", 0) + 1
+
+    num_read: int
+    """Rises with every change of the numbers."""
+
+    @property
+    def newest(self) -> Mapping[str, Any]:
+        """The newest result; {} before the first."""
+        return self._newest
+
+    @property
+    def num_rows(self) -> int:
+        """The number of results."""
+        return self._num_rows
+
+    def read(self) -> bool:
+        """Read a slice of what is new, at most 4 MiB; return whether there is more."""
+        try:
+            with open(self._path, "rb") as file:
+                facts = os.fstat(file.fileno())
+                if facts.st_ino != self._inode or facts.st_size < self._offset:
+                    with self._lock:
+                        self._begin(facts.st_ino)
+                if facts.st_size == self._offset:
+                    return False
+                file.seek(self._offset)
+                data = file.read(_SLICE_BYTES)
+        except OSError:  # not there so far, or removed
+            return False
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if lines:
+            rows = self._rows_in(lines)
+            with self._lock:
+                self._add(rows)
+                self.num_read += 1
+        return self._offset < facts.st_size
+
+    def columns(self) -> dict[str, NDArray[np.float64]]:
+        """Return the columns by name ``[N]``, NaN where a result lacks the number; not to be changed."""
+        with self._lock:
+            rows = self._rows[: self._num_rows]
+            return {name: rows[:, index] for index, name in enumerate(COLUMNS)}
+
+    def _rows_in(self, lines: Sequence[bytes]) -> list[list[float]]:
+        """Return a row per result, by rising iteration."""
+        rows: list[list[float]] = []
+        for line in lines:
+            try:
+                result = json.loads(line)
+                row = _row_of(result)
+            except (ValueError, TypeError, AttributeError):  # a torn line
+                continue
+            if row[0] != row[0]:
+                continue
+            while rows and rows[-1][0] >= row[0]:
+                rows.pop()
+            rows.append(row)
+            self._newest = result
+        return rows
+
+    def _add(self, rows: Sequence[Sequence[float]]) -> None:
+        if not rows:
+            return
+        count = self._num_rows
+        if count and self._rows[count - 1, 0] >= rows[0][0]:
+            count = int(np.searchsorted(self._rows[:count, 0], rows[0][0]))
+            self._rows = self._rows.copy()  # whoever reads the columns keeps the ones before
+        end = count + len(rows)
+        if end > len(self._rows):
+            more = np.empty((max(end, 2 * len(self._rows)), len(COLUMNS)))
+            more[:count] = self._rows[:count]
+            self._rows = more
+        self._rows[count:end] = rows
+        self._num_rows = end
+
+
+def _row_of(result: Mapping[str, Any]) -> list[float]:
+    row = [math.nan] * len(COLUMNS)
+    for group, numbers in _GROUPS.items():
+        values = result.get(group) or {} if group else result
+        for index, name in numbers:
+            if (value := values.get(name)) is not None:
+                row[index] = float(value)
+    return row

@@ -1,0 +1,263 @@
+"""The dashboard's server: the page, its data as JSON, and a stream of what has changed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.telemetry.dashboard.curves import Columns, curves_for_width
+from rlzmq.telemetry.dashboard.gate import Gate
+from rlzmq.telemetry.dashboard.live import runner_grid
+from rlzmq.telemetry.dashboard.watched import Watched, WatchedRun, summary_of
+from rlzmq.telemetry.runs import X_AXES
+
+__all__ = ["Dashboard"]
+
+_TICK_S = 1.0
+_KEEP_ALIVE_S = 15.0
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_MAX_WIDTH, _MAX_CURVES = 4000, 50
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+_PAGE = "index.html"
+_STATIC = resources.files("rlzmq.telemetry.dashboard") / "static"
+_FILES = {
+    path.name: path
+    for folder in (_STATIC, _STATIC / "uplot")
+    for path in folder.iterdir()
+    if path.name.endswith(tuple(_TYPES))
+}
+
+
+class Dashboard:
+    """A web server that shows runs to those who know its link.
+
+    Args:
+        watched: The runs.
+        host: Address to listen on.
+        port: Port; 0: any free one.
+        hosts: Names under which it may be called, besides this machine's.
+        token: Bearer token of programs; None: there is none.
+        announce: Called with the link, and with a new one when a used one was opened.
+
+    Raises:
+        ConfigurationError: The address cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        watched: Watched,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        hosts: Sequence[str] = (),
+        token: str | None = None,
+        announce: Callable[[str], None] = print,
+    ) -> None:
+        self._watched = watched
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._socket = socket.create_server((host, port), family=family)
+        except OSError as error:
+            raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        self._port = self._socket.getsockname()[1]
+        name = f"[{host}]" if ":" in host else host
+        self._base = f"http://{name}:{self._port}"
+        self._announce = announce
+        self._clients: dict[asyncio.Event, str] = {}
+        routes = [
+            Route("/api/runs", self._get_runs),
+            Route("/api/curves", self._get_curves),
+            Route("/api/stream", self._get_stream),
+            Route("/", _get_file),
+            Route("/{path}", _get_file),
+        ]
+        self._gate = Gate(
+            Starlette(routes=routes, lifespan=self._lifespan),
+            hosts=[*_LOOPBACK, name, *hosts],
+            cookie=f"rlzmq_dashboard_{self._port}",
+            token=token,
+            announce=lambda path: announce(self._base + path),
+        )
+        settings = uvicorn.Config(
+            self._gate,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            ws="none",
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(settings)
+
+    @property
+    def link(self) -> str:
+        """The link for a browser, which works once."""
+        return self._base + self._gate.path
+
+    def serve(self) -> None:
+        """Print the link and serve until `stop` or a signal."""
+        self._announce(self.link)
+        with contextlib.suppress(KeyboardInterrupt):
+            self._server.run(sockets=[self._socket])
+
+    def stop(self) -> None:
+        """Make `serve` return; callable from any thread."""
+        self._server.should_exit = True
+
+    # -- what changes -------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._watch(), name="dashboard")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await self._watched.close()
+
+    async def _watch(self) -> None:
+        """Read what is new, once a second; ask brokers for their status while somebody looks."""
+        while True:
+            await asyncio.to_thread(self._watched.look)
+            await self._watched.read()
+            looked_at = set(self._clients.values())
+            for run in self._watched.runs:
+                if run.run_id in looked_at and (run.run is None or run.state == "running"):
+                    await run.live.poll()
+            for changed in self._clients:
+                changed.set()
+            await asyncio.sleep(_TICK_S)
+
+    async def _get_stream(self, request: Request) -> Response:
+        run_id = request.query_params.get("run", "")
+        return StreamingResponse(self._panels(run_id), media_type="text/event-stream")
+
+    async def _panels(self, run_id: str) -> AsyncIterator[str]:
+        """Yield the panels whose content has changed, as events with the panel's name."""
+        changed = asyncio.Event()
+        self._clients[changed] = run_id
+        sent: dict[str, str] = {}
+        changed.set()
+        try:
+            while not self._server.should_exit:
+                try:
+                    async with asyncio.timeout(_KEEP_ALIVE_S):
+                        await changed.wait()
+                except TimeoutError:
+                    yield ": still here\n\n"
+                    continue
+                changed.clear()
+                for name, content in self._content(run_id).items():
+                    text = _json(content)
+                    if sent.get(name) != text:
+                        sent[name] = text
+                        yield f"event: {name}\ndata: {text}\n\n"
+        finally:
+            del self._clients[changed]
+
+    def _content(self, run_id: str) -> dict[str, Any]:
+        """Return the content of the panels by name."""
+        runs = self._watched.runs
+        content: dict[str, Any] = {
+            "runs": [summary_of(run) for run in runs],
+            "curves": {run.run_id: run.tail.num_read for run in runs},
+        }
+        chosen = self._watched.get(run_id)
+        if chosen is not None:
+            content["grid"] = _grid_of(chosen)
+        return content
+
+    # -- answers ------------------------------------------------------------------------------------------------
+
+    async def _get_runs(self, request: Request) -> Response:
+        return _answer([summary_of(run) for run in self._watched.runs])
+
+    async def _get_curves(self, request: Request) -> Response:
+        asked = request.query_params
+        try:
+            width = min(max(int(asked.get("width", "800")), 10), _MAX_WIDTH)
+            begin, end = (float(asked[name]) if name in asked else None for name in ("begin", "end"))
+            x, y = X_AXES[asked.get("x", "steps")] and asked.get("x", "steps"), asked.get("y", "mean")
+            if y not in ("mean", "rate"):
+                raise ValueError(y)
+        except (ValueError, KeyError):
+            return JSONResponse({"error": "expected x, y, width, begin, end"}, 400)
+        ids = asked.get("runs", "").split(",")[:_MAX_CURVES]
+        runs = [run for run_id in ids if (run := self._watched.get(run_id)) is not None]
+        return await asyncio.to_thread(_curves_answer, runs, x, y, width, begin, end)
+
+
+def _curves_answer(
+    runs: Sequence[WatchedRun], x: str, y: str, width: int, begin: float | None, end: float | None
+) -> Response:
+    points, curves = curves_for_width([_columns_of(run, x, y) for run in runs], width, begin, end)
+    return _answer(
+        {
+            "x": _rounded(points, 12),
+            "runs": [run.run_id for run in runs],
+            "curves": [{name: _rounded(values, 6) for name, values in curve.items()} for curve in curves],
+        }
+    )
+
+
+def _columns_of(run: WatchedRun, x: str, y: str) -> Columns:
+    columns = run.tail.columns()
+    if x == "steps" and len(columns["steps"]) and not columns["steps"][-1]:
+        x = "trained"
+    if y == "mean":
+        return {"x": columns[x], "mean": columns["mean"], "low": columns["low"], "high": columns["high"]}
+    return {"x": columns[x], "mean": columns[y], "low": columns[y], "high": columns[y]}
+
+
+def _rounded(values: np.ndarray[Any, np.dtype[np.float64]], digits: int) -> list[float | None]:
+    return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _grid_of(run: WatchedRun) -> dict[str, Any]:
+    state = run.state
+    grid = runner_grid(run.live)
+    if state not in ("running", "unknown"):
+        grid["problem"] = f"the run is {state}" if state.startswith("on ") else "the run has ended"
+    healthy = run.tail.newest.get("fault_tolerance", {}).get("num_healthy_workers")
+    return {"run": run.run_id, "state": state, "num_healthy": healthy, **grid}
+
+
+async def _get_file(request: Request) -> Response:
+    name = request.path_params.get("path", "") or _PAGE
+    file = _FILES.get(name)
+    if file is None:
+        return Response("Not found.\n", 404, media_type="text/plain")
+    return Response(file.read_bytes(), media_type=_TYPES[name[name.rindex(".") :]])
+
+
+def _answer(content: Any) -> Response:
+    return Response(_json(content), media_type="application/json")
+
+
+def _json(content: Any) -> str:
+    return json.dumps(_finite(content), separators=(",", ":"))
+
+
+def _finite(content: Any) -> Any:
+    """Return the content with None for NaN and infinity, which JSON lacks."""
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, Mapping):
+        return {name: _finite(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return content

@@ -1,0 +1,206 @@
+"""The dashboard's page in headless Chromium: looks, widths, the keyboard, crowds of runners, long curves."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlzmq.core.socket_directory import SocketDirectory
+from tests.telemetry.dashboards import MadeUpBroker, Served
+from tests.telemetry.test_runs import ended, make_run, result
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+
+SHOTS = os.environ.get("DASHBOARD_SHOTS")  # where scripts/dashboard_shots.py wants the pictures
+WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Any]:
+    """Opens a dashboard's page; whatever the page complains of fails the test."""
+    contexts, complaints = [], []
+
+    def opened(served: Served, scheme: str = "light", viewport: dict[str, int] = WIDE) -> Any:
+        context = browser.new_context(color_scheme=scheme, viewport=viewport, reduced_motion="reduce")
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(30_000)
+        page.on(
+            "console",
+            lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None,
+        )
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        name, _, value = served.cookie.partition("=")
+        context.add_cookies([{"name": name, "value": value, "url": f"http://127.0.0.1:{served.port}"}])
+        page.goto(f"http://127.0.0.1:{served.port}/")
+        page.wait_for_selector("body[data-loaded]")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A dashboard of two short runs, entered."""
+    place = tmp_path_factory.mktemp("page")
+    for number, name in enumerate(("first", "second")):
+        directory = make_run(place / "runs" / name, [], seed=number)
+        for iteration in range(1, 41):
+            made = result(iteration, iteration * 500, 10.0 + iteration * (5 + number))
+            made["env_runners"] |= {
+                "episode_return_min": 8.0,
+                "episode_return_max": 30.0 + iteration * 8,
+                "num_env_steps_sampled_lifetime_throughput": 1000.0 + 10 * iteration,
+            }
+            directory.log(made)
+        ended(directory)
+    with Served(place) as served:
+        yield served.enter()
+
+
+def colours(page: Any, selector: str) -> tuple[float, float]:
+    """Brightness of an element's text and of the page behind it, 0 to 255."""
+    script = """element => [getComputedStyle(element).color, getComputedStyle(document.body).backgroundColor].map(
+        text => text.match(/[\\d.]+/g).slice(0, 3).map(Number).reduce((a, b) => a + b) / 3)"""
+    text, paper = page.eval_on_selector(selector, script)
+    return text, paper
+
+
+@pytest.mark.parametrize(
+    ("scheme", "viewport"), [("light", WIDE), ("dark", WIDE), ("light", PHONE), ("dark", PHONE)]
+)
+def test_the_page_is_readable_in_light_and_dark_and_on_a_phone(
+    served: Served, opened: Any, scheme: str, viewport: dict[str, int]
+) -> None:
+    page = opened(served, scheme, viewport)
+    text, paper = colours(page, "h2")
+    assert (text < 60 and paper > 200) if scheme == "light" else (text > 200 and paper < 60)
+    assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+    assert page.locator("#tiles dd").first.inner_text() == "250"
+    assert page.title().startswith("second: 250")
+    canvas = page.locator("#chart-return canvas")
+    assert canvas.bounding_box()["width"] <= viewport["width"]
+    drawn = """canvas => new Set(new Uint32Array(canvas.getContext("2d").getImageData(0, 0, canvas.width,
+        canvas.height).data.buffer)).size"""
+    assert canvas.evaluate(drawn) > 10
+    assert page.locator("#chart-return output").inner_text() == (
+        "20,000 env steps: second 250 (8 to 350), first 210 (8 to 350)"
+    )
+    if SHOTS:
+        page.screenshot(path=f"{SHOTS}/{scheme}-{viewport['width']}.png", full_page=True)
+
+
+def focused(page: Any) -> str:
+    return page.evaluate("""() => { const at = document.activeElement;
+        return at.id || at.getAttribute('aria-label') || at.getAttribute('aria-labelledby') || at.textContent }""")
+
+
+def test_the_keyboard_reaches_everything_in_the_order_of_the_page(served: Served, opened: Any) -> None:
+    page = opened(served)
+    order = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        order.append(focused(page))
+    assert order[:2] == ["Skip to the panels", "run"]
+    assert order[2] == ""  # the radio buttons, one stop
+    assert order[3].startswith("Mean episode return")
+    assert order[4].startswith("Env steps per second")
+    assert order[5:8] == ["h-runs", "draw first", "draw second"]
+    nameless = page.evaluate("""() => [...document.querySelectorAll('a, button, select, input, [tabindex="0"]')].filter(
+        at => !(at.labels?.length || at.getAttribute('aria-label') || at.getAttribute('aria-labelledby') ||
+                at.textContent.trim())).map(at => at.outerHTML)""")
+    assert nameless == []
+
+
+def test_the_keyboard_chooses_runs_axes_and_moves_along_a_curve(served: Served, opened: Any) -> None:
+    page = opened(served)
+    readout = page.locator("#chart-return output")
+    page.locator("#run").focus()
+    page.keyboard.press("ArrowUp")
+    sync_api.expect(page).to_have_title("first: 210 · rlzmq")
+    page.get_by_label("draw second").focus()
+    page.keyboard.press("Space")
+    sync_api.expect(readout).to_have_text("20,000 env steps: 210 (8 to 350)")
+    page.get_by_role("radio", name="env steps").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    sync_api.expect(readout).to_have_text("40 iterations: 210 (8 to 350)")
+    page.locator("#chart-return .plot").focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    sync_api.expect(readout).to_have_text("38 iterations: 200 (8 to 334)")
+    page.keyboard.press("+")
+    plot = page.locator("#chart-return .plot")
+    sync_api.expect(plot).to_have_attribute("data-points", re.compile("[12]."))
+    page.keyboard.press("0")
+    sync_api.expect(plot).to_have_attribute("data-points", "40")
+
+
+def test_a_crowd_of_two_thousand_runners_is_a_grid_that_the_keyboard_walks(
+    opened: Any, tmp_path: Path
+) -> None:
+    with (
+        SocketDirectory() as sockets,
+        MadeUpBroker(sockets.path, 2000) as broker,
+        Served(tmp_path, f"ipc://{broker.path}") as served,
+    ):
+        page = opened(served.enter(), viewport=PHONE)
+        cells = page.locator("#grid [role=gridcell]")
+        sync_api.expect(cells).to_have_count(2000)
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        sync_api.expect(page.locator("#grid-legend")).to_contain_text("40 suspect")
+        assert page.locator("#grid [tabindex='0']").count() == 1
+        page.locator("#grid [tabindex='0']").focus()
+        for key in ("End", "ArrowLeft", "Home", "ArrowRight", "ArrowDown", "ArrowUp"):
+            page.keyboard.press(key)
+        detail = page.locator("#grid-detail")
+        sync_api.expect(detail).to_contain_text("runner-1: samples")
+        sync_api.expect(detail).to_contain_text("1 leases")
+        broker.status["runners"][1]["is_suspect"] = True
+        sync_api.expect(detail).to_contain_text("runner-1: suspect")
+        if SHOTS:
+            page.set_viewport_size(WIDE)
+            page.locator("#grid").locator("..").screenshot(path=f"{SHOTS}/grid.png")
+        page.close()
+
+
+@pytest.mark.slow
+def test_a_million_results_are_drawn_by_their_extremes(opened: Any, tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "runs/long", [])
+    directory.close()
+    with (directory.path / "metrics.jsonl").open("w") as file:
+        for iteration in range(1, 1_000_001):
+            value = 500.0 if iteration == 654_321 else iteration % 1000 / 10
+            file.write(f'{{"training_iteration":{iteration},"num_env_steps_sampled_lifetime":{iteration},'
+                       f'"env_runners":{{"episode_return_mean":{value}}}}}\n')  # fmt: skip
+    with Served(tmp_path) as served:
+        page = opened(served.enter())
+        steps = page.locator("#runs tbody tr td").nth(5)
+        sync_api.expect(steps).to_have_text("1,000,000", timeout=100_000)
+        plot = page.locator("#chart-return .plot")
+        sync_api.expect(plot).to_have_attribute("aria-label", re.compile("(1,000,000|999,...) env steps: "))
+        drawn = served.json("/api/curves?runs=r0&width=1000")["curves"][0]["mean"]
+        assert max(value for value in drawn if value is not None) == 500
+        assert 800 < int(plot.get_attribute("data-points")) < 5000
+        if SHOTS:
+            page.locator("#chart-return").locator("..").screenshot(path=f"{SHOTS}/million.png")
+        page.close()

@@ -1,0 +1,182 @@
+"""The dashboard's server: who may ask, what it answers, and what it shows of runs, over real HTTP."""
+
+from __future__ import annotations
+
+import re
+import stat
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlzmq import ConfigurationError
+from rlzmq.cli.main import main
+from rlzmq.core.socket_directory import SocketDirectory
+from rlzmq.telemetry.brokers import find_broker
+from tests.driver.outside import Command
+from tests.telemetry.dashboards import MadeUpBroker, Served, until
+from tests.telemetry.test_runs import ended, make_run, result
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A dashboard of two runs that have ended, entered."""
+    place = tmp_path_factory.mktemp("dashboard")
+    ended(make_run(place / "runs/a", [1.0, 3.0, 2.0], seed=1))
+    ended(make_run(place / "runs/b", [5.0], seed=2, lr=0.25))
+    with Served(place, "--token-file", "token") as served:
+        yield served.enter()
+
+
+def test_only_the_link_lets_a_browser_in_and_only_once(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    with Served(tmp_path) as served:
+        for path in ("/", "/api/runs", "/api/stream", "/dashboard.js", "/enter", "/enter?token=x"):
+            status, headers, body = served.ask(path)
+            assert (status, "set-cookie" in headers) == (401, False)
+            assert "needs the link" in body
+        path = served.link.partition(str(served.port))[2]
+        status, headers, _ = served.ask(path)
+        assert status == 200
+        assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(headers["set-cookie"].split("; "))
+        assert served.link.rpartition("=")[2] not in headers["set-cookie"]
+        served.cookie = headers["set-cookie"].partition(";")[0]
+        assert served.json("/api/runs") == []
+        served.output = ""
+        assert served.ask(path, Cookie="")[0] == 401  # a used link, e.g. from the browser's history
+        served.wait_for("\n")
+        again = re.fullmatch(r"dashboard +http://127\.0\.0\.1:\d+(/enter\?token=\S+)\n", served.output)
+        assert again is not None
+        assert served.ask(again[1], Cookie="")[0] == 200
+        assert served.ask("/", Cookie=served.cookie + "x")[0] == 401
+
+
+def test_other_names_methods_and_sites_are_refused(served: Served) -> None:
+    assert served.ask("/")[0] == 200
+    assert served.ask("/", Host=f"localhost:{served.port}")[0] == 200
+    for host in ("evil.example", f"evil.example:{served.port}", f"127.0.0.1.evil.example:{served.port}", ""):
+        assert served.ask("/", Host=host)[0] == 400
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
+        assert served.ask("/", method)[0] == 405
+    for site in ("cross-site", "same-site"):
+        for mode, destination in (("cors", "empty"), ("no-cors", "script"), ("navigate", "iframe")):
+            headers = {"Sec_Fetch_Site": site, "Sec_Fetch_Mode": mode, "Sec_Fetch_Dest": destination}
+            assert served.ask("/api/runs", **headers)[0] == 403
+    assert served.ask("/api/runs", Sec_Fetch_Site="same-origin")[0] == 200
+
+
+def test_every_answer_has_the_headers_and_nothing_is_inline(served: Served) -> None:
+    for path, cookie in (
+        ("/", served.cookie),
+        ("/api/runs", served.cookie),
+        ("/nothing", served.cookie),
+        ("/", ""),
+    ):
+        _, headers, _ = served.ask(path, Cookie=cookie)
+        assert "default-src 'none'; script-src 'self'; style-src 'self'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["cache-control"] == "no-store"
+        assert "server" not in headers
+    _, headers, page = served.ask("/")
+    assert headers["content-type"] == "text/html; charset=utf-8"
+    assert not re.search(r"<script(?![^>]*src=)|<style|style=|\son\w+=|https?:", page)
+    for name in re.findall(r'(?:src|href)="([\w.]+)"', page):
+        assert served.ask(f"/{name}")[0] == 200
+    for path in ("/../server.py", "/server.py", "/static/index.html", "/%2e%2e/server.py", "/LICENSE"):
+        assert served.ask(path)[0] == 404
+
+
+def test_programs_have_a_token_in_a_file_that_only_its_owner_reads(served: Served, tmp_path: Path) -> None:
+    place = Path(f"/proc/{served.process.pid}/cwd").resolve()
+    token = (place / "token").read_text().strip()
+    assert stat.S_IMODE((place / "token").stat().st_mode) == 0o600
+    assert served.ask("/api/runs", Cookie="", Authorization=f"Bearer {token}")[0] == 200
+    for wrong in (f"Bearer {token}x", f"Basic {token}", "Bearer", token):
+        assert served.ask("/api/runs", Cookie="", Authorization=wrong)[0] == 401
+    (tmp_path / "open").write_text(token)
+    (tmp_path / "open").chmod(0o644)
+    (tmp_path / "short").write_text("abc")
+    (tmp_path / "short").chmod(0o600)
+    for name in ("open", "short"):
+        assert main(["dashboard", str(tmp_path), "--token-file", str(tmp_path / name)]) == 78
+
+
+def test_runs_and_their_curves_are_told(served: Served) -> None:
+    first, second = served.json("/api/runs")
+    assert (first["label"], first["algorithm"], first["env"], first["seed"]) == ("a", "PPO", "CartPole-v1", 1)
+    assert (first["state"], first["steps"], first["return"], first["best"]) == ("ended", 300, 2.0, 3.0)
+    assert second["label"] == "b"
+    told = served.json(f"/api/curves?runs={first['id']},{second['id']}&x=steps&width=500")
+    assert told["x"] == [100, 200, 300]
+    assert [curve["mean"] for curve in told["curves"]] == [[1, 3, 2], [5, None, None]]
+    assert served.json(f"/api/curves?runs={first['id']}&x=time&begin=1&end=1.5")["x"] == [0.5, 1, 1.5]
+    assert served.json("/api/curves?runs=nothing") == {"x": [], "runs": [], "curves": []}
+    for wrong in ("x=epochs", "y=loss", "width=many", "begin=x"):
+        assert served.ask(f"/api/curves?runs={first['id']}&{wrong}")[0] == 400
+
+
+def test_new_runs_and_results_arrive_on_the_stream(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "runs/a", [1.0])
+    with Served(tmp_path) as served:
+        events = served.enter().events()
+        rows = until(events, "runs", lambda rows: rows and rows[0]["rows"])
+        assert rows[0]["state"] == "running"
+        directory.log(result(2, 200, 7.5))
+        until(events, "runs", lambda rows: rows[0]["return"] == 7.5)
+        until(events, "curves", lambda counts: counts["r0"] > 1)
+        make_run(tmp_path / "runs/b", [3.0]).close()
+        assert [row["label"] for row in until(events, "runs", lambda rows: len(rows) == 2)] == ["a", "b"]
+        directory.close()
+        until(events, "runs", lambda rows: rows[0]["state"] == "ended")
+        served.process.terminate()
+        served.process.wait(10)  # though a stream is open
+
+
+def test_a_broker_alone_is_asked_only_while_somebody_looks(tmp_path: Path) -> None:
+    with SocketDirectory() as sockets, MadeUpBroker(sockets.path, 3) as broker:
+        with Served(tmp_path, f"ipc://{broker.path}") as served:
+            assert served.enter().json("/api/runs")[0]["label"] == f"ipc://{broker.path}"
+            grid = until(served.events(), "grid", lambda grid: grid["names"])
+            assert grid["names"] == ["runner-0", "runner-1", "runner-2"]
+            assert grid["states"] == "iss"
+            events = served.events()
+            del broker.status["runners"][1]
+            grid = until(events, "grid", lambda grid: "g" in grid["states"])
+            assert (grid["names"], grid["states"]) == (["runner-0", "runner-2", "runner-1"], "isg")
+            events.close()
+        assert broker.num_asked > 0
+
+
+def test_places_that_are_none_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dashboard", str(tmp_path / "nowhere")]) == 78
+    assert "nowhere does not exist" in capsys.readouterr().err
+    run = ended(make_run(tmp_path / "a", [1.0]))
+    with pytest.raises(ConfigurationError, match="no broker of this run is here \\(it has ended\\)"):
+        find_broker(str(run))
+
+
+def test_train_shows_its_run_with_its_runners_and_takes_the_page_with_it(tmp_path: Path) -> None:
+    arguments = ["--env", "CartPole-v1", "--num-env-runners", "1", "--preset", "none", "--run-dir", "run"]
+    sizes = ["--train-batch-size-per-learner", "400", "--minibatch-size", "100", "--num-epochs", "1"]
+    with Command(tmp_path, "train", "ppo", *arguments, *sizes, "--dashboard") as train:
+        train.wait_for("enter?token=")
+        train.wait_for("\n")
+        line = next(line for line in train.output.splitlines() if "enter?token=" in line)
+        link = line.split()[1]
+        with urllib.request.urlopen(link, timeout=30) as answer:
+            cookie = answer.headers["set-cookie"].partition(";")[0]
+        page = Served.__new__(Served)
+        page.port, page.cookie = int(link.split(":")[2].partition("/")[0]), cookie
+        events = page.events()
+        grid = until(events, "grid", lambda grid: grid["names"])
+        assert len(grid["names"]) == 1
+        assert until(events, "runs", lambda rows: rows[0]["rows"] > 1)[0]["state"] == "running"
+        assert main(["top", str(tmp_path / "run"), "--count", "1"]) == 0
+        train.process.send_signal(2)
+        assert train.end() == 130
+        assert "dashboard   rlzmq dashboard run" in train.output
+        with pytest.raises(ConnectionRefusedError):
+            page.ask("/")
