@@ -2,6 +2,7 @@
 
     python scripts/bench_start.py [--runs 5] [further options of rlzmq train]
     python scripts/bench_start.py --stages     # when each stage of a start begins and ends: 2 runners, broker, 2 ranks
+    python scripts/bench_start.py --imports    # what importing rlzmq adds to the import of torch
 
 The target is 5 s on two cores, torch's import included.
 """
@@ -66,6 +67,21 @@ def stages() -> list[tuple[str, float, float]]:
     return found
 
 
+IMPORTS = ("import torch", "import torch, rlzmq", "import torch; from rlzmq import PPOConfig")
+
+
+def import_seconds(statement: str) -> tuple[float, float]:
+    """(wall time, processor time) of a statement in a new process."""
+    code = (
+        "import time; wall, used = time.perf_counter(), time.process_time()\n"
+        f"{statement}\n"
+        "print(time.perf_counter() - wall, time.process_time() - used)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    wall, used = map(float, done.stdout.split())
+    return wall, used
+
+
 def _timed(method: Callable[..., Any], note: Callable[[float], None]) -> Callable[..., Any]:
     if not inspect.iscoroutinefunction(method):
 
@@ -113,7 +129,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--stages", action="store_true", help="one start, stage by stage")
+    parser.add_argument("--imports", action="store_true", help="imports, each in a new process, in turn")
     options, arguments = parser.parse_known_args()
+    if options.imports:
+        turns = [[import_seconds(statement) for statement in IMPORTS] for _ in range(options.runs)]
+        for statement, *times in zip(IMPORTS, *turns, strict=True):
+            wall, used = (statistics.median(kind) for kind in zip(*times, strict=True))
+            print(f"{statement:50} {wall:6.3f} s, processor time {used:6.3f} s")
+        return
     if options.stages:
         print(f"{'stage':40} {'begins':>8} {'ends':>8} {'takes':>8}")
         for stage, begin, end in stages():

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["FORK_SERVER_NAME", "end_family", "is_stopped"]
+__all__ = ["FORK_SERVER_NAME", "descendants", "end_family", "is_stopped", "start_mark"]
 
 FORK_SERVER_NAME = "rlzmq-forks"
 """The process name of a fork server (at most 15 characters); its children have the same command line."""
@@ -24,12 +24,32 @@ class _Process(NamedTuple):
     state: str
     parent: int
     group: int
+    started: str  # in clock ticks since the machine's start
 
 
 def is_stopped(pid: int) -> bool:
     """Return whether a signal has stopped the process (a debugger's stop does not count)."""
     process = _read(pid)
     return process is not None and process.state == "T"
+
+
+def start_mark(pid: int) -> str | None:
+    """Return a text that only this process has among all that ever have its number; None if it does not exist."""
+    process = _read(pid)
+    if process is None:
+        return None
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {process.started}"
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the numbers of a process's children, their children, and so on."""
+    children: dict[int, list[int]] = {}
+    for process in _processes():
+        children.setdefault(process.parent, []).append(process.pid)
+    found = list(children.get(pid, ()))
+    for child in found:  # grows meanwhile
+        found += children.get(child, ())
+    return found
 
 
 def end_family(group: int, *, parent: int = 0, spared: Container[int] = ()) -> None:
@@ -73,8 +93,8 @@ def _read(pid: int) -> _Process | None:
     except OSError:
         return None
     name, _, rest = status.partition("(")[2].rpartition(")")
-    state, parent, group = rest.split()[:3]
-    return _Process(pid, name, state, int(parent), int(group))
+    fields = rest.split()  # the third of proc_pid_stat(5) and those after it
+    return _Process(pid, name, fields[0], int(fields[1]), int(fields[2]), fields[19])
 
 
 def _is_tracker(pid: int) -> bool:

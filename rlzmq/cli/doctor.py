@@ -33,7 +33,7 @@ _NEEDED = (
     "optree",
     "safetensors",
     "pydantic",
-    "psutil",
+    "rich",
     "tyro",
 )
 _MIN_FILES = 1024

@@ -39,8 +39,7 @@ def run(arguments: Sequence[str]) -> int:
         description="Show the stacks of all threads of a run's driver, broker, runners and learners on this machine: "
         "by py-spy where it is installed and permitted, else written by the processes themselves.",
     )
-    import psutil  # type: ignore[import-untyped]
-
+    from rlzmq.actors.process_state import descendants
     from rlzmq.telemetry.runs import Run
 
     found = Run.open(options.run)
@@ -49,17 +48,16 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigurationError(f"{options.run}: its driver ran on {host}; call rlzmq stacks there.")
     if found.state != "running" or not isinstance(pid, int):
         raise ConfigurationError(f"{options.run}: its driver has ended: there are no stacks.")
-    processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     py_spy = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
-    for process in processes:
-        channel = find_stack_channel(process.pid)
+    for process in (pid, *descendants(pid)):
+        channel = find_stack_channel(process)
         if channel is None:  # of the fork server, a tracker, an environment's process, or a script
             continue
         role, file = channel
-        print(printable(f"=== {role} (pid {process.pid})"))
-        stacks = _by_py_spy(py_spy, process.pid) if py_spy else ""
+        print(printable(f"=== {role} (pid {process})"))
+        stacks = _by_py_spy(py_spy, process) if py_spy else ""
         try:
-            stacks = stacks or read_stacks(process.pid, file)
+            stacks = stacks or read_stacks(process, file)
         except OSError:
             stacks = "it has ended\n"
         print(printable(stacks.rstrip() or "no answer: it is stopped, or swapped out", keep="\n"), end="\n\n")

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil  # type: ignore[import-untyped]
-
+from rlzmq.actors.process_state import start_mark
 from rlzmq.config.search_space import Categorical, Function, GridSearch, Numeric, SearchObject
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.tune.metric_paths import Mode
@@ -231,7 +230,7 @@ class Study:
         facts = {
             "host": self._host,
             "pid": os.getpid(),
-            "started": psutil.Process().create_time(),
+            "started": start_mark(os.getpid()),
             "beats": self._beats,
         }
         self._study.set_user_attr(f"driver:{self._token}", facts)
@@ -333,11 +332,8 @@ class Study:
         facts = drivers.get(f"driver:{token}")
         if facts is None or facts.get("closed"):
             return False
-        if facts["host"] == self._host:
-            try:
-                return bool(abs(psutil.Process(facts["pid"]).create_time() - facts["started"]) < 1.0)
-            except psutil.NoSuchProcess:
-                return False
+        if facts["host"] == self._host and facts["started"] is not None:
+            return bool(start_mark(facts["pid"]) == facts["started"])
         now = time.monotonic()
         beats, since = self._seen.get(token, (-1, now))
         if facts["beats"] != beats:

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from rlzmq.actors import forkserver
+from rlzmq.actors.process_state import descendants, start_mark
 from rlzmq.actors.system import ActorSystem
 
 # Starts a process in a session of its own and ends: an orphan.
@@ -100,3 +101,19 @@ async def test_a_family_ends_with_its_actor(system: ActorSystem, how: str) -> No
     await actor.exited
     await until_nothing_is_left(pids, [*names, *sockets])
     assert len(left(*others)) == len(others[0]) + len(others[1]), "the other one's family lives on"
+
+
+def test_a_process_is_known_by_its_start_and_its_descendants_are_found() -> None:
+    code = "import subprocess as s; child = s.Popen(['sleep', '600']); print(child.pid, flush=True); child.wait()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        grandchild = int(parent.stdout.readline())
+        try:
+            assert set(descendants(os.getpid())) >= {parent.pid, grandchild}
+            assert descendants(parent.pid) == [grandchild]
+            mark = start_mark(parent.pid)
+            assert mark is not None
+            assert mark == start_mark(parent.pid) != start_mark(os.getpid())
+        finally:
+            os.kill(grandchild, signal.SIGKILL)
+    assert start_mark(parent.pid) is None

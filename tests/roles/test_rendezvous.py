@@ -1,10 +1,13 @@
-"""Where learner ranks meet: connections that break when the other machine vanishes."""
+"""Where learner ranks meet: by which interface, and connections that break when the other machine vanishes."""
 
 from __future__ import annotations
 
 import socket
 
-from rlzmq.roles.learner.rendezvous import guarded_connections
+import psutil
+import pytest
+
+from rlzmq.roles.learner.rendezvous import _interface_of, guarded_connections, interface_for
 
 
 def _keepalive(connection: socket.socket) -> tuple[int, int]:
@@ -29,3 +32,26 @@ def test_connections_made_within_are_guarded_and_others_left_alone() -> None:
                 assert accepted[1].recv(10) == b"still open"
                 for connection in accepted:
                     connection.close()
+
+
+def test_the_interface_is_the_one_on_the_way_to_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    assert interface_for("/tmp/store") == interface_for("tcp://127.0.0.1:1") == "lo"
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            if entry.family == socket.AF_INET and psutil.net_if_stats()[name].isup:
+                # What this machine sends to its own address goes through loopback, and has that address as its source.
+                assert interface_for(f"tcp://{entry.address}:1") == name
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    assert interface_for("tcp://127.0.0.1:1") is None
+
+
+def test_the_interfaces_of_ipv6_addresses_are_found() -> None:
+    with socket.socket() as any_socket:
+        for name, entries in psutil.net_if_addrs().items():
+            for entry in entries:
+                if entry.family == socket.AF_INET6:
+                    assert _interface_of(any_socket, entry.address.partition("%")[0]) == name
+        assert _interface_of(any_socket, "2001:db8::1") is None
+        assert _interface_of(any_socket, "192.0.2.250") is None

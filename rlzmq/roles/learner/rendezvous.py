@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import os
 import socket
 import stat
+import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from rlzmq.core.addresses import split_tcp
@@ -18,6 +22,8 @@ __all__ = ["StoreServer", "guarded_connections", "interface_for", "open_store"]
 # An unreachable machine does not close its connections: a collective would wait until its timeout. With these
 # settings the system probes the other side after a second of silence, and drops the connection after three.
 _KEEPALIVE_S, _NUM_KEEPALIVES = 1, 3
+# The request for all IPv4 addresses of this machine, from Linux's headers (netdevice(7)).
+_SIOCGIFCONF, _IFREQ_BYTES, _MAX_INTERFACES = 0x8912, 40, 1024
 
 
 class StoreServer:
@@ -74,16 +80,32 @@ def interface_for(place: str) -> str | None:
         return loopback_interface()
     if os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("NCCL_SOCKET_IFNAME"):
         return None
-    import psutil  # type: ignore[import-untyped]
-
     host, port = split_tcp(place)
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)  # sends nothing, only looks up the route
         own = probe.getsockname()[0]
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.address == own for entry in addresses):
-            return str(name)
+        return _interface_of(probe, own.partition("%")[0])
+
+
+def _interface_of(any_socket: socket.socket, address: str) -> str | None:
+    """Return the interface that has this address of this machine; None if it cannot be found."""
+    packed = socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+    if len(packed) == 16:
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/net/if_inet6").read_text().splitlines():
+                digits, *_, name = line.split()
+                if bytes.fromhex(digits) == packed:
+                    return name
+        return None
+    entries = array.array("B", bytes(_IFREQ_BYTES * _MAX_INTERFACES))
+    request = struct.pack("iL", len(entries), entries.buffer_info()[0])
+    with contextlib.suppress(OSError):
+        used = struct.unpack("iL", fcntl.ioctl(any_socket, _SIOCGIFCONF, request))[0]
+        for start in range(0, used, _IFREQ_BYTES):  # 16 bytes of name; family, port, address
+            entry = entries[start : start + _IFREQ_BYTES].tobytes()
+            if entry[20:24] == packed:
+                return entry[:16].partition(b"\0")[0].decode()
     return None
 
 
