@@ -293,6 +293,8 @@ def merge_learner_results(results: list[dict[str, Any]], metrics: MetricsLogger)
 
 
 def _merge_values(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    if len(of_ranks) == 1:
+        return dict(of_ranks[0])
     merged: dict[str, Any] = {}
     for name in dict.fromkeys(name for values in of_ranks for name in values):
         numbers = [values[name] for values in of_ranks if name in values]

@@ -338,7 +338,11 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
         ConfigurationError: If a piece handles last observations only: it is one for env-to-module pipelines.
     """
 
+    # The pieces, and their plan.
+    _planned: tuple[list[ConnectorV2], LearnerPlan | None] | None = None
+
     def _recompute_output_spaces(self) -> None:
+        self._planned = None
         for piece in flat_pieces(self.connectors):
             if piece.last_step_only:
                 name = type(piece).__name__
@@ -375,7 +379,12 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
 
     def columnar_plan(self) -> LearnerPlan | None:
         """Return how to run on whole columns; None when a piece needs the per-episode protocol."""
-        return None if self.watches_pieces else learner_plan(self.connectors)
+        if self.watches_pieces:
+            return None
+        pieces = flat_pieces(self.connectors)
+        if self._planned is None or pieces != self._planned[0]:  # pieces are compared by identity
+            self._planned = pieces, learner_plan(pieces)
+        return self._planned[1]
 
 
 def _checked(piece: Any) -> ConnectorV2:

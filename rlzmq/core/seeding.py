@@ -24,6 +24,7 @@ def derive_seed(run_seed: int, role: str, index: int = 0, *extra: int) -> int:
     Returns:
         An int in [0, 2**31), accepted by Gymnasium, numpy and torch alike.
     """
-    words = [run_seed & 0xFFFFFFFF, (run_seed >> 32) & 0xFFFFFFFF, zlib.crc32(role.encode()), index, *extra]
-    sequence = np.random.SeedSequence([int(word) & 0xFFFFFFFF for word in words])
-    return int(sequence.generate_state(1, np.uint32)[0] & 0x7FFFFFFF)
+    words = (run_seed, run_seed >> 32, zlib.crc32(role.encode()), index, *extra)
+    # As an array, since numpy converts the numbers of a list one by one.
+    sequence = np.random.SeedSequence(np.array([int(word) & 0xFFFFFFFF for word in words], np.uint32))
+    return int(sequence.generate_state(1, np.uint32)[0]) & 0x7FFFFFFF

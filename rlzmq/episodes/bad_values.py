@@ -15,6 +15,7 @@ import numpy as np
 import optree
 from numpy.typing import NDArray
 
+from rlzmq.core.tree import tree_leaves
 from rlzmq.episodes.agent_rows import AgentRows
 from rlzmq.episodes.chunk_table import ragged_arange
 from rlzmq.episodes.columns import Columns
@@ -138,15 +139,22 @@ class _Marks:
 
 
 def _marks(batch: EpisodeBatch) -> _Marks | None:
+    columns = batch.columns
+    if batch.initial_state is not None:
+        columns = {**columns, _INITIAL_STATE: batch.initial_state}
+    suspects = [
+        name
+        for name, column in columns.items()
+        if not all(_all_usable(name, leaf) for leaf in tree_leaves(column))
+    ]
+    if not suspects:
+        return None
     bad = [
         (name, path, leaf)
-        for name, column in [*batch.columns.items(), (_INITIAL_STATE, batch.initial_state)]
-        if column is not None
-        for path, leaf in zip(*optree.tree_flatten_with_path(column)[:2], strict=True)
-        if not _all_usable(name, np.asarray(leaf))
+        for name in suspects
+        for path, leaf in zip(*optree.tree_flatten_with_path(columns[name])[:2], strict=True)
+        if not _all_usable(name, leaf)
     ]
-    if not bad:
-        return None
     ones = np.ones(batch.num_slots, np.bool_)
     marks = _Marks(ones, ones.copy(), ones.copy(), np.ones(len(batch), np.bool_))
     for name, path, leaf in bad:

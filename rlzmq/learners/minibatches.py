@@ -87,7 +87,8 @@ class ModuleRows:
         if not self._leaves:
             raise ValueError("a module's train batch has no columns")
         self.num_rows = int(self._leaves[0].shape[0])
-        self._check_rows(columns)
+        if any(leaf.shape[:1] != (self.num_rows,) for leaf in self._leaves):
+            self._check_rows(columns)
         self.minibatch_rows = minibatch_rows or self.num_rows
         # Every minibatch holds all rows, so their order does not matter and no row is moved.
         self._whole = self.minibatch_rows == self.num_rows

@@ -131,7 +131,7 @@ class TrainBatchBuilder:
             if isinstance(episodes, _BATCHES):
                 episodes = episodes[:]  # a copy: what pieces write must not accumulate over updates
             episodes = [episode for episode in episodes if len(episode)]
-            columns = self._by_module(
+            outputs = self._by_module(
                 self.learner_connector(
                     rl_module=self.module,
                     batch={},
@@ -143,6 +143,7 @@ class TrainBatchBuilder:
                 if episodes
                 else {}
             )
+            columns = {module_id: _as_tensors(own) for module_id, own in outputs.items()}
         train_batch = self._finish(columns)
         train_batch.num_env_steps = num_env_steps
         if versions is not None:
@@ -167,7 +168,7 @@ class TrainBatchBuilder:
             if module_id not in self.module:
                 continue
             stateful = self.module[module_id].is_stateful()
-            module_columns, num_steps = _real_rows(_as_tensors(columns[module_id]), stateful)
+            module_columns, num_steps = _real_rows(columns[module_id], stateful)
             if not num_steps:
                 continue
             version = module_columns.get(Columns.WEIGHTS_VERSION)

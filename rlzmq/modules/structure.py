@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import chain
 from operator import is_
 from typing import Any, Generic, TypeVar
 
@@ -23,13 +24,14 @@ class StructureCache(Generic[T]):
         compute: Returns the value for a list of modules. It may depend on nothing but their structure.
     """
 
-    __slots__ = ("_compute", "_empty", "_filled", "_modules", "_value")
+    __slots__ = ("_compute", "_held", "_modules", "_parts", "_sizes", "_value")
 
     def __init__(self, compute: Callable[[list[Any]], T]) -> None:
         self._compute = compute
         self._modules: list[Any] | None = None
-        self._filled: list[tuple[dict[str, Any], tuple[Any, ...]]] = []  # what parts of modules hold
-        self._empty: list[dict[str, Any]] = []  # where they hold nothing
+        self._parts: list[dict[str, Any]] = []  # which the modules consist of
+        self._sizes: list[int] = []  # of the parts
+        self._held: list[Any] = []  # what the parts hold, one after the other
         self._value: T
 
     def of(self, modules: Iterable[Any]) -> T:
@@ -45,19 +47,18 @@ class StructureCache(Generic[T]):
         return (
             len(modules) == len(known)
             and all(map(is_, modules, known))
-            and not any(self._empty)
-            and all(
-                len(held) == len(values) and all(map(is_, held.values(), values))
-                for held, values in self._filled
-            )
+            and list(map(len, self._parts)) == self._sizes
+            and all(map(is_, chain.from_iterable(map(dict.values, self._parts)), self._held))
         )
 
     def _note(self, modules: list[Any]) -> None:
-        self._modules, self._filled, self._empty = modules, [], []
-        for module in modules:
-            for part in module.modules() if isinstance(module, nn.Module) else ():
-                for held in (part._modules, part._parameters, part._buffers):
-                    if held:
-                        self._filled.append((held, tuple(held.values())))
-                    else:
-                        self._empty.append(held)
+        self._modules = modules
+        self._parts = [
+            held
+            for module in modules
+            if isinstance(module, nn.Module)
+            for part in module.modules()
+            for held in (part._modules, part._parameters, part._buffers)
+        ]
+        self._sizes = list(map(len, self._parts))
+        self._held = list(chain.from_iterable(map(dict.values, self._parts)))

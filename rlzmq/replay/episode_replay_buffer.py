@@ -172,11 +172,10 @@ class EpisodeReplayBuffer:
         return self._store.origins_of(known & _SLOT_MASK) if len(known) else []
 
     def _take_out_leaving(self) -> None:
-        keys = np.array(sorted(self._leaving), np.int64)
-        self._leaving.clear()
-        keys = keys[self._is_stored(keys)]
-        if len(keys):
-            self._store.remove(keys & _SLOT_MASK)
+        if self._leaving:
+            keys = np.array(sorted(self._leaving), np.int64)
+            self._leaving.clear()
+            self._store.remove(keys[self._is_stored(keys)] & _SLOT_MASK)
 
     def _keys(self, slots: IntArray) -> IntArray:
         """Return keys of steps, which stay unique when slots are used again."""

@@ -212,17 +212,18 @@ class EnvRunner(EnvRunnerState):
             raise
         batch, num_unusable = self._bad_steps.cut_out_of(batch)
         finished.leave_out_unusable()
+        num_env_steps = batch.num_env_steps
         batch.meta = {
             "worker_index": self.worker_index,
             "incarnation": self.incarnation,
-            "num_env_steps": batch.num_env_steps,
+            "num_env_steps": num_env_steps,
             **self._steps_by_agent(batch),
             "num_vector_steps": num_vector_steps,
             "weights_version": self.weights_seq_no,
             "weights_generation": self.weights_generation,
             "episode_metrics": finished.to_dict(),
         }
-        self._num_env_steps_since_base += batch.num_env_steps
+        self._num_env_steps_since_base += num_env_steps
         self.episode_metrics.add_fragment(batch.meta)
         if num_unusable:
             batch.meta["num_env_steps_not_finite"] = num_unusable

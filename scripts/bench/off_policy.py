@@ -182,6 +182,8 @@ def ours(algorithm: str, contender: str) -> tuple[str, Train, Counts]:
         config.training(replay_buffer_config={"type": "EpisodeReplayBuffer", "capacity": CAPACITY})
         if algorithm == "dqn":
             config.training(double_q=False, dueling=False)
+        else:
+            config.rl_module(model_config={"fcnet_activation": "relu", "head_fcnet_activation": "relu"})
     return f"rlzmq {rlzmq.__version__}", *trained(config.build_algo())
 
 

@@ -89,9 +89,8 @@ class ColumnBlock:
         for name, column in slots.items():
             if name not in self.columns:
                 self.add(name, tree_map(lambda leaf: leaf[:, 0], column))
-            tree_map(
-                lambda to, leaf: to[:, : leaf.shape[1]].__setitem__(..., leaf), self.columns[name], column
-            )
+            for to, leaf in zip(tree_leaves(self.columns[name]), tree_leaves(column), strict=True):
+                to[:, : leaf.shape[1]] = leaf
 
     def flat(self) -> dict[str, Any]:
         """Return the columns as ``[num_envs * num_slots, ...]`` (views)."""
