@@ -14,7 +14,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.rl_modules import initial_state, max_seq_len
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.update_plan import UpdatePlan
-from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
+from rlzmq.episodes.columns import Columns
 from rlzmq.learners.replay_source import REPLAY_KEY, BurnIn, EpisodeReplay
 from rlzmq.learners.sources import BatchSource
 from rlzmq.learners.target_network_learner import TargetNetworkLearner
@@ -76,7 +76,7 @@ class ReplayLearner(TargetNetworkLearner):
         return cast(_ReplaySettings, self.config)
 
     def build(self) -> None:
-        """Build the module; for a stateful one the buffer stores states, and gives sequences.
+        """Build the modules; for stateful ones the buffer stores states, and gives sequences.
 
         Raises:
             ConfigurationError: A module is stateful, and the settings or this learner are not made for it; or there is
@@ -85,22 +85,36 @@ class ReplayLearner(TargetNetworkLearner):
         if self.module is not None:
             return
         super().build()
-        modules: Any = self.module
-        stateful = [module_id for module_id in modules if modules[module_id].unwrapped().is_stateful()]
-        if not stateful and self._burn_in_len:
+        burn_in_len = self._burn_in_len
+        if self._burn_ins():
+            self.source = self.make_source()
+        elif burn_in_len:
             raise ConfigurationError(
-                f"config.burn_in_len={self._burn_in_len}: the module has no state to warm up. Leave it at 0, or set "
+                f"config.burn_in_len={burn_in_len}: no module has a state to warm up. Leave it at 0, or set "
                 "model_config['use_lstm']."
-            )
-        if stateful:
-            module = modules[DEFAULT_MODULE_ID].unwrapped()
-            self.source = self._new_source(
-                BurnIn(self._burn_in_len, initial_state(module)), max_seq_len(module)
             )
 
     @property
     def _burn_in_len(self) -> int:
         return int(self._setting("burn_in_len", 0))
+
+    def _burn_ins(self) -> dict[str, BurnIn]:
+        """Return the burn-in of each stateful module; {} before `build`."""
+        modules = {} if self.module is None else {mid: self.module[mid].unwrapped() for mid in self.module}
+        return {
+            module_id: BurnIn(
+                self._burn_in_len, initial_state(module), max_seq_len(module) - self._burn_in_len
+            )
+            for module_id, module in modules.items()
+            if module.is_stateful()
+        }
+
+    def _on_modules_changed(self) -> None:
+        super()._on_modules_changed()
+        if isinstance(self.source, EpisodeReplay):
+            self.source.burn_ins = self._burn_ins()
+            if isinstance(self.source.buffer, MultiAgentEpisodeReplayBuffer):
+                self.source.buffer.keeps_extra_model_outputs = self.source.burn_ins.keys()
 
     @classmethod
     def check_module(cls, module_id: str, module: Any, config: BaseConfig) -> None:
@@ -119,13 +133,8 @@ class ReplayLearner(TargetNetworkLearner):
                 f"{where} is stateful, which {cls.__name__} does not train. Use DQN or PPO, or stack frames "
                 "(FrameStackingEnvToModule and FrameStackingLearner)."
             )
-        if settings.is_multi_agent:
-            raise ConfigurationError(
-                f"{where} is stateful: from replay buffers such modules are trained in single-agent runs only. Use "
-                "PPO, or stack frames (FrameStackingEnvToModule and FrameStackingLearner)."
-            )
         kind = settings.replay_buffer_config["type"]
-        if kind != EpisodeReplayBuffer.__name__:
+        if kind.endswith(PrioritizedEpisodeReplayBuffer.__name__):
             raise ConfigurationError(
                 f"{where} is stateful, config.replay_buffer_config['type']={kind!r}: priorities are those of single "
                 "steps, but a stateful module is trained on sequences. Set "
@@ -151,26 +160,22 @@ class ReplayLearner(TargetNetworkLearner):
 
     def make_source(self) -> BatchSource:
         """Return this rank's replay buffer; the ranks share the capacity equally."""
-        return self._new_source()
-
-    def _new_source(self, burn_in: BurnIn | None = None, longest: int = 1) -> EpisodeReplay:
-        """Return a replay buffer; with a burn-in, of sequences of at most `longest` steps, the burn-in included."""
         settings = self._replay_settings
-        plan, given = settings.update_plan(), settings.replay_buffer_config
+        plan, given, burn_ins = settings.update_plan(), settings.replay_buffer_config, self._burn_ins()
         arguments: dict[str, Any] = {
             "capacity": -(-given["capacity"] // plan.num_ranks),
-            "keeps_extra_model_outputs": burn_in is not None,
+            "keeps_extra_model_outputs": burn_ins.keys() if settings.is_multi_agent else bool(burn_ins),
         }
         options: dict[str, Any] = {"n_step": settings.n_step, "gamma": settings.gamma}
-        if burn_in is not None:
-            options |= {"burn_in": burn_in, "batch_length_T": longest - burn_in.num_steps}
         kind: str = given["type"]
         if kind.endswith(PrioritizedEpisodeReplayBuffer.__name__):
             arguments["alpha"], options["beta"] = given["alpha"], given["beta"]
         buffer = _BUFFERS[kind.removeprefix("MultiAgent"), settings.is_multi_agent](**arguments)
-        return EpisodeReplay.of_plan(
+        source = EpisodeReplay.of_plan(
             plan, buffer, batch_size=settings.train_batch_size_per_learner, **options
         )
+        source.burn_ins = burn_ins
+        return source
 
     def note_td_errors(self, module_id: str, batch: Mapping[str, Any], td_errors_B: Tensor) -> None:
         """Set the TD errors of a module's rows, float [B]; if the minibatch's step is taken, they become priorities."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rlzmq.core.tree import tree_map
 from rlzmq.core.update_plan import ReplayRatio, UpdatePlan
 from rlzmq.episodes.chunk_table import ragged_arange
-from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.sources import BatchSource, batches_of
 from rlzmq.replay.divided_states import divide_buffers
@@ -39,15 +39,21 @@ class BurnIn:
     Args:
         num_steps: Steps before the drawn ones that warm up the state, as far as they are stored.
         initial_state: The module's state in new episodes, a tree of arrays.
+        num_drawn: Most steps drawn for a sequence.
     """
 
     num_steps: int
     initial_state: Any
+    num_drawn: int
 
     @property
-    def lookback(self) -> int:
-        """Number of steps to draw before each sequence: the last ``state_out`` before the burn-in is needed."""
-        return self.num_steps + 1
+    def options(self) -> dict[str, Any]:
+        """Arguments of `EpisodeReplayBuffer.sample`: the last ``state_out`` before the burn-in is needed, too."""
+        return {
+            "batch_length_T": self.num_drawn,
+            "lookback": self.num_steps + 1,
+            "include_extra_model_outputs": True,
+        }
 
     def extend(self, batch: EpisodeBatch) -> None:
         """Begin a sample's sequences earlier, with the column ``loss_mask`` False there, and set their initial states.
@@ -101,8 +107,10 @@ class EpisodeReplay(BatchSource):
         buffer: An EpisodeReplayBuffer or a MultiAgentEpisodeReplayBuffer, or a subclass.
         batch_size: Env steps of a batch on each rank.
         train_ratio, warm_up: See `ReplayRatio`; set by `UpdatePlan`.
-        burn_in: For stateful modules, whose batches are sequences; None: transitions.
-        options: Further arguments of `buffer.sample`: n_step, gamma, beta, batch_length_T, …
+        options: Further arguments of `buffer.sample`: n_step, gamma, beta, …
+
+    Attributes:
+        burn_ins: By the id of each stateful module, whose batches are sequences; those of others are transitions.
     """
 
     def __init__(
@@ -112,15 +120,12 @@ class EpisodeReplay(BatchSource):
         batch_size: int,
         train_ratio: float,
         warm_up: int = 0,
-        burn_in: BurnIn | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         self.buffer = buffer
         self.batch_size = batch_size
-        self.burn_in = burn_in
-        if burn_in is not None:
-            options |= {"lookback": burn_in.lookback, "include_extra_model_outputs": True}
+        self.burn_ins: Mapping[str, BurnIn] = {}
         self.options = options
         self.progress: ReplayRatio = ReplayRatio(train_ratio, warm_up)
         self._modules: frozenset[str] | None = None
@@ -159,23 +164,25 @@ class EpisodeReplay(BatchSource):
                 continue
             num_items = min(self.batch_size, len(self.buffer))
             if isinstance(self.buffer, MultiAgentEpisodeReplayBuffer):
-                yield self._of_modules(self.buffer, num_items, rng)
+                module_ids = self.buffer.get_module_ids()
+                if self._trained is not None:
+                    module_ids = [module_id for module_id in module_ids if module_id in self._trained]
+                drawn = {mid: self._draw(mid, num_items, rng) for mid in sorted(module_ids)}
+                yield joined(drawn) if drawn else []
             else:
-                batch = self.buffer.sample(num_items, rng=rng, **self.options)
-                if self.burn_in is not None:
-                    self.burn_in.extend(batch)
-                yield batch
+                yield self._draw(DEFAULT_MODULE_ID, num_items, rng)
 
-    def _of_modules(
-        self, buffer: MultiAgentEpisodeReplayBuffer, num_items: int, rng: np.random.Generator
-    ) -> Any:
-        """Draw for each module in training that has stored steps."""
-        module_ids = buffer.get_module_ids()
-        if self._trained is not None:
-            module_ids = [module_id for module_id in module_ids if module_id in self._trained]
-        if not module_ids:
-            return []
-        return joined(buffer.sample_modules(num_items, modules_to_sample=module_ids, rng=rng, **self.options))
+    def _draw(self, module_id: str, num_items: int, rng: np.random.Generator) -> EpisodeBatch:
+        """Draw items from the steps of one module."""
+        burn_in = self.burn_ins.get(module_id)
+        options = {**self.options, "rng": rng, **({} if burn_in is None else burn_in.options)}
+        if isinstance(self.buffer, MultiAgentEpisodeReplayBuffer):
+            batch = self.buffer.sample_modules(num_items, modules_to_sample=[module_id], **options)[module_id]
+        else:
+            batch = self.buffer.sample(num_items, **options)
+        if burn_in is not None:
+            burn_in.extend(batch)
+        return batch
 
     @property
     def keeps_data(self) -> bool:

@@ -120,9 +120,7 @@ class TrainBatchBuilder:
         if isinstance(episodes, _BATCHES):
             episodes = episodes.updated()
             versions = episodes.meta.get(Columns.WEIGHTS_VERSION)
-            num_env_steps = episodes.num_env_steps
-            if isinstance(episodes, EpisodeBatch) and Columns.LOSS_MASK in episodes.columns:
-                num_env_steps = int(episodes.columns[Columns.LOSS_MASK][episodes.step_slots()].sum())
+            num_env_steps = _num_trained_env_steps(episodes)
             if self.use_fused_path:
                 columns = fused_columns(self.learner_connector, self.module, episodes, self.device)
         else:
@@ -179,6 +177,25 @@ class TrainBatchBuilder:
             train_batch.columns[module_id] = module_columns
             train_batch.num_module_steps[module_id] = num_steps
         return train_batch
+
+
+def _num_trained_env_steps(episodes: EpisodeBatch | MultiAgentEpisodeBatch) -> int:
+    """Return the number of env steps without those that agents' losses leave out."""
+    groups = (
+        [(np.arange(len(episodes)), episodes)]
+        if isinstance(episodes, EpisodeBatch)
+        else [(rows.episode, rows.batch) for rows in episodes.rows]
+    )
+    if not any(Columns.LOSS_MASK in batch.columns for _, batch in groups):
+        return episodes.num_env_steps
+    num_trained = np.zeros(len(episodes), np.int64)
+    for episode, batch in groups:
+        mask = batch.columns.get(Columns.LOSS_MASK)
+        of_chunks = batch.length
+        if mask is not None:
+            of_chunks = np.bincount(batch.step_chunks()[mask[batch.step_slots()]], minlength=len(batch))
+        np.maximum.at(num_trained, episode, of_chunks)
+    return int(num_trained.sum())
 
 
 def _without_nesting(episodes: Any) -> Any:

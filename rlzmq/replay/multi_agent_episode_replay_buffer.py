@@ -34,11 +34,13 @@ class MultiAgentEpisodeReplayBuffer:
     Args:
         capacity: Agent steps that the buffer of each module holds, >= 1.
         batch_size_B, batch_length_T: Default number of items per module in a sample, and of steps in an item.
-        keeps_extra_model_outputs: Whether extra model outputs are stored; without them steps take less memory.
+        keeps_extra_model_outputs: Whether extra model outputs are stored, or the ids of the modules of which they are;
+            without them steps take less memory.
         seed: Seed of the generator that `sample` uses if none is passed; None: from the operating system.
 
     Attributes:
         buffers: The buffer of each module, created when its first step is added.
+        keeps_extra_model_outputs: The argument; changes apply to modules without a buffer.
     """
 
     def __init__(
@@ -47,27 +49,31 @@ class MultiAgentEpisodeReplayBuffer:
         *,
         batch_size_B: int = 16,
         batch_length_T: int = 1,
-        keeps_extra_model_outputs: bool = True,
+        keeps_extra_model_outputs: bool | Collection[str] = True,
         seed: int | None = None,
     ) -> None:
         self.capacity = capacity
         self.batch_size_B = batch_size_B
         self.batch_length_T = batch_length_T
         self.buffers: dict[str, EpisodeReplayBuffer] = {}
-        self._keeps_extra_model_outputs = keeps_extra_model_outputs
+        self.keeps_extra_model_outputs = keeps_extra_model_outputs
         self._rng = np.random.default_rng(seed)
         self._env_steps = _EnvSteps()
         self._num_episodes_added = 0
         self._num_not_kept = 0
         self._marked: tuple[int, int] | None = None  # the two numbers above at the last `mark`
-        self._new_buffer()  # checks the arguments
+        self._new_buffer("")  # checks the arguments
 
-    def _new_buffer(self) -> EpisodeReplayBuffer:
+    def _keeps(self, module_id: str) -> bool:
+        keeps = self.keeps_extra_model_outputs
+        return keeps if isinstance(keeps, bool) else module_id in keeps
+
+    def _new_buffer(self, module_id: str) -> EpisodeReplayBuffer:
         return EpisodeReplayBuffer(
             self.capacity,
             batch_size_B=self.batch_size_B,
             batch_length_T=self.batch_length_T,
-            keeps_extra_model_outputs=self._keeps_extra_model_outputs,
+            keeps_extra_model_outputs=self._keeps(module_id),
         )
 
     # -- facts ----------------------------------------------------------------------------------------
@@ -166,7 +172,7 @@ class MultiAgentEpisodeReplayBuffer:
 
     def _buffer_of(self, module_id: str) -> EpisodeReplayBuffer:
         if module_id not in self.buffers:
-            buffer = self.buffers[module_id] = self._new_buffer()
+            buffer = self.buffers[module_id] = self._new_buffer(module_id)
             buffer.on_removed = partial(self._env_steps.remove, module_id)
             if self._marked is not None:
                 buffer.mark()
@@ -488,13 +494,13 @@ class MultiAgentPrioritizedEpisodeReplayBuffer(MultiAgentEpisodeReplayBuffer):
         self.alpha = alpha
         super().__init__(capacity, **arguments)
 
-    def _new_buffer(self) -> PrioritizedEpisodeReplayBuffer:
+    def _new_buffer(self, module_id: str) -> PrioritizedEpisodeReplayBuffer:
         return PrioritizedEpisodeReplayBuffer(
             self.capacity,
             batch_size_B=self.batch_size_B,
             batch_length_T=self.batch_length_T,
             alpha=self.alpha,
-            keeps_extra_model_outputs=self._keeps_extra_model_outputs,
+            keeps_extra_model_outputs=self._keeps(module_id),
         )
 
     def _add_chunks(self, buffer: Any, chunks: EpisodeBatch, weight: Any) -> IntArray:

@@ -17,7 +17,7 @@ def replay_config(
     config: Any = DQNConfig().environment("CartPole-v1").training(lr=1e-3, epsilon=[(0, 1.0), (400, 0.1)])
     if algorithm == "sac":
         config = SACConfig().environment("Pendulum-v1").training(actor_lr=1e-3, alpha_lr=1e-2)
-    elif algorithm == "multi-agent dqn":
+    elif "multi-agent" in algorithm:
         config.environment(MultiAgentCartPole, env_config={"num_agents": 2})
         config.multi_agent(policies=["p0", "p1"], policy_mapping_fn=lambda agent_id, episode: f"p{agent_id}")
     config = (
@@ -40,7 +40,7 @@ def replay_config(
         .reporting(min_sample_timesteps_per_iteration=1, min_time_s_per_iteration=0)
         .debugging(seed=3)
     )
-    if algorithm == "recurrent dqn":
+    if "recurrent" in algorithm:
         config.training(n_step=1, burn_in_len=2, replay_buffer_config={"type": "EpisodeReplayBuffer"})
         config.rl_module(
             model_config={"fcnet_hiddens": [16], "use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 6}

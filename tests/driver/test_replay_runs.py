@@ -34,12 +34,14 @@ def check(result: dict[str, Any], cut: float = 0.0) -> int:
     return int(result["learners"]["__all_modules__"]["num_env_steps_trained"])
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "recurrent dqn", "sac", "multi-agent dqn"])
+@pytest.mark.parametrize(
+    "algorithm", ["dqn", "recurrent dqn", "sac", "multi-agent dqn", "recurrent multi-agent dqn"]
+)
 def test_serial_and_distributed_runs_replay_the_same_numbers(algorithm: str) -> None:
     weights = []
     for num_env_runners, num_learners in ((0, 0), (1, 1)):
         with replay_config(num_env_runners, num_learners, algorithm=algorithm).build() as algo:
-            trained = [check(algo.train(), cut=0.5 * (algorithm == "recurrent dqn")) for _ in range(8)]
+            trained = [check(algo.train(), cut=0.5 * ("recurrent" in algorithm)) for _ in range(8)]
             assert trained[0] == trained[1] == 0
             assert min(trained[3:]) > 0
             modules = algo.config.module_ids

@@ -10,7 +10,19 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rlzmq import Columns, ConfigurationError, DQNConfig, EpisodeBatch, SACConfig, SingleAgentEpisode
+from rlzmq import (
+    Columns,
+    ConfigurationError,
+    DQNConfig,
+    EpisodeBatch,
+    MultiAgentEpisode,
+    MultiRLModuleSpec,
+    RLModuleSpec,
+    SACConfig,
+    SingleAgentEpisode,
+)
+from rlzmq.algorithms.dqn.dqn_module import DefaultDQNModule
+from rlzmq.core.tree import tree_leaves
 from rlzmq.learners.replay_source import BurnIn
 from rlzmq.replay import EpisodeReplayBuffer
 
@@ -68,15 +80,14 @@ def episode(
 
 
 def extended(episodes: list[SingleAgentEpisode], num: int = 200, num_steps: int = BURN_IN) -> EpisodeBatch:
-    burn_in = BurnIn(num_steps, {"h": np.zeros(CELL, np.float32), "c": np.full(CELL, 7.0, np.float32)})
+    burn_in = BurnIn(
+        num_steps,
+        {"h": np.zeros(CELL, np.float32), "c": np.full(CELL, 7.0, np.float32)},
+        LONGEST - num_steps,
+    )
     buffer = EpisodeReplayBuffer(1000, seed=1)
     buffer.add(episodes)
-    batch = buffer.sample(
-        batch_size_B=num,
-        batch_length_T=LONGEST - num_steps,
-        lookback=burn_in.lookback,
-        include_extra_model_outputs=True,
-    )
+    batch = buffer.sample(batch_size_B=num, **burn_in.options)
     drawn = batch.t_started.copy(), batch.length.copy()
     burn_in.extend(batch)
     for one, t_drawn, num_drawn in zip(batch, *drawn, strict=True):
@@ -230,14 +241,124 @@ def test_a_run_with_such_settings_is_refused_when_it_is_built() -> None:
         made.build()
 
 
-def test_multi_agent_runs_with_stateful_modules_are_refused() -> None:
-    made = config().multi_agent(policies={"p"}, policy_mapping_fn=lambda agent_id, episode: "p")
-    with pytest.raises(ConfigurationError, match="single-agent runs only"):
-        made.build_learner()
+def multi_agent_config(modules: dict[str, bool]) -> Any:
+    """DQN with a module for each agent of the same name; True: with an LSTM."""
+    spaces = dict.fromkeys("ab", OBSERVATIONS), {agent: gym.spaces.Discrete(2) for agent in "ab"}
+    made: Any = config()
+    made.environment(observation_space=gym.spaces.Dict(spaces[0]), action_space=gym.spaces.Dict(spaces[1]))
+    made.multi_agent(policies=set(modules), policy_mapping_fn=lambda agent_id, episode: agent_id)
+    made.rl_module(
+        rl_module_spec=MultiRLModuleSpec(
+            rl_module_specs={
+                module_id: RLModuleSpec(
+                    module_class=DefaultDQNModule,
+                    observation_space=OBSERVATIONS,
+                    action_space=gym.spaces.Discrete(2),
+                    model_config={**made.model_config, "use_lstm": use_lstm},
+                )
+                for module_id, use_lstm in modules.items()
+            }
+        )
+    )
+    return made
+
+
+def multi_agent_episode(length: int, first: int, agents: str = "ab") -> MultiAgentEpisode:
+    """Agents that live as `episode` says; agent b's steps are those with 50 more per episode."""
+    of_agents = {agent: episode(length, first=first + 50 * (agent == "b")) for agent in agents}
+    made = MultiAgentEpisode(
+        id_=f"multi-agent {first}",
+        observation_space=gym.spaces.Dict(dict.fromkeys("ab", OBSERVATIONS)),
+        action_space=gym.spaces.Dict({agent: gym.spaces.Discrete(2) for agent in "ab"}),
+        agent_to_module_mapping_fn=lambda agent_id, episode: agent_id,
+    )
+    made.add_env_reset(observations={agent: one.get_observations(0) for agent, one in of_agents.items()})
+    for t in range(length):
+        is_last = t == length - 1
+        outputs = {
+            agent: {
+                Columns.STATE_OUT: {
+                    name: leaf[t] for name, leaf in one.get_extra_model_outputs(Columns.STATE_OUT).items()
+                }
+            }
+            for agent, one in of_agents.items()
+        }
+        made.add_env_step(
+            {agent: one.get_observations(t + 1) for agent, one in of_agents.items()},
+            {agent: one.get_actions(t) for agent, one in of_agents.items()},
+            {agent: one.get_rewards(t) for agent, one in of_agents.items()},
+            terminateds={**dict.fromkeys(of_agents, is_last), "__all__": is_last},
+            extra_model_outputs=outputs,
+        )
+    return made
+
+
+def test_modules_of_several_agents_get_sequences_from_their_own_agents_steps() -> None:
+    """The columns are those that a single-agent run draws from the same steps with the same random numbers."""
+    learner: Any = multi_agent_config({"a": True, "b": True}).build_learner()
+    learner.source.add([multi_agent_episode(12, 0), multi_agent_episode(2, 100)])
+    rng = np.random.default_rng(2)
+    learner.source.batch_size = 60
+    (batch,) = learner.source.batches(1, rng)
+    train_batch = learner._builder.build(episodes=batch)
+    alone: Any = config().build_learner()
+    rng = np.random.default_rng(2)
+    for agent, offset in (("a", 0), ("b", 50)):
+        alone.source = alone.make_source()
+        alone.source.batch_size = min(60, len(learner.source.buffer))
+        alone.source.add([episode(12, first=offset), episode(2, first=100 + offset)])
+        alone.source.buffer._num_items_sampled = 0
+        (drawn_alone,) = alone.source.batches(1, rng)
+        expected = alone._builder.build(episodes=drawn_alone)
+        columns = train_batch.columns[agent]
+        assert columns.keys() == expected.columns["default_policy"].keys()
+        for name, column in expected.columns["default_policy"].items():
+            assert tree_equal(columns[name], column), name
+        assert train_batch.num_module_steps[agent] == expected.num_module_steps["default_policy"]
+    assert train_batch.num_env_steps == sum(
+        max(int(train_batch.columns[agent][Columns.LOSS_MASK][item].sum()) for agent in "ab")
+        for item in range(len(batch))
+    )
+    learner._builder.use_fused_path = False
+    generic = learner._builder.build(episodes=batch)
+    for agent in "ab":
+        for name, column in train_batch.columns[agent].items():
+            assert tree_equal(generic.columns[agent][name], column), name
+
+
+def tree_equal(one: Any, other: Any) -> bool:
+    pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_modules_with_and_without_state_are_trained_together() -> None:
+    learner: Any = multi_agent_config({"a": True, "b": False}).build_learner()
+    results = learner.update(episodes=[multi_agent_episode(12, 0)])
+    assert all(np.isfinite(results[module_id]["qf_loss"]) for module_id in "ab")
+    (batch,) = learner.source.batches(1, np.random.default_rng(0))
+    columns = learner._builder.build(episodes=batch).columns
+    assert columns["a"][Columns.OBS].shape == (4, LONGEST, 2)  # 12 steps in sequences of 3 and a burn-in
+    assert columns["b"][Columns.OBS].shape == (12, 2)
+    buffers = learner.source.buffer.buffers
+    assert Columns.STATE_OUT in buffers["a"]._store.columns
+    assert Columns.STATE_OUT not in buffers["b"]._store.columns
+
+
+def test_a_stateful_module_that_is_added_later_gets_sequences() -> None:
+    made = multi_agent_config({"a": True, "b": True})
+    learner: Any = multi_agent_config({"a": False}).training(burn_in_len=0).build_learner()
+    learner.update(episodes=[multi_agent_episode(12, 0, agents="a")])
+    learner.add_module(module_id="b", module_spec=made.rl_module_spec.rl_module_specs["b"])
+    results = learner.update(episodes=[multi_agent_episode(12, 100)])
+    assert learner.source.burn_ins.keys() == {"b"}
+    assert results["b"]["num_module_steps_trained"] > 0
+    assert Columns.STATE_OUT in learner.source.buffer.buffers["b"]._store.columns
+    learner.remove_module("b")
+    assert not learner.source.burn_ins
 
 
 def test_a_burn_in_without_a_stateful_module_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="burn_in_len=3: the module has no state"):
+    with pytest.raises(ConfigurationError, match="burn_in_len=3: no module has a state"):
         config(model={"use_lstm": False}).build_learner()
 
 
