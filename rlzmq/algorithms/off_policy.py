@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
+import gymnasium as gym
+
 from rlzmq.algorithms.algorithm_config import AlgorithmConfig
 from rlzmq.config.learning import TrainingSettings
 from rlzmq.config.settings import Fraction, NonNegativeInt, Positive, PositiveInt, setting, settings
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.update_plan import UpdatePlan
+from rlzmq.envs.registry import resolve_env
 
 __all__ = ["OffPolicyConfig", "OffPolicySettings", "check_no_compiled_update", "check_no_lr"]
 
@@ -167,6 +170,12 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
                 f"config.n_step={self.n_step}: config.{share}, and a sum of rewards may span a quarter of a buffer, "
                 f"{capacity // 4} env steps. Raise the capacity to {4 * most * ranks} or more, or lower n_step."
             )
+        longest = self._max_episode_steps()
+        if longest is not None and most > longest:
+            raise ConfigurationError(
+                f"config.n_step={self.n_step}: an episode of {self.env} ends after at most {longest} steps "
+                f"(max_episode_steps), so no sum has that many rewards. Lower n_step to {longest} or less."
+            )
         total = self.total_train_batch_size
         due = self.train_ratio * self._round_steps / total
         if due > _MOST_BATCHES:
@@ -175,6 +184,15 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
                 f"steps would train {due:.0f} batches of {total} env steps, at most {_MOST_BATCHES} fit. Lower "
                 "training_intensity or rollout_fragment_length, or raise train_batch_size_per_learner."
             )
+
+    def _max_episode_steps(self) -> int | None:
+        """Return the limit that Gymnasium sets to episodes; None: there is none, or it is not known."""
+        gym_id = None if self.env is None else resolve_env(self.env).gym_id
+        if gym_id is None:
+            return None
+        settings: dict[str, Any] = self.env_config or {}
+        limit: int | None = settings.get("max_episode_steps", gym.spec(gym_id).max_episode_steps)
+        return None if limit is None or limit < 0 else limit
 
 
 def check_no_compiled_update(config: AlgorithmConfig) -> None:

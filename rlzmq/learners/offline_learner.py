@@ -92,7 +92,7 @@ class OfflineLearner(TorchLearner):
         actions, space = shard.columns[Columns.ACTIONS], module.action_space
         discrete = (gym.spaces.Discrete, gym.spaces.MultiDiscrete)
         is_other = isinstance(space, discrete) and shard.action_space not in (None, space)
-        if is_other or not _fits(space, actions) or not _in_range(space, shard):
+        if is_other or not _fits(space, actions):
             raise ConfigurationError(
                 f"offline data, {path}, column 'actions': expected actions of {space}, got "
                 f"{shard.action_space or _shapes(actions)}. Give the environment (or action_space) that the data was "
@@ -103,6 +103,35 @@ class OfflineLearner(TorchLearner):
             raise ConfigurationError(
                 f"offline data, {path}: its actions are {'' if stored else 'not '}normalised to [-1, 1], but "
                 f"config.normalize_actions={config.normalize_actions}. Set .environment(normalize_actions={stored})."
+            )
+        # What runners record may lie beyond a Box's bounds, and is clipped as the environment does.
+        if stored is None:
+            self._check_range(shard, path, space)
+
+    def _check_range(self, shard: EpisodeBatch, path: str, space: gym.Space[Any]) -> None:
+        what, advice = str(space), "Give the action_space that the data was recorded with"
+        if isinstance(space, gym.spaces.Discrete):
+            low, high = int(space.start), int(space.start + space.n) - 1
+        elif (
+            isinstance(space, gym.spaces.Box)
+            and np.issubdtype(space.dtype, np.floating)
+            and space.is_bounded()
+            and self.config.normalize_actions
+        ):
+            low, high = -1, 1
+            what += ", normalised to [-1, 1]"
+            advice = (
+                "Scale the actions before write_shard(…, normalize_actions=True), or set "
+                ".environment(normalize_actions=False) if they are within the space's bounds"
+            )
+        else:
+            return
+        actions = cast(np.ndarray, shard.columns[Columns.ACTIONS])[shard.step_slots()]
+        least, most = actions.min(), actions.max()
+        if least < low or most > high:
+            raise ConfigurationError(
+                f"offline data, {path}, column 'actions': expected actions of {what}, got values from {least:g} to "
+                f"{most:g}. {advice}."
             )
 
     def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
@@ -132,11 +161,3 @@ def _fits(space: gym.Space[Any], column: Any) -> bool:
         and (np.asarray(one).dtype.kind == "f" or leaf.dtype.kind in "biu")
         for one, leaf in zip(optree.tree_leaves(wanted), optree.tree_leaves(column), strict=True)
     )
-
-
-def _in_range(space: gym.Space[Any], shard: EpisodeBatch) -> bool:
-    """Return whether all recorded actions of a Discrete space are among its own."""
-    if not isinstance(space, gym.spaces.Discrete):
-        return True
-    actions = cast(np.ndarray, shard.columns[Columns.ACTIONS])[shard.step_slots()]
-    return bool(actions.min() >= space.start and actions.max() < space.start + space.n)

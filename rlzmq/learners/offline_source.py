@@ -79,6 +79,7 @@ class OfflineShards(BatchSource):
         self._left_out: set[int] = set()  # keys of steps: which shard, and which slot of it
         self._ahead: tuple[int, _Ahead] | None = None
         self._initial_state: Any = None
+        self._num_empty = 0  # batches without a usable step in a row
         self._take_part(0, 1)
 
     def begin_sequences_with(self, initial_state: Any) -> None:
@@ -211,7 +212,15 @@ class OfflineShards(BatchSource):
                     ahead[1].join()
                 batch = self._read(number)
             self._ahead = number + 1, _Ahead(lambda number=number: self._read(number + 1))  # type: ignore[misc]
-            yield self._usable(batch)
+            usable = self._usable(batch)
+            self._num_empty = 0 if usable.num_env_steps else self._num_empty + 1
+            if self._num_empty >= self.num_batches_per_epoch:
+                raise NotFiniteError(
+                    f"offline data: no step of the last {self._num_empty} batches, an epoch or more, can be trained, "
+                    "since each has NaN or infinite values or made a loss overflow. Look at the recorded columns with "
+                    "`rlzmq inspect`."
+                )
+            yield usable
 
     def _usable(self, batch: EpisodeBatch) -> EpisodeBatch:
         if not self._left_out:

@@ -200,7 +200,7 @@ def _is_finite(learner: Any, batch: Any) -> bool:
     columns = {m: item for m, item in prepared.items() if m in learner.trained_module_ids}
     if not columns:
         return True
-    losses = learner.compute_losses(fwd_out=learner.module.forward_train(columns), batch=columns)
+    losses = learner.compute_losses(fwd_out=learner.forward_train(columns), batch=columns)
     total: Any = sum(losses.values())
     if not math.isfinite(total.detach()) or not total.requires_grad:
         return math.isfinite(total.detach())

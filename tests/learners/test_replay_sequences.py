@@ -191,7 +191,7 @@ def test_the_loss_is_that_of_lstms_unrolled_by_hand(double_q: bool) -> None:
     columns = train_batch.columns["default_policy"]
     assert columns[Columns.OBS].shape == (len(batch), LONGEST, 2)
     assert train_batch.num_env_steps == int(columns[Columns.LOSS_MASK].sum()) == len(losses)
-    outputs = module.forward_train(columns)
+    outputs = learner.forward_train({"default_policy": columns})["default_policy"]
     loss = learner.compute_loss_for_module(
         module_id="default_policy", config=learner.config, batch=columns, fwd_out=outputs
     )

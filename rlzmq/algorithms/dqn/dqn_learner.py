@@ -34,6 +34,17 @@ class DQNLearner(ReplayLearner):
         """`QNetAPI` and `TargetNetworkAPI`."""
         return [QNetAPI, TargetNetworkAPI]
 
+    def forward_train(self, batch: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Run the modules, stateful ones over the observation after each sequence, too: outputs [B, T + 1, …]."""
+        return super().forward_train(
+            {
+                module_id: {**columns, **_unrolled(columns)}
+                if self.module[module_id].is_stateful()
+                else columns
+                for module_id, columns in batch.items()
+            }
+        )
+
     def compute_loss_for_module(
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
     ) -> Tensor:
@@ -44,7 +55,7 @@ class DQNLearner(ReplayLearner):
         mask = batch[Columns.LOSS_MASK] if module.is_stateful() else None
 
         def rows(values: Tensor) -> Tensor:
-            return values if mask is None else values[mask]
+            return values if mask is None else values[:, : mask.shape[1]][mask]
 
         def next_rows(values: Tensor) -> Tensor:
             return values if mask is None else values[:, 1:][mask]
@@ -55,7 +66,9 @@ class DQNLearner(ReplayLearner):
         following = {Columns.OBS: batch[Columns.NEXT_OBS]} if mask is None else _unrolled(batch)
         with torch.no_grad():
             target = module.forward_target(following)
-            chooser = module.compute_q_values(following) if settings.double_q else target
+            chooser = target
+            if settings.double_q:
+                chooser = module.compute_q_values(following) if mask is None else fwd_out
             next_actions_B = next_rows(chooser["qf_preds"]).argmax(-1)
         shared = {
             "rewards_B": rows(batch[Columns.REWARDS]).float(),

@@ -62,7 +62,7 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
         assert action_space is not None
         self._is_discrete = isinstance(action_space, gym.spaces.Discrete)
         if not self._is_discrete:
-            _check_box(action_space, where)
+            require_box(self, "SAC", "PPO", or_discrete=True)
             shape = action_space.shape
             self.action_dist_cls = (
                 TorchSquashedGaussian
@@ -206,32 +206,26 @@ def _without_gradients(module: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def require_box(module: TorchRLModule, algorithm: str, others: str) -> None:
-    """Check that a module's action space is a Box.
+def require_box(module: TorchRLModule, algorithm: str, others: str, *, or_discrete: bool = False) -> None:
+    """Check that a module's action space is a bounded Box of floats.
 
     Args:
         module: The module.
         algorithm: Its algorithm's name, for the error.
-        others: Which algorithms have other action spaces.
+        others: Which algorithms have other action spaces, likewise.
+        or_discrete: Whether the error names Discrete spaces as possible, too.
 
     Raises:
         UnsupportedSpaceError: It is another space.
     """
-    if not isinstance(module.action_space, gym.spaces.Box):
-        raise UnsupportedSpaceError(
-            f"{module.describe()}: {algorithm} needs a Box of floats as action space, got {module.action_space}. Use "
-            f"{others}, or wrap the environment."
-        )
-
-
-def _check_box(space: gym.Space[Any], where: str) -> None:
+    space, where = module.action_space, module.describe()
     if not isinstance(space, gym.spaces.Box) or not np.issubdtype(space.dtype, np.floating):
         raise UnsupportedSpaceError(
-            f"{where}: SAC needs a Box of floats or a Discrete action space, got {space}. Use PPO, or wrap the "
-            "environment so that its actions are one of them."
+            f"{where}: {algorithm} needs a Box of floats {'or a Discrete ' if or_discrete else ''}as action space, got "
+            f"{space}. Use {others}, or wrap the environment."
         )
     if not space.is_bounded():
         raise UnsupportedSpaceError(
-            f"{where}: SAC's actions lie in (-1, 1) and are scaled to the bounds of the action space, but {space} has "
-            "none. Wrap the environment so that its actions have bounds."
+            f"{where}: {algorithm}'s actions lie in (-1, 1) and are scaled to the bounds of the action space, but "
+            f"{space} has none. Wrap the environment so that its actions have bounds."
         )

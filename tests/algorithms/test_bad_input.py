@@ -1,0 +1,205 @@
+"""Input that no algorithm can train on is an error when the run is built, and the text says what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rlzmq import ConfigurationError, EpisodeBatch, NotFiniteError, SingleAgentEpisode, UnsupportedSpaceError
+from rlzmq.algorithms.registry import get_config_class
+from rlzmq.replay import write_shard
+
+OBSERVATIONS = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
+DISCRETE = gym.spaces.Discrete(3)
+BOX = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+SPACES: dict[str, gym.Space[Any]] = {
+    "Discrete": DISCRETE,
+    "MultiDiscrete": gym.spaces.MultiDiscrete([2, 3]),
+    "MultiBinary": gym.spaces.MultiBinary(3),
+    "Box": BOX,
+    "unbounded Box": gym.spaces.Box(-np.inf, np.inf, (2,), np.float32),
+    "Box of integers": gym.spaces.Box(0, 5, (2,), np.int64),
+    "Tuple": gym.spaces.Tuple((DISCRETE, BOX)),
+    "Dict": gym.spaces.Dict({"a": DISCRETE}),
+    "Text": gym.spaces.Text(5),
+}
+OFFLINE = {"bc": DISCRETE, "marwil": DISCRETE, "cql": BOX, "iql": BOX}
+USABLE = {
+    "dqn": ["Discrete"],
+    "sac": ["Discrete", "Box"],
+    "tqc": ["Box"],
+    "cql": ["Box"],
+    "iql": ["Box"],
+    "bc": [name for name in SPACES if name != "Text"],
+    "marwil": [name for name in SPACES if name != "Text"],
+}
+
+
+class Still(gym.Env[Any, Any]):
+    """Zeros as observations, for any action."""
+
+    def __init__(self, env_config: Any) -> None:
+        self.observation_space, self.action_space = OBSERVATIONS, env_config["action_space"]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(3, np.float32), 0.0, False, True, {}
+
+
+def record(
+    directory: Path,
+    observations: gym.Space[Any],
+    actions: gym.Space[Any],
+    *,
+    obs: Any = None,
+    action: Any = None,
+    reward: float = 0.0,
+) -> None:
+    """Write an episode of five steps, of samples of the spaces if no values are given."""
+    episode = SingleAgentEpisode(
+        observations=[observations.sample() if obs is None else obs for _ in range(6)],
+        actions=[actions.sample() if action is None else action for _ in range(5)],
+        rewards=[reward] * 5,
+        terminated=True,
+        observation_space=observations,
+        action_space=actions,
+        len_lookback_buffer=0,
+    )
+    write_shard(directory, EpisodeBatch.from_episodes([episode]))
+
+
+def config(algorithm: str, actions: gym.Space[Any], directory: Path) -> Any:
+    made: Any = get_config_class(algorithm)().environment(Still, env_config={"action_space": actions})
+    if algorithm in OFFLINE:
+        made.offline_data(input_=str(directory), dataset_num_iters_per_learner=1)
+    return made.training(train_batch_size_per_learner=4).rl_module(model_config={"fcnet_hiddens": [4]})
+
+
+@pytest.mark.parametrize("algorithm", USABLE)
+@pytest.mark.parametrize("space", SPACES)
+def test_an_action_space_is_trained_or_refused_by_the_algorithms_name(
+    algorithm: str, space: str, tmp_path: Path
+) -> None:
+    actions = SPACES[space]
+    if algorithm in OFFLINE:
+        record(tmp_path, OBSERVATIONS, DISCRETE if space == "Text" else actions)
+    made = config(algorithm, actions, tmp_path)
+    if space in USABLE[algorithm]:
+        made.build_learner()
+        return
+    with pytest.raises(UnsupportedSpaceError) as error:
+        made.build()
+    text = str(error.value)
+    assert type(actions).__name__ in text
+    if space != "Text":
+        assert algorithm.upper() in text
+    assert "rap the environment" in text
+
+
+def torn(directory: Path, actions: gym.Space[Any]) -> None:
+    record(directory, OBSERVATIONS, actions)
+    (path,) = directory.iterdir()
+    path.write_bytes(path.read_bytes()[:-50])
+
+
+def two(directory: Path, first: Any, second: Any) -> None:
+    record(directory, *first)
+    record(directory, *second)
+
+
+WIDER = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
+DATA: dict[str, tuple[Callable[[Path, Any], None], str]] = {
+    "nothing": (lambda path, actions: None, r"expected shards .* got none\s+Record episodes"),
+    "no directory": (lambda path, actions: path.rmdir(), "does not exist. Give the directory"),
+    "other files": (
+        lambda path, actions: (path / "data.parquet").touch(),
+        r"expected shards .* got none\s+Record",
+    ),
+    "a torn shard": (torn, "got 1 of which none is usable"),
+    "observations of another shape": (
+        lambda path, actions: record(path, WIDER, actions),
+        r"column 'obs': expected observations of Box\(-1.0, 1.0, \(3,\), float32\), got Box\(-1.0, 1.0, \(4,\)",
+    ),
+    "observations of another structure": (
+        lambda path, actions: record(path, gym.spaces.Dict({"x": OBSERVATIONS}), actions),
+        r"column 'obs': expected observations of Box.* got Dict\('x'",
+    ),
+    "actions of another shape": (
+        lambda path, actions: record(path, OBSERVATIONS, gym.spaces.Box(-1.0, 1.0, (5,), np.float32)),
+        r"column 'actions': expected actions of .* got Box\(-1.0, 1.0, \(5,\), float32\)\. Give the environment",
+    ),
+    "actions of another kind": (
+        lambda path, actions: record(path, OBSERVATIONS, BOX if actions is DISCRETE else DISCRETE),
+        "column 'actions': expected actions of .* got (Box|Discrete)",
+    ),
+    "actions out of range": (
+        lambda path, actions: record(
+            path, OBSERVATIONS, actions, action=7 if actions is DISCRETE else np.full(2, 7.0, np.float32)
+        ),
+        "column 'actions': expected actions of .* got values from 7 to 7. (Give|Scale)",
+    ),
+    "two kinds of observations": (
+        lambda path, actions: two(path, (OBSERVATIONS, actions), (WIDER, actions)),
+        r"column 'obs': expected float32 \(3,\) as in .* got float32 \(4,\) in .* into its own directory",
+    ),
+    "two kinds of actions": (
+        lambda path, actions: two(path, (OBSERVATIONS, DISCRETE), (OBSERVATIONS, BOX)),
+        "column 'actions': expected int64 .* as in .* got float32 .* into its own directory",
+    ),
+}
+
+
+@pytest.mark.parametrize("algorithm", OFFLINE)
+@pytest.mark.parametrize("case", DATA)
+def test_recorded_data_that_does_not_fit_is_refused(algorithm: str, case: str, tmp_path: Path) -> None:
+    actions, directory = OFFLINE[algorithm], tmp_path / "data"
+    directory.mkdir()
+    write, text = DATA[case]
+    write(directory, actions)
+    with pytest.raises(ConfigurationError, match=text):
+        config(algorithm, actions, directory).build()
+
+
+@pytest.mark.parametrize("algorithm", OFFLINE)
+def test_data_without_a_finite_step_ends_the_run(algorithm: str, tmp_path: Path) -> None:
+    record(tmp_path, OBSERVATIONS, OFFLINE[algorithm], reward=float("nan"))
+    learner = config(algorithm, OFFLINE[algorithm], tmp_path).build_learner()
+    with pytest.raises(NotFiniteError, match=r"offline data: no step .* can be trained"):
+        learner.update(episodes=[])
+
+
+SETTINGS: list[tuple[dict[str, Any], str]] = [
+    (
+        {"train_batch_size_per_learner": 200, "replay_buffer_config": {"capacity": 100}},
+        "fewer than train_batch_size_per_learner=200. Raise the capacity to 200 or more",
+    ),
+    ({"n_step": 160, "replay_buffer_config": {"capacity": 400}}, "Raise the capacity to 640 or more, or lower n_step"),
+    ({"n_step": 300}, r"an episode of Pendulum-v1 ends after at most 200 steps .* Lower n_step to 200"),
+    ({"n_step": (2, 201)}, r"n_step=\(2, 201\): an episode of Pendulum-v1 ends"),
+    ({"training_intensity": 1e7}, "Lower training_intensity or rollout_fragment_length, or raise train_batch_size"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "sac", "tqc"])
+@pytest.mark.parametrize(("training", "text"), SETTINGS)
+def test_replay_settings_that_cannot_work_are_refused(
+    algorithm: str, training: dict[str, Any], text: str
+) -> None:
+    made: Any = get_config_class(algorithm)().environment("Pendulum-v1").training(**training)
+    with pytest.raises(ConfigurationError, match=text):
+        made.build()
+
+
+def test_a_limit_of_episodes_that_the_config_sets_counts() -> None:
+    made: Any = get_config_class("dqn")().environment("CartPole-v1", env_config={"max_episode_steps": 10})
+    with pytest.raises(ConfigurationError, match="Lower n_step to 10 or less"):
+        made.training(n_step=11).validate()
+    made.training(n_step=10).validate()
