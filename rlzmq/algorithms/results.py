@@ -9,10 +9,18 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rlzmq.algorithms.verdict import judge
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
-from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE, ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
+from rlzmq.core.names import (
+    ALL_MODULES,
+    BATCH_SOURCE,
+    ENV_RUNNER_RESULTS,
+    LEARNER_CONNECTOR,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+)
 from rlzmq.core.plain import decode, encode_supported
+from rlzmq.core.stage_timers import LEARNER_STAGES
 from rlzmq.core.svg_curve import svg_curve
 from rlzmq.driver.update_results import Accounting, UpdateResult
 from rlzmq.runners.episode_metrics import HOW_TO_LIMIT, EpisodeMetrics, add_fragment_metas
@@ -134,9 +142,11 @@ class ResultBuilder:
         overall = merged.setdefault(ALL_MODULES, {})
         overall["num_env_steps_trained"] = num_env_steps
         overall["num_env_steps_trained_lifetime"] = self.num_env_steps_trained_lifetime
-        for name in ("learner_thread_in_queue_wait_timer", "learner_thread_update_timer"):
+        for name in ("learner_thread_in_queue_wait_timer", "learner_thread_update_timer", *LEARNER_STAGES):
             if name in overall:
                 self.add_timer(name, overall[name])
+        if LEARNER_CONNECTOR in overall:
+            self.add_timer("learner_connector_timer", overall[LEARNER_CONNECTOR]["connector_pipeline_timer"])
         self._learners = merged
 
     @property
@@ -203,6 +213,7 @@ class ResultBuilder:
             env_runners |= logged[ENV_RUNNER_RESULTS]
             result[NUM_ENV_STEPS_SAMPLED_LIFETIME] = env_runners[NUM_ENV_STEPS_SAMPLED_LIFETIME]
         merge_into(result, logged)
+        result["bottleneck"] = judge(result).to_dict()
         num_steps = result[NUM_ENV_STEPS_SAMPLED_LIFETIME] or result["num_env_steps_trained_lifetime"]
         self._curve.append((num_steps, env_runners.get("episode_return_mean", math.nan)))
         result.curve = tuple(self._curve)

@@ -115,6 +115,7 @@ class TrainingLoop:
         fault_tolerance = {**session.fault_tolerance(), **self._keeper.counters()}
         result = self._iterations.build_result(fault_tolerance)
         result["config_seed"] = session.config.seed
+        session.tell_bottleneck("{stage}: {advice}".format_map(result["bottleneck"]))
         if evaluation is not None:
             merge_into(evaluation, result.get("evaluation", {}))  # values logged by callbacks
             result["evaluation"] = evaluation

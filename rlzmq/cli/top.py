@@ -87,6 +87,8 @@ def format_status(status: Mapping[str, Any], rates: Mapping[str, float], address
         f"broker    loop lag {status['loop_lag_s'] * 1e3:.1f} ms, at most {status['max_loop_lag_s'] * 1e3:.0f} ms  "
         f"{status['num_messages']} messages  refused {_pairs(status['refused']) or 'none'}",
     ]
+    if status["bottleneck"]:
+        lines.append(f"bottleneck  {status['bottleneck']}")
     if status["still_s"] >= _STILL_S:
         lines.append(f"STANDS STILL  nothing has moved for {status['still_s']:.0f} s; who waits for whom:")
         lines += [f"  {line}" for line in status["waits"]]

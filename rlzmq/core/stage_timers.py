@@ -10,8 +10,14 @@ __all__ = [
     "ENV_RESET_TIMER",
     "ENV_STEP_TIMER",
     "ENV_TO_MODULE_TIMER",
+    "FRAGMENT_DELIVERY_TIMER",
+    "FRAGMENT_ENCODE_TIMER",
     "INFERENCE_TIMER",
+    "LEARNER_STAGES",
     "MODULE_TO_ENV_TIMER",
+    "NUM_VECTOR_STEPS_PER_SAMPLE",
+    "VECTOR_STEPS_TIMER",
+    "WEIGHTS_WAIT_TIMER",
     "StageTimers",
 ]
 
@@ -21,6 +27,14 @@ ENV_STEP_TIMER = "env_step_timer"
 INFERENCE_TIMER = "rlmodule_inference_timer"
 ENV_TO_MODULE_TIMER = "env_to_module_connector/connector_pipeline_timer"
 MODULE_TO_ENV_TIMER = "module_to_env_connector/connector_pipeline_timer"
+NUM_VECTOR_STEPS_PER_SAMPLE = "num_vector_steps_per_sample"
+VECTOR_STEPS_TIMER = "vector_steps_timer"
+FRAGMENT_ENCODE_TIMER = "fragment_encode_timer"
+FRAGMENT_DELIVERY_TIMER = "fragment_delivery_timer"
+WEIGHTS_WAIT_TIMER = "weights_wait_timer"
+
+LEARNER_STAGES = ("learner_forward_timer", "learner_backward_timer", "learner_reduce_timer")
+"""Seconds of an update by stage, among a learner's results."""
 
 
 class StageTimers:

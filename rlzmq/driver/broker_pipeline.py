@@ -485,6 +485,11 @@ class BrokerPipeline:
             counts if self._journal is None else counts | {"num_journal_failures": self._journal.num_failures}
         )
 
+    def tell_bottleneck(self, text: str) -> None:
+        """Have the broker show observers what limits the run."""
+        if self._driver is not None:
+            self._driver.core.bottleneck = text
+
     async def pause(self) -> None:
         """Stop issuing leases, since the learners' state is about to be replaced."""
         assert self._driver is not None

@@ -123,6 +123,9 @@ class SerialPipeline:
     async def note_checkpoint(self, next_update: int) -> None:
         """Do nothing: no data is kept for checkpoints."""
 
+    def tell_bottleneck(self, text: str) -> None:
+        """Do nothing: a serial run has no observers."""
+
     def fault_tolerance(self) -> dict[str, int]:
         """Return {}: no process can die alone."""
         return {}

@@ -220,6 +220,10 @@ class Session:
             self.accounting.add(trained=min(num_steps, self.accounting.pending))
         return taken
 
+    def tell_bottleneck(self, text: str) -> None:
+        """Show observers what limits the run."""
+        self._pipeline.tell_bottleneck(text)
+
     def fault_tolerance(self) -> dict[str, Any]:
         """Return the result's ``fault_tolerance`` under RLlib's keys, and the same for learners and the broker."""
         group = self.env_runner_group

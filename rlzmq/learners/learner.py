@@ -39,7 +39,7 @@ from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE
 from rlzmq.core.plain import decode, encode_supported
 from rlzmq.core.seeding import derive_seed
-from rlzmq.core.stage_timers import StageTimers
+from rlzmq.core.stage_timers import LEARNER_STAGES, StageTimers
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.core.update_plan import ReplayRatio
 from rlzmq.learners.learner_hooks import NUM_ENV_STEPS_LIFETIME, LearnerHooks
@@ -136,6 +136,8 @@ class Learner(LearnerHooks):
         )
         self._ended_at: float | None = None
         self._waited_s = self._updated_s = 0.0
+        self._forward_s = self._backward_s = 0.0
+        self._reduced_before_s = 0.0
 
     def build(self) -> None:
         """Make the module, the learner connector and the optimizers. Idempotent.
@@ -154,7 +156,7 @@ class Learner(LearnerHooks):
             self._loss_weights = dict.fromkeys(self.trained_module_ids, 1.0)
             if self._compiler is not None and self._compiler.compiles_complete_update:
                 self._train_minibatch = self._compiler.compile_step(  # type: ignore[assignment,method-assign]
-                    self._train_minibatch
+                    self._whole_step
                 )
             self._builder = TrainBatchBuilder(self._learner_connector, self.module, self.device)
 
@@ -222,8 +224,9 @@ class Learner(LearnerHooks):
             "num_minibatches": num_total_minibatches or None,
         }
         began_at = time.perf_counter()
-        waited_before_s = 0.0 if self.group is None else self.group.waited_s
         self._waited_s = 0.0 if self._ended_at is None else began_at - self._ended_at
+        self._forward_s = self._backward_s = 0.0
+        self._reduced_before_s = self._reduced_s()
         self.left_out, self._num_undone, self._fresh_kept = [], Counter(), None
         self._set_source_modules()
 
@@ -262,7 +265,7 @@ class Learner(LearnerHooks):
             self._updated_s = self._ended_at - began_at
             results = self._results(done)
             if self.group is not None:
-                waited_s = self.group.waited_s - waited_before_s
+                waited_s = self._reduced_s() - self._reduced_before_s
                 results[ALL_MODULES]["speedup_over_one_rank"] = self.speedup_over_one_rank(
                     self._updated_s, waited_s
                 )
@@ -441,13 +444,36 @@ class Learner(LearnerHooks):
             self._num_module_steps[module_id] = before + agreed.num_rows[module_id]
 
     def _train_minibatch(self, minibatch: dict[str, dict[str, Any]]) -> None:
+        """Take one step, with its stages timed."""
+        started = self._own_time_s()
+        losses = self._losses_of(minibatch)
+        evaluated = self._own_time_s()
+        self._step_on(losses)
+        self._forward_s += evaluated - started
+        self._backward_s += self._own_time_s() - evaluated
+
+    def _whole_step(self, minibatch: dict[str, dict[str, Any]]) -> None:
+        """Take one step; compiled as a whole."""
+        self._step_on(self._losses_of(minibatch))
+
+    def _losses_of(self, minibatch: dict[str, dict[str, Any]]) -> dict[str, torch.Tensor]:
         outputs = self.forward_train(minibatch)
-        losses = self.compute_losses(fwd_out=outputs, batch=minibatch)
+        return self.compute_losses(fwd_out=outputs, batch=minibatch)
+
+    def _step_on(self, losses: dict[str, torch.Tensor]) -> None:
         gradients = self.compute_gradients(losses)
         gradients = self.postprocess_gradients(gradients)
         self.apply_gradients(gradients)
         self.num_gradient_updates_lifetime += 1
         self.num_passes += 1
+
+    def _own_time_s(self) -> float:
+        """Return a time in seconds that stands still in collectives."""
+        return time.perf_counter() - self._reduced_s()
+
+    def _reduced_s(self) -> float:
+        """Return the seconds in collectives with the other ranks so far."""
+        return 0.0 if self.group is None else self.group.waited_s
 
     def _leave_out_skipped(self, done: _Trained, start: UpdateStart) -> None:
         """Remove the traces of modules that took no optimizer step.
@@ -525,6 +551,7 @@ class Learner(LearnerHooks):
             for entry in self._optimizers.of_module(module_id):
                 learning_rate = float(entry.optimizer.param_groups[0]["lr"])
                 module_results[f"{entry.name}_learning_rate"] = learning_rate
+        stages_s = self._forward_s, self._backward_s, self._reduced_s() - self._reduced_before_s
         own = self.metrics.compile()
         for module_id, values in own.items():
             results.setdefault(module_id, {}).update(
@@ -543,6 +570,7 @@ class Learner(LearnerHooks):
             weights_seq_no=self.weights_seq_no,
             learner_thread_in_queue_wait_timer=self._waited_s,
             learner_thread_update_timer=self._updated_s,
+            **dict(zip(LEARNER_STAGES, stages_s, strict=True)),
             learner_connector=self._connector_timers(done.connector_s),
             learner_connector_sum_episodes_length_in=train_batch.num_env_steps,
             learner_connector_sum_episodes_length_out=train_batch.num_env_steps,

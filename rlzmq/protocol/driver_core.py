@@ -81,6 +81,7 @@ class DriverCore(PeerCore):
         self._watermarks: dict[tuple[str, int], int] = {}
         self._is_paused = False
         self.expected: set[tuple[str, str]] = set()
+        self.bottleneck = ""
 
     # ------------------------------------------------------------------ calls
 
@@ -220,7 +221,7 @@ class DriverCore(PeerCore):
             tuple(sorted(name for role, name in self.expected if role == wanted))
             for wanted in ("runner", "learner")
         )
-        return DriverState(self.min_generation, self.next_report, runners, learners)
+        return DriverState(self.min_generation, self.next_report, runners, learners, self.bottleneck)
 
 
 def parse_report(message: UpdateReport, payload: tuple[Buffer, ...]) -> Report:

@@ -138,6 +138,11 @@ class RunnerCore(PeerCore):
         return self._current
 
     @property
+    def has_undelivered(self) -> bool:
+        """Whether the broker has not accepted all fragments yet."""
+        return any(not kept.is_accepted for kept in self._kept.values())
+
+    @property
     def is_waiting_for_weights(self) -> bool:
         """Whether a lease waits for weights or connector state."""
         return self._current is None and bool(self._queue)
@@ -359,7 +364,7 @@ class RunnerCore(PeerCore):
     def _finish_leaving(self) -> list[Instruction]:
         if self._leaving is None or self._current is not None or self.is_stopped:
             return []
-        if any(not kept.is_accepted for kept in self._kept.values()):
+        if self.has_undelivered:
             return []
         return [Send(b"", Goodbye(self._leaving)), *self._stop("left", self._leaving)]
 

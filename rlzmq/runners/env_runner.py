@@ -21,7 +21,7 @@ from rlzmq.core.callbacks import CallbackList
 from rlzmq.core.errors import ClosedError, ConfigurationError
 from rlzmq.core.metrics import MetricsLogger, ReducedMetrics
 from rlzmq.core.seeding import derive_seed
-from rlzmq.core.stage_timers import StageTimers
+from rlzmq.core.stage_timers import NUM_VECTOR_STEPS_PER_SAMPLE, StageTimers
 from rlzmq.envs.registry import EnvContext
 from rlzmq.episodes.bad_values import BadValue
 from rlzmq.replay.episode_recorder import EpisodeRecorder
@@ -233,6 +233,7 @@ class EnvRunner(EnvRunnerState):
             batch.meta["num_env_steps"] = batch.num_env_steps
         if self._recorder is not None:
             self._recorder.add(batch)
+        self.timers.add(NUM_VECTOR_STEPS_PER_SAMPLE, num_vector_steps)
         batch.meta["timers"] = self._time_sample(start_s)
         return batch
 

@@ -55,6 +55,7 @@ class EpisodeMetrics:
         self.agent_returns: dict[str, deque[float]] = {}
         self.module_returns: dict[str, deque[float]] = {}
         self.timers = StageTimers()
+        self._speeds: dict[Any, list[float]] = {}  # by runner: env steps, seconds of sampling and between
         self._num_smoothed = num_smoothed
         self._num_new_returns: Counter[tuple[str, str]] = Counter()  # by attribute and id
         self.num_episodes = self.num_episodes_lifetime = 0
@@ -88,7 +89,13 @@ class EpisodeMetrics:
             for id_, returns in finished.get(name, {}).items():
                 self._num_new_returns[name, id_] += len(returns)
                 getattr(self, name).setdefault(id_, self._window()).extend(returns)
-        self.timers.merge(meta.get("timers") or {})
+        timers = meta.get("timers") or {}
+        self.timers.merge(timers)
+        if "sample" in timers and "worker_index" in meta:
+            sums = self._speeds.setdefault(meta["worker_index"], [0, 0.0, 0.0])
+            sums[0] += num_env_steps
+            sums[1] += timers["sample"][1]
+            sums[2] += timers.get("time_between_sampling", (0, 0.0))[1]
 
     def _window(self, values: Iterable[Any] = ()) -> deque[Any]:
         return deque(values, maxlen=self._num_smoothed)
@@ -155,10 +162,30 @@ class EpisodeMetrics:
             if windows:
                 result[name] = {id_: sum(values) / len(values) for id_, values in windows.items() if values}
         result.update(self.timers.reduce())
+        result.update(self._reduce_speeds())
         self.num_episodes = self.num_env_steps = 0
         self._num_new_returns.clear()
         self.agent_steps, self.module_steps = Counter(), Counter()
         return result
+
+    def _reduce_speeds(self) -> dict[str, Any]:
+        """Return how fast the runners sample, if there are several; reset the sums."""
+        sums, self._speeds = self._speeds, {}
+        if len(sums) < 2:
+            return {}
+        speeds = {runner: steps / max(sample_s, 1e-9) for runner, (steps, sample_s, _) in sums.items()}
+        ascending = sorted(speeds.values())
+        busy = [sample_s / max(sample_s + between_s, 1e-9) for _, sample_s, between_s in sums.values()]
+        return {
+            "runner_speed": {
+                "min": ascending[0],
+                "median": ascending[len(ascending) // 2],  # of two runners the faster one's
+                "mean": sum(ascending) / len(ascending),
+                "slowest": min(speeds, key=speeds.__getitem__),
+                "busy_mean": sum(busy) / len(busy),
+                "busy_max": max(busy),
+            }
+        }
 
 
 class EpisodeResults(dict[str, Any]):

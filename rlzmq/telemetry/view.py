@@ -84,6 +84,7 @@ class PanelView(LiveView[Mapping[str, Any]]):
         """Return the panel of an iteration's result."""
         from rich.panel import Panel
         from rich.table import Table
+        from rich.text import Text
 
         mean = shown["env_runners"].get("episode_return_mean", math.nan)
         if not math.isnan(mean):
@@ -91,6 +92,8 @@ class PanelView(LiveView[Mapping[str, Any]]):
         table = Table.grid(padding=(0, 2))
         for name, text in _facts(shown).items():
             table.add_row(f"[bold]{name}[/bold]", text)
+        if "bottleneck" in shown:
+            table.add_row("", Text(shown["bottleneck"]["advice"], style="dim"))
         table.add_row("[bold]curve[/bold]", f"[green]{sparkline(list(self._curve))}[/green]")
         return Panel(table, title=self._title, expand=False)
 
@@ -131,6 +134,7 @@ def _facts(result: Mapping[str, Any]) -> dict[str, str]:
         "steps/s": f"{runners.get('num_env_steps_sampled_lifetime_throughput', 0.0):.0f}",
         **_dropped(accounting["dropped"]),
         "time": f"{result['time_total_s']:.1f}s",
+        **_bottleneck(result),
     }
     for module_id, values in result.get("learners", {}).items():
         if module_id.startswith("__"):
@@ -142,6 +146,11 @@ def _facts(result: Mapping[str, Any]) -> dict[str, str]:
     if evaluated is not None:
         facts["evaluation"] = _return_text(evaluated.get("episode_return_mean", math.nan))
     return facts
+
+
+def _bottleneck(result: Mapping[str, Any]) -> dict[str, str]:
+    found = result.get("bottleneck", {}).get("stage", "unknown")
+    return {} if found == "unknown" else {"bottleneck": found}
 
 
 def _dropped(reasons: Mapping[str, int]) -> dict[str, str]:

@@ -174,9 +174,11 @@ class DriverState(WireMessage):
         min_generation: Generation of the driver's last RESET; the state of another lineage is ignored.
         next_report: First update without a report; earlier reports need not be kept.
         runners, learners: Names of the driver's live processes, which should be registered.
+        bottleneck: What limited the newest iteration, for observers; "" if it is not known yet.
     """
 
     min_generation: int
     next_report: int
     runners: tuple[str, ...] = ()
     learners: tuple[str, ...] = ()
+    bottleneck: str = ""

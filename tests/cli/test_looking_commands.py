@@ -189,6 +189,9 @@ def test_top_says_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "driver NO" in text
     assert "the oldest for 0.0 s" in text
     assert "STANDS STILL" not in text
+    assert "bottleneck" not in text
+    judged = {**status, "bottleneck": "env: add\x1b runners"}
+    assert "bottleneck  env: add\\x1b runners" in format_status(judged, {}, "ipc:///x")
     text = "\n".join(format_status({**status, "still_s": 12.0}, {}, "ipc:///x"))
     assert "nothing has moved for 12 s; who waits for whom:\n  broker: waits for a driver" in text
 

@@ -162,6 +162,17 @@ def test_counters_count_env_steps_once_and_gradient_updates_apart() -> None:
         assert learner.weights_seq_no == updates
 
 
+def test_an_updates_stages_are_timed() -> None:
+    learner = ppo_learner(ppo_config(minibatch_size=8, num_epochs=2))
+    for _ in range(2):
+        everything = learner.update(episodes=episodes(20, 30))["__all_modules__"]
+        connector_s = everything["learner_connector"]["connector_pipeline_timer"]
+        forward_s, backward_s = everything["learner_forward_timer"], everything["learner_backward_timer"]
+        assert min(connector_s, forward_s, backward_s) > 0
+        assert everything["learner_reduce_timer"] == 0.0
+        assert connector_s + forward_s + backward_s < everything["learner_thread_update_timer"]
+
+
 def test_the_lag_to_the_sampling_policy_is_measured() -> None:
     learner = square_learner()
     learner.weights_seq_no = 5

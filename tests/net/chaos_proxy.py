@@ -170,7 +170,7 @@ class ChaosProxy:
         try:
             while True:
                 at, data = await due.get()
-                wait = at - loop.time()
+                wait = max(at - loop.time(), 0.0)
                 if faults.rate_bytes_per_s:
                     wait += len(data) / faults.rate_bytes_per_s
                 if wait > 0:

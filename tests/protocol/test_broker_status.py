@@ -8,6 +8,7 @@ from core_fakes import Bench
 from rlzmq.protocol.events import PeerLost, Publish, Tick
 from rlzmq.wire.messages import (
     ConnectorState,
+    DriverState,
     Goodbye,
     LearnerState,
     Lease,
@@ -53,6 +54,7 @@ def test_an_idle_broker_says_so():
         "runners": [],
         "learners": [],
         "has_driver": False,
+        "bottleneck": "",
         "accounting": {"sampled": 0, "trained": 0, "pending": 0, "dropped": {}},
         "num_duplicates": 0,
         "num_fragments_held": 0,
@@ -93,6 +95,13 @@ def test_a_working_broker_says_what_it_holds_and_since_when():
     assert status["oldest_fragment_s"] == 4.0
     assert status["fragment_bytes"] == bench.state.ledger.num_bytes > 0
     assert (status["has_driver"], status["next_commit"], status["open_updates"]) == (True, 0, [0])
+
+
+def test_a_broker_passes_on_what_its_driver_says_of_the_run():
+    bench = Bench()
+    bench.ready_run()
+    bench.send("driver", DriverState(-1, 0, bottleneck="env: add runners"))
+    assert bench.core.status()["bottleneck"] == "env: add runners"
 
 
 def test_an_observer_is_told_what_only_the_sockets_know_too():

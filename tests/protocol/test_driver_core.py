@@ -105,6 +105,13 @@ def test_its_heartbeat_says_whom_it_expects_in_a_fixed_order():
     ]
 
 
+def test_its_heartbeat_says_what_limits_the_run():
+    core = _driver()
+    core.bottleneck = "env: add runners"
+    (state,) = messages_in(core.handle(E.Tick(), 1.0), m.DriverState)
+    assert state.bottleneck == "env: add runners"
+
+
 # ------------------------------------------------------------------ calls
 
 

@@ -63,6 +63,17 @@ def test_the_panel_shows_the_curve(capsys: pytest.CaptureFixture[str]) -> None:
     assert "▁▅█" in shown or "▁▄█" in shown
 
 
+def test_the_panel_shows_what_limits_the_run_and_what_to_change(capsys: pytest.CaptureFixture[str]) -> None:
+    judged = {**result(), "bottleneck": {"stage": "env", "advice": "Buy [faster] envs.", "shares": {}}}
+    assert "bottleneck env" in summary_line(judged)
+    assert "faster" not in summary_line(judged)
+    with PanelView("a title") as panel:
+        panel.show(judged)
+    assert "Buy [faster] envs." in capsys.readouterr().out
+    unknown = {**result(), "bottleneck": {"stage": "unknown", "advice": "Nothing.", "shares": {}}}
+    assert "bottleneck" not in summary_line(unknown)
+
+
 def test_sparklines() -> None:
     assert sparkline([]) == ""
     assert sparkline([2.0, 2.0]) == "▁▁"

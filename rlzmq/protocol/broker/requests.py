@@ -60,7 +60,8 @@ class Requests:
         accounting.add_base(max(0, hello.trained - accounting.trained), dropped)
 
     def on_driver_state(self, message: DriverState) -> None:
-        """Handle the driver's heartbeat: the reports that it has."""
+        """Handle the driver's heartbeat: the reports that it has, and its verdict on the run."""
+        self._state.bottleneck = message.bottleneck
         if message.min_generation == self._state.min_generation:
             self._reports.driver_has(message.next_report)
 

@@ -205,6 +205,7 @@ class BrokerState:
         self.settled: list[FragmentId] = []  # committed fragments for the next report
         self.blamed: list[tuple[str, str]] = []  # runners of unusable fragments, and why
         self.is_paused = False
+        self.bottleneck = ""
         # data
         self.ledger = Ledger()
         self.journal = Journal(options.journal)

@@ -43,6 +43,7 @@ def status_of(state: BrokerState, now: float) -> dict[str, Any]:
             for rank, peer in sorted(state.ranks.items())
         ],
         "has_driver": state.driver is not None,
+        "bottleneck": state.bottleneck,
         "accounting": {**accounting.counts(), "dropped": dict(accounting.dropped)},
         "num_duplicates": accounting.num_duplicates,
         "num_fragments_held": len(state.ledger.entries),

@@ -9,11 +9,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from rlzmq.core import faults
 from rlzmq.core.memory_limit import end_if_out_of_memory
+from rlzmq.core.stage_timers import FRAGMENT_ENCODE_TIMER, StageTimers
 from rlzmq.net.context import Context
 from rlzmq.net.options import SocketOptions
 from rlzmq.net.socket import DrainSocket
@@ -32,6 +34,7 @@ from rlzmq.protocol.weights import PUBLICATION_TOPIC
 from rlzmq.roles.fragment_data import by_env
 from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, Curve, PeerLink, ends_link, new_peer_id
 from rlzmq.roles.runner.env_watchdog import EnvWatch
+from rlzmq.roles.runner.idle_time import IdleTime
 from rlzmq.wire.values import unpack_blob
 
 __all__ = ["RunnerLink"]
@@ -96,6 +99,8 @@ class RunnerLink(PeerLink):
         self._run_blocking = run_blocking
         self._weights_address = weights_address
         self._weights_socket: DrainSocket | None = None
+        self._timers = StageTimers()  # of the event loop, for the next fragment
+        self._idle = IdleTime(self._timers)
         self._recorded: dict[int, str] = {}  # accepted and not committed, for the history
 
     def open_sockets(self, context: Context) -> None:
@@ -153,6 +158,12 @@ class RunnerLink(PeerLink):
         """Pass an event to the core after updating its progress; record accepted and committed fragments."""
         self.core.progress = self._role.env_watch.progress
         super().handle(event)
+        idle, core = self._idle, self.core
+        idle.look(
+            self.now(),
+            has_undelivered=idle.waits_for_delivery and core.has_undelivered,
+            lacks_weights=core.is_waiting_for_weights,
+        )
         if faults.is_recording:
             self._record_progress(event)
 
@@ -168,13 +179,20 @@ class RunnerLink(PeerLink):
 
     def _sample(self, lease: StartLease) -> None:
         runner = self._role.env_runner
+        self._idle.lease_begins(self.now())
+        sums = self._timers.take()
+        encode_s = 0.0
 
         def job() -> FragmentSampled:
+            runner.timers.merge(sums)
             batch = self._role.take_fragment(lease.num_vector_steps, lease.max_s or None)
+            sampled_at = time.perf_counter()
             env_steps: tuple[int, ...] = ()
             if lease.by_env:
                 batch, env_steps = by_env(batch, runner.num_envs)
             header, arrays = batch.to_wire()
+            nonlocal encode_s
+            encode_s = time.perf_counter() - sampled_at
             return FragmentSampled(
                 lease_id=lease.lease_id,
                 num_env_steps=batch.num_env_steps,
@@ -194,7 +212,10 @@ class RunnerLink(PeerLink):
                 self.fail(done.exception())
             else:
                 faults.at("runner.sampled")
+                self._idle.lease_ended(self.now())
+                start = time.perf_counter()
                 self.handle(done.result())
+                self._timers.add(FRAGMENT_ENCODE_TIMER, encode_s + time.perf_counter() - start)
                 faults.at("runner.sent")
 
         self.when_done(self._run_blocking(job), finish)

@@ -21,6 +21,7 @@ from rlzmq.core.stage_timers import (
     ENV_TO_MODULE_TIMER,
     INFERENCE_TIMER,
     MODULE_TO_ENV_TIMER,
+    VECTOR_STEPS_TIMER,
 )
 from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.episodes.columns import Columns
@@ -148,11 +149,13 @@ class FusedSampler(Sampler):
         self._infos = dict(self._carried_infos)
         self._num_failures = 0
         self._num_env_steps = self._num_ends = self._num_steps = 0
+        loop_s = time.perf_counter()
         while num_more := request.num_more_vector_steps(
             self._num_steps, self._num_env_steps, self._num_ends, num_envs, _BLOCK_STEPS
         ):
             self._make_room(block, self._num_steps + num_more)
             self._advance(block, num_more, request)
+        self.runner.timers.add(VECTOR_STEPS_TIMER, time.perf_counter() - loop_s)
         return self._finish(block, request, begin_s), self._finished, self._num_steps
 
     def _make_room(self, block: ColumnBlock, num_steps: int) -> None:
