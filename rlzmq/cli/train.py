@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import tyro
 
@@ -216,6 +216,8 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
         config.debugging(record_dir=str((path / "arrivals").absolute()))
     config.validate()
     start = time.perf_counter()
+    if config.listen is not None:  # the join files hold keys: they are removed in an orderly end only
+        interrupt.ends_at_once, interrupt.on_first = False, _raise_interrupt
     with _new_directory(path):
         writers = make_writers(options.log, path)
         algorithm = _build(config, checkpoint)
@@ -272,6 +274,10 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
     if why.startswith("interrupted"):
         return interrupt.exit_code
     return 0 if error is None else EXIT_INTERNAL
+
+
+def _raise_interrupt() -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _processes(config: AlgorithmConfig) -> str:

@@ -117,6 +117,28 @@ def test_a_signal_ends_the_run_in_order(number: signal.Signals, tmp_path: Path) 
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_learners_are_waited_for_leaves_no_keys_behind(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    distributed = ["--listen", "tcp://127.0.0.1:0", "--learners", "1", "--num-remote-learners", "1"]
+    train = command(
+        tmp_path, *TRAIN, *distributed, "--env-runners", "1", "--join-file", str(tmp_path / "join.toml")
+    )
+    assert train.stderr is not None
+    while not (line := train.stderr.readline()).startswith("waiting for learners:"):
+        assert line, "it ended before it listened"
+    family = psutil.Process(train.pid).children(recursive=True)
+    assert sorted(tmp_path.glob("join*.toml"))
+    train.send_signal(number)
+    out, err = train.communicate(timeout=60)
+    assert train.returncode == (130 if number == signal.SIGINT else 75), err
+    assert out.endswith("interrupted\n")
+    assert sorted(tmp_path.glob("join*.toml")) == []
+    assert psutil.wait_procs(family, timeout=20)[1] == []
+    assert leftovers(tmp_path) == []
+
+
 def test_modules_of_the_current_directory_are_found_and_the_printed_commands_work(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
