@@ -55,6 +55,8 @@ def run(arguments: Sequence[str]) -> int:
     if find_checkpoint(directory).path is None:
         # A run without its own checkpoint continues from the one that it was resumed from.
         resume = _value(facts["train"], "--resume") or resume
+    if _value(command, "--seed") is None and isinstance(facts.get("seed"), int):
+        command += ["--seed", str(facts["seed"])]  # it was drawn; peers that wait compare configs
     return train.run([*command, "--run-dir", str(directory), "--resume", resume])
 
 

@@ -45,16 +45,21 @@ def train_command(*more: str) -> list[str]:
     return [
         "train", "ppo", "--env", "CartPole-v1", "--preset", "none", "--env-runners", "0", "--learners", "1",
         "--envs-per-env-runner", "4", "--batch-size-per-learner", "240", "--minibatch-size", "60", "--num-epochs", "1",
-        "--broker", "b.driver.toml", "--checkpoint-every-s", "0.5", *more,
+        "--broker", "b.driver.toml", *more,
     ]  # fmt: skip
 
 
+def broker_command() -> tuple[str, ...]:
+    """A broker that waits for drivers longer than a busy machine needs to start one."""
+    listen = f"tcp://127.0.0.1:{_two_free_ports()}"
+    return ("broker", "--listen", listen, "--join-file", "b.toml", "--driver-timeout", "120")
+
+
 def test_a_driver_that_was_killed_is_replaced_by_attach_while_broker_and_runner_wait(tmp_path: Path) -> None:
-    arguments = ("broker", "--listen", f"tcp://127.0.0.1:{_two_free_ports()}", "--join-file", "b.toml")
-    with Command(tmp_path, *arguments) as broker, contextlib.ExitStack() as stack:
+    with Command(tmp_path, *broker_command()) as broker, contextlib.ExitStack() as stack:
         broker.wait_for("runners ")
         runner = stack.enter_context(Command(tmp_path, "runner", "--join", "b.toml"))
-        with Command(tmp_path, *train_command("--run-dir", "mine", "--stop", "iterations=100000")) as driver:
+        with Command(tmp_path, *train_command("--run-dir", "mine", "--checkpoint-every-s", "0.5")) as driver:
             driver.wait_for("iter ")
             checkpoints = tmp_path / "mine" / "checkpoints"
             while not (checkpoints.is_dir() and list(checkpoints.glob("[0-9]*/manifest.json"))):
@@ -82,9 +87,27 @@ def test_a_driver_that_was_killed_is_replaced_by_attach_while_broker_and_runner_
         assert runner.output.count(" joined ") == 1
 
 
+def test_attach_before_the_first_checkpoint_draws_no_other_seed(tmp_path: Path) -> None:
+    with Command(tmp_path, *broker_command()) as broker, contextlib.ExitStack() as stack:
+        broker.wait_for("runners ")
+        runner = stack.enter_context(Command(tmp_path, "runner", "--join", "b.toml"))
+        with Command(tmp_path, *train_command("--run-dir", "mine")) as driver:
+            driver.wait_for("iter ")
+            driver.process.kill()
+            driver.process.wait()
+        assert not list((tmp_path / "mine" / "checkpoints").glob("*/manifest.json"))
+        with Command(tmp_path, "attach", "mine") as attached:
+            attached.wait_for("iter ")
+            attached.process.send_signal(signal.SIGTERM)
+            assert attached.end() == 75, attached.output
+        broker.process.send_signal(signal.SIGTERM)
+        assert broker.end() == 75, broker.output
+        assert runner.end() == 0, runner.output
+        assert runner.output.count(" joined ") == 1
+
+
 def test_a_driver_that_begins_anew_where_another_one_trained_is_served(tmp_path: Path) -> None:
-    arguments = ("broker", "--listen", f"tcp://127.0.0.1:{_two_free_ports()}", "--join-file", "b.toml")
-    with Command(tmp_path, *arguments) as broker, contextlib.ExitStack() as stack:
+    with Command(tmp_path, *broker_command()) as broker, contextlib.ExitStack() as stack:
         broker.wait_for("runners ")
         here = Path(__file__).parent
         path = f"{here.parents[1]}:{here}"  # where `make_filter` is found
@@ -142,7 +165,7 @@ def top(tmp_path: Path) -> str:
 
 
 def test_a_run_through_a_broker_of_its_own_survives_that_brokers_restart(tmp_path: Path) -> None:
-    arguments = ("broker", "--listen", f"tcp://127.0.0.1:{_two_free_ports()}", "--join-file", "b.toml")
+    arguments = broker_command()
     with Command(tmp_path, *arguments) as broker:
         broker.wait_for("runners ")
         config = listening(tmp_path, num_env_runners=1, listen=None, join_file=None)
