@@ -37,6 +37,7 @@ from rlzmq.algorithms.run_state import RunState
 from rlzmq.algorithms.state_tree import to_parts
 from rlzmq.algorithms.training_loop import Iterations, TrainingLoop
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.core import trace as run_trace
 from rlzmq.core.errors import ClosedError
 from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.metrics import MetricsLogger
@@ -72,6 +73,8 @@ class AsyncAlgorithm:
 
     def __init__(self, config: BaseConfig) -> None:
         apply_log_level(config)
+        if config.trace is not None:
+            run_trace.create(config.trace, "driver")
         self.metrics = MetricsLogger(root=True, stats_cls_lookup=config.custom_stats_cls_lookup)
         self.session = Session(config)
         self._dispatch = CallbackDispatch(self, config)
@@ -120,6 +123,8 @@ class AsyncAlgorithm:
             finally:
                 await self.session.stop()
                 self._keeper.wait()
+                if self.session.config.trace is not None:
+                    run_trace.close()
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -42,7 +42,7 @@ _log = logging.getLogger("rlzmq.checkpoints")
 _Config = TypeVar("_Config", bound=BaseConfig)
 _CONFIG = "config"
 # Where a run keeps its data on its machine: not stored, to be set again when a run is resumed.
-_PLACES = ("durability", "journal_dir", "record_dir")
+_PLACES = ("durability", "journal_dir", "record_dir", "trace")
 _CONFIG_CLASS = ("config", "config_class")
 _NEEDED = ("algorithm", "learner_group/learner", "env_runner", "accounting")
 _MODULES = "learner_group/learner/rl_module"

@@ -17,6 +17,7 @@ from rlzmq.algorithms.checkpoint_keeper import CheckpointKeeper
 from rlzmq.algorithms.evaluation import Evaluation
 from rlzmq.algorithms.results import ResultBuilder, merge_into
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.core import trace
 from rlzmq.core.errors import StandstillError
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.plain import decode, encode_supported
@@ -72,7 +73,10 @@ class TrainingLoop:
             while True:
                 start = time.perf_counter()
                 returned = await training_step()
-                iterations.add_training_step(returned, time.perf_counter() - start)
+                end = time.perf_counter()
+                iterations.add_training_step(returned, end - start)
+                if trace.is_on:
+                    trace.span("training_step", start, end)
                 if iterations.is_complete() or evaluation.has_failed:
                     break
             evaluation.end()
@@ -113,6 +117,7 @@ class TrainingLoop:
     async def _finish(self, evaluation: dict[str, Any] | None) -> dict[str, Any]:
         session = self._session
         fault_tolerance = {**session.fault_tolerance(), **self._keeper.counters()}
+        start = time.perf_counter()
         result = self._iterations.build_result(fault_tolerance)
         result["config_seed"] = session.config.seed
         session.tell_bottleneck("{stage}: {advice}".format_map(result["bottleneck"]))
@@ -122,6 +127,8 @@ class TrainingLoop:
         await self._dispatch.call("on_train_result", metrics_logger=self._metrics, result=result)
         await self._dispatch.log_result(result)
         await self._keeper.after_iteration(result)
+        if trace.is_on:
+            trace.span("report", start, time.perf_counter(), training_iteration=result["training_iteration"])
         return result
 
 

@@ -138,7 +138,7 @@ def _parse(algorithm: str, arguments: list[str]) -> tuple[Any, Any]:
     kind: Any = options_type(config_class, f"Train{config_class.__name__}", TrainOptions)
     options: Any = parse(
         kind,
-        arguments,
+        _with_trace_path(arguments),
         usage=f"rlzmq train {algorithm} --env ENV [options]",
         description=_about(algorithm),
     )
@@ -154,6 +154,17 @@ def _parse(algorithm: str, arguments: list[str]) -> tuple[Any, Any]:
     if options.env is not None:
         config.environment(options.env)
     return options, config
+
+
+def _with_trace_path(arguments: list[str]) -> list[str]:
+    """Return the arguments with a value for ``--trace`` if it has none."""
+    ends = [*arguments[1:], "-"]
+    pairs = zip(arguments, ends, strict=True)
+    return [
+        part
+        for argument, after in pairs
+        for part in ([argument, "auto"] if argument == "--trace" and after.startswith("-") else [argument])
+    ]
 
 
 def apply_preset(config: AlgorithmConfig, algorithm: str, env: object, options: Any) -> None:
@@ -214,6 +225,8 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
         config.fault_tolerance(journal_dir=str((path / "journal").absolute()))
     if options.record and config.record_dir is None:
         config.debugging(record_dir=str((path / "arrivals").absolute()))
+    if config.trace == "auto":
+        config.debugging(trace=str((path / "trace.json").absolute()))
     config.validate()
     start = time.perf_counter()
     if config.listen is not None:  # the join files hold keys: they are removed in an orderly end only

@@ -53,6 +53,10 @@ def check(config: DerivedValues) -> None:
     _check_networking(config)
     _check_journal(config)
     _check_record(config)
+    if config.trace == "auto":
+        raise ConfigurationError(
+            'config.trace="auto" is for `rlzmq train`, which has a run directory: give a path.'
+        )
     _check_offline_data(config)
     _check_overrides(config)
     if callable(config.policies_to_train) or config.policies_to_train is None:

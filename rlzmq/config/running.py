@@ -182,9 +182,12 @@ class DebuggingSettings:
         record_dir: Directory in which the learner records the training data of each update and a digest of the
             resulting weights, for `rlzmq replay` (``rlzmq train --record``: in the run directory). Needs a single
             learner and at least one process besides the driver's. None: nothing is recorded.
+        trace: File for a trace of the run: when each process of this machine did what, for ui.perfetto.dev. "auto":
+            trace.json in the run directory (`rlzmq train` only). None: no trace.
     """
 
     seed: NonNegativeInt | None = None
     log_level: Literal["DEBUG", "INFO", "WARN", "WARNING", "ERROR"] = "WARNING"
     log_sys_usage: bool = fixed(default=False, instead="use the tools of the operating system.")
     record_dir: str | None = None
+    trace: str | None = None

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rlzmq.core import trace
+
 __all__ = [
     "ENV_RESET_TIMER",
     "ENV_STEP_TIMER",
@@ -33,6 +35,14 @@ FRAGMENT_ENCODE_TIMER = "fragment_encode_timer"
 FRAGMENT_DELIVERY_TIMER = "fragment_delivery_timer"
 WEIGHTS_WAIT_TIMER = "weights_wait_timer"
 
+_IN_TRACE = {
+    ENV_RESET_TIMER: "env",
+    ENV_STEP_TIMER: "env",
+    INFERENCE_TIMER: "inference",
+    ENV_TO_MODULE_TIMER: "connector",
+    MODULE_TO_ENV_TIMER: "connector",
+}
+
 LEARNER_STAGES = ("learner_forward_timer", "learner_backward_timer", "learner_reduce_timer")
 """Seconds of an update by stage, among a learner's results."""
 
@@ -54,6 +64,12 @@ class StageTimers:
         else:
             sums[0] += num_calls
             sums[1] += total
+
+    def add_stage(self, name: str, begin_s: float, end_s: float) -> None:
+        """Add one call, between two times of ``time.perf_counter``; it is in the trace, too."""
+        self.add(name, end_s - begin_s)
+        if trace.is_on:
+            trace.span(_IN_TRACE[name], begin_s, end_s)
 
     def add_pieces(self, pipeline: Any, prefix: str = "") -> None:
         """Take over a connector pipeline's `take_piece_timers`, under ``<prefix>timers/connectors/<piece>``.

@@ -143,6 +143,7 @@ class BrokerKeeper(Supervisor):
             listen=self._listen,
             curve=self._keys.curve if self._keys is not None else None,
             roles=self._keys.roles if self._keys is not None else None,
+            trace_path=self._config.trace,
             name="broker",
             deadline_s=timeout_s,
         )

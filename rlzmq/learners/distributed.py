@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlzmq.core import faults
+from rlzmq.core import faults, trace
 from rlzmq.core.errors import PeerLostError, RlzmqError
 from rlzmq.learners.rank_modules import import_for_ranks
 from rlzmq.learners.shared_rows import SEVERAL_HOSTS, SharedRows
@@ -350,7 +350,10 @@ class RankGroup:
         ):
             yield
         computed_s = time.thread_time() - used_s if computes else 0.0
-        self.waited_s += time.perf_counter() - began_at - computed_s
+        ended_at = time.perf_counter()
+        self.waited_s += ended_at - began_at - computed_s
+        if trace.is_on:
+            trace.span("reduce", began_at + computed_s, ended_at, operation=what)
 
 
 class Vote:

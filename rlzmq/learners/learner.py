@@ -34,6 +34,7 @@ import numpy as np
 import torch
 
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.core import trace
 from rlzmq.core.errors import NotFiniteError
 from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE
@@ -225,6 +226,8 @@ class Learner(LearnerHooks):
         }
         began_at = time.perf_counter()
         self._waited_s = 0.0 if self._ended_at is None else began_at - self._ended_at
+        if trace.is_on and self._ended_at is not None:
+            trace.span("wait", self._ended_at, began_at)
         self._forward_s = self._backward_s = 0.0
         self._reduced_before_s = self._reduced_s()
         self.left_out, self._num_undone, self._fresh_kept = [], Counter(), None
@@ -263,6 +266,8 @@ class Learner(LearnerHooks):
             self.commit_update(num_skipped=sum(self._num_skipped.values()))
             self._ended_at = time.perf_counter()
             self._updated_s = self._ended_at - began_at
+            if trace.is_on:
+                trace.span("update", began_at, self._ended_at, weights_version=self.weights_seq_no)
             results = self._results(done)
             if self.group is not None:
                 waited_s = self._reduced_s() - self._reduced_before_s
@@ -382,7 +387,10 @@ class Learner(LearnerHooks):
         while True:
             start = time.perf_counter()
             train_batch = next(iterator, None)
-            done.connector_s += time.perf_counter() - start
+            end = time.perf_counter()
+            done.connector_s += end - start
+            if trace.is_on:
+                trace.span("connector", start, end)
             if train_batch is None:
                 return done
             self._drop_untrained(train_batch)
@@ -445,12 +453,16 @@ class Learner(LearnerHooks):
 
     def _train_minibatch(self, minibatch: dict[str, dict[str, Any]]) -> None:
         """Take one step, with its stages timed."""
-        started = self._own_time_s()
+        start, reduced_s = time.perf_counter(), self._reduced_s()
         losses = self._losses_of(minibatch)
-        evaluated = self._own_time_s()
+        middle, reduced_until_s = time.perf_counter(), self._reduced_s()
         self._step_on(losses)
-        self._forward_s += evaluated - started
-        self._backward_s += self._own_time_s() - evaluated
+        end = time.perf_counter()
+        self._forward_s += middle - start - (reduced_until_s - reduced_s)
+        self._backward_s += end - middle - (self._reduced_s() - reduced_until_s)
+        if trace.is_on:
+            trace.span("forward", start, middle)
+            trace.span("backward", middle, end)
 
     def _whole_step(self, minibatch: dict[str, dict[str, Any]]) -> None:
         """Take one step; compiled as a whole."""
@@ -466,10 +478,6 @@ class Learner(LearnerHooks):
         self.apply_gradients(gradients)
         self.num_gradient_updates_lifetime += 1
         self.num_passes += 1
-
-    def _own_time_s(self) -> float:
-        """Return a time in seconds that stands still in collectives."""
-        return time.perf_counter() - self._reduced_s()
 
     def _reduced_s(self) -> float:
         """Return the seconds in collectives with the other ranks so far."""

@@ -49,6 +49,7 @@ from rlzmq.wire.messages import (
     Spans,
 )
 from rlzmq.wire.ranges import to_spans
+from rlzmq.wire.schema import FragmentId
 
 __all__ = ["RunnerCore"]
 
@@ -136,6 +137,11 @@ class RunnerCore(PeerCore):
     def current_lease(self) -> Lease | None:
         """The lease being sampled, if any."""
         return self._current
+
+    @property
+    def next_fragment(self) -> FragmentId:
+        """Id of the next fragment."""
+        return FragmentId(self.uuid, self.incarnation, self._next_seq)
 
     @property
     def has_undelivered(self) -> bool:

@@ -17,6 +17,7 @@ import gymnasium as gym
 import torch
 
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.core import trace
 from rlzmq.core.callbacks import CallbackList
 from rlzmq.core.errors import ClosedError, ConfigurationError
 from rlzmq.core.metrics import MetricsLogger, ReducedMetrics
@@ -441,8 +442,12 @@ class EnvRunner(EnvRunnerState):
         timers = self.timers
         if self._last_sample_end is not None:
             timers.add("time_between_sampling", start_s - self._last_sample_end)
+            if trace.is_on:
+                trace.span("wait", self._last_sample_end, start_s)
         self._last_sample_end = time.perf_counter()
         timers.add("sample", self._last_sample_end - start_s)
+        if trace.is_on:
+            trace.span("sample", start_s, self._last_sample_end, weights_version=self.weights_seq_no)
         for name, pipeline in self._pipelines().items():
             if pipeline is not None:
                 timers.add_pieces(pipeline, f"{name}/")

@@ -132,7 +132,7 @@ class EpisodeSampler(EpisodicSampler):
         timers.add_lengths("env_to_module_sum_episodes_length_in", self._acting)
         start_s = time.perf_counter()
         self._run_env_to_module()
-        timers.add(ENV_TO_MODULE_TIMER, time.perf_counter() - start_s)
+        timers.add_stage(ENV_TO_MODULE_TIMER, start_s, time.perf_counter())
         timers.add_lengths("env_to_module_sum_episodes_length_out", self._acting)
 
     def _run_env_to_module(self) -> None:
@@ -159,8 +159,8 @@ class EpisodeSampler(EpisodicSampler):
 
     def _time_acting(self, start_s: float, acted_s: float) -> None:
         """Add the times of the modules (until `acted_s`) and of the module-to-env pipeline (until now)."""
-        self.runner.timers.add(INFERENCE_TIMER, acted_s - start_s)
-        self.runner.timers.add(MODULE_TO_ENV_TIMER, time.perf_counter() - acted_s)
+        self.runner.timers.add_stage(INFERENCE_TIMER, start_s, acted_s)
+        self.runner.timers.add_stage(MODULE_TO_ENV_TIMER, acted_s, time.perf_counter())
 
     # -- outputs and states of the modules -----------------------------------------------------
 

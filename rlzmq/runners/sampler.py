@@ -186,7 +186,7 @@ class EpisodicSampler(Sampler):
         """Reset all environments; return observations and infos by env."""
         start_s = time.perf_counter()
         result = self.env.reset(seed=self.runner.take_reset_seed())
-        self.runner.timers.add(ENV_RESET_TIMER, time.perf_counter() - start_s)
+        self.runner.timers.add_stage(ENV_RESET_TIMER, start_s, time.perf_counter())
         return result  # type: ignore[no-any-return]
 
     def _step_envs(self, actions: Any) -> tuple[Sequence[Any], ...]:
@@ -227,7 +227,7 @@ class EpisodicSampler(Sampler):
             actions, acts = self._random_actions() if request.random_actions else self._act(t)
             start_s = time.perf_counter()
             result = self._step_envs(actions)
-            runner.timers.add(ENV_STEP_TIMER, time.perf_counter() - start_s)
+            runner.timers.add_stage(ENV_STEP_TIMER, start_s, time.perf_counter())
             num_env_steps += self._add_step(result, acts)
             self._observe()
             self._replace_done()

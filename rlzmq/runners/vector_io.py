@@ -73,7 +73,7 @@ class VectorStepper:
                     self._remake(error, "reset")
             infos = sparse_infos(dense, self.num_envs) if dense else {}
             observations = cast_to_space(self.env.single_observation_space, observations)
-        self._runner.timers.add(ENV_RESET_TIMER, time.perf_counter() - start_s)
+        self._runner.timers.add_stage(ENV_RESET_TIMER, start_s, time.perf_counter())
         if not self._was_checked:
             self._check(observations)
             self._was_checked = True

@@ -32,7 +32,7 @@ X_AXES = {
 """The x axis of a curve, and its key in a result."""
 
 _TRAINED = "num_env_steps_trained_lifetime"  # the steps of a run from recorded data, which samples none
-_PLACES = ("journal_dir", "record_dir")  # they are in every run's own directory
+_PLACES = ("journal_dir", "record_dir", "trace")  # they are in every run's own directory
 _AWAY_S = 24 * 3600.0  # a run of another host may still run if something changed within this time
 
 

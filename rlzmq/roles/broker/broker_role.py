@@ -37,7 +37,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlzmq.core import faults
+from rlzmq.core import faults, trace
 from rlzmq.core.errors import PeerLostError, ProtocolError
 from rlzmq.core.files import make_directories, opener, write_text
 from rlzmq.core.socket_directory import SocketDirectory
@@ -94,6 +94,7 @@ class BrokerRole:
         roles: Role by public key, of all peers that may connect to `listen`.
         quarantine_dir: Directory for unusable fragments; None: they are not written.
         journal_dir: Directory for accepted fragments, written before they are acknowledged; None: no journal.
+        trace_path: The run's trace, see `rlzmq.core.trace`; None: no trace.
     """
 
     def __init__(
@@ -108,8 +109,10 @@ class BrokerRole:
         roles: dict[str, str] | None = None,
         quarantine_dir: str | None = None,
         journal_dir: str | None = None,
+        trace_path: str | None = None,
     ) -> None:
         faults.arm("broker")
+        trace.join(trace_path, "broker")
         faults.at("broker.start")
         incarnation = incarnation or int(time.time() * 1000)
         given = {"journal": journal_dir is not None, "resent_bytes": _resent_bytes(), **(options or {})}
@@ -184,6 +187,7 @@ class BrokerRole:
         await listeners.wait_closed()
         if self._directory is not None:
             self._directory.close()
+        trace.flush()
         if not self.ended.done():
             self.ended.set_result(("stopped", ""))
 
@@ -281,6 +285,15 @@ class BrokerRole:
 
     def _on_message(self, peer: bytes, role: str | None, frames: Sequence[Any]) -> None:
         self.num_messages += 1
+        if not trace.is_on:
+            self._receive(peer, role, frames)
+            return
+        start = time.perf_counter()
+        event = self._receive(peer, role, frames)
+        name = type(event.message).__name__ if isinstance(event, Received) else "Malformed"
+        trace.span(name, start, time.perf_counter())
+
+    def _receive(self, peer: bytes, role: str | None, frames: Sequence[Any]) -> Received | Malformed:
         event: Received | Malformed
         try:
             message, _ = decode_message(frames)
@@ -292,6 +305,7 @@ class BrokerRole:
         except WireError as error:
             event = Malformed(peer, error.reason, str(error))
         self._handle(event)
+        return event
 
     def _look_at_size(self) -> None:
         """Warn once if more fragments are held than runners may send again after a restart."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
-from rlzmq.core import faults
+from rlzmq.core import faults, trace
 from rlzmq.core.errors import PeerLostError, ProtocolError
 from rlzmq.core.memory_limit import end_if_out_of_memory
 from rlzmq.core.space_plain import space_from_plain
@@ -148,6 +149,7 @@ class LearnerLink(PeerLink):
 
     def _decode(self, shard: DecodeShard) -> None:
         num_replaced = self._check.num_replaced
+        start = time.perf_counter()
         try:
             batch = open_steps(
                 shard.frames,
@@ -167,6 +169,8 @@ class LearnerLink(PeerLink):
                 detail = f"{type(error).__name__}: {detail}"
             self.handle(ShardFailed(shard.update_id, shard.attempt, shard.index, str(reason), detail))
             return
+        if trace.is_on:
+            trace.span("decode", start, time.perf_counter(), fragment=str(shard.fragment))
         self._shards.setdefault((shard.update_id, shard.attempt), {})[shard.index] = batch, shard
         if self._check.num_replaced > num_replaced:
             self._refuse_misfits()  # before this shard may complete its update
@@ -195,10 +199,15 @@ class LearnerLink(PeerLink):
             if self._arrivals is not None:
                 ordered = [shards[index][1] for index in range(update.num_fragments)]
                 self._arrivals.begin_update(self._learner, ordered, timesteps)
+            start = time.perf_counter()
             results = self._learner.update(episodes=batches, timesteps=timesteps)
             if self._arrivals is not None:
                 self._arrivals.end_update(self._learner)
             weights = self._snapshot(num_steps) if self._rank == 0 else None
+            if trace.is_on:
+                trace.span("train", start, time.perf_counter(), update=update.update_id)
+                for _, shard in shards.values():
+                    trace.flow_end(str(shard.fragment), start)
             return pack_blob(results), weights, results["__all_modules__"]["num_env_steps_trained"]
 
         def finish(done: Any) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core import faults
+from rlzmq.core import faults, trace
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.memory_limit import limit_memory
@@ -57,6 +57,7 @@ class LearnerRole:
         torch.set_num_threads(config.torch_num_threads)
         apply_log_level(config)
         faults.arm(f"learner-{rank}", incarnation)
+        trace.join(config.trace, f"learner {rank}")
         faults.at("learner.start")
         limit_memory(config.learner_memory_limit_bytes, "learner_memory_limit_bytes")
         if num_ranks > 1:
@@ -157,6 +158,7 @@ class LearnerRole:
     def close(self) -> None:
         """Leave the process group and close the arrival log, if any."""
         self.learner.leave_distributed()
+        trace.flush()
         if self._arrivals is not None:
             self._arrivals.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlzmq.core import trace
 from rlzmq.core.stage_timers import FRAGMENT_DELIVERY_TIMER, WEIGHTS_WAIT_TIMER, StageTimers
 
 __all__ = ["IdleTime"]
@@ -47,4 +48,7 @@ class IdleTime:
         self._timers.add(FRAGMENT_DELIVERY_TIMER, delivered_at - self._ended_at)
         missed_at = now if self._weights_missed_at is None else max(self._weights_missed_at, delivered_at)
         self._timers.add(WEIGHTS_WAIT_TIMER, now - missed_at)
+        if trace.is_on:
+            trace.span("deliver", self._ended_at, delivered_at)
+            trace.span("weights", missed_at, now)
         self._ended_at = None

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from rlzmq.core import faults
+from rlzmq.core import faults, trace
 from rlzmq.core.memory_limit import end_if_out_of_memory
 from rlzmq.core.stage_timers import FRAGMENT_ENCODE_TIMER, StageTimers
 from rlzmq.net.context import Context
@@ -192,7 +192,10 @@ class RunnerLink(PeerLink):
                 batch, env_steps = by_env(batch, runner.num_envs)
             header, arrays = batch.to_wire()
             nonlocal encode_s
-            encode_s = time.perf_counter() - sampled_at
+            encoded_at = time.perf_counter()
+            encode_s = encoded_at - sampled_at
+            if trace.is_on:
+                trace.span("encode", sampled_at, encoded_at)
             return FragmentSampled(
                 lease_id=lease.lease_id,
                 num_env_steps=batch.num_env_steps,
@@ -213,9 +216,16 @@ class RunnerLink(PeerLink):
             else:
                 faults.at("runner.sampled")
                 self._idle.lease_ended(self.now())
+                fragment = str(self.core.next_fragment)
                 start = time.perf_counter()
                 self.handle(done.result())
-                self._timers.add(FRAGMENT_ENCODE_TIMER, encode_s + time.perf_counter() - start)
+                sent = time.perf_counter()
+                self._timers.add(FRAGMENT_ENCODE_TIMER, encode_s + sent - start)
+                if trace.is_on:
+                    trace.span(
+                        "encode", start, sent, fragment=fragment, num_env_steps=done.result().num_env_steps
+                    )
+                    trace.flow_start(fragment, start)
                 faults.at("runner.sent")
 
         self.when_done(self._run_blocking(job), finish)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core import faults
+from rlzmq.core import faults, trace
 from rlzmq.core.errors import DeadlineError
 from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.memory_limit import limit_memory
@@ -71,6 +71,7 @@ class EnvRunnerRole:
         torch.set_num_threads(config.torch_num_threads)
         apply_log_level(config)
         faults.arm(place or f"runner-{worker_index - 1}", incarnation)
+        trace.join(config.trace, f"{'evaluation' if config.in_evaluation else 'env'} runner {worker_index}")
         faults.at("runner.start")
         limit_memory(config.env_runner_memory_limit_bytes, "env_runner_memory_limit_bytes")
         self.config = config
@@ -166,6 +167,7 @@ class EnvRunnerRole:
         """Close the env."""
         self.env_watch.close()
         self.env_runner.stop()
+        trace.flush()
 
     # -- on the event loop ----------------------------------------------------------------------
 

@@ -156,7 +156,7 @@ class FusedMultiAgentSampler(EpisodicSampler):
         except Exception:
             self._check_agents()  # then it is the environment's fault, which this call reports
             raise
-        self.runner.timers.add(ENV_TO_MODULE_TIMER, time.perf_counter() - start_s)
+        self.runner.timers.add_stage(ENV_TO_MODULE_TIMER, start_s, time.perf_counter())
 
     def _returns(self, episode: LiveEpisode) -> tuple[Mapping[Any, float], Mapping[Any, str]]:
         return episode.returns()
@@ -185,7 +185,7 @@ class FusedMultiAgentSampler(EpisodicSampler):
             self._store_acts(store, columns, rows, acts)
             for (index, record), action in zip(rows, tree_unstack(for_env), strict=True):
                 actions[index][record.agent_id] = action
-        self.runner.timers.add(INFERENCE_TIMER, time.perf_counter() - start_s)
+        self.runner.timers.add_stage(INFERENCE_TIMER, start_s, time.perf_counter())
         return actions, acts
 
     def _for_env(self, actions: Any, rows: list[tuple[int, AgentRecord]]) -> Any:

@@ -237,10 +237,10 @@ class FusedSampler(Sampler):
                 write_obs(slot + 1, raw)
                 observations = raw
             if timed:
-                timers.add(INFERENCE_TIMER, acted_s - act_s)
-                timers.add(MODULE_TO_ENV_TIMER, step_s - acted_s)
-                timers.add(ENV_STEP_TIMER, stepped_s - step_s)
-                timers.add(ENV_TO_MODULE_TIMER, clock() - stepped_s)
+                timers.add_stage(INFERENCE_TIMER, act_s, acted_s)
+                timers.add_stage(MODULE_TO_ENV_TIMER, acted_s, step_s)
+                timers.add_stage(ENV_STEP_TIMER, step_s, stepped_s)
+                timers.add_stage(ENV_TO_MODULE_TIMER, stepped_s, clock())
             if num_resetting and state is not None:
                 state = module_step.reset_rows(state, np.flatnonzero(needs_reset))
             needs_reset = terminated_row | truncated_row

@@ -1,0 +1,92 @@
+"""Traces of real runs: every role's stages, on one clock, with arrows from fragments to their updates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlzmq import ConfigurationError, PPOConfig
+from rlzmq.cli.main import main
+from rlzmq.core.trace import read_trace
+
+STAGES = {
+    "driver": {"training_step", "report"},
+    "broker": {"Fragment", "OpenUpdate", "UpdateDone", "Weights"},
+    "env runner": {"sample", "env", "inference", "connector", "encode", "deliver", "wait"},
+    "learner": {"decode", "update", "connector", "forward", "backward", "reduce", "wait"},
+}
+
+
+def config(num_env_runners: int, num_learners: int) -> PPOConfig:
+    return (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=2)
+        .learners(num_learners=num_learners)
+        .training(train_batch_size_per_learner=100, minibatch_size=50, num_epochs=1)
+        .rl_module(model_config={"fcnet_hiddens": [8]})
+    )
+
+
+def by_process(events: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names.values()}
+    for event in events:
+        if event["ph"] != "M":
+            found[names[event["pid"]]].append(event)
+    return found
+
+
+def test_each_stage_of_each_role_is_in_the_trace_of_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with config(2, 2).debugging(trace=str(path)).build() as algo:
+        for _ in range(4):
+            algo.train()
+    processes = by_process(read_trace(path))
+    assert processes.keys() == {"driver", "broker", "env runner 1", "env runner 2", "learner 0", "learner 1"}
+    for name, events in processes.items():
+        role = name.rstrip(" 0123456789")
+        assert {event["name"] for event in events} >= STAGES[role], name
+    steps = [event for event in processes["driver"] if event["name"] == "training_step"]
+    begin, end = steps[0]["ts"], steps[-1]["ts"] + steps[-1]["dur"]
+    updates = [event for event in processes["learner 0"] if event["name"] == "update"]
+    assert len(updates) == 4
+    assert all(begin <= event["ts"] and event["ts"] + event["dur"] <= end for event in updates)
+    everything = [event for events in processes.values() for event in events]
+    sent = {event["id"]: event["ts"] for event in everything if event["ph"] == "s"}
+    trained = {event["id"]: event["ts"] for event in everything if event["ph"] == "f"}
+    assert trained
+    assert all(sent[id_] < at for id_, at in trained.items())
+
+
+def test_a_run_in_one_process_is_one_track(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with config(0, 0).debugging(trace=str(path)).build() as algo:
+        for _ in range(2):
+            algo.train()
+    ((name, events),) = by_process(read_trace(path)).items()
+    assert name == "driver"
+    stages = {"training_step", "sample", "env", "inference", "connector", "update", "forward", "backward"}
+    assert {event["name"] for event in events} >= stages
+
+
+def test_train_writes_the_trace_into_the_run_directory_or_where_it_is_asked_to(tmp_path: Path) -> None:
+    command = [
+        "train",
+        "ppo",
+        "--env",
+        "CartPole-v1",
+        "--preset",
+        "none",
+        "--train-batch-size-per-learner",
+        "200",
+    ]
+    command += ["--stop", "training_iteration=1", "--run-dir", str(tmp_path / "run"), "--quiet"]
+    assert main([*command, "--trace", "--num-epochs", "1"]) == 0
+    assert read_trace(tmp_path / "run" / "trace.json")
+    assert main([*command, "--num-epochs", "1", "--trace", str(tmp_path / "own.json")]) == 0
+    assert read_trace(tmp_path / "own.json")
+    with pytest.raises(ConfigurationError, match="give a path"):
+        config(0, 0).debugging(trace="auto").build()
