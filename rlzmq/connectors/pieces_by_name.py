@@ -100,10 +100,10 @@ class PiecesByName(ConnectorV2):
 
     def get_delta(self) -> dict[str, Any]:
         """Return piece name -> delta since the last call, without empty deltas."""
-        deltas = {
-            name: piece.get_delta() for name, piece in zip(self.piece_names, self.connectors, strict=True)
-        }
-        return {name: delta for name, delta in deltas.items() if delta}
+        deltas = [piece.get_delta() for piece in self.connectors]
+        if not any(deltas):
+            return {}
+        return {name: delta for name, delta in zip(self.piece_names, deltas, strict=True) if delta}
 
     def merge_deltas(self, deltas: Sequence[dict[str, Any]]) -> None:
         """Merge deltas of copies of this pipeline into its pieces, by name."""
