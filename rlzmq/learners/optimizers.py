@@ -128,12 +128,18 @@ class OptimizerRegistry:
     def set_state(self, state: Mapping[str, Any], names: Mapping[int, str]) -> None:
         """Load a state from `get_state`; modules and optimizers missing in it keep their state.
 
+        A constant learning rate stays the configured one, so that a run may be resumed with another; one that follows
+        a schedule is the state's until the schedule's next value.
+
         Raises:
             KeyError: The state names an unknown module or optimizer.
         """
         for module_id, optimizers in state.items():
             for name, optimizer_state in optimizers.items():
                 _set_state(self.get(module_id, name), optimizer_state, names)
+                schedule = self._by_module[module_id][name].learning_rate
+                if schedule is not None and schedule.is_constant:
+                    _set_learning_rate(self.get(module_id, name), schedule.current)
 
 
 def make_adam(parameters: Sequence[Tensor], learning_rate: float) -> torch.optim.Adam:

@@ -376,6 +376,25 @@ def test_a_learner_restored_from_state_goes_on_bit_for_bit() -> None:
     )
 
 
+def test_a_constant_learning_rate_is_the_configured_one_from_the_first_update_after_a_restore() -> None:
+    slow, fast = (ppo_learner(ppo_config(lr=lr, minibatch_size=None, num_epochs=1)) for lr in (1e-5, 1e-2))
+    slow.update(episodes=episodes(20, 30))
+    fast.set_state(slow.get_state())
+    again = ppo_learner(ppo_config(lr=1e-5, minibatch_size=None, num_epochs=1))
+    again.set_state(slow.get_state())
+    moved = []
+    for learner in (again, fast):
+        before = np.concatenate(
+            [p.detach().numpy().ravel() for p in learner.module["default_policy"].parameters()]
+        )
+        learner.update(episodes=episodes(20, 30))
+        after = np.concatenate(
+            [p.detach().numpy().ravel() for p in learner.module["default_policy"].parameters()]
+        )
+        moved.append(float(np.abs(after - before).max()))
+    assert moved[1] > 100 * moved[0]
+
+
 def test_state_components_can_be_picked_and_misspelt_ones_are_refused() -> None:
     learner = square_learner("a", "b")
     beside = {"learner_connector", "metrics", "random", "extra"}

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
+import zlib
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from rlzmq import tune
 
@@ -65,3 +69,32 @@ def with_checkpoints(config: dict[str, Any]) -> None:
         total += config["x"]
         (folder / "state.json").write_text(json.dumps([iteration, total]))
         tune.report({"total": total}, checkpoint=tune.Checkpoint.from_directory(folder))
+
+
+def _digest_weights(algorithm: Any) -> int:
+    digest = 0
+    for weights in algorithm.get_module().parameters():
+        digest = zlib.crc32(weights.detach().numpy().tobytes(), digest)
+    return digest
+
+
+def note_loaded_weights(*, algorithm: Any, **kwargs: Any) -> None:
+    """Called when a checkpoint was loaded: remembers its weights."""
+    algorithm.loaded_weights = _digest_weights(algorithm)
+
+
+def report_weights(*, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
+    """Adds digests of the weights, and of those that were loaded from a checkpoint (0: none)."""
+    result["weights"] = _digest_weights(algorithm)
+    result["loaded_weights"] = getattr(algorithm, "loaded_weights", 0)
+
+
+def meet_other_trial(*, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
+    """Waits in the first iteration until another trial is as far, and counts the trial's processes."""
+    result["num_processes"] = len(psutil.Process().children(recursive=True))
+    place = Path(algorithm.config.learner_config_dict["place"])
+    (place / str(os.getpid())).touch()
+    deadline = time.monotonic() + 90
+    while len(list(place.iterdir())) < 2:
+        assert time.monotonic() < deadline, "no other trial runs"
+        time.sleep(0.01)
