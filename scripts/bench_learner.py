@@ -1,13 +1,15 @@
 """The learner's time: of one PPO update against a bare torch loop; its busy share in an asynchronous run.
 
-    python scripts/bench_learner.py [--rows 4000] [--epochs 30] [--minibatch 128] [--rounds 5]
+    python scripts/bench_learner.py [--cases tuned default image lstm] [--rounds 5]
     python scripts/bench_learner.py --busy-share impala appo [--seconds 30]
     python scripts/bench_learner.py --ranks 2 [--nets default small nature] [--rounds 5]
 
 The first compares with a hand-written torch loop with the same network, loss and data. Both run on one thread of
-this process, turn about, measured in CPU time; the figure to quote is the ratio of the medians. The bare loop has
-the same two MLPs of 2×64, the same loss terms (clipped surrogate, clipped value error, KL, entropy logged), Adam in
-its fused form, a fresh permutation per epoch, the gradient norm, and no bookkeeping beyond that.
+this process, turn about; the figures to quote are the ratios of the medians. "tuned": two MLPs of 2×64; "default": of
+2×256; "image": the CNN of Mnih et al. (2015) on frames (84, 84, 4) of bytes, with a dense layer of 512 and two heads;
+"lstm": a dense layer of 64 and an LSTM of 64, sequences of 20 steps, two heads. The bare loop has the same loss terms
+(clipped surrogate, clipped value error, KL, entropy logged), Adam in its fused form, a fresh permutation per epoch, the
+gradient norm, and no bookkeeping beyond that.
 
 The second trains CartPole-v1 with two runner processes and a learner process, and prints how an update's time
 is spent, in milliseconds: in the learner connector, in the rest of the update, and between two updates
@@ -27,7 +29,7 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -46,10 +48,21 @@ from rlzmq.learners.distributed import RankGroup, loopback_interface
 
 NUM_UPDATES = 3
 OBSERVATION_SPACE = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
-NATURE = {
-    "conv_filters": [[32, 8, 4], [64, 4, 2], [64, 3, 1]],
-    "fcnet_hiddens": [512],
+NATURE = {"fcnet_hiddens": [512], "vf_share_layers": True}
+LSTM_UNITS, SEQUENCE = 64, 20
+LSTM = {
+    "fcnet_hiddens": [64],
+    "use_lstm": True,
+    "lstm_cell_size": LSTM_UNITS,
+    "max_seq_len": SEQUENCE,
     "vf_share_layers": True,
+}
+# model_config, minibatch, rows, epochs
+CASES: dict[str, tuple[dict[str, Any], int, int, int]] = {
+    "tuned": ({"fcnet_hiddens": [64, 64]}, 128, 4000, 30),
+    "default": ({"fcnet_hiddens": [256, 256]}, 128, 4000, 6),
+    "image": (NATURE, 64, 320, 1),
+    "lstm": (LSTM, 200, 4000, 6),
 }
 # model_config, minibatch, rows, epochs
 NETS: dict[str, tuple[dict[str, Any], int, int, int]] = {
@@ -59,14 +72,18 @@ NETS: dict[str, tuple[dict[str, Any], int, int, int]] = {
 }
 
 
-def make_episodes(num_rows: int, num_envs: int = 8, *, is_image: bool = False) -> EpisodeBatch:
+def make_episodes(
+    num_rows: int, num_envs: int = 8, *, is_image: bool = False, has_state: bool = False
+) -> EpisodeBatch:
     """`num_rows` steps of random data in `num_envs` chunks."""
     rng = np.random.default_rng(0)
     steps = num_rows // num_envs
     num_slots = num_envs * (steps + 1)
     obs = rng.integers(0, 255, (num_slots, 84, 84, 4)) if is_image else rng.normal(size=(num_slots, 4))
+    states = {name: np.zeros((num_slots, LSTM_UNITS), np.float32) for name in ("h", "c")}
     return EpisodeBatch(
-        {
+        ({"state_out": states} if has_state else {})
+        | {
             "obs": obs.astype(np.uint8 if is_image else np.float32),
             "actions": rng.integers(0, 2, num_slots),
             "rewards": np.ones(num_slots),
@@ -76,52 +93,117 @@ def make_episodes(num_rows: int, num_envs: int = 8, *, is_image: bool = False) -
         start=np.arange(num_envs) * (steps + 1),
         length=np.full(num_envs, steps),
         terminated=np.ones(num_envs, bool),
+        initial_state={name: column[:num_envs] for name, column in states.items()} if has_state else None,
         observation_space=gym.spaces.Box(0, 255, obs.shape[1:], np.uint8) if is_image else OBSERVATION_SPACE,
         action_space=gym.spaces.Discrete(2),
     )
 
 
-def mlp(num_outputs: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, num_outputs)
-    )
+class BareMLPs(nn.Module):
+    """A policy and a value network."""
+
+    def __init__(self, num_units: int) -> None:
+        super().__init__()
+        self.policy, self.value = self._mlp(num_units, 2), self._mlp(num_units, 1)
+
+    @staticmethod
+    def _mlp(num_units: int, num_outputs: int) -> nn.Sequential:
+        first, second = nn.Linear(4, num_units), nn.Linear(num_units, num_units)
+        return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Linear(num_units, num_outputs))
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        return self.policy(obs), self.value(obs).squeeze(-1)
+
+
+class BareCNN(nn.Module):
+    """The network of Mnih et al. (2015) with two heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *(nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU()),
+            *(nn.Conv2d(64, 64, 3, 1), nn.ReLU(), nn.Flatten(), nn.Linear(3136, 512), nn.ReLU()),
+        )
+        self.policy, self.value = nn.Linear(512, 2), nn.Linear(512, 1)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.body(obs.permute(0, 3, 1, 2).float() / 255.0)
+        return self.policy(features), self.value(features).squeeze(-1)
+
+
+class BareLSTM(nn.Module):
+    """A dense layer, an LSTM and two heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(4, 64)
+        self.lstm = nn.LSTM(64, LSTM_UNITS, batch_first=True)
+        self.policy, self.value = nn.Linear(LSTM_UNITS, 2), nn.Linear(LSTM_UNITS, 1)
+
+    def forward(self, obs: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        features, _ = self.lstm(torch.tanh(self.dense(obs)), (h[None], c[None]))
+        return self.policy(features), self.value(features).squeeze(-1)
 
 
 class BareLoop:
     """PPO as one would write it by hand for exactly this case."""
 
-    def __init__(self) -> None:
+    def __init__(self, case: str) -> None:
         torch.manual_seed(0)
-        self.policy, self.value = mlp(2), mlp(1)
-        self.parameters = [*self.policy.parameters(), *self.value.parameters()]
+        self.is_recurrent = case == "lstm"
+        self.net: nn.Module
+        if case == "image":
+            self.net = BareCNN()
+        else:
+            self.net = BareLSTM() if self.is_recurrent else BareMLPs(64 if case == "tuned" else 256)
+        self.parameters = list(self.net.parameters())
         self.optimizer = torch.optim.Adam(self.parameters, lr=5e-5, fused=True)
         self.rng = np.random.default_rng(0)
 
     def update(self, batch: EpisodeBatch, num_epochs: int, minibatch_size: int) -> None:
         slots = batch.step_slots()
-        columns = {name: torch.from_numpy(column[slots]) for name, column in batch.columns.items()}
-        obs, actions = columns["obs"], columns["actions"]
+        names = ("obs", "actions", "rewards", "action_logp", "action_dist_inputs")
+        columns = {name: torch.from_numpy(batch.columns[name][slots]) for name in names}
+        num_rows = len(slots)
+        inputs = [columns["obs"]]
+        if self.is_recurrent:
+            columns = {name: column.unflatten(0, (-1, SEQUENCE)) for name, column in columns.items()}
+            num_rows, minibatch_size = num_rows // SEQUENCE, minibatch_size // SEQUENCE
+            states = (batch.columns["state_out"][name][slots[::SEQUENCE]] for name in ("h", "c"))
+            inputs = [columns["obs"], *map(torch.from_numpy, states)]
         with torch.no_grad():
-            values = self.value(obs).squeeze(-1).numpy()
+            values = self.net(*inputs)[1]
         advantages, targets = compute_gae(
-            columns["rewards"].numpy(), values, np.zeros(len(batch)), batch.length, gamma=0.99, lambda_=1.0
+            columns["rewards"].flatten().numpy(),
+            values.flatten().numpy(),
+            np.zeros(len(batch)),
+            batch.length,
+            gamma=0.99,
+            lambda_=1.0,
         )
-        adv, tgt = torch.from_numpy(standardize(advantages)), torch.from_numpy(targets)
-        old_logp, old_logits = columns["action_logp"], columns["action_dist_inputs"]
+        data = [columns["actions"], columns["action_logp"], columns["action_dist_inputs"]]
+        data += [torch.from_numpy(one).view(values.shape) for one in (standardize(advantages), targets)]
         for _ in range(num_epochs):
-            order = torch.from_numpy(self.rng.permutation(len(slots)))
-            for begin in range(0, len(slots), minibatch_size):
+            order = torch.from_numpy(self.rng.permutation(num_rows))
+            for begin in range(0, num_rows, minibatch_size):
                 rows = order[begin : begin + minibatch_size]
-                self.step(obs[rows], actions[rows], old_logp[rows], old_logits[rows], adv[rows], tgt[rows])
+                self.step([column[rows] for column in inputs], *(column[rows] for column in data))
 
     def step(
-        self, obs: Tensor, actions: Tensor, old_logp: Tensor, old_logits: Tensor, adv: Tensor, tgt: Tensor
+        self,
+        inputs: list[Tensor],
+        actions: Tensor,
+        old_logp: Tensor,
+        old_logits: Tensor,
+        adv: Tensor,
+        tgt: Tensor,
     ) -> Any:
-        log_probs = torch.log_softmax(self.policy(obs), -1)
-        logp = log_probs.gather(-1, actions[:, None]).squeeze(-1)
+        logits, values = self.net(*inputs)
+        log_probs = torch.log_softmax(logits, -1)
+        logp = log_probs.gather(-1, actions[..., None]).squeeze(-1)
         ratio = torch.exp(logp - old_logp)
         policy_loss = -torch.minimum(adv * ratio, adv * ratio.clamp(0.7, 1.3)).mean()
-        value_loss = (self.value(obs).squeeze(-1) - tgt).square().clamp(max=10.0).mean()
+        value_loss = (values - tgt).square().clamp(max=10.0).mean()
         old_log_probs = torch.log_softmax(old_logits, -1)
         kl = (old_log_probs.exp() * (old_log_probs - log_probs)).sum(-1).mean()
         with torch.no_grad():
@@ -132,6 +214,47 @@ class BareLoop:
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         self.optimizer.step()
         return policy_loss.detach(), value_loss.detach(), kl.detach(), entropy, norm
+
+
+def ppo_config(
+    batch: EpisodeBatch, model_config: dict[str, Any], num_rows: int, num_epochs: int, minibatch_size: int
+) -> PPOConfig:
+    return (
+        PPOConfig()
+        .environment(observation_space=batch.observation_space, action_space=batch.action_space)
+        .rl_module(model_config=model_config)
+        .training(train_batch_size_per_learner=num_rows, minibatch_size=minibatch_size, num_epochs=num_epochs)
+        .debugging(seed=0)
+    )
+
+
+def compare_with_bare_loop(case: str, rounds: int) -> Iterator[str]:
+    """Time `Learner.update` and the bare loop, turn about; yield lines."""
+    model_config, minibatch_size, num_rows, num_epochs = CASES[case]
+    batch = make_episodes(num_rows, is_image=case == "image", has_state=case == "lstm")
+    learner = ppo_config(batch, model_config, num_rows, num_epochs, minibatch_size).build_learner()
+    bare = BareLoop(case)
+    sizes = (sum(p.numel() for p in net.parameters()) for net in (bare.net, learner.module["default_policy"]))
+    assert len(set(sizes)) == 1
+    updates: dict[str, Callable[[], Any]] = {
+        "rlzmq": lambda: learner.update(episodes=batch),
+        "bare": lambda: bare.update(batch, num_epochs, minibatch_size),
+    }
+    wall: dict[str, list[float]] = {name: [] for name in updates}
+    cpu: dict[str, list[float]] = {name: [] for name in updates}
+    for round_index in range(rounds + 1):
+        for name, update in updates.items():
+            began_at, used_s = time.perf_counter(), time.process_time()
+            update()
+            if round_index:  # the first round warms up
+                wall[name].append(time.perf_counter() - began_at)
+                cpu[name].append(time.process_time() - used_s)
+    for name in updates:
+        median, used = statistics.median(wall[name]), statistics.median(cpu[name])
+        rate = num_rows * num_epochs / median
+        yield f"{case:8} {name:6} {median:7.3f} s ({used:.3f} CPU s) per update  {rate:10,.0f} rows/s"
+    ratios = [statistics.median(times["bare"]) / statistics.median(times["rlzmq"]) for times in (wall, cpu)]
+    yield f"{case:8} ratio  {ratios[0]:.3f} of the bare loop's speed, {ratios[1]:.3f} in CPU time"
 
 
 def busy_share(name: str, seconds: float) -> str:
@@ -170,18 +293,7 @@ def run_rank(pipe: Connection, rank: int, world_size: int, net: str, directory: 
     torch.set_num_threads(1)
     model_config, minibatch_size, num_rows, num_epochs = NETS[net]
     batch = make_episodes(num_rows, is_image=net == "nature")
-    config = (
-        PPOConfig()
-        .environment(observation_space=batch.observation_space, action_space=batch.action_space)
-        .rl_module(model_config=model_config)
-        .training(
-            train_batch_size_per_learner=num_rows,
-            minibatch_size=minibatch_size,
-            num_epochs=num_epochs,
-            kl_coeff=0.0,
-        )
-        .debugging(seed=0)
-    )
+    config = ppo_config(batch, model_config, num_rows, num_epochs, minibatch_size).training(kl_coeff=0.0)
     learner = config.build_learner()
     share_rows = RankGroup.share_rows
     while (order := pipe.recv()) is not None:
@@ -254,9 +366,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=4000)
-    parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--minibatch", type=int, default=128)
+    parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--busy-share", nargs="+", choices=("impala", "appo"), default=[])
     parser.add_argument("--ranks", type=int, default=0)
@@ -273,35 +383,9 @@ def main() -> None:
     if arguments.busy_share or arguments.ranks:
         return
 
-    batch = make_episodes(arguments.rows)
-    config = (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .rl_module(model_config={"fcnet_hiddens": [64, 64]})
-        .training(
-            train_batch_size_per_learner=arguments.rows,
-            num_epochs=arguments.epochs,
-            minibatch_size=arguments.minibatch,
-        )
-        .debugging(seed=0)
-    )
-    learner = config.build_learner()
-    bare = BareLoop()
-    seconds: dict[str, list[float]] = {"rlzmq": [], "bare": []}
-    for round_index in range(arguments.rounds + 1):
-        start = time.process_time()
-        learner.update(episodes=batch)
-        middle = time.process_time()
-        bare.update(batch, arguments.epochs, arguments.minibatch)
-        end = time.process_time()
-        if round_index:  # the first round warms up
-            seconds["rlzmq"].append(middle - start)
-            seconds["bare"].append(end - middle)
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
-    steps = arguments.rows * arguments.epochs
-    for name, median in medians.items():
-        print(f"{name:6} {median:7.3f} CPU s per update  {steps / median:10,.0f} rows/s")
-    print(f"ratio  {medians['bare'] / medians['rlzmq']:.3f} of the bare loop's speed")
+    for case in arguments.cases:
+        for line in compare_with_bare_loop(case, arguments.rounds):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -109,13 +109,3 @@ def _run_backward(loss: Tensor) -> None:
     engine: Any = torch.autograd.Variable._execution_engine
     one = torch.ones_like(loss)
     engine.run_backward((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
-
-
-def zero_loss(device: torch.device) -> Tensor:
-    """Return the loss of a rank without rows: zero, with zero gradients."""
-    return torch.zeros((), device=device, requires_grad=True)
-
-
-def mean_weight(num_rows: int, num_rows_all_ranks: int, world_size: int) -> float:
-    """Return the factor of a rank's loss that makes the ranks' mean the mean over all rows."""
-    return num_rows * world_size / max(1, num_rows_all_ranks)

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -305,7 +305,12 @@ class RankGroup:
         with self.typed_errors("vote"):
             table[rows.begin(), self.rank, : len(votes)] = votes
         rows.post()
-        return lambda: table[rows.wait(), :, : len(votes)].min(0).tolist()
+
+        def lowest() -> list[int]:
+            first, *others = table[rows.wait(), :, : len(votes)].tolist()
+            return first if all(other == first for other in others) else [*map(min, first, *others)]
+
+        return lowest
 
     def vote(self, ok: Sequence[bool], *, step_id: int, num_skipped: int = 0) -> list[bool]:
         """Return the result of `start_vote` directly."""
@@ -335,25 +340,40 @@ class RankGroup:
     def _barrier(self) -> None:
         dist.all_reduce(torch.zeros(1, device=self.device), group=self.process_group)
 
-    @contextmanager
-    def typed_errors(self, what: str, *, computes: bool = False) -> Iterator[None]:
+    def typed_errors(self, what: str, *, computes: bool = False) -> AbstractContextManager[None]:
         """Raise failures of the block, which may wait for peers, as PeerLostError that names the operation.
 
         Args:
             what: The operation.
             computes: The block also computes; that part of its time does not count in `waited_s`.
         """
-        self.num_entered += 1
-        began_at, used_s = time.perf_counter(), time.thread_time() if computes else 0.0
-        with _peer_errors(
-            f"learner rank {self.rank} of {self.world_size}, generation {self.generation}: {what}"
-        ):
-            yield
-        computed_s = time.thread_time() - used_s if computes else 0.0
+        return _Exchange(self, what, computes)
+
+
+class _Exchange:
+    """The context of `RankGroup.typed_errors`: a class, because it is entered several times per minibatch."""
+
+    def __init__(self, group: RankGroup, what: str, computes: bool) -> None:
+        self._group, self._what, self._computes = group, what, computes
+
+    def __enter__(self) -> None:
+        self._group.num_entered += 1
+        self._used_s = time.thread_time() if self._computes else 0.0
+        self._began_at = time.perf_counter()
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        group = self._group
+        computed_s = time.thread_time() - self._used_s if self._computes else 0.0
         ended_at = time.perf_counter()
-        self.waited_s += ended_at - began_at - computed_s
+        group.waited_s += ended_at - self._began_at - computed_s
         if trace.is_on:
-            trace.span("reduce", began_at + computed_s, ended_at, operation=what)
+            trace.span("reduce", self._began_at + computed_s, ended_at, operation=self._what)
+        if isinstance(error, RuntimeError) and _is_of_peers(error):
+            raise PeerLostError(
+                f"learner rank {group.rank} of {group.world_size}, generation {group.generation}: {self._what} "
+                f"failed because a peer died or hangs: {str(error).splitlines()[0]}. "
+                "Re-form the group from the surviving ranks at the next generation."
+            ) from error
 
 
 class Vote:
@@ -385,19 +405,10 @@ class Vote:
         return [bool(verdict) for verdict in lowest[6:]]
 
 
-@contextmanager
-def _peer_errors(where: str) -> Iterator[None]:
-    """Convert a failed collective inside the block to PeerLostError; other errors pass through."""
-    try:
-        yield
-    except RuntimeError as error:
-        text = str(error).lower()
-        if not isinstance(error, dist.DistError) and not any(mark in text for mark in _PEER_LOST_MARKS):
-            raise
-        raise PeerLostError(
-            f"{where} failed because a peer died or hangs: {str(error).splitlines()[0]}. "
-            "Re-form the group from the surviving ranks at the next generation."
-        ) from error
+def _is_of_peers(error: RuntimeError) -> bool:
+    """Return whether a collective failed because of a peer; any other error is a bug."""
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or any(mark in text for mark in _PEER_LOST_MARKS)
 
 
 def _listed(ranks: set[int]) -> str:

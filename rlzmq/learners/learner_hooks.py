@@ -154,10 +154,7 @@ class LearnerHooks(LearnerRanks):
         self._finite_losses = self._are_finite(loss_per_module)
         if self.group is not None:
             self._vote = self._start_vote()
-            losses = [loss * self._loss_weights[module_id] for module_id, loss in loss_per_module.items()]
-            self.data_parallel().backward(
-                sum(losses, torch.zeros((), device=self.device, requires_grad=True))
-            )
+            self.data_parallel().backward(self._weighted_sum(loss_per_module))
         elif loss_per_module:
             total: Any = sum(loss_per_module.values())
             if not total.requires_grad:
@@ -169,6 +166,17 @@ class LearnerHooks(LearnerRanks):
         for module_id, loss in loss_per_module.items():
             self._stats.log(module_id, {"total_loss": loss})
         return {p: p.grad for entry in entries for p in entry.parameters if p.grad is not None}
+
+    def _weighted_sum(self, losses: Mapping[str, Tensor]) -> Tensor:
+        """Return the sum of this rank's losses, weighted by its rows; it requires a gradient in any case."""
+        weighted = [
+            loss if (weight := self._loss_weights[module_id]) == 1.0 else loss * weight
+            for module_id, loss in losses.items()
+        ]
+        total = torch.zeros((), device=self.device)
+        if weighted:
+            total = sum(weighted[1:], weighted[0])
+        return total if total.requires_grad else total.detach().requires_grad_()
 
     def postprocess_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
         """Change the gradients before they are applied; by default separately for each module.

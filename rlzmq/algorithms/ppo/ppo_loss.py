@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlzmq.learners.masked import masked_mean
+from rlzmq.learners.masked import MaskedMean, masked_mean
 
 __all__ = ["PPOLossTerms", "ppo_policy_terms", "ppo_value_loss"]
 
@@ -48,10 +48,11 @@ def ppo_policy_terms(
     ratio_B = torch.exp(logp_B - old_logp_B)
     clipped_B = ratio_B.clamp(1.0 - clip_param, 1.0 + clip_param)
     surrogate_B = torch.minimum(advantages_B * ratio_B, advantages_B * clipped_B)
+    mean = MaskedMean(mask_B)
     return PPOLossTerms(
-        policy_loss=-masked_mean(surrogate_B, mask_B),
-        entropy=masked_mean(entropy_B, mask_B),
-        mean_kl=None if kl_B is None else masked_mean(kl_B, mask_B),
+        policy_loss=-mean(surrogate_B),
+        entropy=mean(entropy_B),
+        mean_kl=None if kl_B is None else mean(kl_B),
     )
 
 

@@ -130,6 +130,7 @@ class MLP(nn.Module):
             width = output_dim
         self._steps: list[_Step] = []
         self._steps_of: list[nn.Module] = []  # the layers that the steps were made of
+        self._is_by_row = False
         self.input_dim = input_dim
         self.output_dim = width
 
@@ -161,10 +162,14 @@ class MLP(nn.Module):
                 )
             self._steps = [_step(*pair) for pair in zip(layers, self._activations, strict=True)]
             self._steps_of = layers
+            self._is_by_row = all(type(layer) in (nn.Linear, nn.LayerNorm) for layer in layers)
         return self._steps
 
     def forward(self, x: Tensor) -> Tensor:
         linear, steps = nn.functional.linear, self.steps()
+        lead = x.shape[:-1]
+        if len(lead) > 1 and self._is_by_row:
+            x = x.flatten(0, -2)  # else the layers' results were views, which in-place activations copy
         if x.dtype is not torch.float32:
             first = steps[0][0] if steps else None
             x = x.to(torch.float32 if first is None else first["weight"].dtype)
@@ -175,7 +180,7 @@ class MLP(nn.Module):
                 x = module(x)
             if activation is not None:
                 x = activation(x)
-        return x
+        return x.view(*lead, x.shape[-1]) if len(lead) > 1 and self._is_by_row else x
 
 
 def _step(layer: nn.Module, activation: Callable[[Tensor], Tensor] | None) -> _Step:

@@ -61,4 +61,5 @@ class RecurrentEncoder(nn.Module):
             )
             return h.unsqueeze(1), {"h": h, "c": c}
         features, (h, c) = self.lstm(tokens, (state["h"].unsqueeze(0), state["c"].unsqueeze(0)))
-        return features, {"h": h.squeeze(0), "c": c.squeeze(0)}
+        # stored step by step, which each head would turn round for itself
+        return features.contiguous(), {"h": h.squeeze(0), "c": c.squeeze(0)}
