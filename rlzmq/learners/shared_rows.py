@@ -60,6 +60,8 @@ class _Semaphores:
         self.post.argtypes = (ctypes.c_void_p,)
         self.try_to_take = brief.sem_trywait
         self.try_to_take.argtypes = (ctypes.c_void_p,)
+        self.try_to_take_and_switch = sleeping.sem_trywait  # lets other threads run
+        self.try_to_take_and_switch.argtypes = (ctypes.c_void_p,)
         self.take_before = sleeping.sem_clockwait  # unlike sem_timedwait, unaffected by changes of the date
         self.take_before.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(_Timespec))
 
@@ -190,8 +192,8 @@ class SharedRows:
         semaphores = self._semaphores
         began_at = time.perf_counter()
         while time.perf_counter() - began_at < _SPIN_S:
-            os.sched_yield()
-            if semaphores.try_to_take(peer.posted_by_it) == 0:
+            # without sched_yield, which would cost this rank a time slice where other processes want the core
+            if semaphores.try_to_take_and_switch(peer.posted_by_it) == 0:
                 return
         until = _Timespec()
         deadline = time.monotonic() + self._timeout_s
