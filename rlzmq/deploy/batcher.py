@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import queue
+import math
 import threading
 import time
 from collections import deque
@@ -65,7 +65,7 @@ class Batcher:
 
     Args:
         max_batch_size: Most rows in a forward pass; only a single request may have more.
-        batch_wait_timeout_s: How long an idle server waits for more requests than have arrived.
+        batch_wait_timeout_s: How long a request may wait for more requests while nothing is computed.
         metrics: Counts the batches.
     """
 
@@ -73,14 +73,16 @@ class Batcher:
         self._max_rows = max_batch_size
         self._wait_s = batch_wait_timeout_s
         self._metrics = metrics
-        self._groups: dict[tuple[int, bool], _Group] = {}
-        self._num_bytes = 0
-        self._is_computing = False
-        self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
+        self._num_unanswered = 0
+        self._num_bytes = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._work: queue.SimpleQueue[tuple[_Group, Sequence[_Request]] | None] = queue.SimpleQueue()
+        # The thread takes the next batch itself when it is done with one: it does not wait for a turn of the loop.
+        self._changed = threading.Condition()
+        self._groups: dict[tuple[int, bool], _Group] = {}
+        self._wakes_at = 0.0  # rows in a group from which the thread is woken; infinite while it computes
+        self._is_closing = False
         self._thread = threading.Thread(target=self._serve, name="rlzmq-inference", daemon=True)
         self._thread.start()
 
@@ -96,18 +98,21 @@ class Batcher:
         Raises:
             OverloadedError: Too much is waiting.
         """
-        num_bytes = sum(array.nbytes for array in inputs)
+        num_bytes = sum([array.nbytes for array in inputs])
         if self._num_bytes + num_bytes > _MAX_QUEUED_BYTES and self._num_bytes:
             raise OverloadedError(f"{self._num_bytes} bytes of requests are waiting: try again later")
-        group = self._groups.get((id(policy), explore))
-        if group is None:
-            group = self._groups[id(policy), explore] = _Group(policy, explore)
-        group.requests.append(_Request(inputs, on_done, len(inputs[0]), num_bytes, time.perf_counter()))
-        group.num_rows += len(inputs[0])
+        request = _Request(inputs, on_done, len(inputs[0]), num_bytes, time.perf_counter())
         self._num_bytes += num_bytes
+        self._num_unanswered += 1
         self._idle.clear()
-        if not self._is_computing:
-            self._schedule()
+        with self._changed:
+            group = self._groups.get((id(policy), explore))
+            if group is None:
+                group = self._groups[id(policy), explore] = _Group(policy, explore)
+            group.requests.append(request)
+            group.num_rows += request.num_rows
+            if group.num_rows >= self._wakes_at:
+                self._changed.notify()
 
     async def wait_until_idle(self, timeout_s: float | None = None) -> bool:
         """Wait until no request is waiting or being computed; return False if that takes longer."""
@@ -124,67 +129,58 @@ class Batcher:
         Args:
             timeout_s: Seconds after which a computation is left to itself; None: wait for it.
         """
-        if await self.wait_until_idle(timeout_s) and self._thread.is_alive():
-            self._work.put(None)
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        if await self.wait_until_idle(timeout_s):
             await asyncio.to_thread(self._thread.join)
 
-    # -- on the event loop ----------------------------------------------------------------------
-
-    def _schedule(self) -> None:
-        """Start the next batch when it is full, or when its first request has waited long enough."""
-        group = self._first_group()
-        if group is None:
-            return
-        left_s = group.requests[0].arrived + self._wait_s - time.perf_counter()
-        is_due = group.num_rows >= self._max_rows or left_s <= 0
-        if self._timer is not None:
-            if not is_due:
-                return
-            self._timer.cancel()
-        # Not at once: other requests may have arrived in this turn of the loop.
-        self._timer = (
-            self._loop.call_soon(self._start) if is_due else self._loop.call_later(left_s, self._start)
-        )
-
-    def _first_group(self) -> _Group | None:
-        """Return the group whose first request has waited longest; forget the empty ones."""
-        self._groups = {key: group for key, group in self._groups.items() if group.requests}
-        return min(self._groups.values(), key=lambda group: group.requests[0].arrived, default=None)
-
-    def _start(self) -> None:
-        self._timer = None
-        group = self._first_group()
-        if self._is_computing or group is None:
-            return
-        batch = [group.requests.popleft()]
-        num_rows = batch[0].num_rows
-        while group.requests and num_rows + group.requests[0].num_rows <= self._max_rows:
-            num_rows += group.requests[0].num_rows
-            batch.append(group.requests.popleft())
-        group.num_rows -= num_rows
-        self._is_computing = True
-        self._metrics.batch_size.observe(num_rows)
-        self._work.put((group, batch))
-
     def _finish(self, batch: Sequence[_Request], answers: Sequence[Arrays | Exception]) -> None:
-        self._is_computing = False
-        self._schedule()
+        self._metrics.batch_size.observe(sum([request.num_rows for request in batch]))
         for request, answer in zip(batch, answers, strict=True):
             self._num_bytes -= request.num_bytes
             try:
                 request.on_done(answer)
             except Exception:  # one client's answer must not cost the others theirs
                 _log.exception("an answer could not be sent")
-        if not self._is_computing and not any(group.requests for group in self._groups.values()):
+        self._num_unanswered -= len(batch)
+        if not self._num_unanswered:
             self._idle.set()
 
     # -- on the thread --------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        while (work := self._work.get()) is not None:
-            group, batch = work
+        while (taken := self._next_batch()) is not None:
+            group, batch = taken
             answers = _answers(group.policy, [request.inputs for request in batch], group.explore)
             self._loop.call_soon_threadsafe(self._finish, batch, answers)
+
+    def _next_batch(self) -> tuple[_Group, Sequence[_Request]] | None:
+        """Wait until a batch is full, or its first request has waited long enough; None: the thread is to end."""
+        with self._changed:
+            while True:
+                group = min(self._groups.values(), key=lambda group: group.requests[0].arrived, default=None)
+                if group is None:
+                    if self._is_closing:
+                        return None
+                    self._wakes_at = 0
+                    self._changed.wait()
+                    continue
+                left_s = group.requests[0].arrived + self._wait_s - time.perf_counter()
+                if left_s <= 0 or group.num_rows >= self._max_rows or self._is_closing:
+                    break
+                self._wakes_at = self._max_rows
+                self._changed.wait(left_s)
+            self._wakes_at = math.inf
+            batch = [group.requests.popleft()]
+            num_rows = batch[0].num_rows
+            while group.requests and num_rows + group.requests[0].num_rows <= self._max_rows:
+                num_rows += group.requests[0].num_rows
+                batch.append(group.requests.popleft())
+            group.num_rows -= num_rows
+            if not group.requests:
+                del self._groups[id(group.policy), group.explore]
+            return group, batch
 
 
 def _answers(policy: ServedPolicy, requests: Sequence[Arrays], explore: bool) -> Sequence[Arrays | Exception]:

@@ -24,6 +24,7 @@ __all__ = ["EdgeReader", "Frame", "MessageHandler"]
 Frame = bytes | memoryview
 MessageHandler = Callable[[list[Frame]], None]
 
+_EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)  # quicker than pyzmq's enums
 _SMALL_BYTES = 8192  # below this a received frame has no alignment and pins a larger buffer: copy it
 
 
@@ -72,7 +73,7 @@ class EdgeReader:
             self._schedule()
 
     def _has_work(self) -> bool:
-        return bool(self._get(zmq.EVENTS) & zmq.POLLIN) and self._on_message is not None
+        return bool(self._get(_EVENTS) & _POLLIN) and self._on_message is not None
 
     def _flush(self) -> None:
         """Send queued messages; a subclass that sends overrides this."""
@@ -103,7 +104,7 @@ class EdgeReader:
         receive = self._raw.recv
         for _ in range(self._max_per_tick):
             try:
-                part = receive(zmq.NOBLOCK, False)
+                part = receive(_NOBLOCK, False)
             except zmq.Again:
                 return
             except zmq.ZMQError as error:
@@ -114,7 +115,7 @@ class EdgeReader:
             self._first_frame = part
             frames: list[Frame] = [part.bytes if len(part) < _SMALL_BYTES else part.buffer]
             while part.more:
-                part = receive(zmq.NOBLOCK, False)
+                part = receive(_NOBLOCK, False)
                 frames.append(part.bytes if len(part) < _SMALL_BYTES else part.buffer)
             on_message(frames)
             if self._is_detached:

@@ -25,6 +25,9 @@ _TYPES = {
     name: int(getattr(zmq, name))
     for name in ("DEALER", "PAIR", "PUB", "PULL", "PUSH", "ROUTER", "SUB", "XPUB", "XSUB")
 }
+# Plain ints: operations on pyzmq's enums take a microsecond each, several for every message.
+_MORE, _LAST = int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.NOBLOCK)
+_EVENTS, _POLLIN, _POLLOUT = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.POLLOUT)
 _CANNOT_RECEIVE = (zmq.PUB, zmq.PUSH)
 _COPY_BELOW_BYTES = 16 * 1024  # measured: below this size copying is faster than passing the buffer
 
@@ -263,7 +266,7 @@ class DrainSocket(EdgeReader):
         raw_send = self._raw.send
         last = len(frames) - 1
         for index, frame in enumerate(frames):
-            flags = zmq.NOBLOCK if index == last else zmq.NOBLOCK | zmq.SNDMORE
+            flags = _LAST if index == last else _MORE
             if ticket is not None and index == last:  # frames leave in order
                 frame = zmq.Frame(frame, track=True, copy_threshold=0)  # small ones, too
                 ticket._tracker = frame.tracker
@@ -278,7 +281,7 @@ class DrainSocket(EdgeReader):
                 # the remaining frames, and the whole message must be sent again.
                 if 0 < index < last:
                     for rest in range(index + 1, last + 1):
-                        raw_send(b"", zmq.NOBLOCK if rest == last else zmq.NOBLOCK | zmq.SNDMORE)
+                        raw_send(b"", _LAST if rest == last else _MORE)
                 return False
             except zmq.ZMQError as error:
                 raise self._explain(error, frames) from error
@@ -294,9 +297,9 @@ class DrainSocket(EdgeReader):
         return error
 
     def _has_work(self) -> bool:
-        events = self._get(zmq.EVENTS)
-        can_receive = events & zmq.POLLIN and self._on_message is not None
-        return bool(can_receive or (self._queue and events & zmq.POLLOUT))
+        events = self._get(_EVENTS)
+        can_receive = events & _POLLIN and self._on_message is not None
+        return bool(can_receive or (self._queue and events & _POLLOUT))
 
     def _flush(self) -> None:
         for _ in range(self._max_per_tick):

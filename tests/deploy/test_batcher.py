@@ -69,7 +69,8 @@ async def test_requests_that_arrive_while_one_is_computed_share_the_next_batches
 
 
 async def test_policies_and_exploration_are_computed_apart_in_the_order_of_arrival() -> None:
-    asker, one, two = Asker(), FakePolicy(is_open=True), FakePolicy(is_open=True)
+    asker = Asker(max_batch_size=3, batch_wait_timeout_s=3600.0)  # a batch begins when it is full
+    one, two = FakePolicy(is_open=True), FakePolicy(is_open=True)
     for value in range(3):
         asker.ask(one, f"one {value}", value)
         asker.ask(one, f"explored {value}", value, explore=True)
@@ -82,10 +83,11 @@ async def test_policies_and_exploration_are_computed_apart_in_the_order_of_arriv
 
 
 async def test_a_request_that_fails_costs_no_other_its_answer(caplog: pytest.LogCaptureFixture) -> None:
-    asker, policy = Asker(), FakePolicy(is_open=True)
+    asker, policy = Asker(batch_wait_timeout_s=0.05), FakePolicy(is_open=True)
     for value in (1, 13, 2):
         asker.ask(policy, str(value), value)
     await asker.batcher.wait_until_idle()
+    assert policy.batches[0] == ([1, 13, 2], False)
     assert (asker.answers["1"], asker.answers["2"]) == ([2], [4])
     assert isinstance(asker.answers["13"], RuntimeError)
     assert "module 'fake' raised an error" in caplog.text
@@ -121,6 +123,7 @@ async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batcher_module, "_MAX_QUEUED_BYTES", 16)
     asker, policy = Asker(), FakePolicy()
     asker.ask(policy, "a", 1)
+    await asyncio.to_thread(policy.begun.acquire)
     asker.ask(policy, "b", 2)
     with pytest.raises(OverloadedError, match="16 bytes of requests are waiting: try again later"):
         asker.ask(policy, "c", 3)
