@@ -17,6 +17,7 @@ ALLOWED = {
     "driver/standalone_broker.py",
     "roles/broker/run_lock.py",
     "replay/shards.py",
+    "telemetry/event_log.py",
     "telemetry/run_directory.py",
     "telemetry/runs.py",
     "cli/runs.py",

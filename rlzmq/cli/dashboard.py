@@ -14,6 +14,8 @@ from pathlib import Path
 import tyro
 
 from rlzmq.cli.parsing import parse
+from rlzmq.cli.token_file import token_in
+from rlzmq.core.addresses import is_loopback
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.extras import import_optional
 from rlzmq.core.files import make_directories
@@ -34,10 +36,12 @@ class DashboardOptions:
     port: int | None = None
     """Port to listen on; 0: any free one (default: 8470, or a free one if it is taken)."""
     host: str = "127.0.0.1"
-    """Address to listen on. Others than this machine's own can read the unencrypted traffic there, the cookie of the
-    session included: rather forward the port by ssh (default: 127.0.0.1)."""
-    hosts: list[str] = field(default_factory=list)
-    """Name under which browsers call this server, besides localhost; repeatable (default: none)."""
+    """Address to listen on (default: 127.0.0.1)."""
+    allow_host: list[str] = field(default_factory=list)
+    """Further name of this server in the Host header of requests; repeatable (default: none)."""
+    insecure: bool = False
+    """Listen on another address than loopback although the traffic, with the session's cookie, is not encrypted
+    (default: False)."""
     token_file: Path | None = None
     """File with a token for programs, e.g. Prometheus (header 'Authorization: Bearer TOKEN'); it is created where it is
     missing (default: none, browsers only)."""
@@ -55,15 +59,21 @@ def run(arguments: Sequence[str]) -> int:
         "do not notice.",
     )
     check_installed()
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    if not (options.insecure or is_loopback(f"tcp://{host}:0")):
+        raise ConfigurationError(
+            f"--host {options.host}: others could read the traffic there, which is not encrypted. Forward the port by "
+            "ssh instead (ssh -L 8470:127.0.0.1:8470 HOST), or give --insecure."
+        )
     from rlzmq.telemetry.dashboard.server import Dashboard
     from rlzmq.telemetry.dashboard.watched import Watched
 
-    token = None if options.token_file is None else _token_in(options.token_file)
+    token = None if options.token_file is None else token_in(options.token_file)
     watched = Watched(options.runs or ["runs"])
 
     def started(port: int) -> Dashboard:
         return Dashboard(
-            watched, host=options.host, port=port, hosts=options.hosts, token=token, announce=_announce
+            watched, host=options.host, port=port, hosts=options.allow_host, token=token, announce=_announce
         )
 
     if options.port is not None:
@@ -121,21 +131,3 @@ def check_installed() -> None:
     """Raise MissingPackageError if the packages of ``rlzmq[dash]`` are missing."""
     for module in ("starlette", "uvicorn"):
         import_optional(module, "The dashboard", "rlzmq[dash]")
-
-
-def _token_in(path: Path) -> str:
-    """Return the token in a file that only its owner may read; make it where it is missing.
-
-    Raises:
-        ConfigurationError: Others may read the file, or it holds no token.
-    """
-    import secrets
-
-    from rlzmq.net.keys import read_private_file, write_private_file
-
-    if not path.exists():
-        write_private_file(path, secrets.token_urlsafe(32) + "\n")
-    token = read_private_file(path).strip()
-    if len(token) < 16:
-        raise ConfigurationError(f"{path}: expected a token of 16 characters or more")
-    return token

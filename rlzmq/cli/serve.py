@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import signal
 import sys
 import tomllib
@@ -17,14 +16,13 @@ from rlzmq.cli.export import PolicyOptions, chosen_policy
 from rlzmq.cli.joining import on_signals, run_async
 from rlzmq.cli.main import EXIT_INTERRUPTED
 from rlzmq.cli.parsing import parse
+from rlzmq.cli.token_file import token_in, write_secret
 from rlzmq.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rlzmq.net.keys import KeyPair
 
 __all__ = ["ServeOptions", "run"]
-
-_MIN_TOKEN_CHARS = 16
 
 
 @dataclass
@@ -86,7 +84,7 @@ async def _main(options: ServeOptions) -> int:
         listen=options.listen if has_wire else None,
         keys=_keys(options.join_file) if options.listen.startswith("tcp:") else None,
         http=options.http if has_http else None,
-        token=_token(options.token_file) if has_http else None,
+        token=token_in(options.token_file) if has_http else None,
         allowed_hosts=options.allow_host,
         insecure=options.insecure,
         max_body_bytes=options.max_body,
@@ -111,7 +109,7 @@ async def _main(options: ServeOptions) -> int:
         loop.add_signal_handler(signal.SIGHUP, reload)
         print(f"serving     {server.checkpoint}")
         if server.join is not None:
-            _write(options.join_file, server.join.to_text())
+            write_secret(options.join_file, server.join.to_text())
             print(f"wire        {options.join_file}")
         if server.http_url is not None:
             print(f"http        {server.http_url}")
@@ -122,23 +120,6 @@ async def _main(options: ServeOptions) -> int:
         loop.remove_signal_handler(signal.SIGHUP)
         await server.stop()
     return EXIT_INTERRUPTED if interrupted.result() == signal.SIGINT else 0
-
-
-def _token(path: Path) -> str:
-    """Return the token in a file; write a new one if there is no file."""
-    from rlzmq.net.keys import read_private_file
-
-    if path.exists():
-        token = read_private_file(path).strip()
-        if len(token) < _MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:
-            raise ConfigurationError(
-                f"{path} holds no token: expected at least {_MIN_TOKEN_CHARS} printable ASCII characters without "
-                "spaces. Remove it, and a new one is written."
-            )
-        return token
-    token = secrets.token_urlsafe(32)
-    _write(path, token + "\n")
-    return token
 
 
 def _keys(join_file: Path) -> tuple[KeyPair, KeyPair]:
@@ -153,14 +134,5 @@ def _keys(join_file: Path) -> tuple[KeyPair, KeyPair]:
         except (tomllib.TOMLDecodeError, KeyError) as error:
             raise ConfigurationError(f"{path} is not a server's key file: {error!r}. Remove it.") from None
     keys = KeyPair.generate(), KeyPair.generate()
-    _write(path, f"server = '{keys[0].secret}'\nclient = '{keys[1].secret}'\n")
+    write_secret(path, f"server = '{keys[0].secret}'\nclient = '{keys[1].secret}'\n")
     return keys
-
-
-def _write(path: Path, text: str) -> None:
-    from rlzmq.net.keys import write_private_file
-
-    try:
-        write_private_file(path, text)
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error

@@ -262,6 +262,7 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
             error = failure
         except (Exception, SystemExit) as failure:
             ended_by, why = run_error(failure), "ended by an error, see below"
+            directory.events.add_error(ended_by)
         except KeyboardInterrupt:
             why = "interrupted before the current update was complete: its data is lost"
     finally:

@@ -180,8 +180,8 @@ def _made(kind: type, name: str, tables: Mapping[str, Any]) -> Any:
 
 def _print_summary(results: ResultGrid, tuner: Tuner, options: TuneOptions) -> int:
     """Print the best trial and the commands that go on from it; return the exit code."""
+    from rlzmq.telemetry.metric_paths import number_at
     from rlzmq.tune.config_paths import config_value
-    from rlzmq.tune.metric_paths import number_at
 
     print(f"{results.num_terminated} trials ended, {results.num_errors} failed; {tuner.path}")
     if not results.num_terminated:

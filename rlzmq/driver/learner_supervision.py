@@ -445,7 +445,7 @@ class LearnerSupervisor(Supervisor):
         """Start the replacement of a rank that has ended, if it is to be replaced."""
         error = lost_error(handle)
         if not self._config.restart_failed_learners:
-            _log.warning("%s", first_line(error))
+            _log.warning("%s", first_line(error), extra={"error": error})
             return
         self._num_replacing += 1
         self._start(self._replace(_place(handle), error), f"replace {handle.name}")
@@ -456,7 +456,7 @@ class LearnerSupervisor(Supervisor):
         def decide(error: BaseException) -> float | None:
             decision = machine.failed(time.monotonic())
             if isinstance(decision, GiveUp):
-                _log.error("%s", first_line(error))
+                _log.error("%s", first_line(error), extra={"error": error})
                 _log.error("learner-%d died %d times in a row: not replaced.", place, decision.num_failures)
                 return None
             return decision.delay_s

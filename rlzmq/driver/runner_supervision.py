@@ -267,7 +267,8 @@ class RunnerSupervisor(Supervisor):
             return decision.delay_s
         others = [other for other in self._places if other is not place and not other.is_given_up]
         if config.ignore_env_runner_failures and others:
-            _log.warning("%s The run continues without it (%s).", first_line(error), reason)
+            text = "%s The run continues without it (%s)."
+            _log.warning(text, first_line(error), reason, extra={"error": error})
             place.is_given_up = True
             place.up.set()  # wake its waiters: it is given up
             return None

@@ -102,7 +102,8 @@ async def restarted(
             delay_s = decide(error)
             if delay_s is None:
                 return None
-            _log.warning("%s. Restarted in %g s.", first_line(error).removesuffix("."), delay_s)
+            text = first_line(error).removesuffix(".")
+            _log.warning("%s. Restarted in %g s.", text, delay_s, extra={"error": error})
             await asyncio.sleep(delay_s)
         try:
             return await start()

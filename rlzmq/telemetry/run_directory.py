@@ -22,6 +22,7 @@ import numpy as np
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import make_directories, opener, write_text
 from rlzmq.core.version import __version__
+from rlzmq.telemetry.event_log import EVENTS, EventLog
 
 if TYPE_CHECKING:
     from rlzmq.config.base_config import BaseConfig
@@ -39,12 +40,14 @@ class RunDirectory:
     """The files that a run writes.
 
     Files: ``config.toml`` (settings that differ from the defaults), ``run.json`` (command, versions,
-    seed, process), ``metrics.jsonl`` (each iteration's whole result, flushed at once), ``checkpoints/NNNNNN/`` (by
-    iteration; see `rlzmq.core.checkpoint_series`), ``journal/`` (with ``durability="journal"``),
-    ``arrivals/`` (with ``rlzmq train --record``).
+    seed, process), ``metrics.jsonl`` (each iteration's whole result, flushed at once), ``events.jsonl`` (the driver's
+    warnings and errors; see `rlzmq.telemetry.event_log`), ``checkpoints/NNNNNN/`` (by iteration; see
+    `rlzmq.core.checkpoint_series`), ``journal/`` (with ``durability="journal"``), ``arrivals/`` (with
+    ``rlzmq train --record``).
 
     Attributes:
         path: The directory.
+        events: The warnings and errors.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,6 +57,7 @@ class RunDirectory:
         _lock(self._metrics.fileno())
         self._unwritten: deque[bytes] = deque(maxlen=_MAX_UNWRITTEN)
         self._has_failed = False
+        self.events = EventLog(path / EVENTS)
 
     @classmethod
     def create(cls, path: Path, config: BaseConfig, train: Sequence[str] = ()) -> Self:
@@ -111,7 +115,8 @@ class RunDirectory:
         self._write()
 
     def close(self) -> None:
-        """Close the metrics file."""
+        """Close the metrics file; later warnings are no longer recorded."""
+        self.events.close()
         self._write()
         self._metrics.close()
 

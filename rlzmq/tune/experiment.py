@@ -31,9 +31,9 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.search_space import GridSearch, SearchObject, find_search_objects
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.seeding import derive_seed
+from rlzmq.telemetry.metric_paths import number_at
 from rlzmq.telemetry.view import View
 from rlzmq.tune.config_paths import TrialConfig, resolve, with_values
-from rlzmq.tune.metric_paths import number_at
 from rlzmq.tune.result_grid import Result, ResultGrid, TuneError
 from rlzmq.tune.schedulers.base import CONTINUE, Decision, FIFOScheduler, TrialScheduler
 from rlzmq.tune.schedulers.pbt import PopulationBasedTraining

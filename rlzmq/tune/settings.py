@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlzmq.config.plain import load_named, names_code, plain_setting, revive_setting
 from rlzmq.core.errors import CheckpointError, ConfigurationError
-from rlzmq.tune.metric_paths import Mode, check_mode
+from rlzmq.telemetry.metric_paths import Mode, check_mode
 
 if TYPE_CHECKING:
     from rlzmq.tune.schedulers.base import TrialScheduler

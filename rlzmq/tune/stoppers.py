@@ -14,7 +14,7 @@ from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.tune.metric_paths import Mode, flatten, number_at, value_at
+from rlzmq.telemetry.metric_paths import Mode, flatten, number_at, value_at
 
 __all__ = [
     "CombinedStopper",

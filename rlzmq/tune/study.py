@@ -24,7 +24,7 @@ from typing import Any, Literal
 from rlzmq.actors.process_state import start_mark
 from rlzmq.config.search_space import Categorical, Function, GridSearch, Numeric, SearchObject
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.tune.metric_paths import Mode
+from rlzmq.telemetry.metric_paths import Mode
 from rlzmq.tune.search.base import Searcher, labels_of
 from rlzmq.tune.search.optuna import load_optuna
 

@@ -13,9 +13,9 @@ from rich.table import Table
 
 from rlzmq.config.search_space import SearchObject
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.telemetry.metric_paths import value_at
 from rlzmq.telemetry.view import LiveView, View
 from rlzmq.tune.config_paths import config_value
-from rlzmq.tune.metric_paths import value_at
 from rlzmq.tune.trial import Trial
 
 __all__ = ["CLIReporter", "LinesView", "TableView", "make_view", "trial_table"]

@@ -124,7 +124,7 @@ class FakeLearner(FakePeer):
 
     def new_weights(self, version: int) -> None:
         buffer = new_publication_buffer(100_000)
-        buffer[512:] = version
+        buffer[512:] = version % 256
         seal_publication(buffer, run_id="run", generation=1, version=version, layout_digest="layout")
         self.handle(E.NewWeights(1, version, buffer))
 

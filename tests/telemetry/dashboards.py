@@ -138,6 +138,7 @@ def made_up_status(num_runners: int) -> dict[str, Any]:
         }
         for index in range(num_runners)
     ]
+    status["loop_lag_s"] = 0.001
     return status
 
 

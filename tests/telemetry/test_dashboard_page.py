@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -10,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from rlzmq.core.socket_directory import SocketDirectory
 from tests.telemetry.dashboards import MadeUpBroker, Served
+from tests.telemetry.test_dashboard_server import SCRAPED, make_search
 from tests.telemetry.test_runs import ended, make_run, result
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
 
-SHOTS = os.environ.get("DASHBOARD_SHOTS")  # where scripts/dashboard_shots.py wants the pictures
+SHOTS = os.environ.get("DASHBOARD_SHOTS")  # a directory for the pictures of docs/watch.md
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 
@@ -77,6 +80,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served.enter()
 
 
+def shoot(shown: Any, name: str, **options: Any) -> None:
+    """Keep a picture, if pictures are asked for."""
+    if SHOTS:
+        path = Path(SHOTS) / f"watch_{name}.png"
+        shown.screenshot(path=path, **options)
+        with Image.open(path) as image:
+            image.convert("RGB").quantize(48).save(path, optimize=True)
+
+
 def colours(page: Any, selector: str) -> tuple[float, float]:
     """Brightness of an element's text and of the page behind it, 0 to 255."""
     script = """element => [getComputedStyle(element).color, getComputedStyle(document.body).backgroundColor].map(
@@ -105,8 +117,7 @@ def test_the_page_is_readable_in_light_and_dark_and_on_a_phone(
     assert page.locator("#chart-return output").inner_text() == (
         "20,000 env steps: second 250 (8 to 350), first 210 (8 to 350)"
     )
-    if SHOTS:
-        page.screenshot(path=f"{SHOTS}/{scheme}-{viewport['width']}.png", full_page=True)
+    shoot(page, f"{scheme}-{viewport['width']}", full_page=True)
 
 
 def focused(page: Any) -> str:
@@ -173,13 +184,55 @@ def test_a_crowd_of_two_thousand_runners_is_a_grid_that_the_keyboard_walks(
         for key in ("End", "ArrowLeft", "Home", "ArrowRight", "ArrowDown", "ArrowUp"):
             page.keyboard.press(key)
         detail = page.locator("#grid-detail")
-        sync_api.expect(detail).to_contain_text("runner-1: samples")
+        sync_api.expect(detail).to_contain_text("runner-1: sampling")
         sync_api.expect(detail).to_contain_text("1 leases")
         broker.status["runners"][1]["is_suspect"] = True
         sync_api.expect(detail).to_contain_text("runner-1: suspect")
-        if SHOTS:
-            page.set_viewport_size(WIDE)
-            page.locator("#grid").locator("..").screenshot(path=f"{SHOTS}/grid.png")
+        page.set_viewport_size(WIDE)
+        shoot(page.locator("section[aria-labelledby=h-grid]"), "grid")
+        page.close()
+
+
+def test_events_unfold_their_tracebacks_and_bars_say_their_numbers(opened: Any, tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "runs/a", [])
+    for iteration in range(1, 4):
+        lag = {"min": 0, "mean": 1.0, "max": iteration}
+        directory.log({**result(iteration, iteration * 500, 7.0), **SCRAPED, "policy_lag": lag})
+    try:
+        exec(compile('raise ValueError("<b>no</b> way")', "walker.py", "exec"))
+    except ValueError as error:
+        logging.getLogger("rlzmq.driver").warning("runner-1 died.", extra={"error": error})
+    ended(directory)
+    with Served(tmp_path) as served:
+        page = opened(served.enter())
+        sync_api.expect(page.locator("#verdict")).to_have_text("Bottleneck: env. Make it faster.")
+        sync_api.expect(page.locator("#stages")).to_contain_text("env 75 %")
+        sync_api.expect(page.locator("#drops")).to_contain_text("20 of 500 sampled (4 %); 480 trained.")
+        sync_api.expect(page.locator("#lag .columns li")).to_have_count(4)
+        page.locator("#events summary").focus()
+        page.keyboard.press("Enter")
+        sync_api.expect(page.locator("#events pre")).to_contain_text("ValueError: <b>no</b> way")
+        for name in ("stages", "lag", "events"):
+            shoot(page.locator(f"section[aria-labelledby=h-{name}]"), name)
+        page.close()
+
+
+def test_trials_are_parallel_coordinates_with_a_table_that_the_keyboard_walks(
+    opened: Any, tmp_path: Path
+) -> None:
+    make_search(tmp_path / "runs/tune/lr", 20)
+    with Served(tmp_path) as served:
+        page = opened(served.enter())
+        sync_api.expect(page.locator("#coordinates path")).to_have_count(20)
+        sync_api.expect(page.locator("#coordinates path.failed")).to_have_count(1)
+        sync_api.expect(page.locator("#trial-detail")).to_have_text(
+            "20 trials: 19 ended, 1 failed. Best env_runners/episode_return_mean: 95 (PPO_00017)."
+        )
+        page.get_by_role("button", name="PPO_00017").focus()
+        sync_api.expect(page.locator("#coordinates path.best.shown")).to_have_count(1)
+        page.keyboard.press("Enter")
+        sync_api.expect(page).to_have_title("lr/PPO_00017: 95 · rlzmq")
+        shoot(page.locator("#trials-panel"), "trials")
         page.close()
 
 
@@ -197,10 +250,11 @@ def test_a_million_results_are_drawn_by_their_extremes(opened: Any, tmp_path: Pa
         steps = page.locator("#runs tbody tr td").nth(5)
         sync_api.expect(steps).to_have_text("1,000,000", timeout=100_000)
         plot = page.locator("#chart-return .plot")
-        sync_api.expect(plot).to_have_attribute("aria-label", re.compile("(1,000,000|999,...) env steps: "))
+        sync_api.expect(plot).to_have_attribute(
+            "aria-label", re.compile("(1,000,000|999,...) env steps: "), timeout=60_000
+        )
         drawn = served.json("/api/curves?runs=r0&width=1000")["curves"][0]["mean"]
         assert max(value for value in drawn if value is not None) == 500
         assert 800 < int(plot.get_attribute("data-points")) < 5000
-        if SHOTS:
-            page.locator("#chart-return").locator("..").screenshot(path=f"{SHOTS}/million.png")
+        shoot(page.locator("section[aria-labelledby=h-return]"), "million")
         page.close()

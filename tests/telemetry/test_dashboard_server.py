@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 import stat
 import urllib.request
@@ -102,6 +104,7 @@ def test_programs_have_a_token_in_a_file_that_only_its_owner_reads(served: Serve
     (tmp_path / "short").chmod(0o600)
     for name in ("open", "short"):
         assert main(["dashboard", str(tmp_path), "--token-file", str(tmp_path / name)]) == 78
+    assert main(["dashboard", str(tmp_path), "--host", "0.0.0.0"]) == 78
 
 
 def test_runs_and_their_curves_are_told(served: Served) -> None:
@@ -148,6 +151,128 @@ def test_a_broker_alone_is_asked_only_while_somebody_looks(tmp_path: Path) -> No
             assert (grid["names"], grid["states"]) == (["runner-0", "runner-2", "runner-1"], "isg")
             events.close()
         assert broker.num_asked > 0
+
+
+SCRAPED = {
+    "env_runners": {"episode_return_mean": 7.0, "episode_return_min": 1.0, "episode_return_max": 9.0,
+                    "num_episodes_lifetime": 40, "num_env_steps_sampled_lifetime_throughput": 900.0},
+    "policy_lag": {"min": 0, "mean": 1.0, "max": 2},
+    "fault_tolerance": {"num_healthy_workers": 2, "num_remote_worker_restarts": 3, "num_learner_restarts": 1},
+    "accounting": {"sampled": 500, "trained": 480, "dropped": {"stale": 12, "surplus": 8}, "pending": 0},
+    "bottleneck": {"stage": "env", "advice": "Make it faster.",
+                   "shares": {"env_runners": {"env": 0.75, "wait": 0.25}, "learners": {"forward": 0.1, "wait": 0.9}}},
+}  # fmt: skip
+
+
+def test_prometheus_and_grafana_find_every_metric_that_the_shipped_dashboard_draws(tmp_path: Path) -> None:
+    parser = pytest.importorskip("prometheus_client.parser", reason="reads the text as Prometheus does")
+    directory = make_run(tmp_path / "runs/a", [])
+    directory.log({**result(1, 500, 7.0), **SCRAPED})
+    ended(directory)
+    with (
+        SocketDirectory() as sockets,
+        MadeUpBroker(sockets.path, 60),
+        Served(tmp_path, "runs", str(sockets.path), "--token-file", "token") as served,
+    ):
+        assert served.ask("/metrics")[0] == 401
+        token = (tmp_path / "token").read_text().strip()
+        served.enter()
+        until(served.events(), "runs", lambda rows: rows[0]["rows"])
+        status, headers, text = served.ask("/metrics", Cookie="", Authorization=f"Bearer {token}")
+    assert (status, headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    samples = {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in parser.text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    label = str(sockets.path)
+    expected = {
+        ("rlzmq_episode_return_mean", "a"): 7, ("rlzmq_iterations_total", "a"): 1, ("rlzmq_run_is_running", "a"): 0,
+        ("rlzmq_env_steps_total", "a", "trained"): 480, ("rlzmq_dropped_env_steps_total", "stale", "a"): 12,
+        ("rlzmq_restarted_runners_total", "a"): 3, ("rlzmq_stage_share", "env_runners", "a", "env"): 0.75,
+        ("rlzmq_runners", label, "suspect"): 1, ("rlzmq_runners", label, "gone"): 0,
+    }  # fmt: skip
+    assert {name: samples.get(name) for name in expected} == expected
+    drawn = (Path(__file__).parents[2] / "docs/grafana.json").read_text()
+    named = set(re.findall(r"rlzmq_\w+", drawn))
+    assert len(json.loads(drawn)["panels"]) == 10
+    assert named <= {name for name, *_ in samples}
+
+
+def test_the_panels_of_a_run_say_where_time_goes_what_was_dropped_and_what_went_wrong(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "runs/a", [])
+    for iteration in range(1, 5):
+        lag = {"min": 0, "mean": iteration / 2, "max": iteration * 10}
+        directory.log({**result(iteration, 500, 7.0), **SCRAPED, "policy_lag": lag})
+    directory.events.add_error(ValueError("no way"))
+    ended(directory)
+    with Served(tmp_path) as served:
+        events = served.enter().events()
+        found = dict(itertools.islice(events, 8))
+    assert found["stages"] == SCRAPED["bottleneck"]
+    assert found["drops"] == {"sampled": 500, "trained": 480, "reasons": {"stale": 12, "surplus": 8}}
+    lag = found["lag"]
+    assert (lag["bins"], lag["is_open"]) == (list(range(20)), True)
+    assert (lag["mean"][:4], lag["max"][10], lag["max"][19]) == ([1, 1, 2, 0], 1, 3)
+    assert [(event["text"], "ValueError" in event["trace"]) for event in found["events"]] == [
+        ("ValueError: no way", True)
+    ]
+    assert found["grid"]["problem"] == "the run has ended"
+    assert found["trials"] == []
+
+
+def make_search(path: Path, num_trials: int) -> None:
+    """The files of a search over two settings, as rlzmq.tune writes them; the last trial failed."""
+    path.mkdir(parents=True)
+    space = {"lr": {"__search__": {"loguniform": [1e-5, 1e-2]}},
+             "model_config": {"fcnet_hiddens": {"__search__": {"choice": [[[32], [64, 64]]]}}}}  # fmt: skip
+    fields = {"metric": {"value": "env_runners/episode_return_mean"}, "mode": {"value": "max"}}
+    (path / "tuner.json").write_text(
+        json.dumps({"param_space": {"values": space}, "tune_config": {"fields": fields}})
+    )
+    for index in range(num_trials):
+        trial = path / f"PPO_{index:05d}"
+        trial.mkdir()
+        params = {"env": "CartPole-v1", "seed": index, "gamma": 0.99, "lr": 10 ** (-5 + 3 * (index * 7 % 20) / 20),
+                  "model_config": {"fcnet_hiddens": [32] if index % 2 else [64, 64]}}  # fmt: skip
+        (trial / "params.json").write_text(json.dumps(params))
+        if index == num_trials - 1:
+            (trial / "error.txt").write_text("Traceback …\nValueError: too much\n")
+            continue
+        lines = [
+            {**result(number, number * 100, (index * 7 % 20) * number), "done": number == 5}
+            for number in range(1, 6)
+        ]
+        (trial / "result.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_searchs_trials_have_axes_values_and_their_own_curves(tmp_path: Path) -> None:
+    make_search(tmp_path / "runs/tune/lr", 4)
+    with Served(tmp_path) as served:
+        events = served.enter().events("r3")
+        (search,) = until(
+            events, "trials", lambda searches: searches and searches[0]["trials"][1]["metric"] == 35
+        )
+        (event,) = until(events, "events", lambda events: events)
+        assert event["text"] == "ValueError: too much"
+        assert [row["label"] for row in served.json("/api/runs")] == [
+            f"lr/PPO_{index:05d}" for index in range(4)
+        ]
+        assert served.json("/api/curves?runs=r1")["curves"][0]["mean"] == [7, 14, 21, 28, 35]
+    assert (search["name"], search["metric"], search["mode"]) == (
+        "lr",
+        "env_runners/episode_return_mean",
+        "max",
+    )
+    assert search["axes"] == [
+        {"path": "lr", "is_log": True},
+        {"path": "model_config/fcnet_hiddens", "is_log": False},
+    ]
+    assert search["trials"][1] == {
+        "name": "PPO_00001", "state": "ended", "iteration": 5, "values": [pytest.approx(10 ** (-5 + 21 / 20)), "[32]"],
+        "metric": 35,
+    }  # fmt: skip
+    assert (search["trials"][3]["state"], search["trials"][3]["metric"]) == ("failed", None)
 
 
 def test_places_that_are_none_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,25 +76,30 @@ class LiveRun:
         await opened.aclose()
 
 
-def runner_grid(live: LiveRun) -> dict[str, Any]:
+def runner_grid(live: LiveRun | None) -> dict[str, Any]:
     """Return the runners' states and numbers in columns, one entry per runner.
 
     The state is a letter: "s" samples, "i" waits for a lease, "u" suspect (it missed heartbeats), "g" gone.
     """
-    status = live.status
-    runners = status["runners"] if status is not None else []
+    status = live.status if live is not None else None
+    if live is None or status is None:
+        return {
+            "problem": "" if live is None else live.problem,
+            "names": [],
+            "states": "",
+            "learners": [],
+        }
+    runners = status["runners"]
     return {
-        "problem": live.problem,
-        "names": [runner["name"] for runner in runners] + (live.gone if status is not None else []),
-        "states": "".join(map(_state_of, runners)) + "g" * (len(live.gone) if status is not None else 0),
+        "problem": "",
+        "names": [runner["name"] for runner in runners] + live.gone,
+        "states": "".join(map(_state_of, runners)) + "g" * len(live.gone),
         "rates": [round(live.rates.get(runner["name"], 0.0), 1) for runner in runners],
         "steps": [runner["num_env_steps"] for runner in runners],
         "leases": [runner["num_leases"] for runner in runners],
         "oldest_s": [round(runner["oldest_lease_s"], 1) for runner in runners],
         "bad": [runner["num_bad"] for runner in runners],
-        "learners": []
-        if status is None
-        else [
+        "learners": [
             {"name": learner["name"], "rank": learner["rank"], "update": learner["next_update"]}
             for learner in status["learners"]
         ],

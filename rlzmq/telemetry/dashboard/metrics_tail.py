@@ -6,16 +6,19 @@ import json
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.telemetry.runs import RETURN_MEAN, X_AXES
 
-__all__ = ["COLUMNS", "MetricsTail"]
+__all__ = ["COLUMNS", "LinesTail", "MetricsTail"]
+
+T = TypeVar("T")
 
 COLUMNS = {
     "iterations": X_AXES["iterations"],
@@ -31,9 +34,8 @@ COLUMNS = {
 }
 """Name of a column -> path of its number in a result."""
 
-_GROUPS: dict[
-    str, list[tuple[int, str]]
-] = {}  # a path's first part ("" for a number at the top) -> (column, last part)
+# A path's first part, "" for a number at the top -> indices of columns, and the paths' last parts.
+_GROUPS: dict[str, list[tuple[int, str]]] = {}
 for _index, _path in enumerate(COLUMNS.values()):
     _group, _, _name = _path.rpartition("/")
     _GROUPS.setdefault(_group, []).append((_index, _name))
@@ -41,50 +43,38 @@ _FIRST_ROWS = 1024
 _SLICE_BYTES = 4 << 20
 
 
-class MetricsTail:
-    """The numbers of a file with one result per line, in columns; an iteration that is repeated replaces the first.
-
-    `read` may run in another thread than the other methods.
+class LinesTail(ABC):
+    """The lines of a file, read on as it grows.
 
     Args:
-        path: The file; it may be missing, or begin anew while it is read.
+        path: The file; it may be missing, or begin anew while it is read. None: there is none.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._lock = threading.Lock()
-        self._begin(None)
-
-    def _begin(self, inode: int | None) -> None:
-        self._inode = inode
+        self._inode: int | None = None
         self._offset = 0
         self._rest = b""
-        self._rows = np.empty((_FIRST_ROWS, len(COLUMNS)))
-        self._num_rows = 0
-        self._newest: Mapping[str, Any] = {}
-        self.num_read = getattr(self, "num_read", 0) + 1
 
-    num_read: int
-    """Rises with every change of the numbers."""
+    @abstractmethod
+    def begin(self) -> None:
+        """Forget what was read: the file begins anew."""
 
-    @property
-    def newest(self) -> Mapping[str, Any]:
-        """The newest result; {} before the first."""
-        return self._newest
-
-    @property
-    def num_rows(self) -> int:
-        """The number of results."""
-        return self._num_rows
+    @abstractmethod
+    def add_lines(self, lines: Sequence[bytes]) -> None:
+        """Take new whole lines."""
 
     def read(self) -> bool:
         """Read a slice of what is new, at most 4 MiB; return whether there is more."""
+        if self._path is None:
+            return False
         try:
             with open(self._path, "rb") as file:
                 facts = os.fstat(file.fileno())
-                if facts.st_ino != self._inode or facts.st_size < self._offset:
-                    with self._lock:
-                        self._begin(facts.st_ino)
+                if self._inode is not None and (facts.st_ino != self._inode or facts.st_size < self._offset):
+                    self._offset, self._rest = 0, b""
+                    self.begin()
+                self._inode = facts.st_ino
                 if facts.st_size == self._offset:
                     return False
                 file.seek(self._offset)
@@ -94,11 +84,38 @@ class MetricsTail:
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         if lines:
-            rows = self._rows_in(lines)
-            with self._lock:
-                self._add(rows)
-                self.num_read += 1
+            self.add_lines(lines)
         return self._offset < facts.st_size
+
+
+class MetricsTail(LinesTail):
+    """The numbers of a file with one result per line, in columns; an iteration that is repeated replaces the first.
+
+    `read` may run in another thread than the other methods.
+
+    Attributes:
+        num_read: Rises with every change of the numbers.
+        newest: The newest result; {} before the first.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        super().__init__(path)
+        self._lock = threading.Lock()
+        self.num_read = 0
+        self._derived: dict[Callable[..., Any], tuple[int, Any]] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        with self._lock:
+            self._rows = np.empty((_FIRST_ROWS, len(COLUMNS)))
+            self._num_rows = 0
+            self.newest: Mapping[str, Any] = {}
+            self.num_read += 1
+
+    @property
+    def num_rows(self) -> int:
+        """The number of results."""
+        return self._num_rows
 
     def columns(self) -> dict[str, NDArray[np.float64]]:
         """Return the columns by name ``[N]``, NaN where a result lacks the number; not to be changed."""
@@ -106,8 +123,16 @@ class MetricsTail:
             rows = self._rows[: self._num_rows]
             return {name: rows[:, index] for index, name in enumerate(COLUMNS)}
 
-    def _rows_in(self, lines: Sequence[bytes]) -> list[list[float]]:
-        """Return a row per result, by rising iteration."""
+    def derived(self, function: Callable[[Mapping[str, NDArray[np.float64]]], T]) -> T:
+        """Return a function of the columns, computed anew only where they have changed."""
+        num_read = self.num_read
+        known = self._derived.get(function)
+        if known is None or known[0] != num_read:
+            known = self._derived[function] = (num_read, function(self.columns()))
+        value: T = known[1]
+        return value
+
+    def add_lines(self, lines: Sequence[bytes]) -> None:
         rows: list[list[float]] = []
         for line in lines:
             try:
@@ -115,17 +140,18 @@ class MetricsTail:
                 row = _row_of(result)
             except (ValueError, TypeError, AttributeError):  # a torn line
                 continue
-            if row[0] != row[0]:
+            if math.isnan(row[0]):
                 continue
             while rows and rows[-1][0] >= row[0]:
                 rows.pop()
             rows.append(row)
-            self._newest = result
-        return rows
+            self.newest = result
+        with self._lock:
+            if rows:
+                self._add(rows)
+            self.num_read += 1
 
     def _add(self, rows: Sequence[Sequence[float]]) -> None:
-        if not rows:
-            return
         count = self._num_rows
         if count and self._rows[count - 1, 0] >= rows[0][0]:
             count = int(np.searchsorted(self._rows[:count, 0], rows[0][0]))

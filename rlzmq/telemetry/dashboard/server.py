@@ -20,9 +20,11 @@ from starlette.routing import Route
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.telemetry.dashboard.curves import Columns, curves_for_width
+from rlzmq.telemetry.dashboard.exported import metrics_of
 from rlzmq.telemetry.dashboard.gate import Gate
-from rlzmq.telemetry.dashboard.live import runner_grid
-from rlzmq.telemetry.dashboard.watched import Watched, WatchedRun, summary_of
+from rlzmq.telemetry.dashboard.panels import panels_of
+from rlzmq.telemetry.dashboard.watched import Watched, WatchedRun
+from rlzmq.telemetry.prometheus import CONTENT_TYPE, prometheus_text
 from rlzmq.telemetry.runs import X_AXES
 
 __all__ = ["Dashboard"]
@@ -82,6 +84,7 @@ class Dashboard:
             Route("/api/runs", self._get_runs),
             Route("/api/curves", self._get_curves),
             Route("/api/stream", self._get_stream),
+            Route("/metrics", self._get_metrics),
             Route("/", _get_file),
             Route("/{path}", _get_file),
         ]
@@ -133,14 +136,14 @@ class Dashboard:
         """Read what is new, once a second; ask brokers for their status while somebody looks."""
         while True:
             await asyncio.to_thread(self._watched.look)
-            await self._watched.read()
+            has_more = await self._watched.read()
             looked_at = set(self._clients.values())
             for run in self._watched.runs:
-                if run.run_id in looked_at and (run.run is None or run.state == "running"):
+                if run.live is not None and run.run_id in looked_at and run.may_be_asked:
                     await run.live.poll()
             for changed in self._clients:
                 changed.set()
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(_TICK_S / 20 if has_more else _TICK_S)
 
     async def _get_stream(self, request: Request) -> Response:
         run_id = request.query_params.get("run", "")
@@ -161,11 +164,13 @@ class Dashboard:
                     yield ": still here\n\n"
                     continue
                 changed.clear()
+                next_at = asyncio.get_running_loop().time() + _TICK_S / 2
                 for name, content in self._content(run_id).items():
                     text = _json(content)
                     if sent.get(name) != text:
                         sent[name] = text
                         yield f"event: {name}\ndata: {text}\n\n"
+                await asyncio.sleep(next_at - asyncio.get_running_loop().time())
         finally:
             del self._clients[changed]
 
@@ -173,18 +178,25 @@ class Dashboard:
         """Return the content of the panels by name."""
         runs = self._watched.runs
         content: dict[str, Any] = {
-            "runs": [summary_of(run) for run in runs],
+            "runs": self._watched.rows(),
+            "trials": [experiment.table() for experiment in self._watched.experiments],
             "curves": {run.run_id: run.tail.num_read for run in runs},
         }
         chosen = self._watched.get(run_id)
-        if chosen is not None:
-            content["grid"] = _grid_of(chosen)
-        return content
+        return content if chosen is None else {**content, **panels_of(chosen)}
 
     # -- answers ------------------------------------------------------------------------------------------------
 
     async def _get_runs(self, request: Request) -> Response:
-        return _answer([summary_of(run) for run in self._watched.runs])
+        return _answer(self._watched.rows())
+
+    async def _get_metrics(self, request: Request) -> Response:
+        for run in self._watched.runs:
+            if run.live is not None and run.may_be_asked:
+                await run.live.poll()
+        return Response(
+            prometheus_text(metrics_of(self._watched.runs)), headers={"content-type": CONTENT_TYPE}
+        )
 
     async def _get_curves(self, request: Request) -> Response:
         asked = request.query_params
@@ -225,15 +237,6 @@ def _columns_of(run: WatchedRun, x: str, y: str) -> Columns:
 
 def _rounded(values: np.ndarray[Any, np.dtype[np.float64]], digits: int) -> list[float | None]:
     return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values.tolist()]
-
-
-def _grid_of(run: WatchedRun) -> dict[str, Any]:
-    state = run.state
-    grid = runner_grid(run.live)
-    if state not in ("running", "unknown"):
-        grid["problem"] = f"the run is {state}" if state.startswith("on ") else "the run has ended"
-    healthy = run.tail.newest.get("fault_tolerance", {}).get("num_healthy_workers")
-    return {"run": run.run_id, "state": state, "num_healthy": healthy, **grid}
 
 
 async def _get_file(request: Request) -> Response:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.tune.metric_paths import Mode
+from rlzmq.telemetry.metric_paths import Mode
 from rlzmq.tune.schedulers.base import CONTINUE, STOP, Decision, ScheduledTrial, TrialScheduler
 
 __all__ = ["ASHAScheduler", "AsyncHyperBandScheduler"]

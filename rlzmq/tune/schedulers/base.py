@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.telemetry.metric_paths import Mode, check_mode, number_at
 from rlzmq.tune.config_paths import TrialConfig
-from rlzmq.tune.metric_paths import Mode, check_mode, number_at
 
 __all__ = ["CONTINUE", "PAUSE", "STOP", "Decision", "FIFOScheduler", "ScheduledTrial", "TrialScheduler"]
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from rlzmq.tune.metric_paths import Mode
+from rlzmq.telemetry.metric_paths import Mode
 from rlzmq.tune.schedulers.base import CONTINUE, PAUSE, STOP, Decision, ScheduledTrial, TrialScheduler
 
 __all__ = ["MedianStoppingRule"]

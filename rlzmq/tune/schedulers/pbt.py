@@ -12,8 +12,8 @@ import numpy as np
 
 from rlzmq.config.search_space import Domain, Numeric
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.telemetry.metric_paths import Mode, flatten
 from rlzmq.tune.config_paths import config_value
-from rlzmq.tune.metric_paths import Mode, flatten
 from rlzmq.tune.schedulers.base import CONTINUE, PAUSE, Decision, ScheduledTrial, TrialScheduler
 
 __all__ = ["PopulationBasedTraining"]

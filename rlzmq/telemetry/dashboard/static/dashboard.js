@@ -3,6 +3,9 @@
 import { Chart } from "./charts.js";
 import { element, number, seconds } from "./format.js";
 import { showGrid } from "./grid.js";
+import { showDrops, showLag, showStages } from "./bars.js";
+import { showEvents } from "./events.js";
+import { showTrials } from "./trials.js";
 import { chosen, chosenRow, curves, showRuns, whenChosen } from "./runs.js";
 
 const LEAST_PAUSE_MS = 900; // between two loads of the same curves
@@ -12,7 +15,16 @@ const charts = [
   new Chart(document.getElementById("chart-return"), "mean", "Mean episode return, with the smallest and the largest"),
   new Chart(document.getElementById("chart-rate"), "rate", "Env steps per second"),
 ];
-const panels = { runs: onRuns, curves: () => loadCurves(), grid: showGrid };
+const panels = {
+  runs: onRuns,
+  curves: () => loadCurves(),
+  stages: showStages,
+  grid: showGrid,
+  drops: showDrops,
+  lag: showLag,
+  events: showEvents,
+  trials: showTrials,
+};
 let stream = null;
 let isLoading = false;
 let isStale = false;

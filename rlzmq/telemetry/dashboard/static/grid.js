@@ -3,8 +3,8 @@
 import { element, number } from "./format.js";
 
 const STATES = {
-  s: ["samples", ""],
-  i: ["waits for a lease", ""],
+  s: ["sampling", ""],
+  i: ["waiting for a lease", ""],
   u: ["suspect: missed heartbeats", "!"],
   g: ["gone", "×"],
 };

@@ -11,9 +11,8 @@ const table = document.getElementById("runs");
 const drawn = new Map(); // id -> whether its curve is drawn
 let onChange = () => {};
 let rows = [];
+let settings = []; // names of those in which the runs differ
 
-table.tHead.append(element("tr", {}, ...HEADINGS.map((text, index) =>
-  element("th", { scope: "col", class: index > 0 && index < 5 ? "text" : null }, text))));
 select.addEventListener("change", () => onChange(true));
 
 /** Call `callback(isOtherRun)` when another run, or other curves, are to be shown. */
@@ -33,6 +32,14 @@ export function curves() {
   return shown.map((run) => ({ id: run.id, label: run.label, colour: colourOf(run.id) }));
 }
 
+/** Show another run, by its label. */
+export function choose(label) {
+  const run = rows.find((each) => each.label === label);
+  if (!run) return;
+  select.value = run.id;
+  onChange(true);
+}
+
 /** The row of the chosen run. */
 export function chosenRow() {
   return rows.find((run) => run.id === chosen());
@@ -44,18 +51,25 @@ function colourOf(id) {
 
 /** Show the content of the event "runs". */
 export function showRuns(given) {
-  const before = rows.map((run) => run.id).join();
+  const before = columnsAndRows();
   rows = given;
-  if (before !== rows.map((run) => run.id).join()) rebuild();
+  settings = [...new Set(rows.flatMap((run) => Object.keys(run.settings)))];
+  if (before !== columnsAndRows()) rebuild();
   rows.forEach((run, index) => fill(table.tBodies[0].rows[index], run));
 }
 
+function columnsAndRows() {
+  return JSON.stringify([rows.map((run) => run.id), settings]);
+}
+
 function rebuild() {
+  table.tHead.replaceChildren(element("tr", {}, ...[...HEADINGS, ...settings].map((text, index) =>
+    element("th", { scope: "col", class: isText(index) ? "text" : null }, text))));
   const kept = chosen();
   select.replaceChildren(...rows.map((run) => element("option", { value: run.id }, run.label)));
-  const newest = rows.findLast((run) => run.state === "running") ?? rows.at(-1);
+  const newest = rows.findLast((run) => run.state === "running" && !run.is_trial) ?? rows.findLast((run) => !run.is_trial) ?? rows.at(-1);
   select.value = rows.some((run) => run.id === kept) ? kept : newest?.id ?? "";
-  rows.slice(-AT_FIRST).forEach((run) => {
+  rows.filter((run) => !run.is_trial).slice(-AT_FIRST).forEach((run) => {
     if (!drawn.has(run.id)) drawn.set(run.id, true);
   });
   table.tBodies[0].replaceChildren(...rows.map((run) => {
@@ -68,14 +82,19 @@ function rebuild() {
     const swatch = element("span", { class: "swatch", "aria-hidden": "true" });
     swatch.style.background = `var(${colourOf(run.id)})`;
     return element("tr", {}, element("td", {}, element("label", {}, box, " ", swatch, run.label)),
-      ...HEADINGS.slice(1).map((_, index) => element("td", { class: index < 4 ? "text" : null })));
+      ...[...HEADINGS, ...settings].slice(1).map((_, index) => element("td", { class: isText(index + 1) ? "text" : null })));
   }));
   onChange(chosen() !== kept);
 }
 
+function isText(column) {
+  return column < 5 || column >= HEADINGS.length;
+}
+
 function fill(row, run) {
-  const texts = [run.algorithm, run.env, run.seed ?? NONE, run.state, number(run.steps), seconds(run.time_s),
-    number(run.rate === null || run.rate === undefined ? null : Math.round(run.rate)), number(run.return), number(run.best)];
+  const texts = [run.algorithm ?? NONE, run.env ?? NONE, run.seed ?? NONE, run.state, number(run.steps), seconds(run.time_s),
+    number(run.rate === null || run.rate === undefined ? null : Math.round(run.rate)), number(run.return), number(run.best),
+    ...settings.map((name) => run.settings[name] ?? NONE)];
   texts.forEach((text, index) => {
     const cell = row.cells[index + 1];
     if (cell.textContent !== String(text)) cell.textContent = text;

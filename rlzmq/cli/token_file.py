@@ -1,0 +1,47 @@
+"""Files with secrets of servers: written for their owner alone; bearer tokens among them."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from rlzmq.core.errors import ConfigurationError
+
+__all__ = ["token_in", "write_secret"]
+
+_MIN_TOKEN_CHARS = 16
+
+
+def token_in(path: Path) -> str:
+    """Return the token in a file; write a new one if there is no file.
+
+    Raises:
+        ConfigurationError: Others may read the file, it holds no token, or it cannot be written.
+    """
+    from rlzmq.net.keys import read_private_file
+
+    if path.exists():
+        token = read_private_file(path).strip()
+        if len(token) < _MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:
+            raise ConfigurationError(
+                f"{path} holds no token: expected at least {_MIN_TOKEN_CHARS} printable ASCII characters without "
+                "spaces. Remove it, and a new one is written."
+            )
+        return token
+    token = secrets.token_urlsafe(32)
+    write_secret(path, token + "\n")
+    return token
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Write a file of mode 0600.
+
+    Raises:
+        ConfigurationError: It cannot be written.
+    """
+    from rlzmq.net.keys import write_private_file
+
+    try:
+        write_private_file(path, text)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,72 @@
+"""What the panels of one run show, as plain values: stages, lag, drops, runners, events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlzmq.algorithms.verdict import judge
+from rlzmq.telemetry.dashboard.live import runner_grid
+from rlzmq.telemetry.dashboard.watched import WatchedRun
+from rlzmq.telemetry.metric_paths import value_at
+
+__all__ = ["panels_of"]
+
+_MAX_BINS = 20
+
+
+def panels_of(run: WatchedRun) -> dict[str, Any]:
+    """Return the content of each panel of a run by the panel's name."""
+    return {
+        "stages": _stages(run.tail.newest),
+        "lag": run.tail.derived(_lag_histogram),
+        "drops": _drops(run),
+        "grid": _grid(run),
+        "events": run.events,
+    }
+
+
+def _stages(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the verdict of a result, with the shares of each role's stages; {"shares": {}} where it has no timers."""
+    try:
+        return judge(result).to_dict()
+    except (KeyError, TypeError, AttributeError):  # a trial of a function reports what it likes
+        return {"stage": "unknown", "advice": "", "shares": {}}
+
+
+def _lag_histogram(columns: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
+    """Return in how many iterations the mean and the largest lag were so many versions; the last bin is open."""
+    mean, largest = columns["lag"], columns["max_lag"]
+    is_known = np.isfinite(mean) & np.isfinite(largest)
+    if not is_known.any():
+        return {"bins": [], "mean": [], "max": [], "is_open": False}
+    tops = [np.minimum(np.rint(values[is_known]).astype(int), _MAX_BINS - 1) for values in (mean, largest)]
+    num_bins = int(tops[1].max()) + 1
+    counts = [np.bincount(np.maximum(values, 0), minlength=num_bins).tolist() for values in tops]
+    is_open = bool(largest[is_known].max() >= _MAX_BINS)
+    return {"bins": list(range(num_bins)), "mean": counts[0], "max": counts[1], "is_open": is_open}
+
+
+def _drops(run: WatchedRun) -> dict[str, Any]:
+    """Return the account of env steps: of the broker, which is newer, else of the newest result."""
+    status = run.live.status if run.live is not None else None
+    account = status["accounting"] if status is not None else value_at(run.tail.newest, "accounting")
+    account = account or {}
+    reasons = {reason: number for reason, number in (account.get("dropped") or {}).items() if number}
+    return {"sampled": account.get("sampled"), "trained": account.get("trained"), "reasons": reasons}
+
+
+def _grid(run: WatchedRun) -> dict[str, Any]:
+    healthy = value_at(run.tail.newest, "fault_tolerance/num_healthy_workers")
+    grid: dict[str, Any] = runner_grid(run.live)
+    if not run.may_be_asked:
+        where = run.state if run.state.startswith("on ") else ""
+        is_trial = run.run is None
+        reason = (
+            "a trial's are not shown" if is_trial else f"the run is {where}" if where else "the run has ended"
+        )
+        grid |= runner_grid(None) | {"problem": reason}
+    return {"run": run.run_id, "num_healthy": healthy, **grid}
