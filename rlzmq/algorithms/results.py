@@ -145,8 +145,8 @@ class ResultBuilder:
         for name in ("learner_thread_in_queue_wait_timer", "learner_thread_update_timer", *LEARNER_STAGES):
             if name in overall:
                 self.add_timer(name, overall[name])
-        if LEARNER_CONNECTOR in overall:
-            self.add_timer("learner_connector_timer", overall[LEARNER_CONNECTOR]["connector_pipeline_timer"])
+        if "connector_pipeline_timer" in (of_connector := overall.get(LEARNER_CONNECTOR, {})):
+            self.add_timer("learner_connector_timer", of_connector["connector_pipeline_timer"])
         self._learners = merged
 
     @property

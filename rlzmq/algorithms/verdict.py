@@ -109,7 +109,7 @@ def _numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 def _runner_shares(runners: Mapping[str, float]) -> dict[str, float]:
     sample_s, between_s = runners.get("sample", 0.0), runners.get("time_between_sampling", 0.0)
     cycle_s = sample_s + between_s
-    if not sample_s:
+    if not (sample_s > 0 and between_s >= 0):  # external runners may send any numbers
         return {}
     num_steps = runners.get(NUM_VECTOR_STEPS_PER_SAMPLE, 0.0)
     stages = {

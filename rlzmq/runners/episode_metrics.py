@@ -55,7 +55,7 @@ class EpisodeMetrics:
         self.agent_returns: dict[str, deque[float]] = {}
         self.module_returns: dict[str, deque[float]] = {}
         self.timers = StageTimers()
-        self._speeds: dict[Any, list[float]] = {}  # by runner: env steps, seconds of sampling and between
+        self._speeds: dict[int, list[float]] = {}  # by runner: env steps, seconds of sampling and between
         self._num_smoothed = num_smoothed
         self._num_new_returns: Counter[tuple[str, str]] = Counter()  # by attribute and id
         self.num_episodes = self.num_episodes_lifetime = 0
@@ -91,7 +91,7 @@ class EpisodeMetrics:
                 getattr(self, name).setdefault(id_, self._window()).extend(returns)
         timers = meta.get("timers") or {}
         self.timers.merge(timers)
-        if "sample" in timers and "worker_index" in meta:
+        if "sample" in timers and type(meta.get("worker_index")) is int:  # it is shown on terminals
             sums = self._speeds.setdefault(meta["worker_index"], [0, 0.0, 0.0])
             sums[0] += num_env_steps
             sums[1] += timers["sample"][1]

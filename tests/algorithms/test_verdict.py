@@ -147,6 +147,32 @@ def test_nothing_timed_is_no_verdict() -> None:
     assert judge(untimed).bottleneck == "unknown"
 
 
+@pytest.mark.parametrize("number", [-1.0, 0.0, 1e300, float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sample",
+        "time_between_sampling",
+        "env_step_timer",
+        "num_vector_steps_per_sample",
+        "vector_steps_timer",
+    ],
+)
+def test_absurd_numbers_of_an_external_runner_raise_nothing(name: str, number: float) -> None:
+    absurd = result(env=3.0, forward=1.0)
+    absurd["env_runners"][name] = number
+    assert judge(absurd).advice
+    speed = {
+        "min": number,
+        "median": number,
+        "mean": number,
+        "slowest": 3,
+        "busy_mean": number,
+        "busy_max": number,
+    }
+    assert judge(result(env=3.0, forward=1.0, speed=speed)).advice
+
+
 def test_a_result_that_holds_its_verdict_is_judged_by_it() -> None:
     verdict = judge(result(env=3.0, forward=1.0))
     assert judge({"bottleneck": verdict.to_dict()}) == verdict
