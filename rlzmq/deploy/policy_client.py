@@ -58,17 +58,14 @@ _Arrays = tuple[npt.NDArray[Any], ...]
 
 
 class ServedActions(NamedTuple):
-    """What a policy server computed.
-
-    Attributes:
-        actions: Actions for the env: one, or a tree of arrays ``[N, ...]``.
-        state_out: What the policy remembers of the episodes, by name: `state_in` of their next step; {} if nothing.
-        checkpoint: Name of the checkpoint that computed them.
-    """
+    """What a policy server computed."""
 
     actions: Any
+    """Actions for the env: one, or a tree of arrays ``[N, ...]``."""
     state_out: dict[str, Any]
+    """What the policy remembers of the episodes, by name: `state_in` of their next step; {} if nothing."""
     checkpoint: str
+    """Name of the checkpoint that computed them."""
 
 
 class _Served(NamedTuple):
