@@ -65,7 +65,7 @@ class ForkedChild:
         self._loop = asyncio.get_running_loop()
         self._status: socket.socket | None = status
         self.channel = channel
-        self.pid = 0
+        self.pid: int = 0
         self.started: asyncio.Future[int] = self._loop.create_future()
         self.exited: asyncio.Future[ExitStatus] = self._loop.create_future()
         for each in (status, channel):

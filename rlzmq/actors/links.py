@@ -98,7 +98,7 @@ class ProcessLink:
         self.role = role
         self.routing_id = routing_id
         self.class_name = class_name
-        self.exited = child.exited
+        self.exited: asyncio.Future[ExitStatus] = child.exited
         self._child = child
         self._send = send
         self._call_ids = itertools.count(1)

@@ -76,16 +76,16 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
 
     # -- parts ----------------------------------------------------------------------------------
 
-    config = Forwarded[Any](AsyncAlgorithm, "config")
-    iteration = Forwarded[int](AsyncAlgorithm, "iteration")
+    config: Forwarded[Any] = Forwarded[Any](AsyncAlgorithm, "config")
+    iteration: Forwarded[int] = Forwarded[int](AsyncAlgorithm, "iteration")
     training_iteration = iteration
-    metrics = Forwarded[Any](AsyncAlgorithm, "metrics")
-    accounting = Forwarded[Accounting](AsyncAlgorithm, "accounting")
-    callbacks = Forwarded[Any](AsyncAlgorithm, "callbacks")
-    env_runner = Forwarded[Any](AsyncAlgorithm, "env_runner")
-    eval_env_runner = Forwarded[Any](AsyncAlgorithm, "eval_env_runner")
-    env_to_module_connector = Forwarded[Any](AsyncAlgorithm, "env_to_module_connector")
-    module_to_env_connector = Forwarded[Any](AsyncAlgorithm, "module_to_env_connector")
+    metrics: Forwarded[Any] = Forwarded[Any](AsyncAlgorithm, "metrics")
+    accounting: Forwarded[Accounting] = Forwarded[Accounting](AsyncAlgorithm, "accounting")
+    callbacks: Forwarded[Any] = Forwarded[Any](AsyncAlgorithm, "callbacks")
+    env_runner: Forwarded[Any] = Forwarded[Any](AsyncAlgorithm, "env_runner")
+    eval_env_runner: Forwarded[Any] = Forwarded[Any](AsyncAlgorithm, "eval_env_runner")
+    env_to_module_connector: Forwarded[Any] = Forwarded[Any](AsyncAlgorithm, "env_to_module_connector")
+    module_to_env_connector: Forwarded[Any] = Forwarded[Any](AsyncAlgorithm, "module_to_env_connector")
 
     @property
     def env_runner_group(self) -> EnvRunnerGroup:

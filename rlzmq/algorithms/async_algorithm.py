@@ -75,8 +75,10 @@ class AsyncAlgorithm:
         apply_log_level(config)
         if config.trace is not None:
             run_trace.create(config.trace, "driver")
-        self.metrics = MetricsLogger(root=True, stats_cls_lookup=config.custom_stats_cls_lookup)
-        self.session = Session(config)
+        self.metrics: MetricsLogger = MetricsLogger(
+            root=True, stats_cls_lookup=config.custom_stats_cls_lookup
+        )
+        self.session: Session = Session(config)
         self._dispatch = CallbackDispatch(self, config)
         self._is_set_up = False
         self._is_stopped = False

@@ -26,7 +26,7 @@ class CallbackDispatch:
 
     def __init__(self, algorithm: Any, config: BaseConfig) -> None:
         self.algorithm = algorithm
-        self.callbacks = CallbackList(config)
+        self.callbacks: CallbackList = CallbackList(config)
 
     async def call(self, hook: str, **kwargs: Any) -> None:
         """Call all callbacks of a hook."""

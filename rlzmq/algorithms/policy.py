@@ -69,6 +69,9 @@ class Policy:
             and no connector piece looks back.
     """
 
+    action_space: Any
+    observation_space: Any
+
     def __init__(
         self,
         config: BaseConfig,

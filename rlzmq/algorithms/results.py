@@ -71,7 +71,7 @@ class ResultBuilder:
         self._num_envs = max(config.num_env_runners, 1) * config.num_envs_per_env_runner
         self._has_hinted = False
         self._held: _Held | None = None
-        self.episodes = EpisodeMetrics(config.metrics_num_episodes_for_smoothing)
+        self.episodes: EpisodeMetrics = EpisodeMetrics(config.metrics_num_episodes_for_smoothing)
         self._learners: dict[str, Any] = {}
         self._learner_metrics = MetricsLogger(stats_cls_lookup=config.custom_stats_cls_lookup)
         self._timers: dict[str, list[float]] = {}
@@ -83,7 +83,7 @@ class ResultBuilder:
         self._num_steps_before = 0
         self._num_training_step_calls = 0
         self._weights_version = 0
-        self.num_env_steps_trained_lifetime = 0
+        self.num_env_steps_trained_lifetime: int = 0
         self._num_module_steps_trained_lifetime: dict[str, int] = {}
 
     def begin_iteration(self) -> None:

@@ -43,7 +43,7 @@ class RunModules:
     def __init__(self, config: BaseConfig, session: Session, evaluation: Evaluation) -> None:
         self._session = session
         self._evaluation = evaluation
-        self.configs = ModuleConfigs.everywhere(config)
+        self.configs: ModuleConfigs = ModuleConfigs.everywhere(config)
         # Whether a change has set which modules are trained, overriding the config of `__init__`.
         self._has_own_rule = False
 

@@ -151,9 +151,9 @@ class Iterations:
         self._session = session
         self._metrics = metrics
         self._is_cut_short = False
-        self.num_done = 0
+        self.num_done: int = 0
         self.last_training_s: float | None = None
-        self.results = ResultBuilder(config, metrics)
+        self.results: ResultBuilder = ResultBuilder(config, metrics)
 
     def begin(self) -> None:
         """Begin the next iteration."""

@@ -35,9 +35,9 @@ class Interrupt:
     """
 
     def __init__(self, *, drain_s: Mapping[int, float]) -> None:
-        self.is_set = False
-        self.signal_number = 0
-        self.num_signals = 0
+        self.is_set: bool = False
+        self.signal_number: int = 0
+        self.num_signals: int = 0
         self.on_first: Callable[[], None] | None = None
         self.ends_at_once = True
         self._drain_s = dict(drain_s)

@@ -141,7 +141,7 @@ class BaseConfig(DerivedValues):
             listed = list(functions) if isinstance(functions, list | tuple) else [functions]
             if not all(callable(fn) for fn in listed):
                 raise ConfigurationError(f"callbacks({name}=…): expected callables, got {functions!r}.")
-            self.callbacks_hooks = {**self.callbacks_hooks, name: listed}
+            self.callbacks_hooks: dict[str, Any] = {**self.callbacks_hooks, name: listed}
         if callbacks_class is not NotProvided:
             for item in callbacks_class if isinstance(callbacks_class, list | tuple) else [callbacks_class]:
                 check_hook_names(item)

@@ -107,7 +107,7 @@ class VectorStepRows:
         self.columns = columns
         self.num_rows = num_rows
         self.agent_id = agent_id
-        self.slot = 0
+        self.slot: int = 0
         self.is_first: BoolArray = np.ones(num_rows, np.bool_)
         self.num_previous: IntArray = np.zeros(num_rows, np.int64)
 
@@ -163,7 +163,7 @@ class FlatRows:
     ) -> None:
         self.columns = columns
         self.slots = slots
-        self.num_rows = len(slots)
+        self.num_rows: int = len(slots)
         self.is_first = is_first
         self.num_previous = num_previous
         self.agent_id = agent_id

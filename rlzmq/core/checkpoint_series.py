@@ -82,7 +82,7 @@ class CheckpointSeries:
     """
 
     def __init__(self, path: str | Path, *, keep: int = 3) -> None:
-        self.path = local_path(path)
+        self.path: Path = local_path(path)
         self._keep = keep
         self._is_tidy = False
 

@@ -29,10 +29,10 @@ __all__ = ["FAULT_ACTIONS", "arm", "at", "is_armed", "is_recording", "parse_faul
 
 FAULT_ACTIONS = ("kill", "stop", "exit", "hang", "enospc", "eio")
 
-is_armed = False
+is_armed: bool = False
 """Whether this process has faults: for callers that would have to put a name together."""
 
-is_recording = False
+is_recording: bool = False
 """Whether this process records its history: for callers that would have to collect facts."""
 
 

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["LazyModule", "lazy_names"]
+__all__ = ["GetName", "LazyModule", "lazy_names"]
 
 
 class LazyModule:
@@ -22,7 +22,11 @@ class LazyModule:
         return getattr(importlib.import_module(self._name), attribute)
 
 
-def lazy_names(package: str, /, **modules: str) -> Callable[[str], Any]:
+GetName = Callable[[str], Any]
+"""A module's ``__getattr__``: returns the value of a name."""
+
+
+def lazy_names(package: str, /, **modules: str) -> GetName:
     """Return a package's ``__getattr__``, which imports each name from its module on first use.
 
     Args:

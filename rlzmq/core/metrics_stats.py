@@ -138,6 +138,9 @@ class Stat:
         ValueError: If an option has no such value, or does not go with this reduction.
     """
 
+    count: int
+    finished_count: int
+
     def __init__(
         self,
         reduce: str = "mean",
@@ -159,8 +162,8 @@ class Stat:
             raise ValueError(f"percentiles: expected numbers from 0 to 100, got {percentiles!r}.")
         self.reduce = reduce
         self.window = window
-        self.percentiles = None if percentiles is None else list(percentiles)
-        self.ema_coeff = 0.01 if ema_coeff is None else ema_coeff
+        self.percentiles: list[float] | None = None if percentiles is None else list(percentiles)
+        self.ema_coeff: float = 0.01 if ema_coeff is None else ema_coeff
         self.with_throughput = with_throughput
         self.clears_window = clears_window
         keeps_all = reduce in ("percentiles", "item_series") or window is not None
@@ -171,8 +174,8 @@ class Stat:
         self.finished_count = 0  # the parts of `count` and `total` before the last reduce
         self.finished_total: Any = 0  # value of "ema" at the last reduce
         self.since_finish: Any = 0  # sum of new values, for the throughput
-        self.last_time = time.perf_counter()
-        self.throughput = 0.0
+        self.last_time: float = time.perf_counter()
+        self.throughput: float = 0.0
 
     def push(self, value: Any) -> None:
         """Take one more value."""
@@ -354,14 +357,14 @@ class CustomStat:
     """
 
     with_throughput = False
-    throughput = 0.0
+    throughput: float = 0.0
 
     def __init__(self, reduce: str, cls: type[StatsBase], options: Mapping[str, Any]) -> None:
         self.reduce = reduce
-        self.options = dict(options)
+        self.options: dict[str, Any] = dict(options)
         self._cls = cls
         try:
-            self.stats = cls(**self.options)
+            self.stats: StatsBase = cls(**self.options)
         except TypeError as error:
             raise TypeError(
                 f"reduce={reduce!r}: {cls.__name__}({_spelled(self.options)}): {error}"

@@ -43,7 +43,7 @@ class SocketDirectory:
     """
 
     def __init__(self, base: str | os.PathLike[str] | None = None) -> None:
-        self.path = _make_directory(base)
+        self.path: Path = _make_directory(base)
         self._pid = os.getpid()
         self._lock_fd = os.open(self.path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock_fd, fcntl.LOCK_EX)

@@ -65,6 +65,9 @@ class ReplayRatio:
         warm_up: Env steps that are sampled before the first is trained; they count for nothing.
     """
 
+    num_sampled: int
+    num_trained: int
+
     def __init__(self, ratio: float, warm_up: int = 0) -> None:
         if ratio <= 0.0:
             raise ValueError(f"ReplayRatio: expected a ratio > 0, got {ratio}.")

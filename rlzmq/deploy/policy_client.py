@@ -348,8 +348,10 @@ class PolicyClient(Synchronous[AsyncPolicyClient]):
         AuthenticationError, DeadlineError: See `AsyncPolicyClient.start`.
     """
 
-    observation_space = Forwarded[gym.Space[Any]](AsyncPolicyClient, "observation_space")
-    action_space = Forwarded[gym.Space[Any]](AsyncPolicyClient, "action_space")
+    observation_space: Forwarded[gym.Space[Any]] = Forwarded[gym.Space[Any]](
+        AsyncPolicyClient, "observation_space"
+    )
+    action_space: Forwarded[gym.Space[Any]] = Forwarded[gym.Space[Any]](AsyncPolicyClient, "action_space")
     compute_action = blocking(AsyncPolicyClient.compute_action)
     compute_actions = blocking(AsyncPolicyClient.compute_actions)
     stop = blocking(AsyncPolicyClient.stop)

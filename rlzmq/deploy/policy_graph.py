@@ -63,6 +63,10 @@ class PolicyGraph(torch.nn.Module):
         ConfigurationError: A connector piece has no `to_torch`, or the policy plays several agents.
     """
 
+    agent_id: Any
+    module: Any
+    module_id: str
+
     def __init__(self, policy: Policy) -> None:
         super().__init__()
         self.module_id, self.module, self.agent_id = policy.acting_module()
@@ -80,7 +84,7 @@ class PolicyGraph(torch.nn.Module):
             for name, unique in names:
                 self.initial_state[unique] = tree_map(np.asarray, piece.initial_memory[name])
             self._names.append(names)
-        self.reads_rewards = any(piece.reads_rewards for piece in (*self._before, *self._after))
+        self.reads_rewards: bool = any(piece.reads_rewards for piece in (*self._before, *self._after))
 
     def _free_name(self, name: str) -> str:
         number, unique = 1, name
@@ -207,9 +211,9 @@ class FlatPolicyGraph(torch.nn.Module):
         if graph.reads_rewards:
             tree["rewards"] = np.zeros(1, np.float32)
         leaves, self._spec = tree_flatten(tree)
-        self.inputs = _ports(tree)
+        self.inputs: list[Port] = _ports(tree)
         with torch.inference_mode():
-            self.outputs = _ports(self._run([torch.from_numpy(leaf) for leaf in leaves]))
+            self.outputs: list[Port] = _ports(self._run([torch.from_numpy(leaf) for leaf in leaves]))
 
     def _run(
         self, tensors: Sequence[torch.Tensor], generator: torch.Generator | None = None

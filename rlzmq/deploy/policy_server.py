@@ -112,7 +112,7 @@ class AsyncPolicyServer:
         self._listen = listen
         self._keys = keys
         self._http_address = http
-        self.token = secrets.token_urlsafe(32) if token is None else token
+        self.token: str = secrets.token_urlsafe(32) if token is None else token
         self._allowed_hosts = allowed_hosts
         self._insecure = insecure
         self._max_body_bytes = max_body_bytes
@@ -256,10 +256,10 @@ class PolicyServer(Synchronous[AsyncPolicyServer]):
     Takes the arguments of `AsyncPolicyServer`.
     """
 
-    checkpoint = Forwarded[Path](AsyncPolicyServer, "checkpoint")
-    http_url = Forwarded[str | None](AsyncPolicyServer, "http_url")
-    join = Forwarded[JoinFile | None](AsyncPolicyServer, "join")
-    token = Forwarded[str](AsyncPolicyServer, "token")
+    checkpoint: Forwarded[Path] = Forwarded[Path](AsyncPolicyServer, "checkpoint")
+    http_url: Forwarded[str | None] = Forwarded[str | None](AsyncPolicyServer, "http_url")
+    join: Forwarded[JoinFile | None] = Forwarded[JoinFile | None](AsyncPolicyServer, "join")
+    token: Forwarded[str] = Forwarded[str](AsyncPolicyServer, "token")
     reload = blocking(AsyncPolicyServer.reload)
     stop = blocking(AsyncPolicyServer.stop)
 

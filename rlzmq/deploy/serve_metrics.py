@@ -23,7 +23,7 @@ class ServeMetrics:
     def __init__(self) -> None:
         self._requests: Counter[Labels] = Counter()
         self._latency_s: dict[str, Histogram] = {}
-        self.batch_size = Histogram(_BATCH_SIZES)
+        self.batch_size: Histogram = Histogram(_BATCH_SIZES)
         self.checkpoint = ""
         self.num_reloads = 0
         self.num_skipped = 0

@@ -43,8 +43,8 @@ class ServedCheckpoint:
 
     def __init__(self, path: Path, policies: Sequence[Policy]) -> None:
         self.path = path
-        self.name = path.name
-        self.policies = [ServedPolicy(policy) for policy in policies]
+        self.name: str = path.name
+        self.policies: list[ServedPolicy] = [ServedPolicy(policy) for policy in policies]
         if not self.policies:
             raise ConfigurationError(
                 f"{path}: which module an agent uses depends on the episode: choose one with module_id and agent_id "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -40,15 +41,22 @@ class ServedPolicy:
         ConfigurationError: See `PolicyGraph`.
     """
 
+    action_space: gym.Space[Any]
+    observation_space: gym.Space[Any]
+
     def __init__(self, policy: Policy) -> None:
-        self.graph = FlatPolicyGraph(PolicyGraph(policy))
+        self.graph: FlatPolicyGraph = FlatPolicyGraph(PolicyGraph(policy))
         inner = self.graph.policy
         self.module_id: str = inner.module_id
-        self.agent_id = "" if inner.agent_id is None else str(inner.agent_id)
+        self.agent_id: str = "" if inner.agent_id is None else str(inner.agent_id)
         self.observation_space, self.action_space = inner.observation_space, inner.action_space
         self.reads_rewards: bool = inner.reads_rewards
-        self.observations = [port for port in self.graph.inputs if port.name.partition(".")[0] == "obs"]
-        self.states = [port for port in self.graph.inputs if port.name.partition(".")[0] == "state"]
+        self.observations: list[Port] = [
+            port for port in self.graph.inputs if port.name.partition(".")[0] == "obs"
+        ]
+        self.states: list[Port] = [
+            port for port in self.graph.inputs if port.name.partition(".")[0] == "state"
+        ]
         self._leaf_spaces = leaf_spaces(self.observation_space)
         self._initial_state = tree_leaves(inner.initial_state) if inner.initial_state else []
         kinds = [port.name.partition(".")[0] for port in self.graph.outputs]

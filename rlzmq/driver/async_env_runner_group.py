@@ -45,6 +45,8 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
             callbacks logged remain for `get_metrics`.
     """
 
+    config: BaseConfig
+
     def __init__(
         self, config: BaseConfig, *, system: Any = None, is_evaluation: bool = False, samples: bool = True
     ) -> None:
@@ -60,7 +62,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         self._weights: tuple[Any, int, int, int | None] | None = None
         self._connector_state: Mapping[str, Any] | None = None
         self.synced_module_ids: list[str] | None = None
-        self.reports_samples = not is_evaluation
+        self.reports_samples: bool = not is_evaluation
         self._metas: list[list[dict[str, Any]]] = []
 
     @property

@@ -49,6 +49,9 @@ class AsyncLearnerGroup:
         algorithm: The AsyncAlgorithm that owns the learners; None for a standalone group.
     """
 
+    config: BaseConfig
+    module_spec: Any
+
     def __init__(self, config: BaseConfig, module_spec: Any, *, system: Any = None, door: Any = None) -> None:
         self.config = config
         self.module_spec = module_spec
@@ -56,8 +59,8 @@ class AsyncLearnerGroup:
         self._door = door
         self.handles: list[Any] = []
         self.local_learner: Any = None
-        self.generation = 0
-        self.num_changes = 0
+        self.generation: int = 0
+        self.num_changes: int = 0
         self.synced_module_ids: list[str] | None = None
         self.algorithm: Any = None
         self.supervisor: LearnerSupervisor | None = None

@@ -103,7 +103,7 @@ class BrokerPipeline:
             self._place_of.get,
             lambda index, why: self._runners.supervisor.blame(index, why),
         )
-        self.accounting = Accounting()
+        self.accounting: Accounting = Accounting()
 
     async def start_broker(self) -> None:
         """Start the broker's process, or connect to an external one."""

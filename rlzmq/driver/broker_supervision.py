@@ -64,7 +64,7 @@ class BrokerKeeper(Supervisor):
         self._handle: Any = None
         self._incarnation = 0
         directory = system.run_directory
-        self.addresses = {name: directory.address(name) for name in ("data", "weights")}
+        self.addresses: dict[str, Any] = {name: directory.address(name) for name in ("data", "weights")}
         self._keys = keys
         self._control_address = control_address
         self._listen = (
@@ -91,7 +91,7 @@ class BrokerKeeper(Supervisor):
             "the broker",
             is_replaced=self._config.restart_failed_broker,
         )
-        self.num_restarts = self._machine.num_restarts
+        self.num_restarts: int = self._machine.num_restarts
         if self._keys is not None:
             self._write_join_files(self._keys)
         self._start(self._supervise(), "supervise the broker")

@@ -40,7 +40,7 @@ class ConnectorSync:
         self._lets_envs_stray = config.disable_env_checking
         self._merges = config.merge_env_runner_states is not False
         pieces = [piece for p in self._pipelines.values() for piece in flat_pieces(p.connectors)]
-        self.is_needed = self._merges and any(_has_state(piece) for piece in pieces)
+        self.is_needed: bool = self._merges and any(_has_state(piece) for piece in pieces)
 
     @property
     def stores_module_outputs(self) -> bool:

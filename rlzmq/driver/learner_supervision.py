@@ -98,9 +98,9 @@ class LearnerSupervisor(Supervisor):
         self._watches_training = False
         self.prepare: Callable[[Any], Awaitable[None]] | None = None
         self.on_group: Callable[[list[Any]], None] = lambda handles: None
-        self.is_untouched = True
-        self.num_reforms = 0
-        self.num_rollbacks = 0
+        self.is_untouched: bool = True
+        self.num_reforms: int = 0
+        self.num_rollbacks: int = 0
         self.last_resort: Any = None
         self.begin_lineage: Callable[[list[Any]], Awaitable[bool]] | None = None
         self.recovery_times_s: list[float] = []
@@ -117,7 +117,7 @@ class LearnerSupervisor(Supervisor):
         """
         self._machines = [Supervision(_POLICY) for _ in range(num_ranks)]
         self._handles[:] = await all_started(map(self._start_first, range(num_ranks)))
-        self.num_restarts = sum(machine.num_restarts for machine in self._machines)
+        self.num_restarts: int = sum(machine.num_restarts for machine in self._machines)
         for handle in self._handles:
             self._watch(handle)
         self._start(self._run(), "supervise learners")

@@ -101,6 +101,9 @@ class RemoteLearnerListener:
         control_address, store_address: Addresses as the learners reach them.
     """
 
+    control_address: str
+    store_address: str
+
     def __init__(self, config: BaseConfig, keys: JoinKeys, spaces: tuple[Any, Any]) -> None:
         self._config = config
         self._keys = keys

@@ -45,7 +45,7 @@ class ReportReader:
         self._blame = blame
         self._dropped: Counter[str] = Counter()
         self._reported: dict[tuple[str, int], RunnerRecord] = {}
-        self.num_env_steps_without_report = 0
+        self.num_env_steps_without_report: int = 0
 
     @property
     def num_runners(self) -> int:

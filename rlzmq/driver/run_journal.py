@@ -30,7 +30,7 @@ class RunJournal:
     def __init__(self, broker: BrokerKeeper) -> None:
         self._broker = broker
         self._terms = (-1, 0)
-        self.is_due = True
+        self.is_due: bool = True
         self.num_failures = 0
 
     async def read(self, next_update: int) -> list[str]:

@@ -102,7 +102,7 @@ class RunnerSupervisor(Supervisor):
         """
         self._places = places = await all_started(map(self._start_first, range(num_runners)))
         self._handles[:] = [place.handle for place in places]
-        self.num_restarts = sum(place.machine.num_restarts for place in places)
+        self.num_restarts: int = sum(place.machine.num_restarts for place in places)
         for place in places:
             self._start(self._supervise(place), f"supervise {place.handle}")
 

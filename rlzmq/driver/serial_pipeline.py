@@ -39,7 +39,7 @@ class SerialPipeline:
         self._runner = runner
         self._learner = learner
         self._connectors = connectors
-        self.accounting = Accounting()
+        self.accounting: Accounting = Accounting()
 
     async def start(self) -> None:
         """Send the learner's weights to the runner."""

@@ -45,11 +45,11 @@ class Session:
     """
 
     def __init__(self, config: BaseConfig) -> None:
-        self.config = config
+        self.config: BaseConfig = config
         self.system: Any = None
         self.env_runner_group: Any = None
         self.learner_group: Any = None
-        self.accounting = Accounting()
+        self.accounting: Accounting = Accounting()
         self.spaces: tuple[Any, Any] = (None, None)
         self._num_changes = self._num_changes_told = 0
         self._pipeline: Any = None

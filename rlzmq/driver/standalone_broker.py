@@ -49,10 +49,10 @@ class FoundBroker(Supervisor):
         for role, join in self._joins.items():
             if join.role != role:
                 raise ConfigurationError(f"{files[role]} lets a {join.role} in, not a {role}")
-        self.run_id = self._joins["driver"].run_id
-        self.addresses = dict(self._joins["driver"].addresses)
+        self.run_id: str = self._joins["driver"].run_id
+        self.addresses: dict[str, str] = dict(self._joins["driver"].addresses)
         self.handle: Any = None
-        self.epoch = 0
+        self.epoch: int = 0
 
     def keys(self, role: str) -> tuple[str, str]:
         """Return (server's public key, own secret key) for a local peer of this role."""

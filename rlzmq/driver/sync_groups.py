@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from rlzmq.actors.system import ActorSystem
 from rlzmq.config.base_config import BaseConfig
@@ -42,14 +42,14 @@ class LearnerGroup(_OwnProcesses, Synchronous[AsyncLearnerGroup], Checkpointable
         module_spec: The MultiRLModuleSpec with its spaces.
     """
 
-    checkpoint_name = LearnerBase.checkpoint_name
+    checkpoint_name: ClassVar[str] = LearnerBase.checkpoint_name
 
     def __init__(self, *, config: BaseConfig, module_spec: Any) -> None:
         self._begin(
             config, config.num_learners, lambda system: AsyncLearnerGroup(config, module_spec, system=system)
         )
 
-    num_learners = Forwarded[int](AsyncLearnerGroup, "num_learners")
+    num_learners: Forwarded[int] = Forwarded[int](AsyncLearnerGroup, "num_learners")
     update = blocking(AsyncLearnerGroup.update)
     get_state = blocking(AsyncLearnerGroup.get_state)
     set_state = blocking(AsyncLearnerGroup.set_state)
@@ -90,8 +90,8 @@ class EnvRunnerGroup(_OwnProcesses, Synchronous[AsyncEnvRunnerGroup]):
 
         self._begin(config, config.num_env_runners, make)
 
-    local_env_runner = Forwarded[Any](AsyncEnvRunnerGroup, "local_env_runner")
-    num_env_runners = Forwarded[int](AsyncEnvRunnerGroup, "num_env_runners")
+    local_env_runner: Forwarded[Any] = Forwarded[Any](AsyncEnvRunnerGroup, "local_env_runner")
+    num_env_runners: Forwarded[int] = Forwarded[int](AsyncEnvRunnerGroup, "num_env_runners")
     num_remote_env_runners = blocking(AsyncEnvRunnerGroup.num_remote_env_runners)
     num_healthy_remote_env_runners = blocking(AsyncEnvRunnerGroup.num_healthy_remote_env_runners)
     num_remote_workers = num_remote_env_runners

@@ -46,8 +46,8 @@ class Accounting:
     """
 
     def __init__(self) -> None:
-        self.sampled = 0
-        self.trained = 0
+        self.sampled: int = 0
+        self.trained: int = 0
         self.dropped: Counter[str] = Counter()
         self._in_sources: dict[str, int] = {}
         self._added: dict[str, int] = {}  # per source

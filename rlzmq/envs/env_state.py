@@ -123,7 +123,7 @@ class Replay:
 
     def __init__(self, kind: type[History]) -> None:
         self.lost: list[int] = []
-        self.why = ""
+        self.why: str = ""
         self._kind = kind
         self._deadline = time.perf_counter() + _REPLAY_S
 

@@ -6,6 +6,7 @@ import importlib
 import warnings
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
@@ -50,14 +51,14 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
         try:
             with warnings.catch_warnings(action="ignore"):  # of the precision of bounds
                 spec = self._envpool.make_spec(task_id, num_envs=num_envs, **settings)
-                self.single_observation_space = spec.gymnasium_observation_space
-                self.single_action_space = spec.gymnasium_action_space
+                self.single_observation_space: gym.Space[Any] = spec.gymnasium_observation_space
+                self.single_action_space: gym.Space[Any] = spec.gymnasium_action_space
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"EnvPool's {task_id} does not take the settings of config.env_config {settings}: {error}"
             ) from error
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.observation_space: gym.Space[Any] = batch_space(self.single_observation_space, num_envs)
+        self.action_space: gym.Space[Any] = batch_space(self.single_action_space, num_envs)
         self._action_dtype = getattr(self.single_action_space, "dtype", None)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

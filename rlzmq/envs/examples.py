@@ -51,7 +51,9 @@ class StatelessCartPole(CartPoleEnv):
         self._num_steps = 0
         full = self.observation_space
         assert isinstance(full, gym.spaces.Box)
-        self.observation_space = gym.spaces.Box(full.low[self._KEPT], full.high[self._KEPT], dtype=np.float32)
+        self.observation_space: gym.Space[Any] = gym.spaces.Box(
+            full.low[self._KEPT], full.high[self._KEPT], dtype=np.float32
+        )
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -80,8 +82,10 @@ class RandomEnv(gym.Env[Any, Any]):
 
     def __init__(self, config: EnvContext | dict[str, Any] | None = None) -> None:
         settings = dict(config or {})
-        self.observation_space = settings.get("observation_space") or gym.spaces.Box(-1.0, 1.0, (3,))
-        self.action_space = settings.get("action_space") or gym.spaces.Discrete(2)
+        self.observation_space: gym.Space[Any] = settings.get("observation_space") or gym.spaces.Box(
+            -1.0, 1.0, (3,)
+        )
+        self.action_space: gym.Space[Any] = settings.get("action_space") or gym.spaces.Discrete(2)
         self._p_terminated = float(settings.get("p_terminated", 0.05))
         self._max_episode_steps = int(settings.get("max_episode_steps", 50))
         self._checks_actions = bool(settings.get("check_actions", True))

@@ -172,6 +172,9 @@ class GroupAgentsWrapper(MultiAgentEnv):
         ConfigurationError: If an agent is unknown, or is in two groups.
     """
 
+    action_spaces: dict[Any, gym.Space[Any]]
+    observation_spaces: dict[Any, gym.Space[Any]]
+
     def __init__(
         self,
         env: MultiAgentEnv,
@@ -181,7 +184,7 @@ class GroupAgentsWrapper(MultiAgentEnv):
     ) -> None:
         super().__init__()
         self.env = env
-        self.groups = {group: list(members) for group, members in groups.items()}
+        self.groups: dict[Any, list[Any]] = {group: list(members) for group, members in groups.items()}
         self._group_of: dict[Any, Any] = {}
         for group, members in self.groups.items():
             for agent_id in members:
@@ -196,8 +199,8 @@ class GroupAgentsWrapper(MultiAgentEnv):
                     )
                 self._group_of[agent_id] = group
         singles = [agent_id for agent_id in env.possible_agents if agent_id not in self._group_of]
-        self.possible_agents = [*self.groups, *singles]
-        self.agents = list(self.possible_agents)
+        self.possible_agents: list[Any] = [*self.groups, *singles]
+        self.agents: list[Any] = list(self.possible_agents)
         observation_spaces = {agent_id: env.get_observation_space(agent_id) for agent_id in singles}
         action_spaces = {agent_id: env.get_action_space(agent_id) for agent_id in singles}
         for group, members in self.groups.items():

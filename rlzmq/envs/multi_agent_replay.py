@@ -28,8 +28,15 @@ class MultiAgentHistory(History):
         episode_seed: Seed passed to the reset of the current episode.
     """
 
-    get_random = staticmethod(get_random_states)
-    set_random = staticmethod(set_random_states)
+    @staticmethod
+    def get_random(env: Any) -> dict[str, Any]:
+        """Return the random states of an environment and its agents' spaces."""
+        return get_random_states(env)
+
+    @staticmethod
+    def set_random(env: Any, state: Mapping[str, Any]) -> None:
+        """Set random states that `get_random` returned."""
+        set_random_states(env, state)
 
     def __init__(self) -> None:
         self.seed: int | None = None

@@ -45,10 +45,13 @@ class SyncVectorMultiAgentEnv:
         recover: See `LeanSyncVectorEnv`.
     """
 
+    single_action_spaces: gym.spaces.Dict
+    single_observation_spaces: gym.spaces.Dict
+
     def __init__(self, creators: Sequence[Callable[[], Any]]) -> None:
         self._creators = list(creators)
-        self.num_envs = len(self._creators)
-        self.envs = [creator() for creator in self._creators]
+        self.num_envs: int = len(self._creators)
+        self.envs: list[Any] = [creator() for creator in self._creators]
         self.single_observation_spaces, self.single_action_spaces = agent_spaces(self.envs[0])
         for index, env in enumerate(self.envs[1:], 1):
             if agent_spaces(env) != (self.single_observation_spaces, self.single_action_spaces):
@@ -58,10 +61,10 @@ class SyncVectorMultiAgentEnv:
                 )
         self.needs_reset: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
         self.resetting: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
-        self.is_resetting = False
+        self.is_resetting: bool = False
         self.failed: list[int] = []
         self.recover: Recover | None = None
-        self.histories = [MultiAgentHistory() for _ in range(self.num_envs)]
+        self.histories: list[MultiAgentHistory] = [MultiAgentHistory() for _ in range(self.num_envs)]
         self._latest_observations: list[AgentDict] = [{} for _ in range(self.num_envs)]
         self._is_new = True
 

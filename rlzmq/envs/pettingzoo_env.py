@@ -67,7 +67,7 @@ class PettingZooEnv(MultiAgentEnv):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[AgentDict, AgentDict]:
         self.env.reset(seed=seed, options=options)
-        self.agents = list(self.env.agents)
+        self.agents: list[Any] = list(self.env.agents)
         agent = self.env.agent_selection
         observation, _, _, _, info = self.env.last()
         return {agent: observation}, {agent: info}
@@ -122,7 +122,7 @@ class ParallelPettingZooEnv(MultiAgentEnv):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[AgentDict, AgentDict]:
         observations, infos = self.par_env.reset(seed=seed, options=options)
-        self.agents = list(self.par_env.agents)
+        self.agents: list[Any] = list(self.par_env.agents)
         return observations, infos or {}
 
     def step(  # type: ignore[override]

@@ -41,8 +41,15 @@ class ActionHistory(History):
     actions: Any = None
     due_in: int = 0
 
-    get_random = staticmethod(random_state)
-    set_random = staticmethod(set_random_state)
+    @staticmethod
+    def get_random(env: Any) -> dict[str, Any] | None:
+        """Return the random state of an environment; None if it has none."""
+        return random_state(env)
+
+    @staticmethod
+    def set_random(env: Any, state: Mapping[str, Any] | None) -> None:
+        """Set a random state that `get_random` returned."""
+        set_random_state(env, state)
 
     def get_state(self) -> dict[str, Any]:
         return {
@@ -90,8 +97,8 @@ class StepHistory:
     """
 
     def __init__(self, num_envs: int) -> None:
-        self.num_steps = 0
-        self.due = [0] * num_envs
+        self.num_steps: int = 0
+        self.due: list[int] = [0] * num_envs
         self._begins: list[ActionHistory | None] = [None] * num_envs
         # (number of the first step, actions ``[T, N, ...]``), then the actions ``[N, ...]`` of the steps after them
         self._blocks: deque[tuple[int, Any]] = deque()

@@ -50,7 +50,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         super().__init__(env_fns, copy=copy, autoreset_mode=AutoresetMode.NEXT_STEP)
         self.recover: Recover | None = None
         self.failed: list[int] = []
-        self.is_resetting = False
+        self.is_resetting: bool = False
         num_envs = self.num_envs
         self._buffer: Any = create_empty_array(self.single_observation_space, n=num_envs, fn=np.zeros)
         self._flat_buffer: NDArray[Any] | None = None
@@ -68,7 +68,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         self._reward_buffer = np.zeros(num_envs, dtype=np.float64)
         self._terminated_buffer = np.zeros(num_envs, dtype=np.bool_)
         self._truncated_buffer = np.zeros(num_envs, dtype=np.bool_)
-        self.history = StepHistory(num_envs)
+        self.history: StepHistory = StepHistory(num_envs)
         self._is_new = True
 
     # -- what runners call ---------------------------------------------------------------------

@@ -42,11 +42,11 @@ class AgentRows:
         obs_env_ts: Any,
         tracks: dict[int, dict[str, Any]] | None = None,
     ) -> None:
-        self.batch = batch
+        self.batch: EpisodeBatch = batch
         self.episode: IntArray = np.asarray(episode, np.int64)
         self.order: IntArray = np.asarray(order, np.int64)
         self.obs_env_ts: IntArray = np.asarray(obs_env_ts, np.int64)
-        self.tracks = {} if tracks is None else tracks
+        self.tracks: dict[int, dict[str, Any]] = {} if tracks is None else tracks
 
     @property
     def counts(self) -> IntArray:

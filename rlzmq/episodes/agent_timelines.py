@@ -137,6 +137,8 @@ class Timeline:
         is_terminated, is_truncated: The whole episode is done.
     """
 
+    env_t: int
+
     __slots__ = (
         "departed",
         "early_rewards",
@@ -150,15 +152,15 @@ class Timeline:
     )
 
     def __init__(self, env_t_started: int = 0, lookback: int = 0) -> None:
-        self.env_t_started = env_t_started
+        self.env_t_started: int = env_t_started
         self.env_t = env_t_started
-        self.lookback = lookback
+        self.lookback: int = lookback
         self.tracks: dict[Any, AgentTrack] = {}
         self.departed: dict[Any, tuple[bool, bool, int]] = {}
         self.early_rewards: dict[Any, Any] = {}
         self.repeated: set[Any] = set()
-        self.is_terminated = False
-        self.is_truncated = False
+        self.is_terminated: bool = False
+        self.is_truncated: bool = False
 
     @property
     def is_done(self) -> bool:

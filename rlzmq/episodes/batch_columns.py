@@ -7,6 +7,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from numpy.typing import NDArray
 
 from rlzmq.core.tree import tree_leaves
 from rlzmq.episodes.chunk_table import ID_LISTS, TABLE, ragged_arange
@@ -68,8 +69,8 @@ class BatchColumns(EpisodeList[SingleAgentEpisode]):
         action_space: gym.Space[Any] | None = None,
         meta: dict[str, Any] | None = None,
     ) -> None:
-        self.columns = columns
-        self.start = np.asarray(start, np.int64)
+        self.columns: dict[str, Any] = columns
+        self.start: NDArray[np.int64] = np.asarray(start, np.int64)
         num_chunks = len(self.start)
 
         def per_chunk(values: Any, dtype: Any, default: Any) -> np.ndarray:
@@ -77,25 +78,27 @@ class BatchColumns(EpisodeList[SingleAgentEpisode]):
                 return np.full(num_chunks, default, dtype)
             return np.asarray(values, dtype)
 
-        self.length = per_chunk(length, np.int64, 0)
-        self.lookback = per_chunk(lookback, np.int64, 0)
-        self.t_started = per_chunk(t_started, np.int64, 0)
-        self.terminated = per_chunk(terminated, np.bool_, False)
-        self.truncated = per_chunk(truncated, np.bool_, False)
-        self.env_index = per_chunk(env_index, np.int64, -1)
-        self.duration_s = None if duration_s is None else np.asarray(duration_s, np.float64)
-        self.episode_ids = (
+        self.length: NDArray[np.int64] = per_chunk(length, np.int64, 0)
+        self.lookback: NDArray[np.int64] = per_chunk(lookback, np.int64, 0)
+        self.t_started: NDArray[np.int64] = per_chunk(t_started, np.int64, 0)
+        self.terminated: NDArray[np.bool_] = per_chunk(terminated, np.bool_, False)
+        self.truncated: NDArray[np.bool_] = per_chunk(truncated, np.bool_, False)
+        self.env_index: NDArray[np.int64] = per_chunk(env_index, np.int64, -1)
+        self.duration_s: NDArray[np.float64] | None = (
+            None if duration_s is None else np.asarray(duration_s, np.float64)
+        )
+        self.episode_ids: list[str] = (
             [uuid.uuid4().hex for _ in range(num_chunks)] if episode_ids is None else episode_ids
         )
-        self.agent_ids = agent_ids
-        self.module_ids = module_ids
-        self.multi_agent_episode_ids = multi_agent_episode_ids
-        self.initial_state = initial_state
-        self.infos = {} if infos is None else infos
-        self.custom_data = {} if custom_data is None else custom_data
-        self.observation_space = observation_space
-        self.action_space = action_space
-        self.meta = {} if meta is None else meta
+        self.agent_ids: list[Any] | None = agent_ids
+        self.module_ids: list[Any] | None = module_ids
+        self.multi_agent_episode_ids: list[Any] | None = multi_agent_episode_ids
+        self.initial_state: Any = initial_state
+        self.infos: dict[int, dict[str, Any]] = {} if infos is None else infos
+        self.custom_data: dict[int, dict[str, Any]] = {} if custom_data is None else custom_data
+        self.observation_space: gym.Space[Any] | None = observation_space
+        self.action_space: gym.Space[Any] | None = action_space
+        self.meta: dict[str, Any] = {} if meta is None else meta
         self._is_ordinary = False
         self._tracked: dict[int, SingleAgentEpisode] = {}
         for name in (*TABLE, "duration_s", *ID_LISTS):

@@ -232,7 +232,9 @@ class EpisodeChunks(EpisodeColumns):
         """Return new columns for ``given``; only allowed before the first step, lookback included."""
         if self.rewards.len_incl_lookback():
             raise self._extra_keys_error(given)
-        self.extra_model_outputs = {key: InfiniteLookbackBuffer() for key in given}
+        self.extra_model_outputs: dict[str, InfiniteLookbackBuffer] = {
+            key: InfiniteLookbackBuffer() for key in given
+        }
         if self.rewards.finalized:
             for buffer in self.extra_model_outputs.values():
                 buffer.finalize()

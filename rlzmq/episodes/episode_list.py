@@ -88,7 +88,8 @@ class EpisodeList(list[E]):
     def __mul__(self, number: SupportsIndex) -> list[E]:
         return list(self) * number
 
-    __rmul__ = __mul__
+    def __rmul__(self, number: SupportsIndex) -> list[E]:
+        return list(self) * number
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, list) and list(self) == list(other))

@@ -56,7 +56,7 @@ class InfiniteLookbackBuffer(ColumnStore):
         if isinstance(data, InfiniteLookbackBuffer):
             data._shared = True
             data = data.data
-        self.lookback = min(operator.index(lookback), self._hold(data))
+        self.lookback: int = min(operator.index(lookback), self._hold(data))
         if self.lookback < 0:
             raise ValueError(f"expected a lookback of at least 0, got {lookback}.")
         self.space = space
@@ -128,8 +128,6 @@ class InfiniteLookbackBuffer(ColumnStore):
             and self.len_incl_lookback() == other.len_incl_lookback()
             and same_items(self.data, other.data)
         )
-
-    __hash__ = None  # type: ignore[assignment]
 
     def _after_lookback(self) -> Any:
         lookback, num = self.lookback, self._num

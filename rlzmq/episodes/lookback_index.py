@@ -48,10 +48,10 @@ class Span:
     __slots__ = ("existing", "num_existing", "num_left", "num_right")
 
     def __init__(self, existing: slice, num_existing: int, num_left: int, num_right: int) -> None:
-        self.existing = existing
-        self.num_existing = num_existing
-        self.num_left = num_left
-        self.num_right = num_right
+        self.existing: slice = existing
+        self.num_existing: int = num_existing
+        self.num_left: int = num_left
+        self.num_right: int = num_right
 
 
 def resolve_slice(

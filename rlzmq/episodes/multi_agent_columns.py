@@ -41,7 +41,7 @@ class MultiAgentBatchColumns(EpisodeList[MultiAgentEpisode]):
         agent_to_module_mapping_fn: Callable[..., str] | None = None,
         meta: dict[str, Any] | None = None,
     ) -> None:
-        self.rows = list(rows)
+        self.rows: list[AgentRows] = list(rows)
         self.episode_ids = episode_ids
         num = len(episode_ids)
         self.env_t_started: IntArray = np.asarray(env_t_started, np.int64)
@@ -50,11 +50,11 @@ class MultiAgentBatchColumns(EpisodeList[MultiAgentEpisode]):
         self.terminated: NDArray[np.bool_] = np.asarray(terminated, np.bool_)
         self.truncated: NDArray[np.bool_] = np.asarray(truncated, np.bool_)
         self.env_index: IntArray = np.asarray([-1] * num if env_index is None else env_index, np.int64)
-        self.leftovers = {} if leftovers is None else leftovers
+        self.leftovers: dict[int, dict[str, Any]] = {} if leftovers is None else leftovers
         self.observation_space = observation_space
         self.action_space = action_space
         self.agent_to_module_mapping_fn = agent_to_module_mapping_fn
-        self.meta = {} if meta is None else meta
+        self.meta: dict[str, Any] = {} if meta is None else meta
         self._is_ordinary = False
         self._tracked: dict[int, TrackedMultiAgentEpisode] = {}
         for name in EPISODE_TABLE:

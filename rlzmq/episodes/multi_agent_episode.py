@@ -102,10 +102,12 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         agent_t_started: Mapping[Any, int] | None = None,
         len_lookback_buffer: int | str = "auto",
     ) -> None:
-        self.id_ = id_ or uuid.uuid4().hex
-        self.agent_to_module_mapping_fn = agent_to_module_mapping_fn or default_agent_to_module_mapping_fn
-        self.observation_space = cast(Mapping[Any, gym.Space[Any]], observation_space or {})
-        self.action_space = cast(Mapping[Any, gym.Space[Any]], action_space or {})
+        self.id_: str = id_ or uuid.uuid4().hex
+        self.agent_to_module_mapping_fn: MappingFn = (
+            agent_to_module_mapping_fn or default_agent_to_module_mapping_fn
+        )
+        self.observation_space: Mapping[Any, gym.Space[Any]] = cast(Any, observation_space or {})
+        self.action_space: Mapping[Any, gym.Space[Any]] = cast(Any, action_space or {})
         self.custom_data: dict[str, Any] = {}
         self.agent_episodes: dict[Any, SingleAgentEpisode] = {}
         self._agent_module_ids: dict[Any, str] = dict(agent_module_ids or {})

@@ -12,7 +12,7 @@ from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 __all__ = ["REWARD_TYPES", "add_up", "as_reward", "as_rewards", "can_add_up", "kept_reward", "kept_rewards"]
 
 # Types whose values are all valid rewards; other types need a closer check.
-REWARD_TYPES = frozenset(
+REWARD_TYPES: frozenset[type] = frozenset(
     {float, int, bool, np.bool_, np.float16, np.float32, np.float64}
     | {np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64}
 )

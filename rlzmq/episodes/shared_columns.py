@@ -57,7 +57,7 @@ class SharedColumns:
         self._agent_ids = batch.agent_ids
         self._module_ids = batch.module_ids
         self._multi_agent_episode_ids = batch.multi_agent_episode_ids
-        self.episode_ids = batch.episode_ids
+        self.episode_ids: list[str] = batch.episode_ids
 
     def episode(self, position: int, row: Row) -> SingleAgentEpisode:
         """Return a chunk as an episode."""
@@ -235,7 +235,7 @@ class TrackedMultiAgentEpisode:
     __slots__ = ("_facts", "_objects", "episode")
 
     def __init__(self, episode: MultiAgentEpisode) -> None:
-        self.episode = episode
+        self.episode: MultiAgentEpisode = episode
         self._facts = _multi_agent_facts(episode)
         # References, not ids: ids of freed objects are reused.
         self._objects = _multi_agent_objects(episode)

@@ -90,14 +90,14 @@ class SingleAgentEpisode(EpisodeChunks):
         module_id: str | None = None,
         multi_agent_episode_id: str | None = None,
     ) -> None:
-        self.id_ = id_ if id_ is not None else uuid.uuid4().hex
+        self.id_: str = id_ if id_ is not None else uuid.uuid4().hex
         self.agent_id = agent_id
         self.module_id = module_id
         self.multi_agent_episode_id = multi_agent_episode_id
-        self.is_terminated = bool(terminated)
-        self.is_truncated = bool(truncated)
-        self.custom_data = {}
-        self.initial_state = None
+        self.is_terminated: bool = bool(terminated)
+        self.is_truncated: bool = bool(truncated)
+        self.custom_data: dict[str, Any] = {}
+        self.initial_state: Any = None
         self._observation_space = observation_space
         self._action_space = action_space
         self._duration_s = 0.0
@@ -105,9 +105,9 @@ class SingleAgentEpisode(EpisodeChunks):
 
         try:
             lookback = self._given_lookback(rewards, len_lookback_buffer)
-            self.observations = _buffer(observations, lookback, observation_space)
-            self.actions = _buffer(actions, lookback, action_space)
-            self.rewards = _buffer(rewards, lookback, REWARD_SPACE)
+            self.observations: InfiniteLookbackBuffer = _buffer(observations, lookback, observation_space)
+            self.actions: InfiniteLookbackBuffer = _buffer(actions, lookback, action_space)
+            self.rewards: InfiniteLookbackBuffer = _buffer(rewards, lookback, REWARD_SPACE)
             self.extra_model_outputs = {
                 key: _buffer(values, lookback, None) for key, values in (extra_model_outputs or {}).items()
             }
@@ -115,13 +115,13 @@ class SingleAgentEpisode(EpisodeChunks):
             raise ValueError(f"Episode {self.id_!r}: {error}") from None
         self._unpack_rewards()
         if isinstance(infos, InfiniteLookbackBuffer):
-            self.infos = infos
+            self.infos: InfiniteLookbackBuffer = infos
         else:
             # An empty list counts as not given.
             given = list(infos) if infos else [{} for _ in range(self.observations.len_incl_lookback())]
             self.infos = InfosBuffer(given, lookback)
-        self.t_started = operator.index(t_started) if t_started is not None else 0
-        self.t = self.t_started + len(self.rewards)
+        self.t_started: int = operator.index(t_started) if t_started is not None else 0
+        self.t: int = self.t_started + len(self.rewards)
         self._check_lengths()
 
     @staticmethod
@@ -235,7 +235,7 @@ class SingleAgentEpisode(EpisodeChunks):
                 "observations",
             )
         self._truncate(num_steps)
-        self.extra_model_outputs = extras
+        self.extra_model_outputs: dict[str, InfiniteLookbackBuffer] = extras
         return self._located(error, failed)
 
     def _take_back_step(self) -> None:

@@ -34,7 +34,7 @@ class Process:
     def __init__(self, raw: Any, host: Host) -> None:
         self._raw = raw
         self._host = host
-        self.pid = 0
+        self.pid: int = 0
 
     async def lines(self) -> AsyncIterator[str]:
         """Yield the lines that it prints, stdout and stderr together."""

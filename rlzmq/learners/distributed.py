@@ -107,10 +107,10 @@ class RankGroup:
         self.world_size = world_size
         self.generation = generation
         self.timeout_s = timeout_s
-        self.num_entered = 0
-        self.waited_s = 0.0
+        self.num_entered: int = 0
+        self.waited_s: float = 0.0
         self._votes: SharedRows | None = None
-        self.device = device or torch.device("cuda" if backend == "nccl" else "cpu")
+        self.device: torch.device = device or torch.device("cuda" if backend == "nccl" else "cpu")
         self.process_group: dist.ProcessGroup | None = None
         self._owns_group = not dist.is_initialized()  # torch allows only one; an existing one is kept
         self._closed = False

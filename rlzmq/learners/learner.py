@@ -112,6 +112,12 @@ class Learner(LearnerHooks):
         device: Device of the modules.
     """
 
+    trained_module_ids: list[str]
+    weights_seq_no: int
+    num_gradient_updates_lifetime: int
+    num_env_steps_trained_lifetime: int
+    num_env_steps_of_all_ranks_lifetime: int
+
     def __init__(
         self,
         *,
@@ -124,10 +130,12 @@ class Learner(LearnerHooks):
         super().__init__(
             config=config, module_spec=module_spec, module=module, rank=rank, num_ranks=num_ranks
         )
-        self.metrics = MetricsLogger(stats_cls_lookup=getattr(config, "custom_stats_cls_lookup", None))
+        self.metrics: MetricsLogger = MetricsLogger(
+            stats_cls_lookup=getattr(config, "custom_stats_cls_lookup", None)
+        )
         self._num_module_steps: dict[str, int] = {}  # of the current update, on all ranks
-        self.was_trained = True
-        self.num_updates_in_vain = 0
+        self.was_trained: bool = True
+        self.num_updates_in_vain: int = 0
         self.left_out: list[LeftOut] = []
         self._drawn: list[Any] = []  # batches drawn from the source in the current update
         self._fresh_kept: Any = None  # remaining fresh data, if some was left out
@@ -414,7 +422,7 @@ class Learner(LearnerHooks):
             rows, options["num_minibatches"] or len(minibatches), train_batch.num_env_steps
         )
         self._follow(agreed)
-        self.num_minibatches_per_epoch = max(1, -(-agreed.num_minibatches // options["num_epochs"]))
+        self.num_minibatches_per_epoch: int = max(1, -(-agreed.num_minibatches // options["num_epochs"]))
         self._minibatch_rows = {m: rows.minibatch_rows for m, rows in minibatches.modules.items()}
         minibatches.num_minibatches = agreed.num_minibatches
         for minibatch in minibatches:

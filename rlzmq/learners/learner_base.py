@@ -64,16 +64,16 @@ class LearnerBase(Checkpointable):
     ) -> None:
         if (module_spec is None) == (module is None):
             raise ValueError("Learner: expected either module_spec or module, got both or neither.")
-        self.config = config
+        self.config: BaseConfig = config
         self.rank = rank
         self.num_ranks = num_ranks
         self.module: Any = None
-        self.weights_seq_no = 0
-        self.num_gradient_updates_lifetime = 0
-        self.num_env_steps_trained_lifetime = 0
-        self.num_env_steps_of_all_ranks_lifetime = 0
+        self.weights_seq_no: int = 0
+        self.num_gradient_updates_lifetime: int = 0
+        self.num_env_steps_trained_lifetime: int = 0
+        self.num_env_steps_of_all_ranks_lifetime: int = 0
         self.num_module_steps_trained_lifetime: dict[str, int] = {}
-        self.device = _device_for(config, rank)
+        self.device: torch.device = _device_for(config, rank)
         self._module_spec = module_spec
         self._given_module = module
         self._optimizers = OptimizerRegistry()
@@ -82,7 +82,7 @@ class LearnerBase(Checkpointable):
         seed = getattr(config, "seed", None)
         self._seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
         self._learner_connector: Any = None
-        self.source = self.make_source()
+        self.source: BatchSource = self.make_source()
         self._compiler: LearnerCompiler | None = None
 
     # -- building ----------------------------------------------------------------------------------

@@ -73,11 +73,11 @@ class UpdateStart:
 
     def __init__(self, learner: LearnerRanks) -> None:
         self._learner = learner
-        self.weights = learner._snapshot
+        self.weights: UpdateSnapshot = learner._snapshot
         tensors = learner._tensors.of(module.unwrapped() for module in learner.module.values())
         self.weights.take(tensors, [entry.optimizer for entry in learner._optimizers])
         self._counters = learner.get_state(["weights_seq_no", "counters", "metrics", "extra"])
-        self.source = learner.source.checkpoint()
+        self.source: Any = learner.source.checkpoint()
 
     def restore(self) -> None:
         """Restore all state."""
@@ -104,10 +104,13 @@ class LearnerRanks(LearnerBase):
         num_passes: Minibatches that went through the loss on this rank, with any outcome.
     """
 
+    num_ranks: int
+    rank: int
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.group: RankGroup | None = None
-        self.num_divergences = 0
+        self.num_divergences: int = 0
         self.num_passes = 0
         self._group_aside: RankGroup | None = None
         self._data_parallel: DataParallelForward | SharedGradients | None = None

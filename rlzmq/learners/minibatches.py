@@ -86,10 +86,10 @@ class ModuleRows:
         self._leaves = [_as_tensor(leaf) for leaf in leaves]
         if not self._leaves:
             raise ValueError("a module's train batch has no columns")
-        self.num_rows = int(self._leaves[0].shape[0])
+        self.num_rows: int = int(self._leaves[0].shape[0])
         if any(leaf.shape[:1] != (self.num_rows,) for leaf in self._leaves):
             self._check_rows(columns)
-        self.minibatch_rows = minibatch_rows or self.num_rows
+        self.minibatch_rows: int = minibatch_rows or self.num_rows
         # Every minibatch holds all rows, so their order does not matter and no row is moved.
         self._whole = self.minibatch_rows == self.num_rows
         self._stream = CyclicRows(self.num_rows, rng)
@@ -197,8 +197,8 @@ class MinibatchIterator:
             )
             for rows in self.modules.values()
         ]
-        self.num_minibatches = max(counts, default=0) if num_minibatches is None else num_minibatches
-        self.num_minibatches_per_epoch = max(1, -(-self.num_minibatches // num_epochs))
+        self.num_minibatches: int = max(counts, default=0) if num_minibatches is None else num_minibatches
+        self.num_minibatches_per_epoch: int = max(1, -(-self.num_minibatches // num_epochs))
 
     def __len__(self) -> int:
         return self.num_minibatches

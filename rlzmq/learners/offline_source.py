@@ -27,7 +27,7 @@ class DrawnBatches:
     """Count of the batches that each rank has drawn, which says where the ranks are in their data."""
 
     def __init__(self) -> None:
-        self.num_drawn = 0
+        self.num_drawn: int = 0
 
     def get_state(self) -> dict[str, int]:
         """Return the count."""
@@ -122,7 +122,7 @@ class OfflineShards(BatchSource):
         self._length = lengths[mine]
         self._ends = np.cumsum(self._length)
         num_batches = max(int(self._ends[-1]) // self.batch_size, 1)
-        self.num_batches_per_epoch = min(num_batches, len(mine)) if self._whole_episodes else num_batches
+        self.num_batches_per_epoch: int = min(num_batches, len(mine)) if self._whole_episodes else num_batches
         self._order: tuple[int, list[NDArray[np.int64]]] = (-1, [])
 
     def _batches_of_epoch(self, epoch: int) -> list[NDArray[np.int64]]:

@@ -33,7 +33,7 @@ class Schedule:
     def __init__(self, value_or_points: float | Sequence[Sequence[float]], name: str = "value") -> None:
         self.name = name
         self._timesteps, self._values = _parse(value_or_points, name)
-        self.current = self._values[0]
+        self.current: float = self._values[0]
 
     @property
     def is_constant(self) -> bool:

@@ -105,7 +105,7 @@ class SharedRows:
         self._semaphores = _Semaphores()
         size, begin = group.world_size, _begin_of_rows(group.world_size)
         flat = torch.frombuffer(memory, dtype=torch.uint8)
-        self.rows = flat[begin:].view(2, size, row_bytes)
+        self.rows: Tensor = flat[begin:].view(2, size, row_bytes)
         self._turn = 0
         self._is_posted = False
         flags = flat[_NONCE_BYTES : _NONCE_BYTES + size]

@@ -50,7 +50,7 @@ class BatchSource(ABC):
     """
 
     def __init__(self) -> None:
-        self.source_id = uuid.uuid4().hex
+        self.source_id: str = uuid.uuid4().hex
         self.progress: Progress | None = None
         self._rank = 0, 1
 

@@ -35,8 +35,8 @@ class TargetNetworkUpdates(TorchLearner):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.num_target_updates = 0
-        self.last_target_update_ts = 0
+        self.num_target_updates: int = 0
+        self.last_target_update_ts: int = 0
 
     def update_targets_if_due(self, num_env_steps: int, period: int) -> None:
         """Update the target networks of the modules in training if `period` env steps have passed since the last time.

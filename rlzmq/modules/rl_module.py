@@ -85,9 +85,9 @@ class RLModule:
             raise ValueError("a module cannot be both inference_only and learner_only")
         self.observation_space = observation_space
         self.action_space = action_space
-        self.inference_only = bool(inference_only)
+        self.inference_only: bool = bool(inference_only)
         self.learner_only = learner_only
-        self.model_config = model_config_to_dict(model_config)
+        self.model_config: dict[str, Any] = model_config_to_dict(model_config)
         self.module_id = ""
         self._is_stateful: bool | None = None
         self.setup()

@@ -58,10 +58,10 @@ class WeightsLayout:
         self._listed: weakref.WeakKeyDictionary[Any, StructureCache[list[Tensor] | None]] = (
             weakref.WeakKeyDictionary()
         )
-        self.names = [slot.name for slot in slots]
-        self.num_bytes = slots[-1].start + slots[-1].num_bytes if slots else 0
+        self.names: list[str] = [slot.name for slot in slots]
+        self.num_bytes: int = slots[-1].start + slots[-1].num_bytes if slots else 0
         facts = [[slot.name, list(slot.shape), str(slot.dtype)] for slot in slots]
-        self.digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        self.digest: str = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     @classmethod
     def of(

@@ -111,7 +111,7 @@ class DrainSocket(EdgeReader):
         if zmq_type not in _TYPES:
             raise ConfigurationError(f"no socket type {zmq_type!r}.{did_you_mean(zmq_type, _TYPES)}")
         self.options = options
-        self.name = name or zmq_type.lower()
+        self.name: str = name or zmq_type.lower()
         self._context = context
         self._curve = curve
         self._insecure = insecure

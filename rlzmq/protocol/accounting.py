@@ -19,9 +19,9 @@ class StepAccount:
     """Counters of env steps. Each method moves steps between counters and checks the invariant."""
 
     def __init__(self) -> None:
-        self.sampled = 0
-        self.trained = 0
-        self.pending = 0
+        self.sampled: int = 0
+        self.trained: int = 0
+        self.pending: int = 0
         self.dropped: dict[str, int] = {}
         self.num_duplicates = 0
 

@@ -66,18 +66,18 @@ class DriverCore(PeerCore):
     ) -> None:
         super().__init__(run_id, name, uuid, timers)
         self.incarnation = incarnation
-        self.next_report = next_update
-        self.next_update = next_update
-        self.trained = trained
-        self.dropped = dict(dropped or {})
-        self.connector_version = -1
+        self.next_report: int = next_update
+        self.next_update: int = next_update
+        self.trained: int = trained
+        self.dropped: dict[str, int] = dict(dropped or {})
+        self.connector_version: int = -1
         self._digests = (package_version, config_digest, spaces_digest)
         self._config = config
         self._open: dict[int, OpenUpdate] = {}
         self._early: dict[int, Report] = {}
         self._connector_state: ConnectorState | None = None
         self._connector_blob: Buffer = b""
-        self.min_generation = -1
+        self.min_generation: int = -1
         self._watermarks: dict[tuple[str, int], int] = {}
         self._is_paused = False
         self.expected: set[tuple[str, str]] = set()

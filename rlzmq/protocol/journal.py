@@ -66,8 +66,8 @@ class Journal:
     def __init__(
         self, is_on: bool, *, segment_bytes: int = _SEGMENT_BYTES, max_bytes: int = _MAX_BYTES
     ) -> None:
-        self.is_on = is_on
-        self.num_fragments = 0
+        self.is_on: bool = is_on
+        self.num_fragments: int = 0
         self._segment_bytes = segment_bytes
         self._max_bytes = max_bytes
         self._segments: deque[_Segment] = deque([_Segment(0)])

@@ -92,6 +92,10 @@ class LearnerCore(PeerCore):
         is_forming: The group is being re-formed: a "fenced" refusal of its last generation is ignored.
     """
 
+    generation: int
+    num_ranks: int
+    rank: int
+
     def __init__(
         self,
         run_id: str,
@@ -106,9 +110,9 @@ class LearnerCore(PeerCore):
         self.generation = -1
         self.rank = -1
         self.num_ranks = 0
-        self.lineage = -1
-        self.is_forming = False
-        self.next_update = 0
+        self.lineage: int = -1
+        self.is_forming: bool = False
+        self.next_update: int = 0
         self.progress = 0
         self._digests = (package_version, config_digest, "")
         self._at_hand: dict[int, _AtHand] = {}

@@ -101,10 +101,10 @@ class Ledger:
     """All accepted and uncommitted fragments, the committed ids, and the step accounting."""
 
     def __init__(self, accounting: StepAccount | None = None) -> None:
-        self.accounting = accounting or StepAccount()
+        self.accounting: StepAccount = accounting or StepAccount()
         self.entries: dict[FragmentId, Entry] = {}
         self.runners: dict[tuple[str, int], RunnerRecord] = {}
-        self.num_bytes = 0
+        self.num_bytes: int = 0
         self._num_accepted = self._bytes_accepted = 0
         self._free: dict[FragmentId, Entry] = {}
         self._free_steps_by_version: dict[int, int] = {}

@@ -47,13 +47,13 @@ class PeerCore(abc.ABC):
         self.run_id = run_id
         self.name = name
         self.uuid = uuid
-        self.timers = timers or PeerTimers()
-        self.incarnation = 0
+        self.timers: PeerTimers = timers or PeerTimers()
+        self.incarnation: int = 0
         self._digests = ("", "", "")  # of the package (its version), the config and the spaces
-        self.broker_incarnation = -1
-        self.is_welcome = False
+        self.broker_incarnation: int = -1
+        self.is_welcome: bool = False
         self.welcome: Welcome | None = None
-        self.is_stopped = False
+        self.is_stopped: bool = False
         self._hello_id = 0
         self._hello_at = self._state_at = self._heard_at = float("-inf")
         self._heartbeat_s = float("inf")

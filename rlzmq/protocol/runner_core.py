@@ -97,10 +97,10 @@ class RunnerCore(PeerCore):
     ) -> None:
         super().__init__(run_id, name, uuid, timers)
         self.incarnation = incarnation
-        self.weights = WeightsReceiver(run_id, layout_digest)
-        self.connector_version = -1
+        self.weights: WeightsReceiver = WeightsReceiver(run_id, layout_digest)
+        self.connector_version: int = -1
         self.progress = 0
-        self.num_env_steps_sampled = 0
+        self.num_env_steps_sampled: int = 0
         self.rejected: dict[str, int] = {}
         self._num_envs = num_envs
         self._digests = (package_version, config_digest, spaces_digest)

@@ -65,8 +65,8 @@ class Supervision:
 
     def __init__(self, policy: RestartPolicy = FAIL_FAST) -> None:
         self.policy = policy
-        self.incarnation = 0
-        self.num_restarts = 0
+        self.incarnation: int = 0
+        self.num_restarts: int = 0
         self._failures: deque[float] = deque()
         self._num_doublings = 0
         self._started_at: float | None = None
@@ -110,7 +110,7 @@ class Patience:
     """
 
     def __init__(self, first_s: float = 1.0, max_s: float = 30.0, restored_after: int = 100) -> None:
-        self.seconds = first_s
+        self.seconds: float = first_s
         self._first_s = first_s
         self._max_s = max_s
         self._restored_after = restored_after

@@ -170,6 +170,9 @@ class WeightsReceiver:
         layout_digest: Expected layout; "" accepts any.
     """
 
+    generation: int
+    version: int
+
     def __init__(self, run_id: str = "", layout_digest: str = "") -> None:
         self.run_id = run_id
         self.layout_digest = layout_digest

@@ -34,6 +34,9 @@ class EpisodeRecorder:
         num_env_steps: Number of env steps written.
     """
 
+    num_env_steps: int
+    num_episodes: int
+
     def __init__(
         self,
         directory: str | Path,

@@ -25,7 +25,7 @@ class PriorityTree:
     """
 
     def __init__(self, size: int) -> None:
-        self.size = 1 << max(0, size - 1).bit_length()
+        self.size: int = 1 << max(0, size - 1).bit_length()
         self._sums = np.zeros(2 * self.size)
         self._least = np.full(2 * self.size, np.inf)
 

@@ -91,6 +91,19 @@ class StepStore:
         num_steps, num_evicted, num_episodes_evicted, num_added, num_episodes_added: Counts.
     """
 
+    next: NDArray[np.int64]
+    num_added: int
+    num_episodes_added: int
+    num_episodes_evicted: int
+    num_evicted: int
+    num_slots: int
+    num_steps: int
+    previous: NDArray[np.int64]
+    serial: NDArray[np.int64]
+    t: NDArray[np.int64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+
     def __init__(
         self,
         capacity: int,

@@ -71,19 +71,23 @@ class EnvRunner(EnvRunnerState):
         num_workers: int | None = None,
         **kwargs: Any,
     ) -> None:
-        self.config = own_config(config)
+        self.config: BaseConfig = own_config(config)
         self.worker_index = worker_index
-        self.stream_index = max(worker_index, 1)
+        self.stream_index: int = max(worker_index, 1)
         self.incarnation = incarnation
         self.num_workers: int = (
             int(getattr(config, "num_env_runners", 0)) if num_workers is None else num_workers
         )
         self.num_envs: int = config.num_envs_per_env_runner
         self.seed: int | None = getattr(config, "seed", None)
-        self.callbacks = CallbackList(config)
-        self.metrics = MetricsLogger(stats_cls_lookup=getattr(config, "custom_stats_cls_lookup", None))
-        self.episode_metrics = EpisodeMetrics(getattr(config, "metrics_num_episodes_for_smoothing", 100))
-        self.timers = StageTimers()
+        self.callbacks: CallbackList = CallbackList(config)
+        self.metrics: MetricsLogger = MetricsLogger(
+            stats_cls_lookup=getattr(config, "custom_stats_cls_lookup", None)
+        )
+        self.episode_metrics: EpisodeMetrics = EpisodeMetrics(
+            getattr(config, "metrics_num_episodes_for_smoothing", 100)
+        )
+        self.timers: StageTimers = StageTimers()
         self.env_watch: Any = _Unwatched()
         self.env: Any = None
         self.module: Any = None
@@ -92,7 +96,7 @@ class EnvRunner(EnvRunnerState):
         self.module_to_env: Any = None
         self.weights_seq_no = 0
         self.weights_generation = 0
-        self.generator = torch.Generator()
+        self.generator: torch.Generator = torch.Generator()
         if self.seed is None:
             self.generator.seed()
         else:

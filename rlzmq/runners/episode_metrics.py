@@ -48,6 +48,11 @@ class EpisodeMetrics:
         num_smoothed: Window of the means, minima and maxima, in episodes.
     """
 
+    num_env_steps: int
+    num_env_steps_lifetime: int
+    num_episodes: int
+    num_episodes_lifetime: int
+
     def __init__(self, num_smoothed: int = 100) -> None:
         self.returns: deque[float] = deque(maxlen=num_smoothed)
         self.lengths: deque[int] = deque(maxlen=num_smoothed)

@@ -68,7 +68,7 @@ class EpisodeTotals:
     def __init__(self) -> None:
         self.agent_returns: dict[Any, float] = {}
         self.module_ids: dict[Any, str] = {}
-        self.started_s = time.perf_counter()
+        self.started_s: float = time.perf_counter()
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> EpisodeTotals:

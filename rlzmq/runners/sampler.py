@@ -37,9 +37,9 @@ class Sampler(abc.ABC):
 
     def __init__(self, runner: EnvRunner, lookback: int) -> None:
         self.runner = runner
-        self.num_envs = runner.num_envs
+        self.num_envs: int = runner.num_envs
         self.lookback = lookback
-        self.has_episodes = False
+        self.has_episodes: bool = False
         self._env = runner.env
 
     @property

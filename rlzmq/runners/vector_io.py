@@ -39,8 +39,8 @@ class VectorStepper:
     """
 
     def __init__(self, runner: EnvRunner) -> None:
-        self.env = runner.env
-        self.num_envs = runner.num_envs
+        self.env: Any = runner.env
+        self.num_envs: int = runner.num_envs
         self._runner = runner
         self._lean: LeanSyncVectorEnv | None = None
         if type(self.env) is LeanSyncVectorEnv:

@@ -99,6 +99,8 @@ class ResultGrid(Sequence[Result]):
         metric: Path of the metric that the search compares; None if it has none.
     """
 
+    metric: str | None
+
     def __init__(
         self,
         results: Sequence[Result],

@@ -208,8 +208,8 @@ class Trainable:
     def __init__(self, config: dict[str, Any], context: TrialContext) -> None:
         self.config = config
         self.iteration = 0
-        self.trial_id = context.trial_id
-        self.logdir = context.trial_dir
+        self.trial_id: str = context.trial_id
+        self.logdir: str = context.trial_dir
         self.setup(config)
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -240,7 +240,7 @@ class WithResources:
 
     def __init__(self, trainable: Any, resources: Mapping[str, float]) -> None:
         self.trainable = trainable
-        self.resources = {name.lower(): float(number) for name, number in resources.items()}
+        self.resources: dict[str, float] = {name.lower(): float(number) for name, number in resources.items()}
 
 
 def with_resources(trainable: Any, resources: Mapping[str, float]) -> WithResources:

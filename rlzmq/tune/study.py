@@ -110,7 +110,7 @@ class Study:
             self._study.set_user_attr(
                 "seed", secrets.randbits(31) if searcher.seed is None else searcher.seed
             )
-        self.seed = int(self._study.user_attrs["seed"])
+        self.seed: int = int(self._study.user_attrs["seed"])
         sampler = searcher.make_sampler(self.seed)
         if sampler is not None:
             self._study.sampler = sampler

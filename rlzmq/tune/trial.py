@@ -68,9 +68,11 @@ class Trial:
         num_kills: How often its process was killed.
     """
 
+    config: TrialConfig
+
     def __init__(self, claim: Claim, name: str, path: Path, config: TrialConfig) -> None:
         self.claim = claim
-        self.trial_id = f"{claim.index:05d}"
+        self.trial_id: str = f"{claim.index:05d}"
         self.name = name
         self.path = path
         self.first_config = self.config = config
@@ -79,7 +81,7 @@ class Trial:
         self.error: BaseException | None = None
         self.num_failures = self.num_kills = 0
         make_directories(path)
-        self.checkpoints = read_checkpoints(path)
+        self.checkpoints: list[SavedCheckpoint] = read_checkpoints(path)
         results = read_results(path)
         self.last_result: dict[str, Any] = results[-1] if results else {}
         self.pid = 0

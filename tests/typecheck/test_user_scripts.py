@@ -44,6 +44,18 @@ def test_the_right_script_runs(
     assert capsys.readouterr().out.startswith("1 -")
 
 
+@pytest.mark.slow  # half a minute alone, minutes beside other tests
+@pytest.mark.timeout(900)
+def test_nearly_all_public_names_have_complete_types() -> None:
+    command = [sys.executable, "-m", "pyright", "--verifytypes", "rlzmq", "--ignoreexternal", "--outputjson"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    report = json.loads(done.stdout)["typeCompleteness"]
+    incomplete = [
+        symbol["name"] for symbol in report["symbols"] if symbol["isExported"] and not symbol["isTypeKnown"]
+    ]
+    assert report["completenessScore"] >= 0.98, incomplete
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_each_training_has_the_inherited_settings_by_name(name: str) -> None:
     config_class = get_config_class(name)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlzmq.algorithms.appo.appo_config import APPOConfig
-from rlzmq.core.lazy import lazy_names
+from rlzmq.core.lazy import GetName, lazy_names
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.appo.appo import APPO
 
 __all__ = ["APPO", "APPOConfig"]
 
-__getattr__ = lazy_names(__name__, APPO="rlzmq.algorithms.appo.appo")  # with torch, which configs do without
+__getattr__: GetName = lazy_names(
+    __name__, APPO="rlzmq.algorithms.appo.appo"
+)  # with torch, which configs do without

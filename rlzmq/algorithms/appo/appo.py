@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from rlzmq.algorithms.appo.appo_config import APPOConfig
 from rlzmq.algorithms.impala.impala import IMPALA
 
@@ -11,4 +13,4 @@ __all__ = ["APPO"]
 class APPO(IMPALA):
     """APPO (arXiv:1912.00167, arXiv:1707.06347)."""
 
-    config_class = APPOConfig
+    config_class: ClassVar[type[APPOConfig]] = APPOConfig

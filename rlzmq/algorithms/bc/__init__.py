@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlzmq.algorithms.bc.bc_config import BCConfig
-from rlzmq.core.lazy import lazy_names
+from rlzmq.core.lazy import GetName, lazy_names
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.bc.bc import BC
 
 __all__ = ["BC", "BCConfig"]
 
-__getattr__ = lazy_names(__name__, BC="rlzmq.algorithms.bc.bc")  # with torch, which configs do without
+__getattr__: GetName = lazy_names(
+    __name__, BC="rlzmq.algorithms.bc.bc"
+)  # with torch, which configs do without

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlzmq.algorithms.cql.cql_config import CQLConfig
-from rlzmq.core.lazy import lazy_names
+from rlzmq.core.lazy import GetName, lazy_names
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.cql.cql import CQL
 
 __all__ = ["CQL", "CQLConfig"]
 
-__getattr__ = lazy_names(__name__, CQL="rlzmq.algorithms.cql.cql")  # with torch, which configs do without
+__getattr__: GetName = lazy_names(
+    __name__, CQL="rlzmq.algorithms.cql.cql"
+)  # with torch, which configs do without

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlzmq.algorithms.dqn.dqn_config import DQNConfig
-from rlzmq.core.lazy import lazy_names
+from rlzmq.core.lazy import GetName, lazy_names
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.dqn.dqn import DQN
 
 __all__ = ["DQN", "DQNConfig"]
 
-__getattr__ = lazy_names(__name__, DQN="rlzmq.algorithms.dqn.dqn")  # with torch, which configs do without
+__getattr__: GetName = lazy_names(
+    __name__, DQN="rlzmq.algorithms.dqn.dqn"
+)  # with torch, which configs do without

@@ -50,11 +50,11 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
     def setup(self) -> None:
         where = self.describe()
         model = dict(self.model_config)
-        self.dueling = bool(model.pop("dueling", True))
-        self.epsilon = Schedule(model.pop("epsilon", 0.05), "epsilon")
+        self.dueling: bool = bool(model.pop("dueling", True))
+        self.epsilon: Schedule = Schedule(model.pop("epsilon", 0.05), "epsilon")
         sigma0 = float(model.pop("sigma0", 0.5))
         self._sigma0 = sigma0 if model.pop("noisy", False) else None
-        self.num_atoms = int(model.pop("num_atoms", 1))
+        self.num_atoms: int = int(model.pop("num_atoms", 1))
         v_min, v_max = model.pop("v_min", -10.0), model.pop("v_max", 10.0)
         config = DefaultModelConfig.from_dict(model, where=f"model_config of the {where}")
         if not isinstance(self.action_space, gym.spaces.Discrete):
@@ -67,7 +67,7 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
         encoder = build_encoder(self._mask.space, config, where=where)
         self._recurrent = config.use_lstm
         self.encoder: Any = RecurrentEncoder(encoder, config) if self._recurrent else encoder
-        self.af = self._head(config, int(self.action_space.n))
+        self.af: MLP = self._head(config, int(self.action_space.n))
         self.vf: MLP | None = self._head(config, 1) if self.dueling else None
         self.register_buffer("atoms", torch.linspace(v_min, v_max, self.num_atoms), persistent=False)
         if not self.inference_only:

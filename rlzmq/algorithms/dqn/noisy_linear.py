@@ -27,8 +27,8 @@ class NoisyLinear(nn.Linear):
         with torch.no_grad():
             self.weight.uniform_(-bound, bound)
             self.bias.uniform_(-bound, bound)
-        self.weight_sigma = nn.Parameter(torch.full_like(self.weight, sigma0 * bound))
-        self.bias_sigma = nn.Parameter(torch.full_like(self.bias, sigma0 * bound))
+        self.weight_sigma: nn.Parameter = nn.Parameter(torch.full_like(self.weight, sigma0 * bound))
+        self.bias_sigma: nn.Parameter = nn.Parameter(torch.full_like(self.bias, sigma0 * bound))
         self._fixed: tuple[Tensor, Tensor] | None = None
 
     def fix_noise(self, generator: torch.Generator | None) -> None:

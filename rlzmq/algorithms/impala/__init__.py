@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlzmq.algorithms.impala.impala_config import IMPALAConfig
-from rlzmq.core.lazy import lazy_names
+from rlzmq.core.lazy import GetName, lazy_names
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.impala.impala import IMPALA
 
 __all__ = ["IMPALA", "IMPALAConfig"]
 
-__getattr__ = lazy_names(
+__getattr__: GetName = lazy_names(
     __name__, IMPALA="rlzmq.algorithms.impala.impala"
 )  # with torch, which configs do without

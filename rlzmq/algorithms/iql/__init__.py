@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlzmq.algorithms.iql.iql_config import IQLConfig
-from rlzmq.core.lazy import lazy_names
+from rlzmq.core.lazy import GetName, lazy_names
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.iql.iql import IQL
 
 __all__ = ["IQL", "IQLConfig"]
 
-__getattr__ = lazy_names(__name__, IQL="rlzmq.algorithms.iql.iql")  # with torch, which configs do without
+__getattr__: GetName = lazy_names(
+    __name__, IQL="rlzmq.algorithms.iql.iql"
+)  # with torch, which configs do without

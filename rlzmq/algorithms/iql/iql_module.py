@@ -31,7 +31,7 @@ class DefaultIQLModule(DefaultSACModule):
             where = self.describe()
             model = {name: value for name, value in self.model_config.items() if name != "twin_q"}
             config = DefaultModelConfig.from_dict(model, where=f"model_config of the {where}")
-            self.vf = Critic(self._mask.space, 1, config, where)
+            self.vf: Critic = Critic(self._mask.space, 1, config, where)
 
     def get_non_inference_attributes(self) -> list[str]:
         return ["qfs", "target_qfs", "vf"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlzmq.algorithms.marwil.marwil_config import MARWILConfig
-from rlzmq.core.lazy import lazy_names
+from rlzmq.core.lazy import GetName, lazy_names
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.marwil.marwil import MARWIL
 
 __all__ = ["MARWIL", "MARWILConfig"]
 
-__getattr__ = lazy_names(
+__getattr__: GetName = lazy_names(
     __name__, MARWIL="rlzmq.algorithms.marwil.marwil"
 )  # with torch, which configs do without

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlzmq.algorithms.ppo.ppo_config import PPOConfig
-from rlzmq.core.lazy import lazy_names
+from rlzmq.core.lazy import GetName, lazy_names
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.ppo.ppo import PPO
 
 __all__ = ["PPO", "PPOConfig"]
 
-__getattr__ = lazy_names(__name__, PPO="rlzmq.algorithms.ppo.ppo")  # with torch, which configs do without
+__getattr__: GetName = lazy_names(
+    __name__, PPO="rlzmq.algorithms.ppo.ppo"
+)  # with torch, which configs do without

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlzmq.algorithms.sac.sac_config import SACConfig
-from rlzmq.core.lazy import lazy_names
+from rlzmq.core.lazy import GetName, lazy_names
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.sac.sac import SAC
 
 __all__ = ["SAC", "SACConfig"]
 
-__getattr__ = lazy_names(__name__, SAC="rlzmq.algorithms.sac.sac")  # with torch, which configs do without
+__getattr__: GetName = lazy_names(
+    __name__, SAC="rlzmq.algorithms.sac.sac"
+)  # with torch, which configs do without

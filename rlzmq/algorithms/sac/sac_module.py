@@ -64,26 +64,28 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
         if not self._is_discrete:
             require_box(self, "SAC", "PPO", or_discrete=True)
             shape = action_space.shape
-            self.action_dist_cls = (
+            self.action_dist_cls: type[TorchSquashedGaussian] = (
                 TorchSquashedGaussian
                 if shape is not None and len(shape) == 1
                 else TorchSquashedGaussian.get_partial_dist_cls(action_shape=shape)
             )
         self._mask = ObservationMask(observation_space, action_space, where=where)
         space = self._mask.space
-        self.pi_encoder = _encoder(space, config, where)
-        self.pi = PolicyHead(self.pi_encoder.output_dim, action_space, config, where=where)
+        self.pi_encoder: Any = _encoder(space, config, where)
+        self.pi: PolicyHead = PolicyHead(self.pi_encoder.output_dim, action_space, config, where=where)
         if not self.inference_only:
             inputs = space if self._is_discrete else gym.spaces.Tuple((space, action_space))
             if isinstance(action_space, gym.spaces.Discrete):
                 num_outputs = int(action_space.n)
-            self.qfs = nn.ModuleList(Critic(inputs, num_outputs, config, where) for _ in range(num_critics))
+            self.qfs: nn.ModuleList = nn.ModuleList(
+                Critic(inputs, num_outputs, config, where) for _ in range(num_critics)
+            )
             if self.has_temperature:
-                self.log_alpha = nn.Parameter(torch.tensor(math.log(alpha)))
+                self.log_alpha: nn.Parameter = nn.Parameter(torch.tensor(math.log(alpha)))
             self.make_target_networks()
 
     def make_target_networks(self) -> None:
-        self.target_qfs = copy.deepcopy(self.qfs).requires_grad_(False)
+        self.target_qfs: nn.ModuleList = copy.deepcopy(self.qfs).requires_grad_(False)
 
     def get_target_network_pairs(self) -> list[tuple[Any, Any]]:
         return [(self.qfs, self.target_qfs)]
@@ -172,8 +174,8 @@ class Critic(nn.Module):
         self, space: gym.Space[Any], num_outputs: int, config: DefaultModelConfig, where: str
     ) -> None:
         super().__init__()
-        self.encoder = _encoder(space, config, where)
-        self.head = MLP(
+        self.encoder: Any = _encoder(space, config, where)
+        self.head: MLP = MLP(
             self.encoder.output_dim,
             config.head_fcnet_hiddens,
             config.head_fcnet_activation,

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlzmq.algorithms.tqc.tqc_config import TQCConfig
-from rlzmq.core.lazy import lazy_names
+from rlzmq.core.lazy import GetName, lazy_names
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.tqc.tqc import TQC
 
 __all__ = ["TQC", "TQCConfig"]
 
-__getattr__ = lazy_names(__name__, TQC="rlzmq.algorithms.tqc.tqc")  # with torch, which configs do without
+__getattr__: GetName = lazy_names(
+    __name__, TQC="rlzmq.algorithms.tqc.tqc"
+)  # with torch, which configs do without

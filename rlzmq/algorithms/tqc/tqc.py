@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from rlzmq.algorithms.sac.sac import SAC
 from rlzmq.algorithms.tqc.tqc_config import TQCConfig
 
@@ -11,4 +13,4 @@ __all__ = ["TQC"]
 class TQC(SAC):
     """TQC (arXiv:2005.04269)."""
 
-    config_class = TQCConfig
+    config_class: ClassVar[type[TQCConfig]] = TQCConfig

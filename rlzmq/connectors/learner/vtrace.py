@@ -125,7 +125,7 @@ class VTrace(WholeBatchEstimator):
             does, not the trained one.
     """
 
-    reads = (Columns.ACTION_LOGP,)
+    reads: tuple[str, ...] = (Columns.ACTION_LOGP,)
 
     def __init__(
         self,

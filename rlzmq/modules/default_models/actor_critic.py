@@ -47,10 +47,10 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
         self._mask = ObservationMask(self.observation_space, self.action_space, where=where)
         space = self._mask.space
         self.encoder: Any = self._encoder(space, config, where)
-        self.pi = PolicyHead(self.encoder.output_dim, self.action_space, config, where=where)
+        self.pi: PolicyHead = PolicyHead(self.encoder.output_dim, self.action_space, config, where=where)
         self.vf_encoder: Any = None if config.vf_share_layers else self._encoder(space, config, where)
         features = self.encoder if self.vf_encoder is None else self.vf_encoder
-        self.vf = MLP(
+        self.vf: MLP = MLP(
             features.output_dim,
             config.head_fcnet_hiddens,
             config.head_fcnet_activation,

@@ -86,7 +86,7 @@ class ImageEncoder(nn.Module):
         filters = config.conv_filters
         if filters is None:
             filters = default_conv_filters(height, width)
-        self.convs = nn.ModuleList()
+        self.convs: nn.ModuleList = nn.ModuleList()
         self._pads: list[list[int] | None] = []
         for index, entry in enumerate(filters):
             out_channels, kernel, stride, pads_image = _checked_filter(entry, index)
@@ -105,7 +105,7 @@ class ImageEncoder(nn.Module):
             self.convs.append(conv)
             self._pads.append(None if symmetric else pads)
             channels = out_channels
-        self.output_dim = channels * height * width
+        self.output_dim: int = channels * height * width
         self.dense: MLP | None = None
         if config.conv_filters is None and config.fcnet_hiddens:
             self.dense = MLP(

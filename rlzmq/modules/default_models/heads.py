@@ -154,11 +154,13 @@ class ObservationMask:
         is_there: Whether the observations have a mask.
     """
 
+    space: gym.Space[Any]
+
     def __init__(
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any], *, where: str = "module"
     ) -> None:
         self.space, self._path = split_action_mask(observation_space, action_space, where=where)
-        self.is_there = self._path is not None
+        self.is_there: bool = self._path is not None
         # The single part that is left beside a mask is the observation itself.
         self._only_key = _only_key(observation_space, self._path)
 

@@ -112,7 +112,7 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         function = activation_function(activation, f"{prefix}_activation")
-        self.layers = nn.ModuleList()
+        self.layers: nn.ModuleList = nn.ModuleList()
         self._activations: list[Callable[[Tensor], Tensor] | None] = []  # after each of the layers
         width = input_dim
         for hidden in hiddens:

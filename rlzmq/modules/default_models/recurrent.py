@@ -26,8 +26,8 @@ class RecurrentEncoder(nn.Module):
     def __init__(self, tokenizer: Any, config: DefaultModelConfig) -> None:
         super().__init__()
         self.tokenizer = tokenizer
-        self.output_dim = config.lstm_cell_size
-        self.lstm = nn.LSTM(tokenizer.output_dim, config.lstm_cell_size, batch_first=True)
+        self.output_dim: int = config.lstm_cell_size
+        self.lstm: nn.LSTM = nn.LSTM(tokenizer.output_dim, config.lstm_cell_size, batch_first=True)
         for kind, tag in (("kernel", "weight"), ("bias", "bias")):
             setting = f"lstm_{kind}_initializer"
             for name, parameter in self.lstm.named_parameters():

@@ -71,8 +71,8 @@ class MultiStreamEncoder(nn.Module):
         super().__init__()
         self._vector_paths: list[Path] = []
         self._image_paths: list[Path] = []
-        self.to_vectors = nn.ModuleList()
-        self.images = nn.ModuleList()
+        self.to_vectors: nn.ModuleList = nn.ModuleList()
+        self.images: nn.ModuleList = nn.ModuleList()
         num_inputs = 0
         for path, leaf in _leaves(space, ()):
             if isinstance(leaf, gym.spaces.Box) and is_image(leaf):
@@ -85,7 +85,7 @@ class MultiStreamEncoder(nn.Module):
                 num_inputs += to_vector.output_dim
         if not self._vector_paths and not self._image_paths:
             raise UnsupportedSpaceError(f"{where}: the observation space {space} has no parts to learn from")
-        self.vectors = _vector_mlp(num_inputs, config) if num_inputs else None
+        self.vectors: MLP | None = _vector_mlp(num_inputs, config) if num_inputs else None
         widths: list[Any] = [image.output_dim for image in self.images]
         if self.vectors is not None:
             widths.insert(0, self.vectors.output_dim)

@@ -69,7 +69,7 @@ class TorchCategorical(Distribution):
             if probs is None:
                 raise ValueError("TorchCategorical needs logits or probs, got neither")
             logits = probs.log()
-        self.logits = logits
+        self.logits: Tensor = logits
         self._log_probs: Tensor | None = None
 
     @classmethod
@@ -173,7 +173,7 @@ class TorchMultiCategorical(Distribution):
                 f"TorchMultiCategorical over choices of {list(lens)} needs {sum(lens)} logits per row, "
                 f"got a tensor of shape {tuple(logits.shape)}"
             )
-        self.logits = logits
+        self.logits: Tensor = logits
         lead, width = logits.shape[:-1], max(lens)
         if min(lens) == width:
             grid = logits.reshape(*lead, len(lens), width)

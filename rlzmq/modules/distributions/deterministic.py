@@ -22,7 +22,7 @@ class TorchDeterministic(Distribution):
     has_logp = False
 
     def __init__(self, loc: Tensor) -> None:
-        self.loc = loc
+        self.loc: Tensor = loc
 
     @classmethod
     def from_logits(cls, logits: Tensor) -> Self:

@@ -41,8 +41,8 @@ class TorchDiagGaussian(Distribution):
     def __init__(
         self, loc: Tensor, scale: Tensor | float | None = None, *, log_std: Tensor | None = None
     ) -> None:
-        self.loc = loc
-        self.log_std = _log_of(scale, loc, "TorchDiagGaussian") if log_std is None else log_std
+        self.loc: Tensor = loc
+        self.log_std: Tensor = _log_of(scale, loc, "TorchDiagGaussian") if log_std is None else log_std
         self._std: Tensor | None = None
 
     @classmethod

@@ -92,6 +92,8 @@ class BrokerCore:
         more_status: Returns additional STATUS fields that only the I/O side knows.
     """
 
+    state: BrokerState
+
     def __init__(self, options: BrokerOptions) -> None:
         self.options = options
         self.more_status: Callable[[], dict[str, Any]] = dict

@@ -171,17 +171,17 @@ class BrokerState:
         self.options = options
         self.out: list[Instruction] = []
         self.started_at: float | None = None
-        self.now = 0.0
+        self.now: float = 0.0
         # peers
         self.by_routing: dict[bytes, Peer] = {}
         self.runners: dict[str, Peer] = {}
-        self.most_envs = 0  # largest `shown_envs` of the registered runners
+        self.most_envs: int = 0  # largest `shown_envs` of the registered runners
         self.ranks: dict[int, Peer] = {}
         self.driver: Peer | None = None
         self.names: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
         self.fenced: OrderedDict[str, None] = OrderedDict()
         self.hello_ids: OrderedDict[str, int] = OrderedDict()
-        self.newcomers = Newcomers()
+        self.newcomers: Newcomers = Newcomers()
         self.references: dict[str, str] = {}
         self.config: tuple[Config, Buffer] | None = None
         self.driver_seen_at: float | None = None
@@ -197,9 +197,9 @@ class BrokerState:
         self.terms: OpenUpdate | None = None
         self.runs: dict[int, Run] = {}
         self.reports: dict[int, KeptReport] = {}
-        self.commit_pace = Pace()  # committed env steps per second
+        self.commit_pace: Pace = Pace()  # committed env steps per second
         self.committed_at: float | None = None
-        self.attempts = itertools.count(first_number(options.incarnation))
+        self.attempts: itertools.count[int] = itertools.count(first_number(options.incarnation))
         self.unpublished: dict[int, int] = {}
         self.to_report: list[tuple[FragmentId, int, Buffer]] = []
         self.settled: list[FragmentId] = []  # committed fragments for the next report
@@ -207,10 +207,10 @@ class BrokerState:
         self.is_paused = False
         self.bottleneck = ""
         # data
-        self.ledger = Ledger()
-        self.journal = Journal(options.journal)
-        self.leases = LeaseBook(first_number(options.incarnation), options.max_leases_per_runner)
-        self.receipts = Receipts()
+        self.ledger: Ledger = Ledger()
+        self.journal: Journal = Journal(options.journal)
+        self.leases: LeaseBook = LeaseBook(first_number(options.incarnation), options.max_leases_per_runner)
+        self.receipts: Receipts = Receipts()
         # weights
         self.weights: Publication | None = None
         self.weights_frame: Buffer = b""
@@ -218,10 +218,10 @@ class BrokerState:
         self.connector_message: tuple[WireMessage, Buffer] | None = None
         # counters and notices
         self.refused: dict[str, int] = {}
-        self.num_moves = 0
-        self.moved_at = float("-inf")
+        self.num_moves: int = 0
+        self.moved_at: float = float("-inf")
         self.notices: deque[Notice] = deque(maxlen=256)
-        self.num_notices_left_out = 0
+        self.num_notices_left_out: int = 0
         self._notices_left: float = _NOTICE_BURST
         self._notices_at = 0.0
 

@@ -135,10 +135,10 @@ class BrokerRole:
         faults.at("broker.started")
         self._has_told_size = False
         self._writes: set[asyncio.Task[None]] = set()
-        self.max_loop_lag_s = 0.0
-        self.loop_lag_s = 0.0
-        self.num_messages = 0
-        self.num_unsent = 0
+        self.max_loop_lag_s: float = 0.0
+        self.loop_lag_s: float = 0.0
+        self.num_messages: int = 0
+        self.num_unsent: int = 0
 
     async def start(self) -> dict[str, str]:
         """Listen for peers.

@@ -65,7 +65,7 @@ class Outbox:
     def __init__(self, send: Callable[[bytes, Sequence[Any], SendTicket | None], None]) -> None:
         self._send = send
         self._peers: dict[bytes, _Waiting] = {}
-        self.num_bytes = 0
+        self.num_bytes: int = 0
 
     def send(self, peer: bytes, frames: Sequence[Any]) -> bool:
         """Send a message, or defer it if it is large.

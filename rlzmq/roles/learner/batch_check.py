@@ -47,7 +47,7 @@ class BatchCheck:
 
     def __init__(self) -> None:
         self._forms: OrderedDict[Any, _Known] = OrderedDict()
-        self.num_replaced = 0
+        self.num_replaced: int = 0
         self._actions: dict[Any, list[_Leaf]] = {}
         self._observations: dict[Any, list[_Leaf]] = {}
         self._outputs: dict[str, dict[str, _Form]] = {}

@@ -63,8 +63,8 @@ class LearnerRole:
         if num_ranks > 1:
             import_for_ranks()
         self.config = config
-        self.rank = rank
-        self.learner = make_learner(config, module_spec, rank, num_ranks)
+        self.rank: int = rank
+        self.learner: Any = make_learner(config, module_spec, rank, num_ranks)
         self._layouts: dict[Any, Any] = {}
         self._synced_module_ids: list[str] | None = None
         self._link: Any = None

@@ -86,7 +86,7 @@ class RemoteLearner:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._was_called = False
         self._is_connected = False
-        self.name = f"learner-{secrets.token_hex(3)}@{socket.gethostname()[:100]}"
+        self.name: str = f"learner-{secrets.token_hex(3)}@{socket.gethostname()[:100]}"
 
     async def run(self) -> None:
         """Serve until the run's end.

@@ -50,7 +50,7 @@ class StoreServer:
             self._socket.listen(1024)
         except OSError as error:
             raise ConfigurationError(f"cannot serve learners at {host}:{port}: {error.strerror}") from error
-        self.port = int(self._socket.getsockname()[1])
+        self.port: int = int(self._socket.getsockname()[1])
         # A TCPStore would listen on every interface, so it is given a bound socket.
         self._store: Any = TCPStore(
             host, self.port, is_master=True, wait_for_workers=False, master_listen_fd=self._socket.detach()

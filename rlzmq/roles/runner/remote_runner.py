@@ -53,7 +53,7 @@ class RemoteRunner:
         self._thread = ActorThread("sampler")
         self._role: EnvRunnerRole | None = None
         self._stop_leaving: asyncio.TimerHandle | None = None
-        self.name = f"runner-{secrets.token_hex(3)}@{socket.gethostname()[:100]}"
+        self.name: str = f"runner-{secrets.token_hex(3)}@{socket.gethostname()[:100]}"
 
     @property
     def num_env_steps(self) -> int:

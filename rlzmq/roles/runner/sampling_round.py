@@ -74,7 +74,7 @@ class SamplingRound:
         self._id = next(_round_ids)
         self._over = asyncio.Event()
         self._num_asked = 0
-        self.asked = asyncio.Event()
+        self.asked: asyncio.Event = asyncio.Event()
 
     def end(self) -> None:
         """End the round for runners that sample until the end. Idempotent; may be called at any time."""

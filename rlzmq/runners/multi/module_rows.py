@@ -39,7 +39,7 @@ class GrowingColumn:
         self._capacity = max(capacity, _FEWEST_ROWS)
         leaves, self._spec = tree_flatten(example)
         self._leaves = [np.empty((self._capacity, *np.shape(leaf)[1:]), leaf.dtype) for leaf in leaves]
-        self.num_rows = 0
+        self.num_rows: int = 0
 
     def append(self, block: Any, num_rows: int) -> None:
         """Add a block of so many rows.
@@ -108,14 +108,14 @@ class ModuleStore:
     def set_module_step(self, module_step: ModuleStep) -> None:
         """Make this module act from now on."""
         self.module_step = module_step
-        self.initial_block = module_step.initial_state(1) if module_step.is_stateful else None
+        self.initial_block: Any = module_step.initial_state(1) if module_step.is_stateful else None
 
     def clear(self) -> None:
         """Forget all rows."""
         self._observations: GrowingColumn | None = None
         self._acts: dict[str, GrowingColumn] = {}
-        self.num_observations = 0
-        self.num_acts = 0
+        self.num_observations: int = 0
+        self.num_acts: int = 0
 
     def get_state(self) -> dict[str, Any]:
         """Return all rows as plain values and arrays."""

@@ -176,9 +176,11 @@ class ObservedRows:
     def __init__(self, agent_id: Any, records: Sequence[AgentRecord], action_space: Any) -> None:
         self.agent_id = agent_id
         self.records = records
-        self.num_rows = len(records)
+        self.num_rows: int = len(records)
         self.num_previous: IntArray = np.array([len(record.act_rows) for record in records], np.int64)
-        self.is_first = np.array([record.t_started + record.num_steps == 0 for record in records], np.bool_)
+        self.is_first: NDArray[np.bool_] = np.array(
+            [record.t_started + record.num_steps == 0 for record in records], np.bool_
+        )
         self._action_space = action_space
 
     def window(self, column: str, num: int, *, current: bool) -> Any:

@@ -62,15 +62,15 @@ class AgentRecord:
     )
 
     def __init__(self, agent_id: Any, store: ModuleStore, track: AgentTrack) -> None:
-        self.agent_id = agent_id
-        self.store = store
-        self.track = track
+        self.agent_id: Any = agent_id
+        self.store: ModuleStore = store
+        self.track: AgentTrack = track
         self.observation_rows: list[int] = []
         self.act_rows: list[int] = []
         self.rewards: list[Any] = []
         self.infos: dict[int, dict[str, Any]] = {}
-        self.lookback = 0
-        self.t_started = 0
+        self.lookback: int = 0
+        self.t_started: int = 0
         self.initial_state: Any = None
         self.state: Any = None
 
@@ -108,6 +108,8 @@ class LiveEpisode:
             `records`; rows are given out later.
     """
 
+    face: _EpisodeFace
+
     def __init__(
         self, id_: str, mapping_fn: Any, spaces: tuple[Any, Any], stores: Mapping[str, ModuleStore]
     ) -> None:
@@ -118,7 +120,7 @@ class LiveEpisode:
         )
         self.timeline: Timeline = self.face._timeline
         self.records: dict[Any, AgentRecord] = {}
-        self.is_reset = False
+        self.is_reset: bool = False
         self.observed: list[tuple[AgentRecord, Any]] = []
 
     @property

@@ -56,7 +56,7 @@ class SingleAgentEpisodeSampler(EpisodeSampler):
     def __init__(self, runner: EnvRunner) -> None:
         pipeline, plan = runner.env_to_module, runner.module_to_env.columnar_plan()
         super().__init__(runner, max(runner.config.episode_lookback_horizon, pipeline.required_lookback))
-        self.stepper = VectorStepper(runner)
+        self.stepper: VectorStepper = VectorStepper(runner)
         self._module_step = ModuleStep(runner.module, runner.generator)
         self._num_user_pieces = None if plan is None else _num_user_pieces(pipeline)
         self._normalize = None if plan is None else plan.normalize

@@ -32,7 +32,7 @@ class ColumnBlock:
 
     def __init__(self, num_envs: int, num_slots: int) -> None:
         self.num_envs = num_envs
-        self.num_slots = num_slots
+        self.num_slots: int = num_slots
         self.columns: dict[str, Any] = {}
 
     def add(self, name: str, example: Any, dtype: Any = None) -> None:

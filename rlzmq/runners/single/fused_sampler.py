@@ -66,7 +66,7 @@ class FusedSampler(Sampler):
         self, runner: EnvRunner, env_to_module: EnvToModulePlan, module_to_env: ModuleToEnvPlan
     ) -> None:
         super().__init__(runner, max(runner.config.episode_lookback_horizon, env_to_module.required_lookback))
-        self.stepper = VectorStepper(runner)
+        self.stepper: VectorStepper = VectorStepper(runner)
         self._module_step = ModuleStep(runner.module, runner.generator, env_to_module.device)
         self._plan = env_to_module
         self._has_pieces = bool(env_to_module.writers or env_to_module.readers)

@@ -31,10 +31,10 @@ class OngoingEpisodes:
 
     def __init__(self, num_envs: int, new_id: Callable[[], str]) -> None:
         self._new_id = new_id
-        self.ids = [new_id() for _ in range(num_envs)]
-        self.steps = np.zeros(num_envs, np.int64)
-        self.returns = np.zeros(num_envs, np.float64)
-        self.started_s = np.full(num_envs, time.perf_counter())
+        self.ids: list[str] = [new_id() for _ in range(num_envs)]
+        self.steps: NDArray[np.int64] = np.zeros(num_envs, np.int64)
+        self.returns: NDArray[np.float64] = np.zeros(num_envs, np.float64)
+        self.started_s: NDArray[Any] = np.full(num_envs, time.perf_counter())
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], new_id: Callable[[], str]) -> OngoingEpisodes:

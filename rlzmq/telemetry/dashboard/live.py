@@ -33,6 +33,8 @@ class LiveRun:
         gone: Runners that have left.
     """
 
+    problem: str
+
     def __init__(self, where: str) -> None:
         self._where = where
         self._open = AsyncExitStack()

@@ -68,7 +68,7 @@ class BasicVariantGenerator(Searcher):
 
     def __post_init__(self) -> None:
         self.points_to_evaluate = self.points_to_evaluate or []
-        self.seed = self.random_state
+        self.seed: int | None = self.random_state
 
     def make_sampler(self, seed: int) -> Any:
         """Return None: every value is decided in advance."""
@@ -102,8 +102,8 @@ class ConcurrencyLimiter(Searcher):
     max_concurrent: int
 
     def __post_init__(self) -> None:
-        self.seed = self.searcher.seed
-        self.points_to_evaluate = self.searcher.points_to_evaluate
+        self.seed: int | None = self.searcher.seed
+        self.points_to_evaluate: Sequence[Mapping[str, Any]] = self.searcher.points_to_evaluate
 
     def make_sampler(self, seed: int) -> Any:
         """Return the sampler of the search algorithm."""
