@@ -50,7 +50,7 @@ class WatchedRun:
         if isinstance(source, Run):
             self.label = source.path.name or str(source.path.absolute())
             self.about = {"algorithm": source.algorithm, "env": source.env, "seed": source.seed}
-            self.tail = MetricsTail(source.path / "metrics.jsonl")
+            self.tail: MetricsTail = MetricsTail(source.path / "metrics.jsonl")
             self.live = LiveRun(str(source.path))
             self._events = EventsTail(source.path / EVENTS)
         elif isinstance(source, Trial):
