@@ -342,7 +342,7 @@ class LearnerRanks(LearnerBase):
             faults.at("learner.voted")
 
     def speedup_over_one_rank(self, update_s: float, waited_s: float) -> float:
-        """Return an update's estimated rate as a multiple of one rank's; rank 0 logs it once, after several updates.
+        """Return an update's estimated rate as a multiple of one rank's; rank 0 logs it after the run's first updates.
 
         One rank alone would compute as long as all ranks together, and wait for nobody.
 
@@ -357,7 +357,8 @@ class LearnerRanks(LearnerBase):
         speedup = num_at_once * (1.0 - waited_s / update_s)
         if len(self._speedups) < _NUM_MEASURED_UPDATES:
             self._speedups.append(speedup)
-            if len(self._speedups) == _NUM_MEASURED_UPDATES and self.rank == 0:
+            is_new_run = self.weights_seq_no <= 2 * _NUM_MEASURED_UPDATES  # else the group was formed again
+            if len(self._speedups) == _NUM_MEASURED_UPDATES and self.rank == 0 and is_new_run:
                 typical = statistics.median(self._speedups[1:])
                 _log.log(
                     logging.WARNING if typical < 1.0 else logging.INFO,

@@ -28,7 +28,7 @@ ALGORITHMS = ("dqn", "sac", "bc", "iql")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data")
     runner: Any = SingleAgentEnvRunner(config=PPOConfig().environment("Pendulum-v1").debugging(seed=1))
-    write_shard(path, runner.sample(num_timesteps=400, random_actions=True))
+    write_shard(path, runner.sample(num_timesteps=400), normalize_actions=True)
     runner.stop()
     return path
 
