@@ -172,7 +172,7 @@ class Nemesis:
     async def _kill(self, role: str) -> None:
         from rlzmq.core import faults
 
-        handle = self.random.choice(self._living(role))
+        handle, broker = self.random.choice(self._living(role)), self._broker()
         start = time.monotonic()
         if self.how in ("hold", "wait"):
             fault = asyncio.ensure_future(
@@ -187,6 +187,8 @@ class Nemesis:
             raise RuntimeError(f"the fault did not fire: {handle.name} {status}")
         faults.record("killed", place=handle.name, pid=handle.pid)
         await gap
+        if role == "runner" and (broker.exited.done() or self._broker() is not broker):
+            faults.record("both_copies", place=handle.name, pid=handle.pid)  # its supervisor found it starved
         self.gaps_s[role].append(time.monotonic() - start)
         if self.is_impatient:
             return
