@@ -36,7 +36,7 @@ _MAX_AGE_S = 1.0  # of an event in memory: what a killed process loses
 
 _log = logging.getLogger("rlzmq.core")
 
-is_on = False
+is_on: bool = False
 """Whether this process is traced: checked before `span` is called, so that runs without a trace pay nothing."""
 
 _writer: _Writer | None = None

@@ -87,7 +87,7 @@ class ReplayLearner(TargetNetworkLearner):
         super().build()
         burn_in_len = self._burn_in_len
         if self._burn_ins():
-            self.source = self.make_source()
+            self.source: BatchSource = self.make_source()
         elif burn_in_len:
             raise ConfigurationError(
                 f"config.burn_in_len={burn_in_len}: no module has a state to warm up. Leave it at 0, or set "

@@ -59,7 +59,7 @@ class EpisodeMetrics:
         self.durations_s: deque[float] = deque(maxlen=num_smoothed)
         self.agent_returns: dict[str, deque[float]] = {}
         self.module_returns: dict[str, deque[float]] = {}
-        self.timers = StageTimers()
+        self.timers: StageTimers = StageTimers()
         self._speeds: dict[int, list[float]] = {}  # by runner: env steps, seconds of sampling and between
         self._num_smoothed = num_smoothed
         self._num_new_returns: Counter[tuple[str, str]] = Counter()  # by attribute and id

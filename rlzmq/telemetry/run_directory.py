@@ -57,7 +57,7 @@ class RunDirectory:
         _lock(self._metrics.fileno())
         self._unwritten: deque[bytes] = deque(maxlen=_MAX_UNWRITTEN)
         self._has_failed = False
-        self.events = EventLog(path / EVENTS)
+        self.events: EventLog = EventLog(path / EVENTS)
 
     @classmethod
     def create(cls, path: Path, config: BaseConfig, train: Sequence[str] = ()) -> Self:

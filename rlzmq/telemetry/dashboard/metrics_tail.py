@@ -101,7 +101,7 @@ class MetricsTail(LinesTail):
     def __init__(self, path: Path | None) -> None:
         super().__init__(path)
         self._lock = threading.Lock()
-        self.num_read = 0
+        self.num_read: int = 0
         self._derived: dict[Callable[..., Any], tuple[int, Any]] = {}
         self.begin()
 

@@ -27,7 +27,7 @@ class Trial:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.tail = MetricsTail(path / "result.json")
+        self.tail: MetricsTail = MetricsTail(path / "result.json")
         self._params: tuple[int, dict[str, Any]] = (0, {})
 
     @property

@@ -42,13 +42,13 @@ class WatchedRun:
 
     def __init__(self, run_id: str, source: Run | Trial | str) -> None:
         self.run_id = run_id
-        self.run = source if isinstance(source, Run) else None
+        self.run: Run | None = source if isinstance(source, Run) else None
         self.about: dict[str, Any] = {}
         self.live: LiveRun | None = None
         self._trial = source if isinstance(source, Trial) else None
         self._events: EventsTail | None = None
         if isinstance(source, Run):
-            self.label = source.path.name or str(source.path.absolute())
+            self.label: str = source.path.name or str(source.path.absolute())
             self.about = {"algorithm": source.algorithm, "env": source.env, "seed": source.seed}
             self.tail: MetricsTail = MetricsTail(source.path / "metrics.jsonl")
             self.live = LiveRun(str(source.path))
