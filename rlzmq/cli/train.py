@@ -158,13 +158,12 @@ def _parse(algorithm: str, arguments: list[str]) -> tuple[Any, Any]:
 
 def _with_trace_path(arguments: list[str]) -> list[str]:
     """Return the arguments with a value for ``--trace`` if it has none."""
-    ends = [*arguments[1:], "-"]
-    pairs = zip(arguments, ends, strict=True)
-    return [
-        part
-        for argument, after in pairs
-        for part in ([argument, "auto"] if argument == "--trace" and after.startswith("-") else [argument])
-    ]
+    given: list[str] = []
+    for argument in arguments:
+        if given[-1:] == ["--trace"] and argument.startswith("-"):
+            given.append("auto")
+        given.append(argument)
+    return [*given, "auto"] if given[-1:] == ["--trace"] else given
 
 
 def apply_preset(config: AlgorithmConfig, algorithm: str, env: object, options: Any) -> None:
