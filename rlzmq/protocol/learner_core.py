@@ -208,9 +208,7 @@ class LearnerCore(PeerCore):
         for update_id in [u for u in self._memory.done if u >= event.next_update]:
             del self._memory.done[update_id]  # its step did not survive
         for done in self._memory.done.values():
-            done.message = replace(
-                done.message, generation=event.generation, rank=event.rank, num_ranks=event.num_ranks
-            )
+            done.message = replace(done.message, generation=event.generation, rank=event.rank)
         self.next_update = event.next_update
         self._running = None
         return [*dropped, *self.start(now)]

@@ -107,6 +107,8 @@ class UpdateDone(WireMessage):
     Payload: one frame, the `values.pack_blob` of the update's results, then the two frames of TRAIN; optionally two
     more, packed likewise, with the steps left out because they made the loss non-finite (they may be from earlier
     updates, if the ranks have a replay buffer).
+
+    The generation and rank are those of today's group; ``num_ranks`` is that of the group that trained it.
     """
 
     update_id: int

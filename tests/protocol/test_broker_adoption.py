@@ -61,6 +61,17 @@ def test_ranks_may_come_before_the_driver():
     assert [report.update_id for report in bench.sent("driver", UpdateReport)] == [0]
 
 
+def test_steps_that_a_smaller_group_trained_are_not_counted_for_the_ranks_that_came_since():
+    bench = Bench(recovery_grace_s=0.0)
+    for rank in range(2):  # rank 0 trained it alone, before the broker died and rank 1 was replaced
+        _join(bench, rank=rank, num_ranks=2, next_update=1)
+    bench.driver()
+    bench.open(0, batch=20)
+    _done(bench, 0, _range(0), rank=0, num_ranks=1)
+    (report,) = bench.sent("driver", UpdateReport)
+    assert report.num_trained_steps == 20
+
+
 def test_a_result_of_another_plan_replaces_one_that_nobody_was_told_to_train():
     bench = Bench(recovery_grace_s=0.0)
     bench.ready_run(batch=20, staleness=1)

@@ -325,7 +325,7 @@ def test_a_step_that_the_groups_state_lacks_did_not_survive():
     _trained(core, 1, 101)
     core.handle(E.GroupFormed(2, 1, 3, 1), 0.0)
     (done,) = messages_in(welcome(core, broker=6), m.UpdateDone)
-    assert done == m.UpdateDone(0, 100, 2, 1, 3, True, 20), "it speaks of the new group now"
+    assert done == m.UpdateDone(0, 100, 2, 1, 2, True, 20), "two ranks trained what the new group has"
     assert core.next_update == 1
 
 

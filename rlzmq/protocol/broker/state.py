@@ -114,6 +114,7 @@ class Run:
         is_training: TRAIN was sent: the plan is fixed until the generation ends.
         results: Results of each rank's UPDATE_DONE.
         trained_steps: Env steps that each rank trained, repetitions counted.
+        num_trainers: Ranks of the group that trained it; today's may have more or fewer.
         left_out: Steps that made the loss non-finite, as reported by the ranks.
         planned_at: When its batch was complete; None if adopted.
     """
@@ -130,6 +131,7 @@ class Run:
     is_training: bool = False
     trained: bool = True
     trained_steps: dict[int, int] = field(default_factory=dict)
+    num_trainers: int = 0
     results: dict[int, Buffer] = field(default_factory=dict)
     left_out: set[FragmentRange] = field(default_factory=set)
     planned_at: float | None = None
@@ -146,7 +148,7 @@ class Run:
             return 0
         if not self.trained_steps:
             return self.num_steps
-        return round(sum(self.trained_steps.values()) * self.num_ranks / len(self.trained_steps))
+        return round(sum(self.trained_steps.values()) * self.num_trainers / len(self.trained_steps))
 
 
 @dataclass(slots=True)

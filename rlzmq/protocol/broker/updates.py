@@ -78,6 +78,7 @@ class Updates:
             return
         run.results[message.rank] = event.payload[0] if event.payload else b""
         run.trained = message.trained
+        run.num_trainers = message.num_ranks
         run.trained_steps[message.rank] = message.num_trained_steps
         run.left_out.update(left_out)
         peer.next_update = max(peer.next_update, message.update_id + 1)
