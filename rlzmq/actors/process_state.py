@@ -9,6 +9,8 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from rlzmq.core.machine import boot_id
+
 __all__ = ["FORK_SERVER_NAME", "descendants", "end_family", "is_stopped", "start_mark"]
 
 FORK_SERVER_NAME = "rlzmq-forks"
@@ -38,7 +40,7 @@ def start_mark(pid: int) -> str | None:
     process = _read(pid)
     if process is None:
         return None
-    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {process.started}"
+    return f"{boot_id()} {process.started}"
 
 
 def descendants(pid: int) -> list[int]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from rlzmq.algorithms.callback_dispatch import CallbackDispatch
@@ -132,9 +131,7 @@ class AsyncAlgorithm:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self.stop()
 
     # -- training -------------------------------------------------------------------------------

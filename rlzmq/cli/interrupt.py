@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn, Self
 
 __all__ = ["Interrupt"]
@@ -58,9 +58,7 @@ class Interrupt:
             self._former[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_alarm)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._set_alarm(0)
         for number, handler in self._former.items():
             signal.signal(number, handler)

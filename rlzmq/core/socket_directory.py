@@ -11,7 +11,6 @@ import stat
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 
 from rlzmq.core.addresses import MAX_IPC_PATH_BYTES
 from rlzmq.core.errors import ConfigurationError
@@ -75,12 +74,7 @@ class SocketDirectory:
     def __enter__(self) -> SocketDirectory:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import opener
+from rlzmq.core.machine import boot_id
 
 __all__ = ["close", "create", "flow_end", "flow_start", "flush", "is_on", "join", "read_trace", "span"]
 
@@ -145,7 +146,7 @@ def _begin(path: str | os.PathLike[str], name: str) -> None:
 def _header() -> str:
     """Return the first event: which clock the times are of."""
     try:
-        clock = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        clock = boot_id()
     except OSError:
         clock = platform.node()
     return json.dumps({"name": "rlzmq", "ph": "M", "pid": 0, "args": {"clock": clock}}) + ",\n"

@@ -15,7 +15,6 @@ import logging
 import secrets
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from rlzmq.actors.loop_thread import get_loop_thread
@@ -204,12 +203,7 @@ class AsyncPolicyServer:
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self.stop()
 
     def _current(self) -> ServedCheckpoint:
@@ -270,12 +264,7 @@ class PolicyServer(Synchronous[AsyncPolicyServer]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
 

@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlzmq.core.machine import boot_id
+
 __all__ = ["SEVERAL_HOSTS", "SharedRows"]
 
 # A rank that comes a little later than its peers finds them awake; on busy cores, longer spinning delays those peers.
@@ -138,7 +140,7 @@ class SharedRows:
             if group.rank == 0:
                 fd = _create(group.world_size, row_bytes)
                 place = f"/proc/{os.getpid()}/fd/{fd} {os.pread(fd, _NONCE_BYTES, 0).hex()}"
-            mine = f"{_boot_id()} {row_bytes} {os.getpid()} {place}"
+            mine = f"{boot_id()} {row_bytes} {os.getpid()} {place}"
         except (OSError, AttributeError) as error:
             failure, mine = str(error), ""
         told = [data.decode().split() for data in group.gather_bytes(mine.encode())]
@@ -225,11 +227,6 @@ def _begin_of_semaphore(sender: int, receiver: int, world_size: int) -> int:
 def _begin_of_rows(world_size: int) -> int:
     end = _begin_of_semaphore(world_size - 1, world_size, world_size)
     return -(-end // _PAGE_BYTES) * _PAGE_BYTES
-
-
-def _boot_id() -> str:
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()
 
 
 def _create(world_size: int, row_bytes: int) -> int:

@@ -10,7 +10,6 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from types import TracebackType
 
 import zmq
 from zmq.utils import z85
@@ -99,12 +98,7 @@ class Authenticator:
     def __enter__(self) -> Authenticator:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def _serve(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-from types import TracebackType
 from typing import Protocol
 
 import zmq
@@ -109,10 +108,5 @@ class Context:
     def __enter__(self) -> Context:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()

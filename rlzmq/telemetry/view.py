@@ -6,7 +6,6 @@ import math
 import sys
 from collections import deque
 from collections.abc import Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 if TYPE_CHECKING:
@@ -31,9 +30,7 @@ class View(Generic[Shown]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         """Stop showing."""
 
 
@@ -58,10 +55,8 @@ class LiveView(View[Shown]):
         self._live.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.__exit__(kind, error, trace)
+    def __exit__(self, *exc_info: Any) -> None:
+        self._live.__exit__(*exc_info)
 
 
 class LinesView(View[Mapping[str, Any]]):

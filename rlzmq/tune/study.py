@@ -24,6 +24,7 @@ from typing import Any, Literal
 from rlzmq.actors.process_state import start_mark
 from rlzmq.config.search_space import Categorical, Function, GridSearch, Numeric, SearchObject
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.machine import boot_id
 from rlzmq.telemetry.metric_paths import Mode
 from rlzmq.tune.search.base import Searcher, labels_of
 from rlzmq.tune.search.optuna import load_optuna
@@ -356,8 +357,7 @@ def _suggest_number(trial: Any, path: str, item: Numeric) -> float:
 def _host() -> str:
     """Return a name of this machine and its process numbers, which containers on one machine do not share."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}"
+        return f"{boot_id()}:{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return os.uname().nodename
 
