@@ -1,14 +1,18 @@
 """Sampling speed of one env runner against a bare loop (and RLlib), all in one run.
 
 The bare loop is what one would write by hand: Gymnasium's own vector env, the same torch module under
-``inference_mode``, actions from the same distribution; it stores nothing. The sampler stores whole episodes,
-with log-probabilities. Both are timed in short turns, and the ratio is the median over the turns. Rates are
-env steps per second; the resets of autoreset steps do not count, in neither of them.
+``inference_mode``, actions from the same distribution; it stores nothing. With connector pieces or two agents it does
+what one would write for exactly that case. The sampler stores whole episodes, with log-probabilities. Both are timed in
+short turns, and the ratio is the median over the turns. Rates are env steps per second; the resets of autoreset steps
+do not count, in neither of them.
 
     python scripts/bench_sampling.py                                    # CartPole, MLP 2x64, several sizes
     python scripts/bench_sampling.py --envs 8 --lstm
     python scripts/bench_sampling.py --envs 8 --image
     python scripts/bench_sampling.py --envs 8 --custom-piece
+    python scripts/bench_sampling.py --envs 8 --mean-std-filter
+    python scripts/bench_sampling.py --envs 8 --frame-stacking
+    python scripts/bench_sampling.py --envs 8 --multi-agent             # two agents with a module each
     python scripts/bench_sampling.py --peer rllib --peer-python /path/to/venv/with/ray/bin/python
     python scripts/bench_sampling.py --memory --mode sync --peer rllib --peer-python …
 """
@@ -31,6 +35,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 IMAGE_SHAPE = (84, 84, 4)
+NUM_FRAMES = 4
 
 
 def main() -> None:
@@ -85,6 +90,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--custom-piece", action="store_true", help="one per-episode piece in the env-to-module pipeline"
     )
+    parser.add_argument("--mean-std-filter", action="store_true", help="MeanStdFilter over the observations")
+    parser.add_argument("--frame-stacking", action="store_true", help="the last 4 observations side by side")
+    parser.add_argument(
+        "--multi-agent", action="store_true", help="two agents in each env, a module for each"
+    )
     parser.add_argument("--hiddens", type=int, nargs="+", default=[64, 64], help="hidden layers of the MLP")
     parser.add_argument("--lease", type=int, default=200, help="vector steps per call (default 200)")
     parser.add_argument("--turns", type=int, default=15, help="turns of each side (default 15)")
@@ -99,8 +109,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peer-python", default=sys.executable, help="interpreter in which ray is installed")
     parser.add_argument("--as-peer", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.image:
+    if options.image or options.multi_agent:
         options.mode = [mode for mode in options.mode if mode != "vector_entry_point"]
+    if options.peer and (options.mean_std_filter or options.frame_stacking or options.multi_agent):
+        parser.error("--peer has no such case.")
     return options
 
 
@@ -138,13 +150,15 @@ def measure(options: argparse.Namespace, mode: str, num_envs: int) -> list[tuple
     """Env steps per second of each turn: (bare loop, rlzmq, RLlib or nan)."""
     import torch
 
-    from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
+    from rlzmq import MultiAgentEnvRunner, SingleAgentEnvRunner
 
     torch.set_num_threads(1)
     rates = []
+    runner_class = MultiAgentEnvRunner if options.multi_agent else SingleAgentEnvRunner
+    bare_class = bare_loop_class(options)
     with (
-        SingleAgentEnvRunner(config=our_config(options, mode, num_envs)) as runner,
-        contextlib.closing(BareLoop(options, mode, num_envs, runner.module)) as bare,
+        runner_class(config=our_config(options, mode, num_envs)) as runner,
+        contextlib.closing(bare_class(options, mode, num_envs, runner.module)) as bare,
         contextlib.closing(Peer(options, mode, num_envs)) as peer,
     ):
         for turn in range(options.turns + 1):
@@ -156,6 +170,8 @@ def measure(options: argparse.Namespace, mode: str, num_envs: int) -> list[tuple
 
 def our_config(options: argparse.Namespace, mode: str, num_envs: int) -> Any:
     from rlzmq import PPOConfig
+    from rlzmq.connectors.env_to_module import FrameStackingEnvToModule, MeanStdFilter
+    from rlzmq.envs.examples import MultiAgentCartPole, module_of_agent
 
     config = (
         PPOConfig()
@@ -168,6 +184,17 @@ def our_config(options: argparse.Namespace, mode: str, num_envs: int) -> Any:
         from rlzmq import ConnectorV2
 
         config.env_runners(env_to_module_connector=lambda env, spaces, device: halver(ConnectorV2)())
+    if options.mean_std_filter:
+        config.env_runners(env_to_module_connector=lambda env, spaces, device: MeanStdFilter())
+    if options.frame_stacking:
+        config.env_runners(
+            env_to_module_connector=lambda env, spaces, device: FrameStackingEnvToModule(
+                num_frames=NUM_FRAMES
+            )
+        )
+    if options.multi_agent:
+        config.environment(MultiAgentCartPole, env_config={"num_agents": 2})
+        config.multi_agent(policies={"p0", "p1"}, policy_mapping_fn=module_of_agent)
     return config
 
 
@@ -262,6 +289,7 @@ class BareLoop:
 
     def __init__(self, options: argparse.Namespace, mode: str, num_envs: int, module: Any) -> None:
         import gymnasium as gym
+        import numpy as np
         import torch
 
         if options.image:
@@ -272,6 +300,8 @@ class BareLoop:
         self.dist_cls = module.get_exploration_action_dist_cls()
         self.generator = torch.Generator().manual_seed(0)
         self.observations, _ = self.env.reset(seed=0)
+        # Of the latest observations: which begin an episode, and which end one.
+        self.is_first, self.is_done = np.ones(num_envs, bool), np.zeros(num_envs, bool)
         self.state: Any = None
         if module.is_stateful():
             from rlzmq.core.tree import tree_map
@@ -296,7 +326,7 @@ class BareLoop:
         done_flags = []
         with torch.inference_mode():
             for _ in range(num_steps):
-                batch = {"obs": torch.from_numpy(observations)}
+                batch = {"obs": torch.from_numpy(self.preprocess(observations))}
                 if state is not None:
                     batch = {"obs": batch["obs"].unsqueeze(1), "state_in": state}
                 outputs = forward(batch)
@@ -305,12 +335,122 @@ class BareLoop:
                     state, logits = outputs["state_out"], logits.squeeze(1)
                 actions = dist_cls.from_logits(logits).sample(generator=generator).numpy()
                 observations, _, terminated, truncated, _ = env.step(actions)
-                done_flags.append(terminated | truncated)
+                self.is_first, self.is_done = self.is_done, terminated | truncated
+                done_flags.append(self.is_done)
+                if state is not None and self.is_first.any():
+                    for leaf in state.values():
+                        leaf[torch.from_numpy(self.is_first)] = 0.0
         self.observations, self.state = observations, state
         return sum(int(flags.sum()) for flags in done_flags)
 
+    def preprocess(self, observations: Any) -> Any:
+        """The module's inputs."""
+        return observations
+
     def close(self) -> None:
         self.env.close()
+
+
+class HalvedLoop(BareLoop):
+    """What the custom piece does."""
+
+    def preprocess(self, observations: Any) -> Any:
+        return observations * 0.5
+
+
+class FilteredLoop(BareLoop):
+    """Observations normalised by a running mean and variance, as Gymnasium's NormalizeObservation does."""
+
+    count, mean, m2 = 1e-4, 0.0, 0.0
+
+    def preprocess(self, observations: Any) -> Any:
+        import numpy as np
+
+        num = len(observations)
+        mean, count = observations.mean(0, dtype=np.float64), self.count + num
+        delta = mean - self.mean
+        self.mean = self.mean + delta * (num / count)
+        self.m2 = (
+            self.m2 + observations.var(0, dtype=np.float64) * num + delta**2 * (self.count * num / count)
+        )
+        self.count = count
+        normalized = (observations - self.mean) / np.sqrt(self.m2 / count + 1e-8)
+        return np.clip(normalized, -10.0, 10.0).astype(np.float32)
+
+
+class StackedLoop(BareLoop):
+    """The last observations in a rolling array, zeros before an episode's first."""
+
+    frames: Any = None
+
+    def preprocess(self, observations: Any) -> Any:
+        import numpy as np
+
+        frames = self.frames
+        if frames is None:
+            self.frames = frames = np.zeros((self.num_envs, NUM_FRAMES, observations.shape[1]), np.float32)
+        frames[:, :-1] = frames[:, 1:]
+        frames[:, -1] = observations
+        if self.is_first.any():
+            frames[self.is_first, :-1] = 0.0
+        return frames.reshape(self.num_envs, -1)
+
+
+class MultiAgentLoop(BareLoop):
+    """Two agents in each environment; one batched forward pass for each of their modules."""
+
+    def __init__(self, options: argparse.Namespace, mode: str, num_envs: int, module: Any) -> None:
+        import torch
+
+        from rlzmq.envs.examples import MultiAgentCartPole
+
+        self.envs = [MultiAgentCartPole({"num_agents": 2}) for _ in range(num_envs)]
+        self.num_envs = num_envs
+        self.latest = [env.reset(seed=1000 * index)[0] for index, env in enumerate(self.envs)]
+        self.modules = [module["p0"], module["p1"]]
+        self.dist_classes = [own.get_exploration_action_dist_cls() for own in self.modules]
+        self.generator = torch.Generator().manual_seed(0)
+
+    def run(self, num_steps: int) -> int:
+        import numpy as np
+        import torch
+
+        latest = self.latest
+        with torch.inference_mode():
+            for _ in range(num_steps):
+                actions: list[dict[int, Any]] = [{} for _ in latest]
+                for agent, (module, dist_cls) in enumerate(zip(self.modules, self.dist_classes, strict=True)):
+                    acting = [index for index, own in enumerate(latest) if agent in own]
+                    if not acting:
+                        continue
+                    observations = torch.from_numpy(np.stack([latest[index][agent] for index in acting]))
+                    logits = module.forward_exploration({"obs": observations})["action_dist_inputs"]
+                    drawn = dist_cls.from_logits(logits).sample(generator=self.generator).numpy()
+                    for index, action in zip(acting, drawn, strict=True):
+                        actions[index][agent] = action
+                for index, env in enumerate(self.envs):
+                    own, _, terminated, truncated, _ = env.step(actions[index])
+                    if terminated["__all__"] or truncated["__all__"]:
+                        own, _ = env.reset()
+                    elif any(terminated.values()) or any(truncated.values()):
+                        gone = terminated, truncated
+                        own = {a: o for a, o in own.items() if not any(flags.get(a) for flags in gone)}
+                    latest[index] = own
+        return 0  # a reset takes no step here
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+
+def bare_loop_class(options: argparse.Namespace) -> type[BareLoop]:
+    if options.multi_agent:
+        return MultiAgentLoop
+    if options.mean_std_filter:
+        return FilteredLoop
+    if options.frame_stacking:
+        return StackedLoop
+    return HalvedLoop if options.custom_piece else BareLoop
 
 
 # -- RLlib, in the interpreter that has it ----------------------------------------------------------
