@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
-from rlzmq.cli.joining import import_first
+from rlzmq.cli.checkpoint_options import CheckpointOptions, given_config
 from rlzmq.cli.parsing import parse
 from rlzmq.core.errors import ConfigurationError
 
@@ -16,11 +14,9 @@ __all__ = ["EvaluateOptions", "run"]
 
 
 @dataclass
-class EvaluateOptions:
+class EvaluateOptions(CheckpointOptions):
     """Options of ``rlzmq evaluate``."""
 
-    checkpoint: tyro.conf.Positional[Path]
-    """A checkpoint, or a run directory that holds one."""
     episodes: int = 10
     """Number of complete episodes (default: 10)."""
     json: Path | None = None
@@ -33,12 +29,6 @@ class EvaluateOptions:
     """Seed of the env (default: the run's seed)."""
     explore: bool = False
     """Sample actions from the distribution instead of taking its mode (default: False)."""
-    config: Path | None = None
-    """TOML file of settings, for a checkpoint whose config contains code (default: the checkpoint's config)."""
-    trust_code: bool = False
-    """Import functions and classes that the checkpoint's config names (default: False)."""
-    import_: list[str] = field(default_factory=list)
-    """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -51,15 +41,8 @@ def run(arguments: Sequence[str]) -> int:
     )
     if options.json is not None and not options.json.parent.is_dir():
         raise ConfigurationError(f"--json {options.json}: there is no directory {options.json.parent}.")
-    import_first(options.import_)
     from rlzmq.algorithms.checkpoint_evaluation import evaluate_checkpoint
-    from rlzmq.algorithms.checkpoints import load_config_class
 
-    config = None
-    if options.config is not None:
-        config = load_config_class(options.checkpoint, trust_code=options.trust_code).from_toml(
-            options.config
-        )
     scores = evaluate_checkpoint(
         options.checkpoint,
         num_episodes=options.episodes,
@@ -67,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
         explore=options.explore,
         video=options.video,
         num_video_episodes=options.video_episodes,
-        config=config,
+        config=given_config(options),
         trust_code=options.trust_code,
     )
     print(scores)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tyro
+from rlzmq.cli.checkpoint_options import CheckpointOptions, given_config
 
 __all__ = ["RecordOptions", "run"]
 
@@ -16,12 +16,10 @@ __all__ = ["RecordOptions", "run"]
 _EPISODES_PER_ROUND = 20
 
 
-@dataclass
-class RecordOptions:
+@dataclass(kw_only=True)
+class RecordOptions(CheckpointOptions):
     """Options of ``rlzmq record``."""
 
-    checkpoint: tyro.conf.Positional[Path]
-    """A checkpoint, or a run directory that holds one."""
     output: Path
     """Directory for the shards; more are added to those that it holds."""
     episodes: int = 100
@@ -36,17 +34,10 @@ class RecordOptions:
     """Sample actions from the distribution instead of taking its mode (default: False)."""
     random: bool = False
     """Take random actions instead of the policy's (default: False)."""
-    config: Path | None = None
-    """TOML file of settings, for a checkpoint whose config contains code (default: the checkpoint's config)."""
-    trust_code: bool = False
-    """Import functions and classes that the checkpoint's config names (default: False)."""
-    import_: list[str] = field(default_factory=list)
-    """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq record``; the exit code."""
-    from rlzmq.cli.joining import import_first
     from rlzmq.cli.parsing import parse
     from rlzmq.core.errors import ConfigurationError
 
@@ -56,7 +47,6 @@ def run(arguments: Sequence[str]) -> int:
         usage="rlzmq record RUN_OR_CHECKPOINT --output DIRECTORY [options]",
         description="Record complete episodes of a checkpoint's policy as shards, for offline algorithms.",
     )
-    import_first(options.import_)
     for name in ("episodes", "envs_per_runner"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             flag = name.replace("_", "-")
@@ -74,16 +64,12 @@ def record(options: RecordOptions) -> list[float]:
     Raises:
         ConfigurationError: The directory does not hold all episodes in the end.
     """
-    from rlzmq.algorithms.checkpoints import load_config, load_config_class, read_algorithm
+    from rlzmq.algorithms.checkpoints import load_config, read_algorithm
     from rlzmq.core.errors import ConfigurationError
     from rlzmq.driver.sync_groups import EnvRunnerGroup
     from rlzmq.replay.shards import find_shards, open_shards
 
-    if options.config is None:
-        config = load_config(options.checkpoint, trust_code=options.trust_code)
-    else:
-        config_class = load_config_class(options.checkpoint, trust_code=options.trust_code)
-        config = config_class.from_toml(options.config)
+    config = given_config(options) or load_config(options.checkpoint, trust_code=options.trust_code)
     config.env_runners(num_env_runners=options.runners).learners(num_learners=0)
     config.networking(listen=None, advertise=None, join_file=None, broker=None, num_remote_learners=0)
     if options.envs_per_runner is not None:

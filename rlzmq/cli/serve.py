@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlzmq.cli.export import PolicyOptions, chosen_policy
+from rlzmq.cli.checkpoint_options import PolicyOptions, policy_arguments, unknown_ids_explained
 from rlzmq.cli.joining import on_signals, run_async
 from rlzmq.cli.main import EXIT_INTERRUPTED
 from rlzmq.cli.parsing import parse
@@ -80,7 +80,7 @@ async def _main(options: ServeOptions) -> int:
         raise ConfigurationError("--http none and --listen none: expected at least one of them")
     server = AsyncPolicyServer(
         options.checkpoint,
-        **chosen_policy(options),
+        **policy_arguments(options),
         listen=options.listen if has_wire else None,
         keys=_keys(options.join_file) if options.listen.startswith("tcp:") else None,
         http=options.http if has_http else None,
@@ -102,10 +102,8 @@ async def _main(options: ServeOptions) -> int:
         task.add_done_callback(tasks.discard)
 
     with on_signals(interrupted.set_result):
-        try:
+        with unknown_ids_explained():
             await server.start()
-        except KeyError as error:  # no such module or agent
-            raise ConfigurationError(str(error.args[0])) from None
         loop.add_signal_handler(signal.SIGHUP, reload)
         print(f"serving     {server.checkpoint}")
         if server.join is not None:

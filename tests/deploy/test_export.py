@@ -247,6 +247,9 @@ def test_the_command_writes_a_file_and_prints_the_difference(
     assert "checked   1,000 random observations, largest difference" in printed
     assert "exported  policy.pt2" in printed
 
+    assert main(["export", "checkpoint", "--trust-code", "--module", "default_polcy"]) == EXIT_CONFIG
+    assert "Did you mean 'default_policy'" in capsys.readouterr().err
+
     extra = {"rlzmq.json": ""}
     program = torch.export.load(tmp_path / "policy.pt2", extra_files=extra)
     about = json.loads(extra["rlzmq.json"])
