@@ -1,1 +1,1 @@
-"""Trained policies in use: exported files, and servers."""
+"""Deployment of trained policies: exported files and policy servers."""

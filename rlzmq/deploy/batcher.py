@@ -6,7 +6,7 @@
 
 | consumes | produces | waits for | unblocked by |
 |---|---|---|---|
-| requests | answers | the thread; a fuller batch | the batch before it; max_batch_size rows, or batch_wait_timeout_s |
+| requests | answers | the thread; a fuller batch | the previous batch; max_batch_size rows, or batch_wait_timeout_s |
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_QUEUED_BYTES = 256 << 20
 
 
 class OverloadedError(RlzmqError):
-    """More requests wait than the server may hold; try again later."""
+    """Too many requests are waiting; try again later."""
 
 
 @dataclass(slots=True)
@@ -61,11 +61,12 @@ class _Group:
 class Batcher:
     """Answers requests in batches, in the order of their arrival for each policy.
 
-    Used on one event loop. Every request is answered, also those that wait when `close` is called (within its time).
+    Used on one event loop. Every request is answered, including those that wait when `close` is called (within its
+    timeout).
 
     Args:
-        max_batch_size: Most rows in a forward pass; only a single request may have more.
-        batch_wait_timeout_s: How long a request may wait for more requests while nothing is computed.
+        max_batch_size: Maximum number of rows in a forward pass; only a single request may exceed it.
+        batch_wait_timeout_s: How long a request may wait for further requests while nothing is computed.
         metrics: Counts the batches.
     """
 
@@ -78,25 +79,27 @@ class Batcher:
         self._num_bytes = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        # The thread takes the next batch itself when it is done with one: it does not wait for a turn of the loop.
+        # The thread fetches its next batch itself when it has finished one, without waiting for the event loop.
         self._changed = threading.Condition()
         self._groups: dict[tuple[int, bool], _Group] = {}
-        self._wakes_at = 0.0  # rows in a group from which the thread is woken; infinite while it computes
+        self._wakes_at = (
+            0.0  # the thread is woken when a group has this many rows; infinite while it computes
+        )
         self._is_closing = False
         self._thread = threading.Thread(target=self._serve, name="rlzmq-inference", daemon=True)
         self._thread.start()
 
     def submit(self, policy: ServedPolicy, inputs: Arrays, *, explore: bool, on_done: OnDone) -> None:
-        """Add a request.
+        """Submit a request.
 
         Args:
             policy: Computes the answer.
-            inputs: Return value of its `inputs_of`; not to be changed until the answer.
+            inputs: The result of `policy.inputs_of`. Do not change it before the answer arrives.
             explore: See `ServedPolicy.compute`.
             on_done: Receives the answer, never before `submit` returns.
 
         Raises:
-            OverloadedError: Too much is waiting.
+            OverloadedError: Too many requests are waiting.
         """
         num_bytes = sum([array.nbytes for array in inputs])
         if self._num_bytes + num_bytes > _MAX_QUEUED_BYTES and self._num_bytes:
@@ -115,7 +118,7 @@ class Batcher:
                 self._changed.notify()
 
     async def wait_until_idle(self, timeout_s: float | None = None) -> bool:
-        """Wait until no request is waiting or being computed; return False if that takes longer."""
+        """Wait until no request is waiting or being computed; return False if this takes longer than `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -124,10 +127,10 @@ class Batcher:
         return True
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Answer what is waiting, then end the thread. Idempotent.
+        """Answer all waiting requests, then end the thread. Idempotent.
 
         Args:
-            timeout_s: Seconds after which a computation is left to itself; None: wait for it.
+            timeout_s: Seconds after which a running computation is abandoned; None: wait for it.
         """
         with self._changed:
             self._is_closing = True
@@ -141,7 +144,7 @@ class Batcher:
             self._num_bytes -= request.num_bytes
             try:
                 request.on_done(answer)
-            except Exception:  # one client's answer must not cost the others theirs
+            except Exception:  # one client's failure must not affect the others
                 _log.exception("an answer could not be sent")
         self._num_unanswered -= len(batch)
         if not self._num_unanswered:
@@ -156,7 +159,7 @@ class Batcher:
             self._loop.call_soon_threadsafe(self._finish, batch, answers)
 
     def _next_batch(self) -> tuple[_Group, Sequence[_Request]] | None:
-        """Wait until a batch is full, or its first request has waited long enough; None: the thread is to end."""
+        """Wait until a batch is full or its first request has waited long enough; None: the thread should end."""
         with self._changed:
             while True:
                 group = min(self._groups.values(), key=lambda group: group.requests[0].arrived, default=None)
@@ -190,5 +193,5 @@ def _answers(policy: ServedPolicy, requests: Sequence[Arrays], explore: bool) ->
         if len(requests) == 1:
             _log.exception("module %r raised an error", policy.module_id)
             return [error]
-        # The others are answered although one of them makes the module fail.
+        # If one request makes the module fail, the others are still answered.
         return [_answers(policy, [inputs], explore)[0] for inputs in requests]

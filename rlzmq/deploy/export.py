@@ -1,4 +1,4 @@
-"""Policies as files for other programs: torch.export (.pt2) and ONNX."""
+"""Export of policies to files for other programs: torch.export (.pt2) and ONNX."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["FORMATS", "export_policy"]
 
 FORMATS = ("onnx", "pt2")
 _METADATA = "rlzmq.json"
-# Rows of the example that is traced: neither 0 nor 1, which torch may take for constants.
+# Number of rows in the traced example: neither 0 nor 1, which torch might treat as constants.
 _EXAMPLE_ROWS = 2
 
 _Call = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
@@ -39,16 +39,16 @@ _Call = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
 def export_policy(
     policy: Policy, path: str | Path, *, format: str = "onnx", num_checked: int = 1000, seed: int = 0
 ) -> ExportCheck:
-    """Write a policy as one file, with its connectors, and compare the file with the policy.
+    """Write a policy with its connectors to one file, and compare the file with the policy.
 
-    The file computes greedy actions with the statistics as they are now. What the policy remembers of an episode
-    (module state, previous frames, …) are explicit inputs and outputs; docs/deploy.md describes them.
+    The file computes greedy actions with the current statistics. The policy's memory of an episode (module state,
+    previous frames, …) becomes explicit inputs and outputs; docs/deploy.md describes them.
 
     Args:
         policy: A policy of one agent.
-        path: The file. It is replaced only by a file that has passed the check.
+        path: The file to write. It is replaced only if the new file passes the check.
         format: "onnx" or "pt2".
-        num_checked: How many random observations to compare.
+        num_checked: Number of random observations to compare.
         seed: Seed of the observations.
 
     Returns:
@@ -57,7 +57,7 @@ def export_policy(
     Raises:
         ConfigurationError: A connector piece cannot be exported, the policy plays several agents, or packages are
             missing.
-        ExportError: Actions of the file differ from those of the policy by more than rounding.
+        ExportError: The file's actions differ from the policy's by more than rounding.
     """
     if format not in FORMATS:
         raise ConfigurationError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}.")
@@ -78,7 +78,7 @@ def export_policy(
 
 
 def describe(graph: FlatPolicyGraph) -> dict[str, Any]:
-    """Return what a user of the file needs to know, as plain values for JSON."""
+    """Return a description of the file for its users, as JSON values."""
     policy = graph.policy
     flat_state = dict(
         zip(
@@ -107,7 +107,7 @@ def describe(graph: FlatPolicyGraph) -> dict[str, Any]:
 
 
 def _described(space: gym.Space[Any]) -> dict[str, Any]:
-    """Return a space as values for JSON; a bound of a Box that is infinite is None."""
+    """Return a space as JSON values; infinite bounds of a Box become None."""
     about: dict[str, Any] = {"type": type(space).__name__}
     if isinstance(space, gym.spaces.Dict):
         return about | {"spaces": {str(key): _described(part) for key, part in space.spaces.items()}}
@@ -124,7 +124,7 @@ def _described(space: gym.Space[Any]) -> dict[str, Any]:
 
 
 def _short(bound: np.ndarray) -> Any:
-    """Return one number if all elements are equal, else nested lists."""
+    """Return one number if all elements are equal, nested lists otherwise."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, list):
@@ -136,7 +136,7 @@ def _short(bound: np.ndarray) -> Any:
 
 
 def _traced(graph: FlatPolicyGraph) -> torch.export.ExportedProgram:
-    # A copy: default models keep references to tensors, which tracing replaces.
+    # A copy, because default models keep references to tensors that tracing replaces.
     graph = copy.deepcopy(graph).requires_grad_(False)
     example = tuple(
         torch.from_numpy(np.zeros((_EXAMPLE_ROWS, *port.shape), port.dtype)) for port in graph.inputs
@@ -203,7 +203,7 @@ def _load_onnx(path: Path) -> _Call:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch's own notes about tracing off the terminal; errors are raised."""
+    """Hide torch's messages about tracing; errors are still raised."""
     loggers = [logging.getLogger(name) for name in ("torch.export", "torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

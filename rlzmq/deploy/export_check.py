@@ -1,4 +1,4 @@
-"""Comparison of an exported policy with the Policy that it was made of, on random observations."""
+"""Comparison of an exported policy with its original Policy, on random observations."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from rlzmq.modules.distributions import num_dist_inputs
 __all__ = ["TOLERANCE", "ExportCheck", "ExportError", "check_against"]
 
 TOLERANCE = 1e-4
-"""Largest difference of floats that counts as rounding, in units of the larger of 1 and the value."""
+"""Largest difference between floats that counts as rounding, in units of max(1, value)."""
 
-# Policies that remember are compared on episodes of so many steps.
+# Number of steps per episode, for comparing policies with a memory.
 _EPISODE_STEPS = 50
-# Batches of other sizes than the traced one, the single row among them.
+# Batch sizes other than the traced one, including a single row.
 _FIRST_BATCHES = (1, 2, 7)
-# Unbounded (or practically unbounded) parts of observations are drawn from a normal distribution.
+# Bounds beyond this count as infinite; such parts are drawn from a normal distribution.
 _WIDE = 1e3
 
 
 class ExportError(RlzmqError):
-    """An exported file computes other actions than the policy that it was made of; it was not kept."""
+    """An exported file computes other actions than its original policy. The file was not kept."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class ExportCheck:
     """Result of comparing an exported policy with its Policy.
 
     Attributes:
-        num_observations: How many observations were compared.
-        largest_difference: Largest absolute difference of a float action; 0 where there are none.
-        num_choices: Number of compared discrete choices (a MultiDiscrete action has several).
-        num_different: Choices that differ and are no ties.
-        num_ties: Choices that differ where the two values are equal but for rounding.
+        num_observations: Number of observations compared.
+        largest_difference: Largest absolute difference of a float action; 0 if there are no float actions.
+        num_choices: Number of discrete choices compared (a MultiDiscrete action has several).
+        num_different: Number of choices that differ and are not ties.
+        num_ties: Number of choices that differ only because the two values are equal up to rounding.
     """
 
     num_observations: int
@@ -70,13 +70,13 @@ def check_against(
 
     Args:
         policy: The policy; its current episode is not affected.
-        graph: The graph that was exported.
-        call: Runs the file: inputs to outputs, in the order of the graph's.
-        num_observations: How many observations to compare.
+        graph: The exported graph.
+        call: Runs the file: maps inputs to outputs, in the graph's order.
+        num_observations: Number of observations to compare.
         seed: Seed of the observations.
 
     Raises:
-        ExportError: They differ by more than rounding.
+        ExportError: The actions differ by more than rounding.
     """
     rng = np.random.default_rng(seed)
     is_remembering = bool(graph.policy.initial_state)
@@ -139,7 +139,7 @@ def _random(space: Any, num_rows: int, rng: np.random.Generator) -> Any:
 
 
 class _Difference:
-    """Sums up the differences of actions, leaf by leaf of the action space."""
+    """Accumulates the differences between actions, per leaf of the action space."""
 
     def __init__(self, space: gym.Space[Any]) -> None:
         self._spaces = leaf_spaces(space)
@@ -147,7 +147,7 @@ class _Difference:
         self.largest = 0.0
 
     def add(self, expected: Any, actual: Any, dist_inputs: Any) -> float:
-        """Compare a batch of actions; return the largest difference of floats in units of the tolerance's scale."""
+        """Compare a batch of actions; return the largest difference of floats, in the units of `TOLERANCE`."""
         first, worst = 0, 0.0
         leaves = list(zip(self._spaces, tree_leaves(expected), tree_leaves(actual), strict=True))
         self.num_rows += len(leaves[0][1])

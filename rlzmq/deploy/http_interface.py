@@ -3,8 +3,8 @@
 | path | method | what |
 |---|---|---|
 | /v1/act | POST | actions for one observation or many |
-| /v1/policies | GET | what is served: modules, agents, spaces, inputs and outputs |
-| /healthz | GET | 200 while requests are answered, 503 while the server ends; needs no token |
+| /v1/policies | GET | the served policies: modules, agents, spaces, inputs and outputs |
+| /healthz | GET | 200 while the server answers requests, 503 while it ends; needs no token |
 | /metrics | GET | metrics for Prometheus |
 """
 
@@ -58,15 +58,15 @@ _MAX_CONNECTIONS = 1024
 
 
 class HttpInterface:
-    """Answers requests over HTTP with JSON, on the running event loop.
+    """Answers JSON requests over HTTP, on the running event loop.
 
     Args:
         batcher: Computes the answers.
-        served: Returns the checkpoint to answer with.
+        served: Returns the checkpoint to use.
         metrics: Counts the requests.
-        token: The bearer token that requests must have.
-        hosts: Further names of this server in the Host header.
-        max_body_bytes: Largest body of a request.
+        token: The bearer token that requests must carry.
+        hosts: Additional names of this server to accept in the Host header.
+        max_body_bytes: Maximum size of a request's body.
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class HttpInterface:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, address: str, *, insecure: bool = False) -> str:
-        """Listen.
+        """Start to listen.
 
         Args:
             address: ``HOST:PORT``; with port 0 the system chooses one.
-            insecure: Whether another host than loopback may be listened on, without encryption.
+            insecure: Whether to allow addresses other than loopback, without encryption.
 
         Returns:
             The URL, e.g. ``http://127.0.0.1:8000``.
@@ -124,7 +124,7 @@ class HttpInterface:
                 started.set()
 
             @contextlib.contextmanager
-            def capture_signals(self) -> Any:  # they are the process's own affair
+            def capture_signals(self) -> Any:  # the process handles its own signals
                 yield
 
         self._server = Server(
@@ -148,10 +148,10 @@ class HttpInterface:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def stop(self, timeout_s: float) -> None:
-        """Take no new connections, answer what has arrived, and end. Idempotent.
+        """Refuse new connections, answer the requests that have arrived, and end. Idempotent.
 
         Args:
-            timeout_s: Seconds after which connections are cut.
+            timeout_s: Seconds after which connections are closed.
         """
         self._is_ending = True
         if self._task is None:
@@ -202,7 +202,7 @@ class HttpInterface:
         )
 
     async def _act(self, body: bytes) -> tuple[int, bytes]:
-        """Return the HTTP code and the answer's body."""
+        """Return the HTTP code and the body of the answer."""
         try:
             call = _parsed(body)
             served = self._served()
@@ -269,7 +269,7 @@ def _parsed(body: bytes) -> dict[str, Any]:
 
 
 def _inputs(policy: ServedPolicy, call: Mapping[str, Any]) -> tuple[bool, Arrays]:
-    """Return whether the request is for one observation, and the checked arrays."""
+    """Return whether the request has a single observation, and the checked arrays."""
     is_one = "obs" in call
     where = "obs" if is_one else "observations"
     observations = [call["obs"]] if is_one else call["observations"]
@@ -319,8 +319,8 @@ def _listen(address: str, insecure: bool) -> socket.socket:
         raise ConfigurationError(f"malformed address {address!r}: expected HOST:PORT, e.g. 127.0.0.1:8000")
     if host not in _LOOPBACK and not host.startswith("127.") and not insecure:
         raise ConfigurationError(
-            f"refusing to serve HTTP on {address}: whoever can listen in learns the token. Use a proxy with TLS "
-            "on this machine, or say insecure (--insecure) on a network that you trust."
+            f"refusing to serve HTTP on {address}: anyone who can read the traffic learns the token. Use a proxy with "
+            "TLS on this machine, or set insecure=True (--insecure) on a network that you trust."
         )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family)

@@ -1,4 +1,4 @@
-"""PolicyClient: asks a policy server for actions, over the wire."""
+"""PolicyClient: requests actions from a policy server over ZeroMQ."""
 
 from __future__ import annotations
 
@@ -49,26 +49,26 @@ from rlzmq.wire.values import unpack_value
 
 __all__ = ["AsyncPolicyClient", "PolicyClient", "ServedActions"]
 
-_ZAP_REFUSED = 400  # status: the key is refused
-# Handshakes that fail without a status: a server with another key, or one that is being restarted.
+_ZAP_REFUSED = 400  # status of a refused key
+# Handshakes that fail without a status: the server has another key, or is being restarted.
 _MAX_REFUSALS = 3
 
 _Arrays = tuple[npt.NDArray[Any], ...]
 
 
 class ServedActions(NamedTuple):
-    """What a policy server computed."""
+    """The answer of a policy server."""
 
     actions: Any
-    """Actions for the env: one, or a tree of arrays ``[N, ...]``."""
+    """The env's actions: one action, or a tree of arrays ``[N, ...]``."""
     state_out: dict[str, Any]
-    """What the policy remembers of the episodes, by name: `state_in` of their next step; {} if nothing."""
+    """The policy's memory of the episodes, by name: `state_in` of their next step; {} for a policy without memory."""
     checkpoint: str
-    """Name of the checkpoint that computed them."""
+    """Name of the checkpoint that computed the actions."""
 
 
 class _Served(NamedTuple):
-    """A policy as the server describes it."""
+    """A policy, as described by the server."""
 
     module_id: str
     agent_id: str
@@ -79,7 +79,7 @@ class _Served(NamedTuple):
 
 
 class AsyncPolicyClient:
-    """Asks a policy server for actions. An async context manager; any number of requests may be waiting.
+    """Requests actions from a policy server. An async context manager. Requests may be made concurrently.
 
     Example::
 
@@ -107,20 +107,20 @@ class AsyncPolicyClient:
 
     @property
     def observation_space(self) -> gym.Space[Any]:
-        """Observation space of the first policy that is served."""
+        """Observation space of the first served policy."""
         return self._described()[0].observation_space
 
     @property
     def action_space(self) -> gym.Space[Any]:
-        """Action space of the first policy that is served."""
+        """Action space of the first served policy."""
         return self._described()[0].action_space
 
     async def start(self) -> Self:
-        """Connect, and ask what is served.
+        """Connect, and fetch the description of the served policies.
 
         Raises:
-            AuthenticationError: The server refuses the key, or has another one.
-            DeadlineError: No server answers.
+            AuthenticationError: The server refuses the key, or has an unexpected key itself.
+            DeadlineError: No server answered.
         """
         self._context = Context()
         self._socket = DrainSocket(
@@ -146,7 +146,7 @@ class AsyncPolicyClient:
         return self
 
     async def stop(self) -> None:
-        """Close the connection; requests that wait fail. Idempotent."""
+        """Close the connection; waiting requests fail. Idempotent."""
         if self._context is not None:
             context, self._context = self._context, None
             self._fail_all(ClosedError("the policy client was stopped"))
@@ -169,21 +169,21 @@ class AsyncPolicyClient:
         module_id: str | None = None,
         agent_id: Any = None,
     ) -> ServedActions:
-        """Return the actions for N observations, each of another episode.
+        """Return the actions for N observations, each from a different episode.
 
         Args:
             observations: Tree of arrays ``[N, ...]``, or a list of N observations.
-            state_in: `ServedActions.state_out` of the episodes' previous step; None at their beginning.
+            state_in: `ServedActions.state_out` of the previous step; None at the beginning of the episodes.
             rewards: ``[N]``, of the previous actions; None: 0. Only some connector pieces read them.
             explore: Whether to draw from the exploration distribution instead of acting greedily.
             module_id, agent_id: Which policy, if several are served.
 
         Raises:
-            ValueError: The observations or the state do not fit, or the choice of a policy is open.
+            ValueError: The observations or the state do not fit, or several policies are served and none was chosen.
             KeyError: There is no such module or agent.
-            OverloadedError: Too many requests wait at the server.
-            PeerLostError: The server has ended, or its connection broke; ask again.
-            DeadlineError: There was no answer in time.
+            OverloadedError: Too many requests are waiting at the server.
+            PeerLostError: The server has ended, or the connection broke; try again.
+            DeadlineError: No answer arrived in time.
             RemoteError: The policy raised an error.
         """
         policy = await self._chosen(module_id, agent_id)
@@ -223,7 +223,7 @@ class AsyncPolicyClient:
         module_id: str | None = None,
         agent_id: Any = None,
     ) -> ServedActions:
-        """Return the action for one observation; arguments and errors as for `compute_actions`, without batch axis."""
+        """Return the action for one observation. Like `compute_actions`, without the batch axis."""
         policy = await self._chosen(module_id, agent_id)
         batch = tree_map(lambda leaf: leaf[None], as_value_of(policy.observation_space, observation))
         found = await self.compute_actions(
@@ -251,7 +251,7 @@ class AsyncPolicyClient:
         self._policies = [_Served(**about) for about in unpack_value(arrays)]
 
     async def _chosen(self, module_id: str | None, agent_id: Any) -> _Served:
-        """Return the policy of a module or agent; ask again what is served if it is unknown."""
+        """Return the policy of a module or agent; if it is unknown, fetch the server's description again."""
         module, agent = module_id or "", "" if agent_id is None else str(agent_id)
         for is_new in (False, True):
             if is_new:

@@ -25,17 +25,17 @@ from rlzmq.episodes.columns import Columns
 
 __all__ = ["FlatPolicyGraph", "GraphOutputs", "PolicyGraph", "Port", "zeros_of"]
 
-# A class that overrides one of these after its base defined `to_torch` does something else than its base.
+# A class that overrides one of these, but not `to_torch`, behaves differently from its inherited `to_torch`.
 _BEHAVIOUR = ("__call__", "transform_observations", "preprocess", "apply_vectorized")
 
 
 @dataclass(frozen=True)
 class GraphOutputs:
-    """What a PolicyGraph returns.
+    """The outputs of a PolicyGraph.
 
     Attributes:
         actions: The env's actions, a tree of tensors ``[B, ...]``.
-        state: The next state, structured as the one given.
+        state: The next state, with the structure of the given one.
         dist_inputs: The module's ``action_dist_inputs``, float32 ``[B, K]``; None if it returned none.
     """
 
@@ -45,17 +45,17 @@ class GraphOutputs:
 
 
 class PolicyGraph(torch.nn.Module):
-    """A policy of one agent as a function of tensors: frozen statistics, explicit state, no hidden one.
+    """A policy of one agent as a function of tensors, with frozen statistics and explicit state.
 
-    Each of the B rows is a step of another episode.
+    Each of the B rows is a step of a different episode.
 
     Args:
-        policy: The policy; later changes of its weights are seen.
+        policy: The policy; later changes of its weights take effect.
 
     Attributes:
-        observation_space, action_space: Of the agent in its env.
-        initial_state: What the policy remembers at the beginning of an episode: name -> tree of arrays
-            without batch axis; {} for stateless policies.
+        observation_space, action_space: The agent's spaces in the env.
+        initial_state: The policy's memory at the beginning of an episode: name -> tree of arrays without batch axis;
+            {} for stateless policies.
         reads_rewards: Whether it needs the reward of the previous action.
         module_id, agent_id: See `Policy.acting_module`.
 
@@ -76,7 +76,7 @@ class PolicyGraph(torch.nn.Module):
         pipelines = policy.pipelines()
         self._before = self._pieces_of(pipelines["env_to_module_connector"])
         self._after = self._pieces_of(pipelines["module_to_env_connector"])
-        # Per piece: (its own name of a part of its memory, the name in the state).
+        # For each piece: (the piece's name of a part of its memory, the name in the state).
         self._names: list[list[tuple[str, str]]] = []
         self.initial_state: dict[str, Any] = {}
         for piece in (*self._before, *self._after):
@@ -122,14 +122,14 @@ class PolicyGraph(torch.nn.Module):
         rewards: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> GraphOutputs:
-        """Compute the actions of B episodes.
+        """Compute the actions of B episodes for one step.
 
         Args:
             observations: Tree of tensors ``[B, ...]`` of the observation space's dtypes.
             state: `initial_rows`, or the state after the previous step.
             rewards: float32 ``[B]``, the reward of the previous action, 0 at the beginning of an episode; None
                 unless `reads_rewards`.
-            generator: Draws the actions of the exploration distribution; None: greedy actions.
+            generator: Samples the actions from the exploration distribution; None: greedy actions.
         """
         batch: Batch = {Columns.OBS: observations}
         if rewards is not None:
@@ -166,7 +166,7 @@ class PolicyGraph(torch.nn.Module):
 
 
 def _is_current(piece: ConnectorV2) -> bool:
-    """Return whether `to_torch` is at least as derived as what the piece does otherwise."""
+    """Return whether `to_torch` is defined in the same class as the piece's behaviour, or in a subclass of it."""
     for cls in type(piece).__mro__:
         if "to_torch" in vars(cls):
             return True
@@ -180,7 +180,7 @@ class Port:
     """An input or output of an exported policy.
 
     Attributes:
-        name: E.g. ``"obs"``, ``"obs.door"``, ``"state.module.h"``, ``"actions"``.
+        name: Its name, e.g. ``"obs"``, ``"obs.door"``, ``"state.module.h"``, ``"actions"``.
         dtype: Its numpy dtype.
         shape: Its shape without the batch axis.
     """
@@ -191,17 +191,17 @@ class Port:
 
 
 class FlatPolicyGraph(torch.nn.Module):
-    """A PolicyGraph from a list of tensors to a tuple of tensors, in the order of `inputs` and `outputs`.
+    """A PolicyGraph that maps a list of tensors to a tuple of tensors, in the order of `inputs` and `outputs`.
 
     Inputs are ``obs…``, ``rewards`` (if the graph reads them) and ``state…``; outputs ``action_dist_inputs`` (if
-    the module has them), ``actions…`` and ``next_state…``, a next state for each state.
+    the module has them), ``actions…`` and ``next_state…``, with one next state per state.
 
     Args:
         graph: The graph. It is called once.
 
     Attributes:
         policy: The graph.
-        inputs, outputs: What each tensor is.
+        inputs, outputs: The name, dtype and shape of each tensor.
     """
 
     def __init__(self, graph: PolicyGraph) -> None:
@@ -226,22 +226,22 @@ class FlatPolicyGraph(torch.nn.Module):
         return named
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Compute greedy actions and next state; see the class."""
+        """Compute greedy actions and the next state; see the class."""
         return tuple(tree_leaves(self._run(tensors)))
 
     def explore(self, generator: torch.Generator, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Compute actions drawn from the exploration distribution, and next state; see the class."""
+        """Sample actions from the exploration distribution and compute the next state; see the class."""
         return tuple(tree_leaves(self._run(tensors, generator)))
 
     def flat_inputs(self, observations: Any, rewards: Any, state: Any) -> list[np.ndarray]:
-        """Return the inputs as a list of arrays, given trees of arrays ``[B, ...]``."""
+        """Return the inputs as a list of arrays, from trees of arrays ``[B, ...]``."""
         tree = {"obs": observations, "state": state}
         if self.policy.reads_rewards:
             tree["rewards"] = rewards
         return [np.ascontiguousarray(leaf) for leaf in tree_leaves(tree)]
 
     def nested_outputs(self, arrays: Sequence[np.ndarray]) -> tuple[Any, dict[str, Any], Any]:
-        """Return (actions, next state, ``action_dist_inputs`` or None) as trees, given the outputs."""
+        """Return (actions, next state, ``action_dist_inputs`` or None) as trees, from the list of outputs."""
         by_kind: dict[str, list[np.ndarray]] = {}
         for port, array in zip(self.outputs, arrays, strict=True):
             by_kind.setdefault(port.name.partition(".")[0], []).append(array)
@@ -251,10 +251,10 @@ class FlatPolicyGraph(torch.nn.Module):
 
 
 def zeros_of(space: gym.Space[Any], num_rows: int) -> Any:
-    """Return zeros shaped as `num_rows` values of a space, a tree of arrays.
+    """Return zeros in the shape of `num_rows` values of a space, as a tree of arrays.
 
     Raises:
-        UnsupportedSpaceError: A part of the space holds no numbers of a fixed shape.
+        UnsupportedSpaceError: A part of the space does not hold numbers of a fixed shape.
     """
     if isinstance(space, gym.spaces.Dict):
         return {key: zeros_of(part, num_rows) for key, part in space.spaces.items()}
@@ -263,7 +263,7 @@ def zeros_of(space: gym.Space[Any], num_rows: int) -> Any:
     if space.shape is None or space.dtype is None or space.dtype.kind not in "biuf":
         raise UnsupportedSpaceError(
             f"expected a space of numbers (Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them), "
-            f"got {space}: its values are no tensors."
+            f"got {space}: its values are not tensors."
         )
     return np.zeros((num_rows, *space.shape), space.dtype)
 

@@ -1,7 +1,7 @@
 """Messages between a policy server and its clients: typed headers, and arrays in frames.
 
-The channel is a ROUTER at the server and a DEALER per client. Each request gets one answer, in any order; an answer
-is lost if its client's connection breaks. Asking again is safe: the server remembers nothing.
+The server has a ROUTER socket, each client a DEALER. Each request gets one answer, in any order. An answer is lost if
+its client's connection breaks. Asking again is safe: the server keeps no state.
 """
 
 from __future__ import annotations
@@ -30,34 +30,39 @@ __all__ = [
 ]
 
 CLIENT_ROLE = "client"
-"""Role of the key that lets clients in."""
+"""Role of the key with which clients authenticate."""
 
 ENDING = 410
-"""Code of a Failure: the server ends, and takes no new requests."""
+"""Code of a Failure: the server is ending and takes no new requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyMessage:
-    """Base class of the messages; ``request_id`` is the client's number of the request."""
+    """Base class of the messages; ``request_id`` is the client's number for the request."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Describe(PolicyMessage):
-    """To the server: what is served?"""
+    """To the server: request a description of the served policies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Description(PolicyMessage):
-    """From the server: carries the policies (`rlzmq.wire.values`), a list of dicts with ``module_id``, ``agent_id``,
-    ``observation_space``, ``action_space``, ``states`` (names), ``reads_rewards``."""
+    """From the server: the served policies.
+
+    Carries a list of dicts (`rlzmq.wire.values`) with ``module_id``, ``agent_id``, ``observation_space``,
+    ``action_space``, ``states`` (names), ``reads_rewards``.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Act(PolicyMessage):
-    """To the server: actions for N observations. Carries arrays ``[N, ...]``: the leaves of the observations, the
-    rewards (if `has_rewards`), the state (if `has_state`), each in the order of the policy's inputs.
+    """To the server: request actions for N observations.
+
+    Carries arrays ``[N, ...]``: the leaves of the observations, the rewards (if `has_rewards`), the state (if
+    `has_state`), each in the order of the policy's inputs.
 
     Attributes:
         module_id, agent_id: See `ServedCheckpoint.choose`.
@@ -72,7 +77,7 @@ class Act(PolicyMessage):
 
 @dataclass(frozen=True, slots=True)
 class Actions(PolicyMessage):
-    """From the server: carries the leaves of the actions, then of the next state.
+    """From the server: carries the leaves of the actions, then those of the next state.
 
     Attributes:
         checkpoint: Name of the checkpoint that computed them.
@@ -83,7 +88,7 @@ class Actions(PolicyMessage):
 
 @dataclass(frozen=True, slots=True)
 class Failure(PolicyMessage):
-    """From the server: there is no answer.
+    """From the server: the request failed.
 
     Attributes:
         code: As in HTTP: 400 a request that does not fit, 404 no such module, 410 `ENDING`, 500 the policy raised an
@@ -95,7 +100,7 @@ class Failure(PolicyMessage):
     detail: str
 
 
-# Actors use 128 to 135, the data plane the numbers below.
+# Actors use the kinds 128 to 135, the data plane the kinds below.
 _KINDS: dict[int, type[PolicyMessage]] = {
     144: Describe,
     145: Description,

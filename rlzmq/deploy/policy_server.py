@@ -43,7 +43,7 @@ def load_policies(
     config: BaseConfig | None = None,
     trust_code: bool = False,
 ) -> Sequence[Policy]:
-    """Return the policies to serve: that of a module or agent, or those of all agents. See `Policy.load`."""
+    """Return the policies to serve: that of one module or agent, or those of all agents. See `Policy.load`."""
     if module_id is None:
         policies = Policy.load_each(checkpoint, config=config, trust_code=trust_code)
         if agent_id is None:
@@ -60,29 +60,29 @@ def load_policies(
 
 
 class AsyncPolicyServer:
-    """Serves the policies of a checkpoint, and of newer ones as they appear. An async context manager.
+    """Serves the policies of a checkpoint and reloads newer ones. An async context manager.
 
     Args:
         path: A checkpoint, or a directory of a run, whose newest checkpoint is served.
-        module_id, agent_id: Serve this module (as this agent) alone; None: the modules of all agents.
+        module_id, agent_id: Serve only this module (as this agent); None: the modules of all agents.
         listen: Address of the wire interface, which `PolicyClient` uses: ``"ipc"``, for this user on this machine;
             ``tcp://HOST:PORT``, with keys; None: none.
         keys: Keys of the server and of its clients for TCP; None: new ones.
         http: HOST:PORT of the HTTP interface (port 0: any free one); None: none.
         token: Bearer token for HTTP; None: a new one.
-        allowed_hosts: Further names of this server in the Host header of requests, e.g. that of a proxy.
-        insecure: Whether HTTP may be served on another address than loopback, without encryption.
-        max_body_bytes: Largest request over HTTP.
-        max_batch_size: Most observations in one forward pass.
-        batch_wait_timeout_s: How long an idle server waits for more requests before it computes.
+        allowed_hosts: Additional names of this server to accept in the Host header, e.g. that of a proxy.
+        insecure: Whether to allow HTTP on addresses other than loopback, without encryption.
+        max_body_bytes: Maximum size of an HTTP request.
+        max_batch_size: Maximum number of observations in one forward pass.
+        batch_wait_timeout_s: How long an idle server waits for further requests before it computes.
         reload_interval_s: How often to look for a newer checkpoint; 0: never.
         config, trust_code: See `Policy.load`.
 
     Attributes:
         http_url: URL of the HTTP interface, e.g. ``http://127.0.0.1:8000``; None without one.
         token: The bearer token.
-        join: What clients need to connect to the wire interface: write it to a file, or pass it to `PolicyClient`;
-            None without one.
+        join: What clients need to connect to the wire interface. Write it to a file, or pass it to `PolicyClient`.
+            None without a wire interface.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class AsyncPolicyServer:
 
     @property
     def checkpoint(self) -> Path:
-        """Path of the checkpoint that is served.
+        """Path of the served checkpoint.
 
         Raises:
             ClosedError: The server was not started.
@@ -172,7 +172,7 @@ class AsyncPolicyServer:
         return self
 
     async def reload(self) -> bool:
-        """Look for a newer checkpoint now; try those again that could not be served.
+        """Look for a newer checkpoint now, and retry those that could not be served.
 
         Returns:
             Whether one was loaded.
@@ -181,10 +181,10 @@ class AsyncPolicyServer:
         return await self._look()
 
     async def stop(self, timeout_s: float = 10.0) -> None:
-        """Take no new requests, answer those that have arrived, and end. Idempotent.
+        """Refuse new requests, answer those that have arrived, and end. Idempotent.
 
         Args:
-            timeout_s: Seconds after which unanswered requests are given up.
+            timeout_s: Seconds after which unanswered requests are abandoned.
         """
         if self._watch is not None:
             self._watch.cancel()
@@ -221,7 +221,7 @@ class AsyncPolicyServer:
         async with self._reloading:
             try:
                 found = await asyncio.to_thread(self._source.newer_than, self._current())
-            except OSError as error:  # e.g. a network filesystem that is away
+            except OSError as error:  # e.g. an unavailable network filesystem
                 _log.warning("cannot look for newer checkpoints: %s", error)
                 return False
             self._use(found)

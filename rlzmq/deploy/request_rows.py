@@ -1,6 +1,6 @@
-"""Rows of requests: observations, states and rewards as arrays that a forward pass can take.
+"""Rows of requests: observations, states and rewards, as arrays for a forward pass.
 
-Requests of several clients share a forward pass, so each is checked completely before: structure, shape, dtype,
+Requests of several clients share a forward pass, so each one is checked completely first: structure, shape, dtype,
 finite numbers, and the range of discrete values, which modules use as indices.
 """
 
@@ -19,11 +19,11 @@ from rlzmq.deploy.policy_graph import Port
 __all__ = ["RequestError", "checked_rows", "checked_values", "rows_from_json", "values_from_json"]
 
 _Array = npt.NDArray[Any]
-_SPACE_BYTES = 200  # bounds of images are long
+_SPACE_BYTES = 200  # the bounds of images are long
 
 
 class RequestError(ValueError):
-    """A request that does not fit the policy; the text says what is expected."""
+    """A request that does not fit the policy. The text describes what is expected."""
 
 
 def rows_from_json(space: gym.Space[Any], values: Sequence[Any], where: str) -> list[_Array]:
@@ -32,10 +32,10 @@ def rows_from_json(space: gym.Space[Any], values: Sequence[Any], where: str) -> 
     Args:
         space: The space; a Dict's value is an object, a Tuple's a list.
         values: N values as `json.loads` returns them.
-        where: What the values are, for errors.
+        where: Name of the values in error messages.
 
     Raises:
-        RequestError: A value is not of the space.
+        RequestError: A value is not in the space.
     """
     if isinstance(space, gym.spaces.Dict):
         keys = sorted(space.spaces)
@@ -59,10 +59,10 @@ def rows_from_json(space: gym.Space[Any], values: Sequence[Any], where: str) -> 
 
 
 def values_from_json(ports: Sequence[Port], values: Any, num_rows: int, where: str) -> list[_Array]:
-    """Return the arrays of ports, given a dict from a port's name (without its first part) to N JSON values.
+    """Return the arrays of ports, from a dict of a port's name (without its first part) to N JSON values.
 
     Raises:
-        RequestError: A port is missing or unknown, or its value is not of its shape.
+        RequestError: A port is missing or unknown, or its value has the wrong shape.
     """
     names = [port.name.partition(".")[2] for port in ports]
     if not isinstance(values, Mapping) or sorted(values) != sorted(names):
@@ -84,10 +84,10 @@ def checked_rows(space: gym.Space[Any], array: _Array, where: str) -> _Array:
     Args:
         space: Box, Discrete, MultiDiscrete or MultiBinary.
         array: ``[N, ...]`` of any numbers.
-        where: What it is, for errors.
+        where: Name of the array in error messages.
 
     Raises:
-        RequestError: A shape or dtype is different, a number is not finite, or a discrete value is out of range.
+        RequestError: A shape or dtype is wrong, a number is not finite, or a discrete value is out of range.
     """
     shape = tuple(space.shape or ())
     if array.ndim == 0 or array.shape[1:] != shape:
@@ -106,10 +106,10 @@ def checked_rows(space: gym.Space[Any], array: _Array, where: str) -> _Array:
 
 
 def checked_values(port: Port, array: _Array, num_rows: int, where: str) -> _Array:
-    """Return a port's array ``[N, ...]`` in its dtype.
+    """Return a port's array ``[N, ...]``, converted to its dtype.
 
     Raises:
-        RequestError: The shape or dtype is different, or a number is not finite.
+        RequestError: The shape or dtype is wrong, or a number is not finite.
     """
     if array.shape != (num_rows, *port.shape):
         raise RequestError(f"{where}: expected shape {(num_rows, *port.shape)}, got {array.shape}")
@@ -162,6 +162,6 @@ def _numbers(values: Sequence[Any], where: str) -> _Array:
 
 
 def _kind(value: Any) -> str:
-    """Return what JSON calls a value."""
+    """Return the JSON name of a value's type."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", type(None): "null"}
     return names.get(type(value), "a number")

@@ -1,4 +1,4 @@
-"""ServeMetrics: what a policy server counts, for Prometheus."""
+"""ServeMetrics: counters of a policy server, for Prometheus."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 class ServeMetrics:
-    """Counts of one server; used on its event loop.
+    """Counters of one server. Use them on its event loop.
 
     Attributes:
-        batch_size: Rows of each forward pass.
-        checkpoint: Name of the checkpoint that is served.
-        num_reloads, num_skipped: How often a newer checkpoint was loaded, or could not be.
+        batch_size: Number of rows of each forward pass.
+        checkpoint: Name of the served checkpoint.
+        num_reloads, num_skipped: How often a newer checkpoint was loaded, and how often one could not be.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class ServeMetrics:
         histogram.observe(latency_s)
 
     def text(self) -> str:
-        """Return the metrics as Prometheus reads them."""
+        """Return the metrics in Prometheus's text format."""
         errors: Counter[Labels] = Counter()
         for labels, number in self._requests.items():
             if not labels[1][1].startswith("2"):

@@ -1,4 +1,4 @@
-"""The policies of a checkpoint that a server answers with, and newer checkpoints of the same run."""
+"""The policies of the served checkpoint, and the search for newer checkpoints of the same run."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class ServedCheckpoint:
 
     Args:
         path: The checkpoint.
-        policies: Its policies, one for each agent.
+        policies: Its policies, one per agent.
 
     Attributes:
         name: The checkpoint's name, e.g. "000120".
-        policies: What is served.
+        policies: The served policies.
 
     Raises:
         ConfigurationError: There is no policy, or a connector piece cannot be served.
@@ -52,11 +52,11 @@ class ServedCheckpoint:
             )
 
     def choose(self, module_id: str = "", agent_id: str = "") -> ServedPolicy:
-        """Return the policy of a module or agent; "" for any, if there is no other.
+        """Return the policy of a module or agent; "" stands for any, if there is only one.
 
         Raises:
             KeyError: There is no such policy.
-            RequestError: The choice between several is open.
+            RequestError: There are several, and none was chosen.
         """
         if not module_id and not agent_id:
             if len(self.policies) > 1:
@@ -78,10 +78,10 @@ class ServedCheckpoint:
         raise KeyError(f"agent {agent_id[:100]!r} does not use module {module_id[:100]!r}")
 
     def check_replaces(self, old: ServedCheckpoint) -> None:
-        """Check that this checkpoint answers all requests that another one answers.
+        """Check that this checkpoint can answer every request that another one answers.
 
         Raises:
-            CheckpointError: It lacks a policy, or its observations, actions or state are others.
+            CheckpointError: It lacks a policy, or its observations, actions or state differ.
         """
         ours = {(policy.module_id, policy.agent_id): policy for policy in self.policies}
         for policy in old.policies:
@@ -95,11 +95,11 @@ class ServedCheckpoint:
                 new.observation_space == policy.observation_space and new.action_space == policy.action_space
             )
             if not same_spaces or new.ports != policy.ports:
-                raise CheckpointError(f"{what} has other spaces or another state than the one that is served")
+                raise CheckpointError(f"{what} has other spaces or another state than the served one")
 
 
 class CheckpointSource:
-    """Finds and loads the newest checkpoint of a path; its methods block, and one at a time may run.
+    """Finds and loads the newest checkpoint of a path. Its methods block; call one at a time.
 
     Args:
         path: A checkpoint, or a directory of a run or of checkpoints.
@@ -118,20 +118,20 @@ class CheckpointSource:
         return len(self._failures)
 
     def retry(self) -> None:
-        """Let `newer_than` try all skipped checkpoints again."""
+        """Let `newer_than` retry all skipped checkpoints."""
         self._failures.clear()
 
     def newer_than(self, served: ServedCheckpoint | None) -> ServedCheckpoint | None:
-        """Return the newest whole checkpoint, or None if it is the one returned last.
+        """Return the newest complete checkpoint, or None if it was the last one returned.
 
-        A checkpoint that cannot be served is skipped with a warning. It is tried a few times again: it may be a copy
-        that is not complete yet.
+        A checkpoint that cannot be served is skipped with a warning. It is retried a few times, since it may be an
+        incomplete copy.
 
         Args:
-            served: What the checkpoint is to replace; None for the first one, whose errors are raised.
+            served: The checkpoint to replace; None for the first one, whose errors are raised.
 
         Raises:
-            CheckpointError, ConfigurationError: With `served` None: no checkpoint there can be served.
+            CheckpointError, ConfigurationError: `served` is None, and no checkpoint can be served.
         """
         first_error: Exception | None = None
         for candidate in checkpoints_at(self._path):
@@ -144,7 +144,7 @@ class CheckpointSource:
                 found = ServedCheckpoint(candidate, self._load(candidate))
                 if served is not None:
                     found.check_replaces(served)
-            except Exception as error:  # whatever is wrong with it, the one that is served stays
+            except Exception as error:  # whatever the error, the current checkpoint stays in use
                 first_error = first_error or error
                 if identity not in self._failures:
                     _log.warning("skipped the checkpoint %s: %s", candidate, printable(str(error)))
@@ -160,7 +160,7 @@ class CheckpointSource:
 
 
 def _identity(path: Path) -> tuple[str, str]:
-    """Return what differs if another checkpoint is written to the same path."""
+    """Return a value that changes when another checkpoint is written to the same path."""
     try:
         return str(path), str(read_manifest(path)["sha256"])
     except CheckpointError as error:

@@ -1,4 +1,4 @@
-"""ServedPolicy: the actions of many requests in one forward pass."""
+"""ServedPolicy: computes the actions of many requests in one forward pass."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from rlzmq.deploy.request_rows import RequestError, checked_rows, checked_values
 __all__ = ["Arrays", "ServedPolicy"]
 
 Arrays = list[npt.NDArray[Any]]
-"""Arrays ``[N, ...]`` of N rows, each a step of another episode."""
+"""Arrays ``[N, ...]`` of N rows, each a step of a different episode."""
 
 
 class ServedPolicy:
-    """A policy of one agent, from the arrays of requests to the arrays of answers.
+    """A policy of one agent that maps the arrays of requests to the arrays of answers.
 
-    Nothing is remembered between calls: what a policy remembers of an episode is in the arrays.
+    It keeps no state between calls: the policy's memory of an episode is part of the arrays.
 
     Args:
         policy: The policy; its current episode is not used.
 
     Attributes:
         module_id: Id of the module that acts.
-        agent_id: The text of the agent's id; "" in single-agent use.
+        agent_id: The agent's id as text; "" in single-agent use.
         graph: The policy as a function of tensors.
-        observation_space, action_space: Of the agent.
-        observations, states: Inputs: the leaves of the observation space, and what the policy remembers.
-        reads_rewards: Whether the rewards of the previous actions are an input, too.
+        observation_space, action_space: The agent's spaces.
+        observations, states: Inputs: the leaves of the observation space, and the parts of the policy's memory.
+        reads_rewards: Whether the rewards of the previous actions are also an input.
 
     Raises:
         ConfigurationError: See `PolicyGraph`.
@@ -69,7 +69,7 @@ class ServedPolicy:
 
     @property
     def ports(self) -> tuple[list[Port], list[Port]]:
-        """Inputs and outputs; policies with equal ones answer the same requests."""
+        """Inputs and outputs; policies with equal ports answer the same requests."""
         return self.graph.inputs, [
             port for port, is_answer in zip(self.graph.outputs, self._is_answer, strict=True) if is_answer
         ]
@@ -77,12 +77,12 @@ class ServedPolicy:
     def inputs_of(
         self, observations: Arrays, rewards: npt.NDArray[Any] | None, state: Arrays | None
     ) -> Arrays:
-        """Return the arrays of a request in the order of the graph's inputs, checked.
+        """Return a request's arrays, checked, in the order of the graph's inputs.
 
         Args:
-            observations: One for each of `observations`.
+            observations: One array for each of `observations`.
             rewards: ``[N]``, the rewards of the previous actions; None: 0.
-            state: One for each of `states`; None: that at the beginning of an episode.
+            state: One array for each of `states`; None: the beginning of an episode.
 
         Raises:
             RequestError: The arrays do not fit; see `checked_rows`.
@@ -115,11 +115,11 @@ class ServedPolicy:
         ]
 
     def compute(self, requests: Sequence[Arrays], *, explore: bool) -> list[Arrays]:
-        """Return the answers of requests: the leaves of the actions, then of the next state.
+        """Return the answers to requests: the leaves of the actions, then those of the next state.
 
         Args:
-            requests: The inputs of each, as `inputs_of` returned them.
-            explore: Whether to draw from the exploration distribution.
+            requests: The inputs of each request, from `inputs_of`.
+            explore: Whether to sample from the exploration distribution.
         """
         joined = [
             np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*requests, strict=True)

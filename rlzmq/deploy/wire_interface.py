@@ -42,23 +42,23 @@ __all__ = ["MAX_MESSAGE_BYTES", "ON_THIS_MACHINE", "WireInterface"]
 _log = logging.getLogger("rlzmq.serve")
 
 MAX_MESSAGE_BYTES = 64 << 20
-"""Largest array of a request or an answer."""
+"""Maximum size of an array in a request or an answer."""
 
 ON_THIS_MACHINE = "ipc"
-"""Address that stands for a socket in a private directory of this user."""
+"""Address of a socket in a private directory of this user."""
 
 _LINGER_MS = 1000
-# A client may leave so much unread; its further requests are then ignored.
+# Maximum number of unread bytes per client; further requests of that client are ignored.
 _MAX_UNREAD_BYTES = 64 << 20
-_MESSAGE_BYTES = 512  # of an answer beside its arrays, here and in libzmq
-# A ticket for every answer would cost as much as sending it.
+_MESSAGE_BYTES = 512  # size of an answer without its arrays, here and in libzmq
+# A ticket for every answer would cost as much as sending the answer.
 _ANSWERS_PER_TICKET = 16
 _BYTES_PER_TICKET = 1 << 20
 
 
 @dataclass(slots=True)
 class _Unread:
-    """Answers that one client may not have read."""
+    """Answers that a client may not have read yet."""
 
     tickets: deque[tuple[SendTicket, int]] = field(default_factory=deque)
     num_bytes: int = 0
@@ -71,7 +71,7 @@ class WireInterface:
 
     Args:
         batcher: Computes the answers.
-        served: Returns the checkpoint to answer with.
+        served: Returns the checkpoint to use.
         metrics: Counts the requests.
     """
 
@@ -88,15 +88,15 @@ class WireInterface:
         self._authenticator: Authenticator | None = None
 
     def start(self, address: str, server: KeyPair, client: KeyPair) -> JoinFile:
-        """Listen.
+        """Start to listen.
 
         Args:
             address: ``"ipc"``: only for this user on this machine, without keys; ``tcp://HOST:PORT``: with keys.
-            server: Proves this server to clients.
-            client: Lets clients in.
+            server: The server's key pair.
+            client: The clients' key pair.
 
         Returns:
-            What a client needs to connect.
+            The data that a client needs to connect.
 
         Raises:
             ConfigurationError: The address is malformed, taken, or a wildcard.
@@ -114,7 +114,7 @@ class WireInterface:
             self._on_message,
             options=SocketOptions(
                 max_message_bytes=MAX_MESSAGE_BYTES,
-                receive_high_water_mark=0,  # read at once, and refused when too many wait
+                receive_high_water_mark=0,  # messages are read at once, and refused if too many wait
                 linger_ms=_LINGER_MS,
                 heartbeat_interval_ms=0 if is_local else CONTROL.heartbeat_interval_ms,
             ),
@@ -129,12 +129,12 @@ class WireInterface:
         """Refuse new requests, answer those that have arrived, and close. Idempotent.
 
         Args:
-            timeout_s: Seconds after which unanswered requests are given up.
+            timeout_s: Seconds after which unanswered requests are abandoned.
         """
         self._is_ending = True
         await self._batcher.wait_until_idle(timeout_s)
         if self._context is not None:
-            self._socket.close()  # answers that were sent still leave
+            self._socket.close()  # answers already sent are still delivered
             if self._authenticator is not None:
                 await asyncio.to_thread(self._authenticator.close)
             await asyncio.to_thread(self._context.close)
@@ -220,7 +220,7 @@ class WireInterface:
             unread.tail_answers = unread.tail_bytes = 0
         try:
             self._socket.send([client, *encode_message(message, arrays)], ticket)
-        except PeerLostError:  # it left without waiting for its answer
+        except PeerLostError:  # the client left before its answer
             self._unread.pop(client, None)
         except ProtocolError as error:
             _log.warning("cannot send an answer: %s", error)
@@ -228,7 +228,7 @@ class WireInterface:
                 self._send(client, Failure(message.request_id, 500, "the answer is too large"), [])
 
     def _is_unread(self, client: bytes) -> bool:
-        """Return whether a client has left too much unread."""
+        """Return whether a client has too many unread answers."""
         unread = self._unread.get(client)
         if unread is None:
             return False

@@ -1,4 +1,4 @@
-"""Tune: searches over the values of a config, with RLlib's names, on Optuna's storage."""
+"""Tune: searches for good config values, with RLlib's names, on Optuna's storage."""
 
 from rlzmq.config.search_space import (
     choice,

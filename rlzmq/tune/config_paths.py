@@ -1,4 +1,4 @@
-"""Values of a trial's config by slash path, and the values that a trial gets for its search objects."""
+"""Reads and sets values of a trial's config by slash path, and replaces its search objects by values."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rlzmq.core.errors import ConfigurationError
 __all__ = ["TrialConfig", "config_value", "resolve", "with_values"]
 
 TrialConfig = BaseConfig | dict[str, Any]
-"""The config of a trial: that of an algorithm, or a dict."""
+"""A trial's config: an algorithm's config, or a dict."""
 
 
 def config_value(config: TrialConfig, path: str) -> Any:
     """Return the value at a path such as ``"lr"`` or ``"env_config/size"``.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: The config has no such path.
     """
     value: Any = config
     for key in path.split("/"):
@@ -36,10 +36,10 @@ def config_value(config: TrialConfig, path: str) -> Any:
 
 
 def with_values(config: TrialConfig, changes: Mapping[str, Any]) -> TrialConfig:
-    """Return a copy of the config with these values by path.
+    """Return a copy of the config with some values replaced, given by path.
 
     Raises:
-        ConfigurationError: There is no such path, or a value is invalid.
+        ConfigurationError: The config has no such path, or a value is invalid.
     """
     for path, value in changes.items():
         config_value(config, path)
@@ -50,12 +50,12 @@ def with_values(config: TrialConfig, changes: Mapping[str, Any]) -> TrialConfig:
 def resolve(
     param_space: TrialConfig, space: Mapping[str, SearchObject], chosen: Mapping[str, Any], seed: int
 ) -> TrialConfig:
-    """Return a trial's config.
+    """Return a trial's config: `param_space` with a value in place of each search object.
 
     Args:
         param_space: A config or dict with search objects.
         space: Its search objects by path.
-        chosen: The values of all of them that are no functions.
+        chosen: The values of all search objects by path, except those that are functions.
         seed: Seed of Python's and numpy's global generators while functions are called.
 
     Raises:

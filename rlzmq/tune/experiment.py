@@ -1,4 +1,4 @@
-"""Experiment: runs the trials of a search in processes, as many at a time as the cores allow.
+"""Experiment: runs the trials of a search in processes, as many at a time as there are cores.
 
     study (Optuna) ── claim ──► trial ── waits for cores ──► TrialProcess ── result ──► stopper, scheduler
           ▲                       ▲                               │                           │
@@ -51,13 +51,13 @@ _log = logging.getLogger("rlzmq.tune")
 
 T = TypeVar("T")
 
-_TICK_S = 2.0  # between heartbeats, and between looks at what other machines have done
-_STOP_S = 5.0  # for a trial's clean-up; then it is killed
+_TICK_S = 2.0  # between heartbeats, and between checks of other machines' progress
+_STOP_S = 5.0  # that a trial has for its clean-up before it is killed
 _STUDY_FILE = "study.db"
 
 
 class Experiment:
-    """One driver's part of a search.
+    """One driver's share of a search.
 
     Args:
         trainable: An Algorithm class, a Trainable class or a function.
@@ -65,11 +65,11 @@ class Experiment:
         param_space: A config or dict with search objects.
         tune_config, run_config: The settings.
         path: The experiment's directory.
-        resources: ``{"cpu": n}`` of one trial; None: by its config.
-        view: Shows the trials.
+        resources: Resources of one trial, ``{"cpu": n}``; None: derived from its config.
+        view: Displays the trials.
 
     Raises:
-        ConfigurationError: The settings do not fit each other.
+        ConfigurationError: The settings are incompatible.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Experiment:
         self._scheduler.set_search_properties(tune_config.metric, tune_config.mode)
         self._num_cores = len(os.sched_getaffinity(0))
         self._trials: list[Trial] = []
-        self._observed: set[tuple[int, int]] = set()  # (trial, time) of other drivers
+        self._observed: set[tuple[int, int]] = set()  # (trial, time) of results from other drivers
         self._tasks: dict[asyncio.Task[None], Trial] = {}
         self._is_over = False
         self._error: BaseException | None = None
@@ -114,7 +114,7 @@ class Experiment:
         """Run until every trial has ended; return their results.
 
         Args:
-            runs_again: ``(index, status)`` -> whether a trial that has ended runs again.
+            runs_again: Maps ``(index, status)`` of an ended trial to whether it runs again.
 
         Raises:
             BaseException: A trial's error, with ``fail_fast="raise"``.
@@ -166,7 +166,7 @@ class Experiment:
                 if not self._tasks:
                     if self._is_over or not await self._on_store(self._study.num_live):
                         return
-                    await asyncio.sleep(_TICK_S)  # trials of other machines
+                    await asyncio.sleep(_TICK_S)  # trials are still running on other machines
                     continue
                 running = {ticker, *self._tasks}
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -296,7 +296,7 @@ class Experiment:
                 return False
 
     async def _take_results(self, handle: ActorHandle, trial: Trial) -> Decision:
-        """Take results until the trial ends, pauses, or continues from another's checkpoint."""
+        """Take results until the trial ends, pauses, or continues from another trial's checkpoint."""
         checkpoints = self._run_config.checkpoint_config
         ended = Decision("stop")
         while True:
@@ -328,7 +328,7 @@ class Experiment:
                 return decision
 
     async def _decide(self, trial: Trial, result: dict[str, Any]) -> Decision:
-        """Return what the trial does after a result."""
+        """Return the decision about a trial after a result."""
         decision = self._scheduler.on_trial_result(trial, result)
         if self._stopper(trial.trial_id, result) or result["done"]:
             decision = Decision("stop")
@@ -342,7 +342,7 @@ class Experiment:
             trial.add_checkpoint(path, is_kept=is_kept, config=self._run_config.checkpoint_config)
 
     def _exploit(self, trial: Trial, decision: Decision) -> Decision:
-        """Make the trial continue from another's checkpoint; return what it does now."""
+        """Make the trial continue from another trial's checkpoint; return its next decision."""
         source: Any = decision.exploits
         changed = with_values(with_values(trial.first_config, source.changes), decision.changes)
         result = trial.copy_checkpoint(source, decision.changes, self._run_config.checkpoint_config)
@@ -356,7 +356,7 @@ class Experiment:
     async def _stop_process(self, handle: ActorHandle) -> None:
         try:
             await handle.stop(_STOP_S)
-        except Exception as error:  # of the trial's clean-up; its result counts
+        except Exception as error:  # raised by the trial's clean-up; its result still counts
             _log.warning("%s could not clean up: %r", handle.name, error)
         finally:
             handle.kill()
@@ -441,7 +441,7 @@ class Experiment:
 
     @property
     def _num_trials(self) -> int:
-        """How many trials the search has; -1: no limit."""
+        """Return the number of trials in the search; -1: no limit."""
         num_points = 1
         for item in self._space.values():
             num_points *= len(item.values) if isinstance(item, GridSearch) else 1
@@ -464,13 +464,13 @@ class Experiment:
             )
 
     async def _on_store(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function of the study on its thread."""
+        """Call a function on the study's thread."""
         return await asyncio.get_running_loop().run_in_executor(
             self._store, functools.partial(function, *arguments)
         )
 
     def _collect(self) -> ResultGrid:
-        """Return the results of the trials that have ended, those of earlier drivers and other machines included."""
+        """Return the results of all ended trials, including those of earlier drivers and other machines."""
         own = {trial.claim.index: trial for trial in self._trials}
         results = []
         for ended in self._study.ended():

@@ -22,16 +22,16 @@ _SCOPES = ("last", "all", "avg", "last-5-avg", "last-10-avg")
 
 
 class TuneError(RlzmqError, RuntimeError):
-    """A trial failed in an earlier process; its text is the error's."""
+    """A trial failed in an earlier process, and only its error's text is left; or no trial has the metric."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one trial has produced.
+    """The outcome of one trial.
 
     Attributes:
         metrics: Its last result; {} if there is none.
-        config: Its config as a dict.
+        config: Its config, as a dict.
         path: Its directory.
         error: What ended it; None if nothing did.
         checkpoint: Its newest checkpoint; None if there is none.
@@ -54,11 +54,11 @@ class Result:
         """Return the result of a trial from the files in its directory.
 
         Raises:
-            ConfigurationError: It is no trial's directory.
+            ConfigurationError: The directory is not a trial's.
         """
         folder = Path(path)
         if not (folder / "params.json").is_file():
-            raise ConfigurationError(f"{folder} is no trial's directory: it has no params.json.")
+            raise ConfigurationError(f"{folder} is not a trial's directory: it has no params.json.")
         results = read_results(folder)
         error = folder / "error.txt"
         return cls(
@@ -87,7 +87,7 @@ class Result:
 
 
 class ResultGrid(Sequence[Result]):
-    """The results of all trials, by trial.
+    """The results of all trials, as a sequence.
 
     Args:
         results: The trials' results.
@@ -148,8 +148,8 @@ class ResultGrid(Sequence[Result]):
         Args:
             metric: Path of the metric; None: that of TuneConfig. Not needed for a single trial.
             mode: "max" or "min"; None: that of TuneConfig.
-            scope: What of a trial counts: its "last" result, the best of "all", the mean ("avg") of all, or of the
-                newest ones ("last-5-avg", "last-10-avg").
+            scope: Which value of a trial counts: its "last" result, the best of "all", the mean ("avg") of all, or of
+                the newest ones ("last-5-avg", "last-10-avg").
             filter_nan_and_inf: Whether to leave out values that are not finite.
 
         Raises:
@@ -184,7 +184,7 @@ class ResultGrid(Sequence[Result]):
             filter_mode: "max" or "min".
 
         Raises:
-            ValueError: Only one of both is given.
+            ConfigurationError: Only one of the two is given.
         """
         if (filter_metric is None) != (filter_mode is None):
             raise ConfigurationError("get_dataframe needs both filter_metric and filter_mode, or neither.")

@@ -1,4 +1,4 @@
-"""What a trial's code uses: `report`, `get_checkpoint`, `get_context`, `Checkpoint`, and the class `Trainable`."""
+"""The API for a trial's code: `report`, `get_checkpoint`, `get_context`, `Checkpoint` and `Trainable`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def as_directory(self) -> Iterator[str]:
-        """Return a context manager of the directory's path, for reading."""
+        """Return a context manager that yields the directory's path, for reading."""
         yield self.path
 
 
@@ -65,7 +65,7 @@ class TrialContext:
         trial_id: The trial's id within the experiment.
         trial_name: Name of the trial and of its directory.
         trial_dir: The trial's directory.
-        trial_resources: Resources that it was given, e.g. ``{"cpu": 1}``.
+        trial_resources: Resources assigned to the trial, e.g. ``{"cpu": 1}``.
     """
 
     experiment_name: str
@@ -91,18 +91,18 @@ class TrialContext:
         return self.trial_dir
 
     def get_trial_resources(self) -> dict[str, float]:
-        """Return the resources that the trial was given."""
+        """Return the resources assigned to the trial."""
         return dict(self.trial_resources)
 
 
 class TrialStopped(BaseException):
-    """Raised by `report` in a trial that is stopped, so that the function's ``finally`` blocks run."""
+    """Raised by `report` when the trial is stopped, so that the function's ``finally`` blocks run."""
 
 
 class FunctionSession:
-    """The channel between a trial's function, which runs on its own thread, and the trial's process.
+    """The channel between a trial's function, which runs on its own thread, and the trial's actor.
 
-    `report` hands one result over and blocks until the process asks for the next.
+    `report` hands over one result and blocks until the actor asks for the next one.
     """
 
     def __init__(self, context: TrialContext, checkpoint: Checkpoint | None, stage: Path) -> None:
@@ -115,10 +115,10 @@ class FunctionSession:
         self._goes_on: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None) -> None:
-        """Hand over a result; return when the trial is to go on.
+        """Hand over a result and wait until the trial may continue.
 
         Raises:
-            TrialStopped: It is not.
+            TrialStopped: The trial is stopped instead.
         """
         if checkpoint is not None:
             shutil.rmtree(self._stage, ignore_errors=True)
@@ -128,14 +128,14 @@ class FunctionSession:
             raise TrialStopped
 
     def end(self, error: BaseException | None = None) -> None:
-        """Note that the function has returned, or raised `error`."""
+        """Record that the function has returned, or raised `error`."""
         self._reports.put(error)
 
     def next_report(self) -> tuple[dict[str, Any], bool] | None:
-        """Return the next result and whether it has a checkpoint; None after the last.
+        """Return the next result and whether it has a checkpoint; None after the last one.
 
         Raises:
-            BaseException: The function raised it.
+            BaseException: The error that the function raised.
         """
         found = self._reports.get()
         if isinstance(found, BaseException):
@@ -143,7 +143,7 @@ class FunctionSession:
         return found
 
     def let_go_on(self, goes_on: bool) -> None:
-        """Make the function's `report` return, or raise TrialStopped."""
+        """Make the function's `report` return (`goes_on`) or raise TrialStopped."""
         self._goes_on.put(goes_on)
 
 
@@ -165,11 +165,11 @@ def _the_session(name: str) -> FunctionSession:
 
 
 def report(metrics: Mapping[str, Any], *, checkpoint: Checkpoint | None = None) -> None:
-    """Report a result of the trial, and wait until the trial is to go on.
+    """Report a result of the trial and wait until the trial may continue.
 
     Args:
         metrics: Numbers by name; may be nested.
-        checkpoint: A directory with the trial's state, which is copied before this function returns.
+        checkpoint: A directory with the trial's state. It is copied before this function returns.
 
     Raises:
         ConfigurationError: Called outside of a trial.
@@ -196,7 +196,7 @@ def get_context() -> TrialContext:
 
 
 class Trainable:
-    """Base class of trainables with a step method. A subclass defines `setup` and `step`.
+    """Base class of trainables with a step method. Subclasses define `setup` and `step`.
 
     Attributes:
         config: The trial's config.
@@ -216,14 +216,14 @@ class Trainable:
         """Prepare the trial. Does nothing by default."""
 
     def step(self) -> dict[str, Any]:
-        """Run one iteration and return its result. ``{"done": True}`` in it ends the trial."""
+        """Run one iteration and return its result, which ends the trial if it contains ``{"done": True}``."""
         raise NotImplementedError
 
     def save_checkpoint(self, checkpoint_dir: str) -> Any:
         """Save the state to files in this directory.
 
         Returns:
-            None; or the directory.
+            None, or the directory.
         """
         raise NotImplementedError(f"{type(self).__name__} has no save_checkpoint(checkpoint_dir).")
 
@@ -232,11 +232,11 @@ class Trainable:
         raise NotImplementedError(f"{type(self).__name__} has no load_checkpoint(checkpoint_dir).")
 
     def cleanup(self) -> None:
-        """Release what `setup` took. Does nothing by default."""
+        """Release the resources that `setup` acquired. Does nothing by default."""
 
 
 class WithResources:
-    """A trainable and the resources that one trial of it takes."""
+    """A trainable and the resources that each of its trials occupies."""
 
     def __init__(self, trainable: Any, resources: Mapping[str, float]) -> None:
         self.trainable = trainable
@@ -244,14 +244,14 @@ class WithResources:
 
 
 def with_resources(trainable: Any, resources: Mapping[str, float]) -> WithResources:
-    """Return the trainable with the resources of one trial.
+    """Return the trainable together with the resources of one trial.
 
     Args:
-        trainable: What `Tuner` takes.
+        trainable: A trainable, as for `Tuner`.
         resources: ``{"cpu": n}``: how many of this machine's cores a trial occupies.
 
     Raises:
-        ConfigurationError: Another resource is named, or the number is not positive.
+        ConfigurationError: Another resource is named, or the number of cores is not positive.
     """
     made = WithResources(trainable, resources)
     if set(made.resources) != {"cpu"} or not made.resources["cpu"] > 0:
@@ -262,7 +262,7 @@ def with_resources(trainable: Any, resources: Mapping[str, float]) -> WithResour
 
 
 def with_parameters(trainable: Any, **objects: Any) -> Any:
-    """Return the trainable with additional arguments: of the function, or of the class's `setup`.
+    """Return the trainable with additional arguments for the function, or for the class's `setup`.
 
     Args:
         trainable: ``function(config, **objects)``, or a Trainable class with ``setup(config, **objects)``.

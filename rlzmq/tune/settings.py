@@ -28,15 +28,16 @@ __all__ = [
 
 @dataclasses.dataclass
 class TuneConfig:
-    """How values are chosen and which trials run on.
+    """How values are chosen, and which trials continue.
 
     Attributes:
         metric: Path of the metric in a result, e.g. ``"env_runners/episode_return_mean"``.
-        mode: Whether the metric is to be large ("max") or small ("min").
-        search_alg: Chooses the values; None: a BasicVariantGenerator (grids and random values).
-        scheduler: Ends or changes trials by their results; None: a FIFOScheduler, which lets all run.
+        mode: Whether the metric should be large ("max") or small ("min").
+        search_alg: Chooses the values; None: a BasicVariantGenerator (grid search and random values).
+        scheduler: Ends or changes trials depending on their results; None: a FIFOScheduler, which never does.
         num_samples: Trials for each grid point; -1: new trials until `time_budget_s` is over.
-        max_concurrent_trials: Most trials at the same time; None or 0: as many as this machine has cores for.
+        max_concurrent_trials: Maximum number of trials at the same time; None or 0: as many as this machine has cores
+            for.
         time_budget_s: Seconds after which all trials end; None: no limit.
         storage: URL of Optuna's storage, e.g. ``"postgresql://…"``, which several machines may share; None: SQLite in
             the experiment's directory.
@@ -58,20 +59,20 @@ class TuneConfig:
                 f"TuneConfig(num_samples={self.num_samples!r}): expected an int from 1, or -1: no limit."
             )
         if self.num_samples == -1 and self.time_budget_s is None:
-            raise ConfigurationError("TuneConfig(num_samples=-1) never ends: give time_budget_s, too.")
+            raise ConfigurationError("TuneConfig(num_samples=-1) never ends: set time_budget_s, too.")
 
 
 @dataclasses.dataclass
 class CheckpointConfig:
-    """When trials save checkpoints, and which are kept.
+    """When trials save checkpoints, and which checkpoints are kept.
 
     Attributes:
-        num_to_keep: How many are kept; None: all.
-        checkpoint_score_attribute: Path of the metric by which the best are kept; None: the newest are.
+        num_to_keep: Number of checkpoints to keep; None: all.
+        checkpoint_score_attribute: Path of the metric that ranks the checkpoints; None: the newest ones are kept.
         checkpoint_score_order: Whether a good score is large ("max") or small ("min").
         checkpoint_frequency: Iterations between two checkpoints; 0: none before the end. Functions save with
             ``tune.report(…, checkpoint=…)`` instead.
-        checkpoint_at_end: Whether a trial that ends saves one; None: yes, unless it is a function.
+        checkpoint_at_end: Whether a trial saves a checkpoint when it ends; None: yes, unless it is a function.
     """
 
     num_to_keep: int | None = None
@@ -97,9 +98,10 @@ class FailureConfig:
     """What happens when a trial fails.
 
     Attributes:
-        max_failures: How often a trial whose code raised an error is restarted from its last checkpoint; -1: always.
+        max_failures: How often a trial is restarted from its last checkpoint after its code raised an error; -1:
+            always.
         fail_fast: Whether the first failed trial ends the search; "raise": `fit` raises its error.
-        max_kills: How often a trial whose process was killed is restarted from its last checkpoint; -1: always.
+        max_kills: How often a trial is restarted from its last checkpoint after its process was killed; -1: always.
     """
 
     max_failures: int = 0
@@ -116,17 +118,17 @@ class FailureConfig:
 
 @dataclasses.dataclass
 class RunConfig:
-    """Where the files of a search are, and when its trials stop.
+    """Where the files of a search are stored, and when its trials stop.
 
     Attributes:
         name: Name of the experiment; None: the trainable's name with date and time.
-        storage_path: Directory of the experiments; None: ``runs/tune``.
+        storage_path: Directory that contains experiments; None: ``runs/tune``.
         stop: A dict of result paths and the values at which a trial ends, e.g. ``{"training_iteration": 10}``; a
             function ``(trial_id, result) -> bool``; or a `Stopper`.
         checkpoint_config: When checkpoints are saved.
         failure_config: What happens when a trial fails.
         verbose: 0: print nothing; None or more: a live table on a terminal, lines elsewhere.
-        progress_reporter: A `CLIReporter` that names the columns of the table; None: chosen by the results.
+        progress_reporter: A `CLIReporter` that names the table's columns; None: chosen from the results.
     """
 
     name: str | None = None
@@ -145,7 +147,7 @@ class RunConfig:
 
 
 def stored_settings(value: Any) -> Any:
-    """Return the plain form of a settings object, with the objects in it.
+    """Return the plain form of a settings object and of the objects in it.
 
     Raises:
         ConfigurationError: It contains code, or an object of a class outside rlzmq.
@@ -166,10 +168,10 @@ def stored_settings(value: Any) -> Any:
 
 
 def settings_from_stored(stored: Mapping[str, Any]) -> Any:
-    """Return the settings object that `stored_settings` described.
+    """Return the settings object that `stored_settings` converted.
 
     Raises:
-        CheckpointError: It names a class outside rlzmq, or is malformed.
+        CheckpointError: The data names a class outside rlzmq, or is malformed.
     """
     try:
         if "value" in stored:
@@ -178,7 +180,7 @@ def settings_from_stored(stored: Mapping[str, Any]) -> Any:
             return revive_setting(stored["value"])
         if not stored["class"].startswith("rlzmq."):
             raise CheckpointError(
-                f"The stored settings name the class {stored['class']!r}, which is not of rlzmq."
+                f"The stored settings name the class {stored['class']!r}, which is not part of rlzmq."
             )
         fields = {name: settings_from_stored(item) for name, item in stored["fields"].items()}
         return load_named(stored["class"])(**fields)

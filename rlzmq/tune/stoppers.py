@@ -58,7 +58,7 @@ class ThresholdStopper(Stopper):
     """Ends a trial when one of the metrics reaches its threshold.
 
     Args:
-        thresholds: Path in the result -> value; may be nested. A trial ends at a value that is not smaller.
+        thresholds: Path in the result -> value; may be nested. A trial ends when the metric is at least the value.
     """
 
     thresholds: dict[str, float]
@@ -74,7 +74,7 @@ class ThresholdStopper(Stopper):
         """Return whether one of the metrics has reached its threshold.
 
         Raises:
-            ConfigurationError: The first result has none of the metrics, so that the trial would not end.
+            ConfigurationError: The first result has none of the metrics, so the trial would never end.
         """
         if not self._is_checked:
             self._check(result)
@@ -84,7 +84,7 @@ class ThresholdStopper(Stopper):
         )
 
     def _check(self, result: dict[str, Any]) -> None:
-        """Name the metrics that results do not have; those of evaluations may come later."""
+        """Report the metrics that results lack, except those of evaluations, which may appear later."""
         self._is_checked = True
         missing = [
             path
@@ -111,7 +111,7 @@ class FunctionStopper(Stopper):
     function: Callable[[str, dict[str, Any]], bool]
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Return the function's value."""
+        """Return the function's result."""
         return bool(self.function(trial_id, result))
 
 
@@ -128,10 +128,10 @@ class MaximumIterationStopper(Stopper):
 
 @dataclass
 class TimeoutStopper(Stopper):
-    """Ends all trials after a time.
+    """Ends all trials after a period of time.
 
     Args:
-        timeout: Seconds, or a timedelta. The time begins with the first result.
+        timeout: Seconds, or a timedelta, counted from the first result.
     """
 
     timeout: float | datetime.timedelta
@@ -146,7 +146,7 @@ class TimeoutStopper(Stopper):
         return False
 
     def stop_all(self) -> bool:
-        """Return whether the time is over."""
+        """Return whether the time has run out."""
         return self._end is not None and time.monotonic() >= self._end
 
 
@@ -160,7 +160,7 @@ class CombinedStopper(Stopper):
         self.stoppers = stoppers
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Return whether one of the stoppers ends the trial; all see the result."""
+        """Return whether one of the stoppers ends the trial. All of them receive the result."""
         ends = [stopper(trial_id, result) for stopper in self.stoppers]
         return any(ends)
 
@@ -171,16 +171,16 @@ class CombinedStopper(Stopper):
 
 @dataclass
 class TrialPlateauStopper(Stopper):
-    """Ends a trial whose metric does not change any more.
+    """Ends a trial whose metric no longer changes.
 
     Args:
         metric: Path of the metric.
         std: The trial ends when the standard deviation of the newest results is below this.
         num_results: How many results count.
         grace_period: Iterations before a trial may end.
-        metric_threshold: With `mode`: the trial ends only where the metric is at least ("min": at most) this bad;
-            None: at any value.
-        mode: "min": trials whose metric is above the threshold go on; "max": those below it.
+        metric_threshold: A trial ends only if its metric is on the good side of this value; see `mode`. None: at any
+            value.
+        mode: "min": trials whose metric is above the threshold continue; "max": those below it.
     """
 
     metric: str
@@ -214,7 +214,7 @@ class TrialPlateauStopper(Stopper):
 
 @dataclass
 class ExperimentPlateauStopper(Stopper):
-    """Ends all trials when the best values do not change any more.
+    """Ends all trials when the best values no longer change.
 
     Args:
         metric: Path of the metric.
@@ -247,10 +247,10 @@ class ExperimentPlateauStopper(Stopper):
 
 
 def make_stopper(stop: Any) -> Stopper:
-    """Return the stopper of `RunConfig(stop=…)`.
+    """Return the stopper for a value of `RunConfig(stop=…)`.
 
     Raises:
-        ConfigurationError: It is neither a dict, a function, a Stopper nor None.
+        ConfigurationError: The value is not a dict, a function, a Stopper or None.
     """
     if stop is None:
         return NoopStopper()

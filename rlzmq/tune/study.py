@@ -1,11 +1,12 @@
 """Study: the shared record of a search in Optuna's storage, and the exactly-once claim of its trials.
 
 A trial has an index, which is its identity. For each index the storage has one waiting entry; a driver claims it
-atomically (`claim`) and ends it (`end`). If a driver dies, another one fails its entries and adds new ones for the
-same indices. Should two drivers do so at once, the entry with the lowest number counts, and the others are dropped
-when they are claimed, so that every index ends once.
+atomically (`claim`) and ends it (`end`). If a driver dies, another driver fails its entries and adds new ones for the
+same indices. If two drivers do so at once, the entry with the lowest number counts. The others are dropped when they
+are claimed, so each index ends exactly once.
 
-Drivers on the same machine are alive if their process is; the others if the counter in their heartbeat changes.
+A driver on the same machine is alive while its process is; a driver on another machine, while the counter in its
+heartbeat changes.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ __all__ = ["Claim", "EndedTrial", "Status", "Study"]
 
 Status = Literal["TERMINATED", "ERROR"]
 
-_GRACE_S = 60.0  # how long a heartbeat of another machine may stay the same
-_NUM_ATTEMPTS = 4  # at creating the tables
+_GRACE_S = 60.0  # for which a heartbeat from another machine may stay the same
+_NUM_ATTEMPTS = 4  # to create the tables
 _INDEX, _OWNER, _ENDED = "index", "owner", "ended"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A trial that this driver runs.
+    """A trial that this driver has claimed and runs.
 
     Attributes:
         index: The trial's index.
         number: Number of its entry in the study.
-        parameters: Its values by path, without those of functions.
+        parameters: Its values by path, except those of functions.
     """
 
     index: int
@@ -55,7 +56,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class EndedTrial:
-    """What the study knows about a trial that has ended.
+    """An ended trial, as recorded in the study.
 
     Attributes:
         index: The trial's index.
@@ -73,12 +74,12 @@ class EndedTrial:
 
 
 class Study:
-    """A search's entries in Optuna's storage; to be used by one thread.
+    """A search's entries in Optuna's storage. Use it from one thread only.
 
     Args:
         storage: The storage's URL.
         name: The experiment's name.
-        mode: Whether the metric is to be large or small.
+        mode: Whether the metric should be large ("max") or small ("min").
         searcher: Chooses the values.
         space: The search objects by path.
 
@@ -103,9 +104,9 @@ class Study:
         self._token = secrets.token_hex(8)
         self._host = _host()
         self._beats = 0
-        self._seen: dict[str, tuple[int, float]] = {}  # other drivers: counter, when it changed
+        self._seen: dict[str, tuple[int, float]] = {}  # other drivers: counter, and when it last changed
         self._owned: dict[int, Any] = {}  # Optuna's trials by number
-        self._reported: dict[int, set[int]] = {}  # times that have a metric, by number
+        self._reported: dict[int, set[int]] = {}  # times with a recorded metric, by number
         self._study = self._opened(storage, name, "maximize" if mode == "max" else "minimize")
         if "seed" not in self._study.user_attrs:
             self._study.set_user_attr(
@@ -123,26 +124,26 @@ class Study:
         return len({trial.user_attrs[_INDEX] for trial in self._entries()})
 
     def num_live(self) -> int:
-        """Return how many entries wait or run."""
+        """Return how many entries are waiting or running."""
         return sum(not trial.state.is_finished() for trial in self._entries())
 
     # -- trials --------------------------------------------------------------------------------------------
 
     def ensure_waiting(self, num_trials: int) -> None:
-        """Add entries for the indices below `num_trials` that have none."""
+        """Add an entry for each index below `num_trials` that has none."""
         present = {trial.user_attrs[_INDEX] for trial in self._entries() if not self._is_lost(trial)}
         for index in range(num_trials):
             if index not in present:
                 self._add(index)
 
     def claim(self) -> Claim | None:
-        """Take over one waiting trial and choose its values; None if none waits."""
+        """Claim a waiting trial and choose its values; return None if no trial is waiting."""
         while self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.WAITING,)):
             trial = self._study.ask()
             try:
                 trial.set_user_attr(_OWNER, self._token)
             except self._optuna.exceptions.UpdateFinishedTrialError:
-                continue  # another driver has taken it for lost, since it had no owner yet
+                continue  # another driver took it for lost because it had no owner yet
             index = trial.user_attrs.get(_INDEX)
             if index is None or self._is_duplicate(index, trial.number):
                 self._tell(trial.number, self._optuna.trial.TrialState.FAIL)
@@ -156,7 +157,7 @@ class Study:
 
         Args:
             claim: The trial.
-            time: Its time, rounded; a second value for the same time is ignored.
+            time: The result's time, rounded; a second value for the same time is ignored.
             value: The metric.
         """
         trial = self._owned[claim.number]
@@ -211,14 +212,14 @@ class Study:
         return [found[index] for index in sorted(found)]
 
     def forget(self, index: int) -> None:
-        """Add a new entry for a trial that has ended, so that it runs again."""
+        """Add a new entry for an ended trial, so that it runs again."""
         for trial in self._entries():
             if trial.user_attrs[_INDEX] == index and _ENDED in trial.user_attrs:
                 self._study.add_trial(self._waiting_copy(trial, again=trial.user_attrs.get("again", 0) + 1))
                 return
 
     def values_of_others(self) -> Iterator[tuple[int, dict[int, float]]]:
-        """Return (index, metric by time) of the trials that this driver does not run."""
+        """Return (index, metric by time) of the trials that other drivers run."""
         for trial in self._entries():
             if trial.number not in self._owned and trial.intermediate_values:
                 yield trial.user_attrs[_INDEX], dict(trial.intermediate_values)
@@ -237,14 +238,16 @@ class Study:
         self._study.set_user_attr(f"driver:{self._token}", facts)
 
     def close(self) -> None:
-        """Record that this driver runs no trial any more."""
+        """Record that this driver no longer runs any trial."""
         self._study.set_user_attr(f"driver:{self._token}", {"closed": True})
 
     def take_over_lost(self) -> int:
-        """Fail the trials of dead drivers and add waiting entries in their place; return how many."""
+        """Fail the trials of dead drivers and add waiting entries in their place; return the number of these trials."""
         states = self._optuna.trial.TrialState
         entries = self._entries()
-        drivers = self._study.user_attrs  # read after the entries: a driver registers before it claims one
+        drivers = (
+            self._study.user_attrs
+        )  # read after the entries, since a driver registers before it claims an entry
         num_taken = 0
         for trial in entries:
             if trial.state != states.RUNNING or trial.number in self._owned:
@@ -259,13 +262,13 @@ class Study:
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _opened(self, storage: str, name: str, direction: str) -> Any:
-        """Return the study; create what is missing, which another driver may do at the same time."""
+        """Return the study, created if it is missing. Other drivers may create it at the same time."""
         for attempt in itertools.count(1):
             try:
                 return self._optuna.create_study(
                     storage=storage, study_name=name, direction=direction, load_if_exists=True
                 )
-            except Exception as error:  # of SQLAlchemy, a database driver, or Optuna
+            except Exception as error:  # raised by SQLAlchemy, a database driver, or Optuna
                 if attempt == _NUM_ATTEMPTS:
                     raise ConfigurationError(
                         f"The storage {_without_password(storage)} cannot be used: {error}"
@@ -285,7 +288,7 @@ class Study:
 
         Args:
             trial: The earlier entry.
-            again: How often the trial runs again after it has ended.
+            again: How many times the trial has been run again after it ended.
         """
         fixed = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
         return self._optuna.create_trial(
@@ -312,7 +315,7 @@ class Study:
     def _tell(self, number: int, state: Any, value: float | None = None) -> bool:
         try:
             self._study.tell(number, value, state=state)
-        except ValueError:  # it has ended already
+        except ValueError:  # the trial has ended already
             return False
         return True
 
@@ -327,7 +330,7 @@ class Study:
                 assert isinstance(item, Function)
 
     def _is_alive(self, token: str | None, drivers: Mapping[str, Any]) -> bool:
-        if token is None:  # the driver died, or is about to write its name
+        if token is None:  # the driver died, or has not written its name yet
             others = [name.partition(":")[2] for name in drivers if name.startswith("driver:")]
             return any(self._is_alive(other, drivers) for other in others if other != self._token)
         facts = drivers.get(f"driver:{token}")
@@ -355,7 +358,7 @@ def _suggest_number(trial: Any, path: str, item: Numeric) -> float:
 
 
 def _host() -> str:
-    """Return a name of this machine and its process numbers, which containers on one machine do not share."""
+    """Return an id of this machine and its process namespace; containers on one machine have different ids."""
     try:
         return f"{boot_id()}:{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:

@@ -33,10 +33,10 @@ class SavedCheckpoint:
     """A checkpoint of a trial.
 
     Attributes:
-        name: Name of its directory in the trial's.
-        result: The trial's last result before it.
-        is_kept: Whether the user asked for it; others only serve pauses and exploitation.
-        changes: Values of the trial's config that differ from its first ones, by path.
+        name: Name of its directory, within the trial's directory.
+        result: The trial's last result before the checkpoint.
+        is_kept: Whether the user asked for it; the others serve only for pauses and exploitation.
+        changes: Config values by path that differ from the trial's first config.
     """
 
     name: str
@@ -54,13 +54,13 @@ class Trial:
     Args:
         claim: Its entry in the study.
         name: Its name.
-        path: Its directory; existing files are those of an earlier driver.
+        path: Its directory; existing files come from an earlier driver.
         config: Its config.
 
     Attributes:
         config: Its current config.
-        changes: Values of the config that differ from its first ones, by path.
-        status: Its state.
+        changes: Config values by path that differ from its first config.
+        status: Its status.
         last_result: Its newest result; {} before the first.
         checkpoints: Its checkpoints, oldest first.
         error: What ended it; None if nothing did.
@@ -103,7 +103,7 @@ class Trial:
         config = self.config.serialize() if isinstance(self.config, BaseConfig) else to_json(self.config)
         write_text(self.path / "params.json", json.dumps(config, indent=1))
         if isinstance(self.config, BaseConfig):
-            with contextlib.suppress(ConfigurationError):  # it holds code
+            with contextlib.suppress(ConfigurationError):  # the config holds code
                 write_text(self.path / "config.toml", self.config.to_toml())
 
     def log(self, result: dict[str, Any]) -> None:
@@ -113,7 +113,7 @@ class Trial:
             file.write(json.dumps(result).encode() + b"\n")
 
     def rewind(self) -> SavedCheckpoint | None:
-        """Return the newest checkpoint, to continue from; drop later results, which are computed again."""
+        """Return the newest checkpoint to continue from, and drop later results, which will be computed again."""
         newest = self.checkpoints[-1] if self.checkpoints else None
         iteration = 0 if newest is None else newest.result["training_iteration"]
         kept = [result for result in read_results(self.path) if result["training_iteration"] <= iteration]
@@ -129,17 +129,17 @@ class Trial:
     # -- checkpoints ----------------------------------------------------------------------------------------
 
     def new_checkpoint_path(self) -> Path:
-        """Return the directory of the next checkpoint."""
+        """Return the path for the next checkpoint."""
         number = int(self.checkpoints[-1].name.partition("_")[2]) + 1 if self.checkpoints else 0
         return self.path / f"checkpoint_{number:06d}"
 
     def add_checkpoint(self, path: Path, *, is_kept: bool, config: CheckpointConfig) -> None:
-        """Note a checkpoint that has been written, and remove those that are not kept."""
+        """Register a written checkpoint, and remove checkpoints that should not be kept."""
         self.checkpoints.append(SavedCheckpoint(path.name, self.last_result, is_kept, self.changes))
         self._remove_old(config)
 
     def adopt_staged(self, config: CheckpointConfig) -> None:
-        """Name the checkpoint that the trial's function has reported."""
+        """Give the checkpoint that the trial's function reported its final name."""
         path = self.new_checkpoint_path()
         remove_tree(path)
         (self.path / STAGED_CHECKPOINT).rename(path)
@@ -148,10 +148,10 @@ class Trial:
     def copy_checkpoint(
         self, source: Trial, changes: Mapping[str, Any], config: CheckpointConfig
     ) -> dict[str, Any] | None:
-        """Copy the newest checkpoint of another trial, to continue from it with a changed config.
+        """Copy another trial's newest checkpoint, to continue from it with a changed config.
 
         Returns:
-            The source's last result before it; None if it has no checkpoint.
+            The source's last result before the checkpoint; None if the source has no checkpoint.
         """
         if not source.checkpoints:
             return None
@@ -168,7 +168,7 @@ class Trial:
         return saved.result
 
     def _remove_old(self, config: CheckpointConfig) -> None:
-        """Keep the best or newest checkpoints, and the newest one of all, which a restart needs."""
+        """Remove all but the best or newest checkpoints; always keep the newest one, which a restart needs."""
         kept = [saved for saved in self.checkpoints if saved.is_kept]
         if config.num_to_keep is not None and config.checkpoint_score_attribute is not None:
             sign = 1.0 if config.checkpoint_score_order == "max" else -1.0
@@ -193,7 +193,7 @@ class Trial:
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
-    """Return the results in a trial's directory; a line that was cut by a kill is left out."""
+    """Return the results in a trial's directory, without a last line that a kill has cut off."""
     file = path / "result.json"
     if not file.exists():
         return []
@@ -216,7 +216,7 @@ def read_checkpoints(path: Path) -> list[SavedCheckpoint]:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Write a file so that a kill leaves the old or the new one."""
+    """Write a file atomically: after a kill it has either the old or the new content."""
     scratch = path.with_name(f".{path.name}.new")
     write_text(scratch, text)
     os.replace(scratch, path)

@@ -22,7 +22,7 @@ from rlzmq.tune.session import Checkpoint, FunctionSession, Trainable, TrialCont
 __all__ = ["STAGED_CHECKPOINT", "TrialProcess"]
 
 STAGED_CHECKPOINT = ".checkpoint-reported"
-"""Directory within the trial's in which a function's checkpoint waits until it is named."""
+"""Directory, within the trial's directory, of a function's reported checkpoint until it gets its final name."""
 
 _STOP_S = 3.0
 
@@ -31,13 +31,13 @@ class _Running(Protocol):
     """A trainable that has been started."""
 
     def step(self) -> tuple[dict[str, Any], bool] | None:
-        """Return the next result and whether a checkpoint was staged with it; None after the last."""
+        """Return the next result and whether a checkpoint was staged with it; None after the last result."""
 
     def save(self, path: Path) -> bool:
-        """Save the state to a new directory; return False if it can be saved only by the trial's code."""
+        """Save the state to a new directory; return False if only the trial's code can save it."""
 
     def stop(self) -> None:
-        """Release everything."""
+        """Release all resources."""
 
 
 class TrialProcess:
@@ -48,7 +48,7 @@ class TrialProcess:
         config: The trial's config, without search objects.
         context: Facts about the trial.
         checkpoint: Directory to continue from; None: a new trial.
-        before: The last result before that checkpoint; {} for a new trial.
+        before: The last result before the checkpoint; {} for a new trial.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class TrialProcess:
     def save(self, path: str) -> bool:
         """Save a checkpoint to this directory; return False if only the trial's code can save its state."""
         target = Path(path)
-        shutil.rmtree(target, ignore_errors=True)  # one that was never finished
+        shutil.rmtree(target, ignore_errors=True)  # left by an unfinished save
         return self._running.save(target)
 
     def stop(self) -> None:
-        """Release what the trial holds."""
+        """Release the trial's resources."""
         self._running.stop()
 
 
@@ -198,7 +198,7 @@ class _RunningFunction:
     def _run(self, function: Callable[[Any], Any], config: TrialConfig) -> None:
         try:
             returned = function(config)
-            if isinstance(returned, Mapping):  # the last result
+            if isinstance(returned, Mapping):  # the function's last result
                 self._final = dict(returned)
         except TrialStopped:
             self._session.end()

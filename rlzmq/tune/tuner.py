@@ -41,7 +41,7 @@ def register_trainable(name: str, trainable: Any) -> None:
         trainable: An Algorithm class, a Trainable class or a function.
 
     Raises:
-        ConfigurationError: It is none of these.
+        ConfigurationError: `trainable` is none of these.
     """
     _parts_of(trainable)
     _TRAINABLES[name] = trainable
@@ -50,16 +50,16 @@ def register_trainable(name: str, trainable: Any) -> None:
 class Tuner:
     """A search: many trials of one trainable with different values.
 
-    Each trial runs in its own process (with the processes that it starts), as many at a time as this machine has
-    cores for. A trial whose process is killed is restarted from its last checkpoint; a search whose driver was killed
-    is continued by `restore`.
+    Each trial runs in its own process, which may start others. As many trials run at a time as this machine has cores
+    for. A trial whose process is killed is restarted from its last checkpoint. If the driver is killed, `restore`
+    continues the search.
 
     Args:
         trainable: Name of an algorithm (``"PPO"``), its config class, an Algorithm class, a `Trainable` class, a
             function of the config that calls ``tune.report(…)``, or one of these from `with_resources`.
         param_space: A config, or a dict, with search objects such as ``tune.loguniform(1e-5, 1e-3)`` in it.
-        tune_config: How values are chosen, and which trials run on.
-        run_config: Where the files are, and when trials stop.
+        tune_config: How values are chosen, and which trials continue.
+        run_config: Where the files are stored, and when trials stop.
 
     Raises:
         ConfigurationError: Optuna is not installed, or an argument is invalid.
@@ -108,7 +108,7 @@ class Tuner:
         """Run all trials and return their results. Errors of trials are collected, not raised.
 
         Raises:
-            ConfigurationError: The experiment exists already, or the settings do not fit each other.
+            ConfigurationError: The experiment exists already, or the settings are incompatible.
         """
         return get_loop_thread().run(self.fit_async())
 
@@ -164,7 +164,7 @@ class Tuner:
 
     @classmethod
     def can_restore(cls, path: str | Path) -> bool:
-        """Return whether there is an experiment in this directory."""
+        """Return whether the directory contains an experiment."""
         return (Path(path) / _FILE).is_file()
 
     @classmethod
@@ -179,20 +179,20 @@ class Tuner:
         tune_config: TuneConfig | None = None,
         run_config: RunConfig | None = None,
     ) -> Tuner:
-        """Return a Tuner that continues the search in a directory; `fit` runs what is left of it.
+        """Return a Tuner that continues the search in a directory. `fit` runs the remaining trials.
 
         Args:
             path: The experiment's directory.
             trainable: As for the first Tuner.
-            resume_unfinished: Only True: trials that had not ended continue from their last checkpoint.
+            resume_unfinished: Must be True: trials that had not ended continue from their last checkpoint.
             resume_errored: Whether failed trials continue from their last checkpoint.
             restart_errored: Whether failed trials start again from the beginning.
             param_space: As for the first Tuner; needed if it held code, such as functions.
             tune_config: As for the first Tuner; needed if it held code.
-            run_config: As for the first Tuner; needed if it held code. Its name and storage_path do not count.
+            run_config: As for the first Tuner; needed if it held code. Its name and storage_path are ignored.
 
         Raises:
-            CheckpointError: There is no experiment, or what held code is missing.
+            CheckpointError: There is no experiment, or an argument that held code is missing.
             ConfigurationError: `resume_unfinished` is False.
         """
         folder = Path(path).expanduser()
@@ -228,7 +228,7 @@ class Tuner:
         return tuner
 
     def _stored(self) -> dict[str, Any]:
-        """Return what `restore` reads; what holds code is left out."""
+        """Return the values that `restore` reads, without those that hold code."""
         stored: dict[str, Any] = {"trainable": self._name, "left_out": []}
         for name, value, store in (
             ("param_space", self._param_space, _stored_space),
@@ -314,7 +314,7 @@ def _space_from_stored(stored: Mapping[str, Any], folder: Path) -> Any:
 
 
 def _clear(path: Path) -> bool:
-    """Remove what a failed trial has left, so that it starts from the beginning; return True."""
+    """Remove a failed trial's files, so that it starts from the beginning; return True."""
     for name in ("result.json", "checkpoints.json", "error.txt"):
         (path / name).unlink(missing_ok=True)
     return True

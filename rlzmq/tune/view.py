@@ -1,4 +1,4 @@
-"""The output of a search in progress: a live table of trials on a terminal, lines elsewhere."""
+"""Progress output of a search: a live table of trials on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class CLIReporter:
     """The columns of the table of trials.
 
     Args:
-        metric_columns: Paths of metrics, or path -> heading; None: iteration, time, return, steps, and the metric.
-        max_report_frequency: Seconds between two lines of a trial where the output is not a terminal.
+        metric_columns: Metric paths, or path -> heading; None: iteration, time, return, steps, and the search's metric.
+        max_report_frequency: Seconds between two lines of a trial if the output is not a terminal.
     """
 
     metric_columns: Sequence[str] | Mapping[str, str] | None = None
     max_report_frequency: float = 5.0
 
     def columns(self, metric: str | None) -> dict[str, str]:
-        """Return path -> heading."""
+        """Return the columns as path -> heading."""
         given = self.metric_columns
         if isinstance(given, Mapping):
             return dict(given)
@@ -59,7 +59,7 @@ class LinesView(View[Sequence[Trial]]):
         self._shown: dict[str, str] = {}
 
     def show(self, shown: Sequence[Trial]) -> None:
-        """Print the trials whose status has changed."""
+        """Print the trials with a changed status."""
         for trial in shown:
             if self._shown.get(trial.trial_id) != trial.status:
                 self._shown[trial.trial_id] = trial.status
@@ -88,7 +88,7 @@ def make_view(
     verbose: int | None,
     reporter: CLIReporter | None,
 ) -> View[Sequence[Trial]]:
-    """Return the view that fits the output: a table on a terminal, lines elsewhere, nothing with ``verbose=0``."""
+    """Return the view for the output: a table on a terminal, lines elsewhere, nothing with ``verbose=0``."""
     if verbose == 0:
         return View()
     columns = (reporter or CLIReporter()).columns(metric)
@@ -98,7 +98,7 @@ def make_view(
 def trial_table(
     title: str, trials: Sequence[Trial], space: Mapping[str, SearchObject], columns: Mapping[str, str]
 ) -> Table:
-    """Return the table of the trials: those that run first, then the newest."""
+    """Return the table of trials: running trials first, then the newest."""
     counts = Counter(trial.status.lower() for trial in trials)
     table = Table(title=title, caption=", ".join(f"{number} {status}" for status, number in counts.items()))
     shown = sorted(trials, key=lambda trial: (trial.status != "RUNNING", -trial.claim.index))[:_MAX_ROWS]
@@ -126,7 +126,7 @@ def _cells(
 
 
 def _value(trial: Trial, path: str) -> Any:
-    """Return the value of a function; None if it has none."""
+    """Return the trial's config value at a path; None if there is none."""
     try:
         return config_value(trial.config, path)
     except ConfigurationError:

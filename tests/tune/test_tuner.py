@@ -120,7 +120,7 @@ def test_all_names_of_an_algorithm(trainable: Any) -> None:
         (lambda: tune.Tuner("PPO", param_space=small_ppo()).fit(), "PPO never ends by itself: set RunConfig"),
         (lambda: tune.TuneConfig(mode="best"), "expected 'min' or 'max'"),  # type: ignore[arg-type]
         (lambda: tune.TuneConfig(num_samples=0), "expected an int from 1"),
-        (lambda: tune.TuneConfig(num_samples=-1), "never ends: give time_budget_s"),
+        (lambda: tune.TuneConfig(num_samples=-1), "never ends: set time_budget_s"),
         (lambda: tune.CheckpointConfig(num_to_keep=0), "expected at least 1"),
         (lambda: tune.FailureConfig(max_failures=1, fail_fast=True), "leave max_failures at 0"),
         (lambda: tune.RunConfig(name="a/b"), "expected the name of a directory"),

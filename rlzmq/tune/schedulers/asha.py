@@ -17,10 +17,11 @@ __all__ = ["ASHAScheduler", "AsyncHyperBandScheduler"]
 
 @dataclasses.dataclass
 class ASHAScheduler(TrialScheduler):
-    """Ends at each rung the trials that are not among the best.
+    """Ends trials that are not among the best when they reach a rung.
 
     Rungs are at the times ``grace_period * reduction_factor**k`` below `max_t`. At a rung a trial ends if its score is
-    below the ``1 - 1/reduction_factor`` quantile of the scores that earlier trials had there; the first one goes on.
+    below the ``1 - 1/reduction_factor`` quantile of the scores that earlier trials had there. The first trial
+    continues.
 
     Args:
         time_attr: Path of the time in results.
@@ -28,8 +29,8 @@ class ASHAScheduler(TrialScheduler):
         mode: "max" or "min"; None: that of TuneConfig.
         max_t: Time at which every trial ends.
         grace_period: Time before which no trial ends.
-        reduction_factor: About one in so many trials passes a rung.
-        brackets: Number of brackets, used in turn by the trials; the rungs of bracket s begin at
+        reduction_factor: About one in `reduction_factor` trials passes a rung.
+        brackets: Number of brackets; trials take turns in using them. The rungs of bracket s begin at
             ``grace_period * reduction_factor**s``.
         stop_last_trials: Whether trials end at `max_t`.
     """
@@ -58,7 +59,7 @@ class ASHAScheduler(TrialScheduler):
         self._rungs = [self._new_rungs(bracket) for bracket in range(self.brackets)]
 
     def _new_rungs(self, bracket: int) -> list[tuple[float, dict[str, float]]]:
-        """Return (time, scores by trial) of a bracket's rungs, the last first."""
+        """Return (time, scores by trial) of a bracket's rungs, last rung first."""
         rungs: list[tuple[float, dict[str, float]]] = []
         time = self.grace_period * self.reduction_factor**bracket
         while time < self.max_t:
@@ -67,7 +68,7 @@ class ASHAScheduler(TrialScheduler):
         return rungs
 
     def observe(self, trial_id: str, time: float, score: float) -> None:
-        """Enter a result into the last rung that it has reached."""
+        """Record a result at the last rung that the trial has reached."""
         self._enter(trial_id, time, score)
 
     def on_trial_result(self, trial: ScheduledTrial, result: Mapping[str, Any]) -> Decision:

@@ -1,4 +1,4 @@
-"""TrialScheduler: decides by their results which trials go on, pause, end, or continue from another's checkpoint."""
+"""TrialScheduler: decides, from trials' results, which trials continue, pause, end, or copy another's checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["CONTINUE", "PAUSE", "STOP", "Decision", "FIFOScheduler", "ScheduledT
 
 
 class ScheduledTrial(Protocol):
-    """What schedulers see of a trial."""
+    """A trial, as schedulers see it."""
 
     trial_id: str
     config: TrialConfig
@@ -31,13 +31,13 @@ class ScheduledTrial(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What a trial does after a result.
+    """What a trial does next.
 
     Attributes:
         action: "continue", "pause" (its state is saved, and others run first) or "stop".
         saves: Whether its state is saved now.
-        exploits: Trial from whose newest checkpoint it continues; None: it keeps its state.
-        changes: New values of its config by path; with `exploits`.
+        exploits: The trial whose newest checkpoint it continues from; None: it keeps its own state.
+        changes: New values of its config by path; only with `exploits`.
     """
 
     action: Literal["continue", "pause", "stop"] = "continue"
@@ -54,15 +54,15 @@ STOP = Decision("stop")
 class TrialScheduler:
     """Base class of the schedulers.
 
-    Results of resumed trials, and of trials on other machines, are passed to `observe`; each new result of a trial
-    of this process to `on_trial_result`.
+    Results of resumed trials, and of trials on other machines, are passed to `observe`. New results of this process's
+    trials are passed to `on_trial_result`.
 
     Attributes:
         time_attr: Path of the time in results, e.g. "training_iteration".
         metric: Path of the metric; None: that of TuneConfig.
-        mode: Whether the metric is to be large or small; None: that of TuneConfig.
+        mode: Whether the metric should be large ("max") or small ("min"); None: that of TuneConfig.
         starts_all: Whether all trials are started, in turns, before any is far ahead.
-        ends_trials: Whether every trial ends by the scheduler's own rule.
+        ends_trials: Whether the scheduler ends every trial by its own rule.
     """
 
     time_attr: str = "training_iteration"
@@ -72,10 +72,11 @@ class TrialScheduler:
     ends_trials: ClassVar[bool] = False
 
     def set_search_properties(self, metric: str | None, mode: Mode | None) -> None:
-        """Take over metric and mode of TuneConfig.
+        """Use the metric and mode of TuneConfig.
 
         Raises:
-            ConfigurationError: Both or neither have them, or a mode is unknown.
+            ConfigurationError: Both TuneConfig and the scheduler set one of them, or neither does, or a mode is
+                unknown.
         """
         name = type(self).__name__
         check_mode(self.mode, name)
@@ -91,34 +92,34 @@ class TrialScheduler:
             )
 
     def on_trial_add(self, trial: ScheduledTrial) -> None:
-        """Note a new or resumed trial."""
+        """Register a new or resumed trial."""
 
     def observe(self, trial_id: str, time: float, score: float) -> None:
-        """Note a result without deciding on its trial.
+        """Record a result without a decision about its trial.
 
         Args:
             trial_id: The trial.
-            time: The value of `time_attr`.
+            time: The result's value of `time_attr`.
             score: The metric; negated if `mode` is "min", so that large scores are good.
         """
 
     def on_trial_result(self, trial: ScheduledTrial, result: Mapping[str, Any]) -> Decision:
-        """Return what the trial does after this result."""
+        """Return the decision about a trial after this result."""
         return CONTINUE
 
     def on_trial_end(self, trial: ScheduledTrial) -> None:
-        """Note that a trial has ended."""
+        """Record that a trial has ended."""
 
     def choose(self, waiting: Sequence[ScheduledTrial]) -> ScheduledTrial:
-        """Return which of these trials runs next."""
+        """Return the trial to run next."""
         return waiting[0]
 
     def time_of(self, result: Mapping[str, Any]) -> float | None:
-        """Return the time of a result; None if it has none."""
+        """Return the time of a result; None if the result lacks it."""
         return number_at(result, self.time_attr)
 
     def score_of(self, result: Mapping[str, Any]) -> float | None:
-        """Return the metric of a result, negated if small values are good; None if it has none."""
+        """Return the metric of a result, negated if small values are good; None if the result lacks it."""
         value = None if self.metric is None else number_at(result, self.metric)
         return -value if value is not None and self.mode == "min" else value
 
@@ -128,6 +129,6 @@ class FIFOScheduler(TrialScheduler):
     """Lets every trial run until its stop criterion."""
 
     def set_search_properties(self, metric: str | None, mode: Mode | None) -> None:
-        """Take over metric and mode, which may be missing."""
+        """Use the metric and mode of TuneConfig; both may be missing."""
         check_mode(mode, "TuneConfig")
         self.metric, self.mode = metric, mode

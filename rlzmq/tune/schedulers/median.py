@@ -40,7 +40,7 @@ class MedianStoppingRule(TrialScheduler):
         self._paused: set[str] = set()
 
     def observe(self, trial_id: str, time: float, score: float) -> None:
-        """Note a result."""
+        """Record a result."""
         self._results.setdefault(trial_id, []).append((time, score))
 
     def on_trial_result(self, trial: ScheduledTrial, result: Mapping[str, Any]) -> Decision:

@@ -21,10 +21,11 @@ __all__ = ["PopulationBasedTraining"]
 
 @dataclasses.dataclass
 class PopulationBasedTraining(TrialScheduler):
-    """Replaces bad trials by changed copies of good ones while they train.
+    """Replaces bad trials with mutated copies of good trials during training.
 
     After every interval a trial in the bottom quantile of the last scores continues from the checkpoint and the config
-    of a random trial in the top quantile, with changed values. With fewer slots than trials the trials take turns.
+    of a random trial in the top quantile, with changed values. If there are fewer slots than trials, the trials take
+    turns.
 
     Args:
         time_attr: Path of the time in results.
@@ -32,14 +33,14 @@ class PopulationBasedTraining(TrialScheduler):
         mode: "max" or "min"; None: that of TuneConfig.
         perturbation_interval: Time between two comparisons of a trial.
         burn_in_period: Time before the first comparison.
-        hyperparam_mutations: What is changed: path (or nested dicts) -> a list of values, a search object such as
+        hyperparam_mutations: The values to change: path (or nested dicts) -> a list of values, a search object such as
             ``tune.loguniform(1e-5, 1e-3)``, or a function that returns a value.
-        quantile_fraction: Part of the trials that count as good, and as bad; at most 0.5.
+        quantile_fraction: Fraction of the trials that counts as good, and as bad; at most 0.5.
         resample_probability: Probability of drawing a value from the list or search object. Otherwise a value
             of a list moves to a neighbour, and a number is multiplied.
         perturbation_factors: The two factors; products stay within a search object's bounds.
-        custom_explore_fn: Called with the changed values by path; returns them, e.g. made consistent.
-        synch: Only False: trials do not wait for each other.
+        custom_explore_fn: Called with the changed values by path; returns the values to use.
+        synch: Must be False: trials do not wait for each other.
         seed: Seed of the choices; None: a random one.
     """
 
@@ -86,16 +87,16 @@ class PopulationBasedTraining(TrialScheduler):
         self._compared_at: dict[str, float] = {}
 
     def on_trial_add(self, trial: ScheduledTrial) -> None:
-        """Note a trial of the population."""
+        """Add a trial to the population."""
         self._trials.append(trial)
         self._compared_at[trial.trial_id] = self.time_of(trial.last_result) or 0.0
 
     def observe(self, trial_id: str, time: float, score: float) -> None:
-        """Note the last score of a resumed trial."""
+        """Record the last score of a resumed trial."""
         self._scores[trial_id] = score
 
     def on_trial_result(self, trial: ScheduledTrial, result: Mapping[str, Any]) -> Decision:
-        """Return whether the trial goes on, saves its state for others, or continues from another's."""
+        """Return whether the trial continues, saves its state for others, or continues from another's checkpoint."""
         time, score = self.time_of(result), self.score_of(result)
         if time is None or score is None:
             return CONTINUE
@@ -110,25 +111,25 @@ class PopulationBasedTraining(TrialScheduler):
         others_wait = any(other.is_waiting for other in self._trials if other is not trial)
         if trial in bottom:
             source = top[int(self._rng.integers(len(top)))]
-            self._scores[trial.trial_id] = self._scores[source.trial_id]  # until its first result
+            self._scores[trial.trial_id] = self._scores[source.trial_id]  # used until its first result
             action = "pause" if others_wait else "continue"
             return Decision(action, exploits=source, changes=self._explore(source))  # type: ignore[arg-type]
         return PAUSE if others_wait else Decision(saves=trial in top)
 
     def on_trial_end(self, trial: ScheduledTrial) -> None:
-        """Take the trial out of the population."""
+        """Remove the trial from the population."""
         self._scores.pop(trial.trial_id, None)
 
     def note_exploited(self, trial: ScheduledTrial, source_result: Mapping[str, Any]) -> None:
-        """Note that the trial continues from a checkpoint with this last result."""
+        """Record that the trial continues from a checkpoint with this last result."""
         self._compared_at[trial.trial_id] = self.time_of(source_result) or 0.0
 
     def choose(self, waiting: Sequence[ScheduledTrial]) -> ScheduledTrial:
-        """Return the trial that was compared the longest time ago."""
+        """Return the trial whose last comparison is the oldest."""
         return min(waiting, key=lambda trial: self._compared_at[trial.trial_id])
 
     def _quantiles(self) -> tuple[list[ScheduledTrial], list[ScheduledTrial]]:
-        """Return the worst and the best of the trials that run or wait."""
+        """Return the worst and the best of the running and waiting trials."""
         ranked = sorted(
             (trial for trial in self._trials if trial.trial_id in self._scores and not trial.is_finished),
             key=lambda trial: self._scores[trial.trial_id],
@@ -141,7 +142,7 @@ class PopulationBasedTraining(TrialScheduler):
         return ranked[:number], ranked[-number:]
 
     def _explore(self, source: ScheduledTrial) -> dict[str, Any]:
-        """Return changed values of the source's config."""
+        """Return the source's config values, with mutations."""
         changed = {
             path: self._perturbed(mutation, config_value(source.config, path))
             for path, mutation in self._mutations.items()

@@ -1,4 +1,4 @@
-"""Search algorithms: how the values of new trials are chosen."""
+"""Search algorithms, which choose the values of new trials."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["BasicVariantGenerator", "ConcurrencyLimiter", "Searcher", "labels_of
 class Searcher:
     """Base class of the search algorithms.
 
-    A trial's values are chosen in two steps: `fixed` gives those that are decided by the trial's number alone; the
-    sampler of the study chooses the others, once the trial starts.
+    A trial's values are chosen in two steps: `fixed` returns the values that depend only on the trial's index. The
+    study's sampler chooses the others when the trial starts.
 
     Attributes:
-        points_to_evaluate: Values of the first trials by path; random or suggested where a path is missing.
-        max_concurrent: Most trials at the same time; 0: no limit.
+        points_to_evaluate: Values of the first trials by path; a missing path gets a random or suggested value.
+        max_concurrent: Maximum number of trials at the same time; 0: no limit.
         seed: Seed of all choices; None: a random one.
     """
 
@@ -38,7 +38,7 @@ class Searcher:
         raise NotImplementedError
 
     def fixed(self, space: Mapping[str, SearchObject], index: int, seed: int) -> dict[str, Any]:
-        """Return the parameters of trial `index` that are decided in advance, in Optuna's form."""
+        """Return the parameters of trial `index` that are chosen in advance, in Optuna's form."""
         grids = {path: item for path, item in space.items() if isinstance(item, GridSearch)}
         points = list(itertools.product(*(labels_of(grid.values) for grid in grids.values())))
         chosen = dict(zip(grids, points[index % len(points)], strict=True))
@@ -54,11 +54,11 @@ class Searcher:
 
 @dataclass
 class BasicVariantGenerator(Searcher):
-    """Grids and random values.
+    """Grid search and random values.
 
     Args:
         points_to_evaluate: Values of the first trials by path, e.g. ``[{"lr": 0.001}]``.
-        max_concurrent: Most trials at the same time; 0: no limit.
+        max_concurrent: Maximum number of trials at the same time; 0: no limit.
         random_state: Seed of the random values; None: a random one.
     """
 
@@ -71,7 +71,7 @@ class BasicVariantGenerator(Searcher):
         self.seed: int | None = self.random_state
 
     def make_sampler(self, seed: int) -> Any:
-        """Return None: every value is decided in advance."""
+        """Return None: all values are chosen in advance."""
         return None
 
     def fixed(self, space: Mapping[str, SearchObject], index: int, seed: int) -> dict[str, Any]:
@@ -110,12 +110,12 @@ class ConcurrencyLimiter(Searcher):
         return self.searcher.make_sampler(seed)
 
     def fixed(self, space: Mapping[str, SearchObject], index: int, seed: int) -> dict[str, Any]:
-        """Return what the search algorithm decides in advance."""
+        """Return the values that the search algorithm chooses in advance."""
         return self.searcher.fixed(space, index, seed)
 
 
 def labels_of(values: Sequence[Any]) -> list[Any]:
-    """Return what stands for these values in the study: the values themselves if it can store them."""
+    """Return the labels of these values in the study: the values themselves if the study can store them."""
     is_plain = all(value is None or type(value) in (bool, int, float, str) for value in values)
     if is_plain and len(set(values)) == len(values):
         return list(values)
@@ -127,4 +127,4 @@ def _parameter(path: str, item: SearchObject, value: Any) -> Any:
         return item.coordinate_of(value)
     if isinstance(item, Categorical | GridSearch) and value in item.values:
         return labels_of(item.values)[item.values.index(value)]
-    raise ConfigurationError(f"points_to_evaluate: {value!r} is no value of {path}={item!r}.")
+    raise ConfigurationError(f"points_to_evaluate: {value!r} is not a value of {path}={item!r}.")

@@ -1,4 +1,4 @@
-"""OptunaSearch: Optuna's samplers choose the values of new trials by the results of earlier ones."""
+"""OptunaSearch: chooses the values of new trials with Optuna's samplers, from the results of earlier trials."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["OptunaSearch", "load_optuna"]
 
 
 def load_optuna() -> Any:
-    """Return the module optuna, which logs warnings only.
+    """Return the module `optuna`, with its logging limited to warnings.
 
     Raises:
-        MissingPackageError: It is not installed.
+        MissingPackageError: Optuna is not installed.
     """
     optuna = import_optional("optuna", "Tune", "rlzmq[tune]")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -30,10 +30,10 @@ class OptunaSearch(Searcher):
     """Values suggested by an Optuna sampler; needs `TuneConfig(metric=…, mode=…)`.
 
     Args:
-        sampler: An Optuna sampler, or the name of one in ``optuna.samplers``, which is seeded; None: "TPESampler".
+        sampler: An Optuna sampler, or the name of one in ``optuna.samplers``, which gets the seed; None: "TPESampler".
         points_to_evaluate: Values of the first trials by path, e.g. ``[{"lr": 0.001}]``.
         seed: Seed of a sampler given by name; None: a random one.
-        max_concurrent: Most trials at the same time; 0: no limit.
+        max_concurrent: Maximum number of trials at the same time; 0: no limit.
     """
 
     sampler: Any = None
