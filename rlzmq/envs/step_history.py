@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector.utils import batch_space, iterate
 
-from rlzmq.core.tree import tree_leaves, tree_map, tree_stack
+from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.envs.env_state import MAX_REPLAYED_STEPS, History
 from rlzmq.envs.rng_state import plain_random, random_state, set_random_state
 
@@ -19,7 +19,7 @@ __all__ = ["ActionHistory", "StepHistory"]
 # Minimum number of steps between recorded resets: reading the random state at every reset would slow
 # short episodes by some percent.
 _STEPS_BETWEEN_BEGINS = 256
-# Actions are kept per step, and as one array for so many steps once there are so many.
+# Actions are written into arrays for so many steps.
 _STEPS_PER_BLOCK = 256
 
 
@@ -100,25 +100,53 @@ class StepHistory:
         self.num_steps: int = 0
         self.due: list[int] = [0] * num_envs
         self._begins: list[ActionHistory | None] = [None] * num_envs
-        # (number of the first step, actions ``[T, N, ...]``), then the actions ``[N, ...]`` of the steps after them
+        # Number of the first step, and actions ``[T, N, ...]`` of the steps from there on; in the last block up to
+        # `num_steps`.
         self._blocks: deque[tuple[int, Any]] = deque()
-        self._latest: list[Any] = []
+        self._newest: Any = None  # the last block's array, if its actions are one
+        self._row: int = 0  # the next step's, in the last block
 
     def record(self, actions: Any) -> None:
         """Record the actions of the vector step that is about to happen, a tree of arrays ``[N, ...]``."""
+        newest, row = self._newest, self._row
+        if (
+            row < _STEPS_PER_BLOCK
+            and type(actions) is np.ndarray
+            and newest is not None
+            and newest.dtype is actions.dtype
+        ):
+            newest[row] = actions
+        else:
+            self._record_slowly(tree_map(np.asarray, actions))
+        self._row += 1
         self.num_steps += 1
-        self._latest.append(actions.copy() if type(actions) is np.ndarray else tree_map(np.array, actions))
-        if len(self._latest) == _STEPS_PER_BLOCK:
-            self._blocks.append((self.num_steps - _STEPS_PER_BLOCK, tree_stack(self._latest)))
-            self._latest = []
-            self._drop_old()
 
-    def _drop_old(self) -> None:
-        """Drop the actions before all resets that can be replayed."""
+    def _record_slowly(self, actions: Any) -> None:
+        """Write nested actions; begin a block where the last one is full, or has actions of another dtype."""
+        leaves = tree_leaves(actions)
+        block = tree_leaves(self._blocks[-1][1]) if self._blocks else []
+        if self._row >= _STEPS_PER_BLOCK or [a.dtype for a in block] != [a.dtype for a in leaves]:
+            self._end_block()
+            new = tree_map(lambda leaf: np.empty((_STEPS_PER_BLOCK, *leaf.shape), leaf.dtype), actions)
+            self._blocks.append((self.num_steps, new))
+            self._newest = new if type(new) is np.ndarray else None
+            self._row = 0
+            block = tree_leaves(new)
+        for rows, leaf in zip(block, leaves, strict=True):
+            rows[self._row] = leaf
+
+    def _end_block(self) -> None:
+        """Cut the last block to the steps in it, and drop those before all resets that can be replayed."""
+        if self._blocks and self._row < _STEPS_PER_BLOCK:
+            number, block = self._blocks.pop()
+            self._blocks.append((number, tree_map(lambda leaf: leaf[: self._row], block)))
         oldest = self.num_steps - MAX_REPLAYED_STEPS
         needed = [b.step for b in self._begins if b is not None and b.step >= oldest]
-        while self._blocks and self._blocks[0][0] + _STEPS_PER_BLOCK <= min(needed, default=self.num_steps):
+        first_needed = min(needed, default=self.num_steps)
+        while len(self._blocks) > 1 and self._blocks[1][0] <= first_needed:
             self._blocks.popleft()
+        if self._blocks and self.num_steps <= first_needed:
+            self._blocks.clear()
 
     def begin(self, index: int, env: Any, seed: int | None) -> None:
         """Record that environment `index` is about to be reset before step `num_steps`."""
@@ -143,19 +171,16 @@ class StepHistory:
     def history_of(self, index: int) -> ActionHistory | None:
         """Return a reset of environment `index`, and all actions since; None if they are unknown or too many."""
         begin = self._begins[index]
-        first_latest = self.num_steps - len(self._latest)
-        first = self._blocks[0][0] if self._blocks else first_latest
+        first = self._blocks[0][0] if self._blocks else self.num_steps
         if begin is None or begin.step < first:
             return None
         parts = [] if begin.actions is None else [begin.actions]
-        for number, block in self._blocks:
-            skipped = max(0, begin.step - number)
-            if skipped < _STEPS_PER_BLOCK:
-                parts.append(tree_map(lambda leaf, skipped=skipped: leaf[skipped:, index], block))
-        latest = self._latest[max(0, begin.step - first_latest) :]
-        if latest:
-            parts.append(tree_map(lambda leaf: leaf[:, index], tree_stack(latest)))
-        rows = tree_map(lambda *leaves: np.concatenate(leaves), *parts) if parts else None
-        if rows is not None and len(tree_leaves(rows)[0]) > MAX_REPLAYED_STEPS:
+        ends = [*(number for number, _ in self._blocks), self.num_steps][1:]
+        for (number, block), end in zip(self._blocks, ends, strict=True):
+            rows = slice(max(0, begin.step - number), end - number)
+            if rows.start < rows.stop:
+                parts.append(tree_map(lambda leaf, rows=rows: leaf[rows, index], block))
+        actions = tree_map(lambda *leaves: np.concatenate(leaves), *parts) if parts else None
+        if actions is not None and len(tree_leaves(actions)[0]) > MAX_REPLAYED_STEPS:
             return None
-        return replace(begin, actions=rows, due_in=max(0, self.due[index] - self.num_steps))
+        return replace(begin, actions=actions, due_in=max(0, self.due[index] - self.num_steps))

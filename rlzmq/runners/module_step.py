@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rlzmq.connectors.module_to_env.get_actions import draw_actions, given_actions_logp
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
-from rlzmq.modules.dense_chain import dense_chain, run_chain
+from rlzmq.modules.dense_chain import dense_chain, recurrent_chain, run_chain
 from rlzmq.modules.rl_module import TorchRLModule
 
 __all__ = ["ModuleStep", "to_numpy"]
@@ -53,10 +53,12 @@ class ModuleStep:
         name = "forward_exploration" if explore else "forward_inference"
         self._forward = getattr(module, name)
         self._dist_cls: Any = None
+        self._draws_with_logp = False  # as soon as the class is known: exploring, with log-probabilities
         # The modes and checks that TorchRLModule's public forward adds are already ensured here.
         is_plain = getattr(type(module), name, None) is getattr(TorchRLModule, name)
         self._inner_forward = getattr(module, f"_{name}") if is_plain else self._forward
-        self._chain = dense_chain(module)
+        self._chain = None if self.is_stateful else dense_chain(module)
+        self._recurrent_chain = recurrent_chain(module) if self.is_stateful else None
 
     def initial_state(self, num_rows: int) -> Any:
         """Return the module's initial state for ``num_rows`` rows: a tree of tensors ``[num_rows, ...]``."""
@@ -67,6 +69,10 @@ class ModuleStep:
         index = torch.from_numpy(rows)
 
         def reset(leaf: torch.Tensor, initial: torch.Tensor) -> torch.Tensor:
+            if leaf.device.type == "cpu":  # numpy sets rows in a fifth of torch's time
+                array = leaf.numpy().copy()
+                array[rows] = initial.numpy()
+                return torch.from_numpy(array)
             leaf = leaf.clone()
             leaf[index] = initial
             return leaf
@@ -142,6 +148,16 @@ class ModuleStep:
             guard.__exit__(None, None, None)
 
     def _act_stateful(self, inputs: Any, state: Any, t: int) -> tuple[dict[str, Any], Any]:
+        chain = self._recurrent_chain
+        if chain is not None and type(inputs) is torch.Tensor and chain.takes(inputs):
+            logits, state_out = chain(inputs, state)
+            actions, logp = self._sample(logits)
+            return {
+                Columns.STATE_OUT: tree_map(to_numpy, state_out),
+                Columns.ACTION_DIST_INPUTS: logits.numpy(),
+                Columns.ACTIONS: tree_map(to_numpy, actions),
+                Columns.ACTION_LOGP: logp.numpy(),
+            }, state_out
         batch = {Columns.OBS: tree_map(_add_time, inputs), Columns.STATE_IN: state}
         outputs = self._inner_forward(batch, t=t) if self._explore else self._inner_forward(batch)
         outputs = dict(self._with_logp(self._checked(outputs)))
@@ -166,16 +182,24 @@ class ModuleStep:
         inputs = outputs.get(Columns.ACTION_DIST_INPUTS)
         if inputs is None or Columns.ACTION_LOGP in outputs:
             return outputs
-        return {**outputs, **given_actions_logp(self._distribution(inputs), outputs[Columns.ACTIONS])}
+        return {
+            **outputs,
+            **given_actions_logp(self._find_dist_cls().from_logits(inputs), outputs[Columns.ACTIONS]),
+        }
 
     def _sample(self, inputs: torch.Tensor, wants_logp: bool = True) -> tuple[Any, Any]:
         """Return actions and their log-probabilities (or None), drawn as in GetActions."""
-        result: tuple[Any, Any] = draw_actions(
-            self._distribution(inputs), self._explore, self._generator, wants_logp=wants_logp
-        )
-        return result
+        dist_cls = self._dist_cls
+        if dist_cls is None:
+            dist_cls = self._find_dist_cls()
+        distribution = dist_cls.from_logits(inputs)
+        if wants_logp and self._draws_with_logp:
+            drawn: tuple[Any, Any] = distribution.sample_and_logp(generator=self._generator)
+        else:
+            drawn = draw_actions(distribution, self._explore, self._generator, wants_logp=wants_logp)
+        return drawn
 
-    def _distribution(self, inputs: torch.Tensor) -> Any:
+    def _find_dist_cls(self) -> Any:
         if self._dist_cls is None:
             module = self.module
             self._dist_cls = (
@@ -183,7 +207,8 @@ class ModuleStep:
                 if self._explore
                 else module.get_inference_action_dist_cls()
             )
-        return self._dist_cls.from_logits(inputs)
+            self._draws_with_logp = self._explore and getattr(self._dist_cls, "has_logp", True)
+        return self._dist_cls
 
     def _checked(self, outputs: Any) -> Any:
         method = "_forward_exploration" if self._explore else "_forward_inference"

@@ -44,6 +44,24 @@ def test_dicts_and_tuples_are_nodes_and_lists_are_leaves() -> None:
         tree_map(lambda x, y: x, {"a": 1}, {"b": 1})
 
 
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"b": 1, "a": {"y": 2, "x": None}, "c": ({"k": 3, "j": 4}, [5])},
+        {2: 1, "a": 2, 1: 3, None: 4, (1, 2): 5},
+        collections.OrderedDict(b=1, a={"z": 2, "y": 3}),
+        {"a": {}, "b": ()},
+    ],
+)
+def test_leaves_are_visited_in_one_order_and_dicts_keep_theirs(tree: object) -> None:
+    leaves, spec = tree_flatten(tree)
+    visited: list[object] = []
+    mapped = tree_map(visited.append, tree)
+    assert visited == tree_leaves(tree) == leaves
+    assert repr(tree_map(lambda leaf: leaf, tree)) == repr(spec.unflatten(leaves)) == repr(tree)
+    assert tree_leaves(mapped) == [None] * len(leaves)
+
+
 def test_structures_that_differ_are_refused() -> None:
     check_same_structure({"a": (1, 2)}, {"a": (3, np.zeros(2))})
     check_same_structure(1, np.zeros(3))

@@ -298,5 +298,18 @@ def test_the_env_itself_records_the_actions_since_a_reset(
             expected = [int(row[index]) for row in given[history.step :]]
             found = [] if rows is None else (rows if isinstance(rows, np.ndarray) else rows["x"]).tolist()
             assert found == expected
-        num_dropped = len(given) - 4 * len(vector.history._blocks) - len(vector.history._latest)
+        num_dropped = vector.history._blocks[0][0]
     assert num_dropped > 20, "actions that no replay needs are dropped"
+
+
+def test_recorded_actions_may_change_their_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_history, "_STEPS_PER_BLOCK", 4)
+    config = {"action_space": spaces.Box(-1, 1), "p_terminated": 0.0, "check_actions": False}
+    vector = LeanSyncVectorEnv([lambda: RandomEnv(config)])
+    vector.reset(seed=3)
+    for step in range(11):
+        vector.step(np.full((1, 1), step / 10, np.float64 if step % 3 else np.float32))
+    history = vector.history.history_of(0)
+    assert history is not None
+    np.testing.assert_allclose(history.actions[:, 0], np.arange(11) / 10)
+    assert history.actions.dtype == np.float64

@@ -35,6 +35,11 @@ class RecurrentEncoder(nn.Module):
                     kwargs = getattr(config, setting + "_kwargs")
                     initialize(parameter, getattr(config, setting), kwargs, setting)
 
+    @property
+    def max_cell_rows(self) -> int:
+        """Most rows of which a single step is done by torch.lstm_cell."""
+        return _CELL_MAX_UNITS // self.output_dim
+
     def initial_state(self) -> dict[str, Tensor]:
         """Zeros, without batch dimension."""
         return {"h": torch.zeros(self.output_dim), "c": torch.zeros(self.output_dim)}
@@ -47,9 +52,7 @@ class RecurrentEncoder(nn.Module):
                 f"is of shape {tuple(tokens.shape)}; the piece AddTimeDimToBatchAndZeroPad adds it"
             )
         # An exported graph has any number of rows: it takes the cell.
-        if tokens.shape[1] == 1 and (
-            torch.compiler.is_exporting() or tokens.shape[0] * self.output_dim <= _CELL_MAX_UNITS
-        ):
+        if tokens.shape[1] == 1 and (torch.compiler.is_exporting() or tokens.shape[0] <= self.max_cell_rows):
             weights: dict[str, Any] = self.lstm._parameters
             h, c = torch.lstm_cell(
                 tokens.squeeze(1),

@@ -104,7 +104,10 @@ class TorchCategorical(Distribution):
     def sample_and_logp(self, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         log_probs = self.log_probs
         index = sample_categorical(log_probs.detach(), generator)
-        return self._to_action(index.squeeze(-1)), log_probs.gather(-1, index).squeeze(-1)
+        action = index.squeeze(-1)
+        if self.start or self.dtype is not torch.int64:
+            action = self._to_action(action)
+        return action, log_probs.gather(-1, index).squeeze(-1)
 
     def logp(self, value: Tensor) -> Tensor:
         index = value.long()
