@@ -86,8 +86,14 @@ class StageTimers:
 
     def merge(self, sums: Mapping[str, Sequence[float]]) -> None:
         """Add what another's `take` returned."""
+        mine = self._sums
         for name, (num_calls, total) in sums.items():
-            self.add(name, total, int(num_calls))
+            known = mine.get(name)
+            if known is None:
+                mine[name] = [int(num_calls), total]
+            else:
+                known[0] += int(num_calls)
+                known[1] += total
 
     def reduce(self) -> dict[str, Any]:
         """Return means per call, nested by name, and reset the sums."""

@@ -145,13 +145,14 @@ def _marks(batch: EpisodeBatch) -> _Marks | None:
     suspects = [
         name
         for name, column in columns.items()
-        if not all(_all_usable(name, leaf) for leaf in tree_leaves(column))
+        for leaf in ((column,) if isinstance(column, np.ndarray) else tree_leaves(column))
+        if not _all_usable(name, leaf)
     ]
     if not suspects:
         return None
     bad = [
         (name, path, leaf)
-        for name in suspects
+        for name in dict.fromkeys(suspects)
         for path, leaf in zip(*optree.tree_flatten_with_path(columns[name])[:2], strict=True)
         if not _all_usable(name, leaf)
     ]
@@ -178,10 +179,10 @@ def _all_usable(name: str, leaf: NDArray[Any]) -> bool:
         return True
     if leaf.dtype.kind == "c":
         return bool(_usable(name, leaf).all())
-    # NaN propagates through min and max, and compares False.
-    return float(leaf.max()) < LARGEST and (
-        name == Columns.ACTION_DIST_INPUTS or float(leaf.min()) > -LARGEST
-    )
+    # NaN propagates through min and max, and compares False. (`leaf.max()` is a Python function around the reduction.)
+    if not float(np.maximum.reduce(leaf, axis=None)) < LARGEST:
+        return False
+    return name == Columns.ACTION_DIST_INPUTS or float(np.minimum.reduce(leaf, axis=None)) > -LARGEST
 
 
 def _usable(name: str, leaf: NDArray[Any]) -> BoolArray:

@@ -74,9 +74,7 @@ class BatchColumns(EpisodeList[SingleAgentEpisode]):
         num_chunks = len(self.start)
 
         def per_chunk(values: Any, dtype: Any, default: Any) -> np.ndarray:
-            if values is None:
-                return np.full(num_chunks, default, dtype)
-            return np.asarray(values, dtype)
+            return np.full(num_chunks, default, dtype) if values is None else np.asarray(values, dtype)
 
         self.length: NDArray[np.int64] = per_chunk(length, np.int64, 0)
         self.lookback: NDArray[np.int64] = per_chunk(lookback, np.int64, 0)
@@ -101,12 +99,22 @@ class BatchColumns(EpisodeList[SingleAgentEpisode]):
         self.meta: dict[str, Any] = {} if meta is None else meta
         self._is_ordinary = False
         self._tracked: dict[int, SingleAgentEpisode] = {}
-        for name in (*TABLE, "duration_s", *ID_LISTS):
-            values = getattr(self, name)
-            if values is not None and len(values) != num_chunks:
-                raise ValueError(
-                    f"EpisodeBatch.{name}: expected {num_chunks} values, one per chunk, got {len(values)}."
-                )
+        of_chunks = (
+            self.start, self.length, self.lookback, self.t_started, self.terminated, self.truncated,
+            self.env_index, self.duration_s, self.episode_ids, agent_ids, module_ids, multi_agent_episode_ids,
+        )  # fmt: skip
+        given = [values for values in of_chunks if values is not None]
+        if list(map(len, given)).count(num_chunks) != len(given):
+            raise self._differing_lengths()
+
+    def _differing_lengths(self) -> ValueError:
+        num_chunks = len(self.start)
+        name, num = next(
+            (name, len(values))
+            for name in (*TABLE, "duration_s", *ID_LISTS)
+            if (values := getattr(self, name)) is not None and len(values) != num_chunks
+        )
+        return ValueError(f"EpisodeBatch.{name}: expected {num_chunks} values, one per chunk, got {num}.")
 
     # -- facts ----------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from operator import is_
 from typing import Any
 
 import gymnasium as gym
@@ -253,7 +254,7 @@ class EnvRunner(EnvRunnerState):
             sampler is not None
             and sampler.env is self.env
             and len(key) == len(self._chosen_for)
-            and all(a is b for a, b in zip(key, self._chosen_for, strict=True))
+            and all(map(is_, key, self._chosen_for))
         ):
             return sampler
         self._chosen_for = key

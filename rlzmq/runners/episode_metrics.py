@@ -80,12 +80,33 @@ class EpisodeMetrics:
         num_env_steps = int(meta.get("num_env_steps", 0))
         self.num_env_steps += num_env_steps
         self.num_env_steps_lifetime += num_env_steps
-        for name, default_id in (("agent_steps", DEFAULT_AGENT_ID), ("module_steps", DEFAULT_MODULE_ID)):
-            counts, lifetime = getattr(self, name), getattr(self, f"{name}_lifetime")
-            for id_, count in meta.get(name, {default_id: num_env_steps}).items():
+        for counts, lifetime, steps in (
+            (
+                self.agent_steps,
+                self.agent_steps_lifetime,
+                meta.get("agent_steps", {DEFAULT_AGENT_ID: num_env_steps}),
+            ),
+            (
+                self.module_steps,
+                self.module_steps_lifetime,
+                meta.get("module_steps", {DEFAULT_MODULE_ID: num_env_steps}),
+            ),
+        ):
+            for id_, count in steps.items():
                 counts[id_] += count
                 lifetime[id_] += count
         finished = meta.get("episode_metrics") or {}
+        if any(finished.values()):
+            self._add_finished(finished)
+        timers = meta.get("timers") or {}
+        self.timers.merge(timers)
+        if "sample" in timers and type(meta.get("worker_index")) is int:  # it is shown on terminals
+            sums = self._speeds.setdefault(meta["worker_index"], [0, 0.0, 0.0])
+            sums[0] += num_env_steps
+            sums[1] += timers["sample"][1]
+            sums[2] += timers.get("time_between_sampling", (0, 0.0))[1]
+
+    def _add_finished(self, finished: Mapping[str, Any]) -> None:
         for name in _WINDOWS:
             getattr(self, name).extend(finished.get(name, ()))
         self.num_episodes += len(finished.get("returns", ()))
@@ -94,13 +115,6 @@ class EpisodeMetrics:
             for id_, returns in finished.get(name, {}).items():
                 self._num_new_returns[name, id_] += len(returns)
                 getattr(self, name).setdefault(id_, self._window()).extend(returns)
-        timers = meta.get("timers") or {}
-        self.timers.merge(timers)
-        if "sample" in timers and type(meta.get("worker_index")) is int:  # it is shown on terminals
-            sums = self._speeds.setdefault(meta["worker_index"], [0, 0.0, 0.0])
-            sums[0] += num_env_steps
-            sums[1] += timers["sample"][1]
-            sums[2] += timers.get("time_between_sampling", (0, 0.0))[1]
 
     def _window(self, values: Iterable[Any] = ()) -> deque[Any]:
         return deque(values, maxlen=self._num_smoothed)

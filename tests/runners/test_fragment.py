@@ -77,7 +77,7 @@ def test_a_block_grows_and_its_last_slots_begin_the_next() -> None:
     assert block.columns["a"].dtype == np.int16
 
     following = ColumnBlock(2, 4)
-    following.put_slots(block.copy_slots(1, 3))
+    following.put(block.copy_slots(1, 3))
     assert following.columns["a"][:, :, 0].tolist() == [[1, 2, 0, 0], [11, 12, 0, 0]]
     assert following.columns["tree"]["y"][0][:, :, 1].tolist() == [[1, 2, 0, 0]] * 2
     assert following.flat()["a"].shape == (8, 1)

@@ -167,6 +167,19 @@ def test_a_lease_has_constant_shapes_and_says_what_it_holds() -> None:
     assert 9 <= short.num_env_steps <= 12
 
 
+@pytest.mark.parametrize("lengths", [[1] * 20, [3, 1, 2, 8, 9, 1, 20, 2]])
+def test_what_is_written_into_a_fragment_is_not_in_the_next(make_runner: Any, lengths: list[int]) -> None:
+    fragments = []
+    runner = make_runner(lengths_config(4, 50))
+    for num_vector_steps in lengths:
+        batch = runner.sample_lease(num_vector_steps)
+        fragments.append(facts(batch))
+        for column in batch.columns.values():
+            column[...] = 77
+    untouched = make_runner(lengths_config(4, 50))
+    assert fragments == [facts(untouched.sample_lease(num)) for num in lengths]
+
+
 def test_a_lease_out_of_time_ends_with_the_step_at_hand_and_the_next_goes_on_there(make_runner: Any) -> None:
     whole, cut = make_runner(lengths_config(50, 50)), make_runner(lengths_config(50, 50))
     expected = [episode.get_observations().tolist() for episode in whole.sample_lease(12)]

@@ -124,12 +124,14 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
             features, outputs[Columns.STATE_OUT] = encoder(obs, batch[Columns.STATE_IN])
         else:
             features = encoder(obs)
-        q_BAZ = af(features).unflatten(-1, (-1, self.num_atoms))
-        if vf is not None:
-            q_BAZ = vf(features).unsqueeze(-2) + q_BAZ - q_BAZ.mean(-2, keepdim=True)
         if self.num_atoms == 1:
-            q_BA = q_BAZ.squeeze(-1)
+            q_BA = af(features)
+            if vf is not None:
+                q_BA = vf(features) + q_BA - q_BA.mean(-1, keepdim=True)
         else:
+            q_BAZ = af(features).unflatten(-1, (-1, self.num_atoms))
+            if vf is not None:
+                q_BAZ = vf(features).unsqueeze(-2) + q_BAZ - q_BAZ.mean(-2, keepdim=True)
             probs_BAZ = q_BAZ.softmax(-1)
             q_BA = probs_BAZ @ self.atoms
             outputs |= {"atoms": self.atoms, "qf_logits": q_BAZ, "qf_probs": probs_BAZ}
@@ -146,13 +148,14 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
         with self._noise_of_step(t):
             values = self.compute_q_values(batch)
         q_BA = values["qf_preds"]
-        is_allowed = q_BA > torch.finfo(q_BA.dtype).min
-        epsilon = self.epsilon.value(t)
-        probs_BA = epsilon * is_allowed / is_allowed.sum(-1, keepdim=True).clamp(min=1)
-        probs_BA.scatter_add_(
-            -1, q_BA.argmax(-1, keepdim=True), torch.full_like(q_BA[..., :1], 1.0 - epsilon)
-        )
-        return self._acting(values, probs_BA.log().clamp(min=torch.finfo(q_BA.dtype).min))
+        least, epsilon = torch.finfo(q_BA.dtype).min, self.epsilon.value(t)
+        if self._mask.is_there:
+            is_allowed = q_BA > least
+            probs_BA = epsilon * is_allowed / is_allowed.sum(-1, keepdim=True).clamp(min=1)
+        else:
+            probs_BA = torch.full_like(q_BA, epsilon).div_(q_BA.shape[-1])
+        probs_BA.scatter_(-1, q_BA.argmax(-1, keepdim=True), 1.0 - epsilon, reduce="add")
+        return self._acting(values, probs_BA.log_().clamp_(min=least))
 
     def _acting(self, values: dict[str, Any], dist_inputs: Tensor) -> dict[str, Any]:
         outputs: dict[str, Any] = {Columns.ACTION_DIST_INPUTS: dist_inputs}

@@ -28,12 +28,14 @@ class ColumnBlock:
     Args:
         num_envs: Rows.
         num_slots: Slots per row; ``grow`` adds more.
+        columns: Columns of this size; None: there are none yet.
     """
 
-    def __init__(self, num_envs: int, num_slots: int) -> None:
+    def __init__(self, num_envs: int, num_slots: int, columns: dict[str, Any] | None = None) -> None:
         self.num_envs = num_envs
         self.num_slots: int = num_slots
-        self.columns: dict[str, Any] = {}
+        self.columns: dict[str, Any] = {} if columns is None else columns
+        self._writers: dict[str, Writer] = {}
 
     def add(self, name: str, example: Any, dtype: Any = None) -> None:
         """Add a column of zeros.
@@ -44,13 +46,28 @@ class ColumnBlock:
             dtype: Overrides the dtype.
         """
         lead = (self.num_envs, self.num_slots)
+        self._writers.pop(name, None)
         self.columns[name] = tree_map(
             lambda leaf: np.zeros((*lead, *leaf.shape[1:]), leaf.dtype if dtype is None else dtype), example
         )
 
+    def cast_like(self, name: str, example: Any) -> None:
+        """Change the dtypes of a column to those of a tree of arrays."""
+        self._writers.pop(name, None)
+        self.columns[name] = tree_map(
+            lambda column, leaf: column if column.dtype == leaf.dtype else column.astype(leaf.dtype),
+            self.columns[name],
+            example,
+        )
+
     def writer(self, name: str) -> Writer:
         """Return ``write(slot, values)`` for values ``[num_envs, ...]``; valid until the block grows."""
-        column = self.columns[name]
+        writer = self._writers.get(name)
+        if writer is None:
+            writer = self._writers[name] = self._make_writer(self.columns[name])
+        return writer
+
+    def _make_writer(self, column: Any) -> Writer:
         if isinstance(column, np.ndarray):
             write: Writer = column.swapaxes(0, 1).__setitem__
             return write
@@ -75,18 +92,22 @@ class ColumnBlock:
             return larger
 
         self.columns = {name: tree_map(grown, column) for name, column in self.columns.items()}
+        self._writers.clear()
         self.num_slots = num_slots
 
-    def copy_slots(self, begin: int, end: int) -> dict[str, Any]:
-        """Return copies of slots ``begin … end - 1`` of every column, leaves ``[num_envs, end - begin, ...]``."""
-        return {
-            name: tree_map(lambda leaf: leaf[:, begin:end].copy(), column)
+    def copy_slots(self, begin: int, end: int) -> ColumnBlock:
+        """Return a block with copies of the slots ``begin … end - 1``."""
+        columns = {
+            name: column[:, begin:end].copy()
+            if isinstance(column, np.ndarray)
+            else tree_map(lambda leaf: leaf[:, begin:end].copy(), column)
             for name, column in self.columns.items()
         }
+        return ColumnBlock(self.num_envs, end - begin, columns)
 
-    def put_slots(self, slots: dict[str, Any]) -> None:
-        """Write the result of ``copy_slots`` into the first slots, adding columns that are missing."""
-        for name, column in slots.items():
+    def put(self, block: ColumnBlock) -> None:
+        """Write another block's slots into the first ones, adding columns that are missing."""
+        for name, column in block.columns.items():
             if name not in self.columns:
                 self.add(name, tree_map(lambda leaf: leaf[:, 0], column))
             for to, leaf in zip(tree_leaves(self.columns[name]), tree_leaves(column), strict=True):
@@ -95,7 +116,9 @@ class ColumnBlock:
     def flat(self) -> dict[str, Any]:
         """Return the columns as ``[num_envs * num_slots, ...]`` (views)."""
         return {
-            name: tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), column)
+            name: column.reshape(-1, *column.shape[2:])
+            if isinstance(column, np.ndarray)
+            else tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), column)
             for name, column in self.columns.items()
         }
 

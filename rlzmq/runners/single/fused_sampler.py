@@ -44,6 +44,11 @@ __all__ = ["FusedSampler"]
 # Vector steps between two checks whether enough episodes are done.
 _BLOCK_STEPS = 64
 
+# Fragments of a few steps are written into the same columns one after the other, and copied out of them: making columns
+# takes longer than so few steps.
+_FEW_STEPS = 8
+_FRAGMENTS_PER_BLOCK = 16
+
 # Reading the clock at every step would cost native vector envs 1 % of their speed: of so many vector
 # steps (a power of two) one is timed.
 _STEPS_PER_TIMED = 16
@@ -73,6 +78,10 @@ class FusedSampler(Sampler):
         self._normalize = module_to_env.normalize
         self._module_observations: Any = None
         self._num_steps_untimed = 0
+        self._block = ColumnBlock(self.num_envs, 0)  # where the next fragment is written, if there is room
+        self._first = 0  # slot of the block with which that fragment's columns begin
+        self._writers: dict[str, Writer] | None = None  # of the module's outputs, into the block
+        self._written_for: tuple[bool, bool] | None = None  # the kind of request that they were made for
 
     @property
     def env(self) -> Any:
@@ -89,13 +98,13 @@ class FusedSampler(Sampler):
         self._num_previous = np.zeros(num_envs, np.int64)
         self._state: Any = None
         self._carried_infos = {(index, lookback): info for index, info in infos.items()}
-        block = ColumnBlock(num_envs, lookback + 1)
+        self._block = block = ColumnBlock(num_envs, lookback + 1)
+        self._first = 0
         self._rows = VectorStepRows(block.columns, num_envs)
         if self._plan.required_lookback:  # pieces read these columns before the first action
             block.add(Columns.ACTIONS, self.stepper.example_actions())
             block.add(Columns.REWARDS, np.zeros(num_envs))
         self._observe(block, observations, lookback, np.ones(num_envs, np.bool_))
-        self._carried = block.copy_slots(0, lookback + 1)
         self.has_episodes = True
 
     def _get_state(self) -> dict[str, Any]:
@@ -105,7 +114,9 @@ class FusedSampler(Sampler):
             "num_previous": self._num_previous.copy(),
             "module_state": encode(self._state, "the module's state"),
             "infos": [[*place, plain_infos(info)[0]] for place, info in self._carried_infos.items()],
-            "columns": encode(self._carried, "columns"),
+            "columns": encode(
+                self._block.copy_slots(self._first, self._first + self.lookback + 1).columns, "columns"
+            ),
             "module_observations": encode(self._module_observations, "observations"),
         }
 
@@ -117,7 +128,7 @@ class FusedSampler(Sampler):
         self._carried_infos = {
             (index, slot): from_plain(info) for index, slot, info in state["infos"] if index not in lost
         }
-        self._carried = decode(state["columns"])
+        self._block, self._first = ColumnBlock(self.num_envs, self.lookback + 1, decode(state["columns"])), 0
         self._module_observations = decode(state["module_observations"])
         self._rows = VectorStepRows({}, self.num_envs)
         for index in lost:
@@ -127,7 +138,7 @@ class FusedSampler(Sampler):
     # -- one fragment --------------------------------------------------------------------------
 
     def run(self, request: SampleRequest) -> tuple[EpisodeBatch, FinishedEpisodes, int]:
-        num_envs, lookback = self.num_envs, self.lookback
+        num_envs = self.num_envs
         self._finished = FinishedEpisodes()
         self._module_step.begin(explore=request.explore)
         if self._module_step.is_stateful and self._state is None:
@@ -138,10 +149,9 @@ class FusedSampler(Sampler):
         begin_s = time.perf_counter()
 
         capacity = max(request.num_vector_steps_expected(num_envs), 1)
-        block = ColumnBlock(num_envs, lookback + capacity + 1)
-        block.put_slots(self._carried)
-        if Columns.REWARDS not in block.columns:
-            block.add(Columns.REWARDS, np.zeros(num_envs))
+        block = self._block_for(capacity)
+        if self._written_for != (request.explore, request.random_actions):
+            self._written_for, self._writers = (request.explore, request.random_actions), None
         self._rows.columns = block.columns
         self._terminated = np.zeros((capacity, num_envs), np.bool_)
         self._truncated = np.zeros((capacity, num_envs), np.bool_)
@@ -158,13 +168,27 @@ class FusedSampler(Sampler):
         self.runner.timers.add(VECTOR_STEPS_TIMER, time.perf_counter() - loop_s)
         return self._finish(block, request, begin_s), self._finished, self._num_steps
 
+    def _block_for(self, num_steps: int) -> ColumnBlock:
+        """Return a block with room for a fragment at `_first`, which continues the one before."""
+        block, last = self._block, self._first + self.lookback
+        if last + num_steps < block.num_slots:
+            return block
+        carried = block.copy_slots(self._first, last + 1)
+        num_fragments = _FRAGMENTS_PER_BLOCK if num_steps <= _FEW_STEPS else 1
+        self._block = block = ColumnBlock(self.num_envs, self.lookback + num_steps * num_fragments + 1)
+        block.put(carried)
+        self._first, self._writers = 0, None
+        if Columns.REWARDS not in block.columns:
+            block.add(Columns.REWARDS, np.zeros(self.num_envs))
+        return block
+
     def _make_room(self, block: ColumnBlock, num_steps: int) -> None:
         old = len(self._terminated)
         if num_steps <= old:
             return
         capacity = max(num_steps, 2 * old)
-        block.grow(self.lookback + capacity + 1)
-        self._rows.columns = block.columns
+        block.grow(self._first + self.lookback + capacity + 1)
+        self._rows.columns, self._writers = block.columns, None
         self._terminated = np.pad(self._terminated, ((0, capacity - old), (0, 0)))
         self._truncated = np.pad(self._truncated, ((0, capacity - old), (0, 0)))
 
@@ -175,7 +199,7 @@ class FusedSampler(Sampler):
         module_step, state, observations = self._module_step, self._state, self._module_observations
         random_actions = request.random_actions
         write_obs, write_reward = block.writer(Columns.OBS), block.writer(Columns.REWARDS)
-        writers: dict[str, Writer] | None = None
+        writers = self._writers
         terminated_rows, truncated_rows = self._terminated, self._truncated
         needs_reset, num_resetting = self._needs_reset, int(np.count_nonzero(self._needs_reset))
         num_env_steps = self._num_env_steps
@@ -186,8 +210,9 @@ class FusedSampler(Sampler):
         first = self._num_steps
         clock, timers = time.perf_counter, runner.timers
         phase = self._num_steps_untimed - first
+        first_slot = self._first + self.lookback
         for step in range(first, first + num_steps):
-            slot = self.lookback + step
+            slot = first_slot + step
             timed = not (step + phase) & (_STEPS_PER_TIMED - 1)
             if timed:
                 act_s = acted_s = clock()
@@ -206,8 +231,8 @@ class FusedSampler(Sampler):
                     actions_for_env = outputs[Columns.ACTIONS]
                 else:
                     actions_for_env = normalize.apply_vectorized(outputs[Columns.ACTIONS])
-            if writers is None:
-                writers = self._output_writers(block, outputs)
+            if writers is None or (not step and outputs.keys() != writers.keys()):
+                writers = self._writers = self._output_writers(block, outputs)
             if len(outputs) != len(writers):
                 raise self._changed_outputs(outputs, writers, step)
             for name, values in outputs.items():
@@ -229,7 +254,7 @@ class FusedSampler(Sampler):
             num_env_steps += num_envs - num_resetting
             if infos:
                 for index, info in infos.items():
-                    self._infos[index, slot + 1] = info
+                    self._infos[index, self.lookback + step + 1] = info
             if has_pieces:
                 self._observe(block, raw, slot + 1, needs_reset)
                 observations = self._module_observations
@@ -259,10 +284,18 @@ class FusedSampler(Sampler):
 
     def _finish(self, block: ColumnBlock, request: SampleRequest, begin_s: float) -> EpisodeBatch:
         """Find the chunks, update the ongoing episodes and keep what the next fragment needs."""
-        num_steps, lookback, num_slots = self._num_steps, self.lookback, block.num_slots
+        num_steps, lookback, first = self._num_steps, self.lookback, self._first
+        num_slots = lookback + len(self._terminated) + 1
         if WEIGHTS_SEQ_NO not in block.columns:
             block.add(WEIGHTS_SEQ_NO, np.zeros(self.num_envs, np.int64))
-        block.columns[WEIGHTS_SEQ_NO][:, lookback : lookback + num_steps] = self.runner.weights_seq_no
+        sampled = slice(first + lookback, first + lookback + num_steps)
+        block.columns[WEIGHTS_SEQ_NO][:, sampled] = self.runner.weights_seq_no
+        if num_slots == block.num_slots:  # the block is the fragment
+            columns = block.flat()
+            self._block = block.copy_slots(num_steps, num_steps + lookback + 1)
+        else:
+            columns = block.copy_slots(first, first + num_slots).flat()
+            self._first += num_steps
         terminated, truncated = self._terminated[:num_steps], self._truncated[:num_steps]
         if not self._num_failures:
             self._check_autoreset(terminated | truncated)
@@ -270,7 +303,7 @@ class FusedSampler(Sampler):
         if request.num_episodes is not None:
             table = table.select(np.arange(len(table.length)) < min(request.num_episodes, table.num_finished))
         start = table.env_index * num_slots + lookback + table.first_step
-        rewards = block.columns[Columns.REWARDS].reshape(-1)
+        rewards = columns[Columns.REWARDS]
         steps_before = np.where(table.continues, self._ongoing.steps[table.env_index], 0)
         batch_lookback = np.minimum(steps_before, lookback)
         initial_state = self._initial_states(table)
@@ -279,7 +312,7 @@ class FusedSampler(Sampler):
             table, _sums(rewards, start, table.length), begin_s, num_steps, self._finished
         )
         batch = EpisodeBatch(
-            columns=block.flat(),
+            columns=columns,
             start=start,
             length=table.length,
             lookback=batch_lookback,
@@ -297,7 +330,6 @@ class FusedSampler(Sampler):
         if request.num_episodes is not None:
             self.forget()
         else:
-            self._carried = block.copy_slots(num_steps, num_steps + lookback + 1)
             self._carried_infos = {
                 (index, slot - num_steps): info
                 for (index, slot), info in self._infos.items()
@@ -313,7 +345,9 @@ class FusedSampler(Sampler):
         if self._has_pieces:
             self._num_previous += 1
             self._num_previous[is_first] = 0
-            self._rows.move_to(slot, is_first=is_first, num_previous=np.minimum(self._num_previous, slot))
+            self._rows.move_to(
+                slot, is_first=is_first, num_previous=np.minimum(self._num_previous, slot - self._first)
+            )
             stored = self._plan.write(observations, self._rows)
         if Columns.OBS not in block.columns:
             block.add(Columns.OBS, stored)
@@ -335,11 +369,7 @@ class FusedSampler(Sampler):
                 block.add(name, values)
                 continue
             # e.g. actions that were sampled from the action space before, with another dtype
-            block.columns[name] = tree_map(
-                lambda column, leaf: column if column.dtype == leaf.dtype else column.astype(leaf.dtype),
-                block.columns[name],
-                values,
-            )
+            block.cast_like(name, values)
         return {name: block.writer(name) for name in outputs}
 
     def _changed_outputs(self, outputs: dict[str, Any], writers: dict[str, Writer], step: int) -> ValueError:
@@ -404,6 +434,9 @@ def _sums(values: NDArray[Any], start: NDArray[np.int64], length: NDArray[np.int
     """Return the sums of the disjoint slices ``start … start + length - 1``; the last slot is in none of them."""
     if len(start) == 0:
         return np.zeros(0)
+    if len(start) == 1:
+        begin = int(start[0])
+        return np.add.reduceat(values[begin : begin + int(length[0])], [0], dtype=np.float64)
     order = np.argsort(start)
     bounds = np.stack([start[order], start[order] + length[order]], axis=1).reshape(-1)
     sums = np.empty(len(start))
