@@ -133,7 +133,10 @@ class VectorStepRows:
         def cut(leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
             if num_missing_slots == 0:
                 part = leaf[:, begin:end]
-                return part if missing is None else _zeroed(part.copy(), missing)
+                if missing is not None:
+                    part = part.copy()
+                    part[missing] = 0
+                return part
             part = np.zeros((leaf.shape[0], num, *leaf.shape[2:]), leaf.dtype)
             part[:, num_missing_slots:] = leaf[:, :end]
             return part if missing is None else _zeroed(part, missing)
@@ -207,10 +210,9 @@ class FlatRows:
 def window_mask(num_previous: IntArray, num: int, *, current: bool) -> BoolArray | None:
     """Return which entries ``[N, num]`` of a window the episode does not have; None when it has all."""
     num_needed = num - int(current)
-    if len(num_previous) == 0 or int(num_previous.min()) >= num_needed:
+    if len(num_previous) == 0 or np.minimum.reduce(num_previous) >= num_needed:
         return None
-    age = np.arange(num_needed, -int(current), -1)
-    mask: BoolArray = age[None, :] > num_previous[:, None]
+    mask: BoolArray = np.arange(num_needed, -int(current), -1) > num_previous[:, None]
     return mask
 
 

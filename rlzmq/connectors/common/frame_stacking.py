@@ -160,9 +160,10 @@ class FrameStacking(ConnectorV2):
 
 def _join_frames(windows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Turn ``[N, num_frames, ..., C]`` into ``[N, ..., num_frames * C]``."""
-    num_frames = windows.shape[1]
-    joined = np.moveaxis(windows, 1, -2)
-    return joined.reshape(*joined.shape[:-2], num_frames * joined.shape[-1])
+    shape = windows.shape
+    if len(shape) > 3:
+        windows = np.moveaxis(windows, 1, -2)
+    return windows.reshape(shape[0], *shape[2:-1], shape[1] * shape[-1])
 
 
 class FrameStackingEnvToModule(FrameStacking):

@@ -113,7 +113,8 @@ class MeanStdFilter(ConnectorV2):
 
     def _filter(self, observations: Any, agent_id: Any) -> Any:
         """Filter ``[N, ...]`` observations of one agent, learning from them if it should."""
-        leaves, spec = tree_flatten(observations)
+        is_array = type(observations) is np.ndarray
+        leaves, spec = ([observations], None) if is_array else tree_flatten(observations)
         chosen = self._box_leaves(agent_id, len(leaves))
         samples = [np.asarray(leaves[i], np.float64) for i in chosen]
         if not samples or not len(samples[0]):
@@ -127,8 +128,9 @@ class MeanStdFilter(ConnectorV2):
                 leaves[leaf] = self._normalised(values, mean, stats.std(position))
         else:
             self._total[key] = learned
-            self._delta[key] = self._delta.get(key, RunningStats()).with_samples(samples)
-        return spec.unflatten(leaves)
+            delta = self._delta.get(key)
+            self._delta[key] = (RunningStats() if delta is None else delta).with_samples(samples)
+        return leaves[0] if spec is None else spec.unflatten(leaves)
 
     def _learned(
         self, stats: RunningStats, leaves: list[Any], chosen: list[int], samples: list[Any]
@@ -137,14 +139,17 @@ class MeanStdFilter(ConnectorV2):
         where one of them is NaN, infinite or absurd: it would stay in the statistics for ever."""
         filtered = []
         num = stats.num + len(samples[0])
-        degrees_of_freedom = np.maximum(np.arange(stats.num, num, dtype=np.float64), 1.0)
+        degrees_of_freedom = np.arange(stats.num, num, dtype=np.float64)
+        if stats.num == 0:
+            degrees_of_freedom[0] = 1.0
         means, m2s = [], []
         for position, values in enumerate(samples):
             mean, m2 = stats.prefixes(position, values)
-            std = np.sqrt(m2 / degrees_of_freedom.reshape(-1, *[1] * (values.ndim - 1)))
+            std = m2 / degrees_of_freedom.reshape(-1, *[1] * (values.ndim - 1))
+            np.sqrt(std, out=std)
             if stats.num == 0:
                 std[0] = 1.0
-            if not m2[-1].max() < _MOST:  # nor is NaN
+            if not np.maximum.reduce(m2[-1], axis=None) < _MOST:  # nor is NaN
                 return None
             filtered.append(self._normalised(values, mean, std))
             means.append(mean[-1])
@@ -158,8 +163,9 @@ class MeanStdFilter(ConnectorV2):
             values = values - mean
         if self.de_std_to_one:
             values = values / (std + _SMALL)
-        if self.clip_by_value is not None:
-            values = np.minimum(np.maximum(values, -self.clip_by_value), self.clip_by_value)
+        clip = self.clip_by_value
+        if clip is not None:
+            values = np.minimum(np.maximum(values, -clip), clip)
         return values.astype(np.float32)  # type: ignore[no-any-return]
 
     def _box_leaves(self, agent_id: Any, num_leaves: int) -> list[int]:

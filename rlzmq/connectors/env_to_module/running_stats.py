@@ -47,7 +47,8 @@ class RunningStats:
             differences = samples - reference
             sums = np.add.reduce(differences, axis=0)
             shift = sums / num
-            m2 = np.add.reduce(differences * differences, axis=0) - sums * shift
+            differences *= differences
+            m2 = np.add.reduce(differences, axis=0) - sums * shift
             means.append(reference + shift)
             m2s.append(np.maximum(m2 + self.m2s[leaf] if self.num else m2, 0.0))
         return RunningStats(num, means, m2s)
@@ -82,14 +83,19 @@ class RunningStats:
         Returns:
             ``(means, m2s)``, float64 ``[N, ...]`` each: entry k counts samples 0 … k.
         """
-        reference = self.means[leaf] if self.num else samples[0]
+        num, ndim = self.num, samples.ndim
+        reference = self.means[leaf] if num else samples[0]
         differences = samples - reference
-        counts = np.arange(self.num + 1.0, self.num + len(samples) + 1.0)
+        counts = np.arange(num + 1.0, num + len(samples) + 1.0)
+        if ndim > 1:
+            counts = counts.reshape(-1, *[1] * (ndim - 1))
         sums = np.add.accumulate(differences, axis=0)
-        means = sums / counts.reshape(-1, *[1] * (samples.ndim - 1))
-        m2s = np.add.accumulate(differences * differences, axis=0)
-        m2s -= sums * means
-        if self.num:
+        means = sums / counts
+        differences *= differences
+        m2s = np.add.accumulate(differences, axis=0)
+        sums *= means
+        m2s -= sums
+        if num:
             m2s += self.m2s[leaf]
         np.maximum(m2s, 0.0, out=m2s)
         means += reference

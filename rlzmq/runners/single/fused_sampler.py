@@ -104,7 +104,7 @@ class FusedSampler(Sampler):
         if self._plan.required_lookback:  # pieces read these columns before the first action
             block.add(Columns.ACTIONS, self.stepper.example_actions())
             block.add(Columns.REWARDS, np.zeros(num_envs))
-        self._observe(block, observations, lookback, np.ones(num_envs, np.bool_))
+        self._begin_with(block, observations, lookback)
         self.has_episodes = True
 
     def _get_state(self) -> dict[str, Any]:
@@ -196,6 +196,7 @@ class FusedSampler(Sampler):
         """Run the hot loop: ``num_steps`` vector steps, fewer if the request is fulfilled before."""
         runner, num_envs = self.runner, self.num_envs
         source, normalize, has_pieces = self.stepper.source, self._normalize, self._has_pieces
+        to_store, read, rows = self._to_store, self._plan.read, self._rows
         module_step, state, observations = self._module_step, self._state, self._module_observations
         random_actions = request.random_actions
         write_obs, write_reward = block.writer(Columns.OBS), block.writer(Columns.REWARDS)
@@ -256,8 +257,9 @@ class FusedSampler(Sampler):
                 for index, info in infos.items():
                     self._infos[index, self.lookback + step + 1] = info
             if has_pieces:
-                self._observe(block, raw, slot + 1, needs_reset)
-                observations = self._module_observations
+                raw = to_store(raw, slot + 1, needs_reset)
+                write_obs(slot + 1, raw)
+                observations = read(raw, rows)
             else:
                 write_obs(slot + 1, raw)
                 observations = raw
@@ -339,22 +341,24 @@ class FusedSampler(Sampler):
 
     # -- off the hot path ----------------------------------------------------------------------
 
-    def _observe(self, block: ColumnBlock, observations: Any, slot: int, is_first: BoolArray) -> None:
-        """Put observations through the columnar pieces and into their slot."""
-        module_observations = stored = observations
+    def _begin_with(self, block: ColumnBlock, observations: Any, slot: int) -> None:
+        """Put the observations of a reset of all envs through the columnar pieces and into their slot."""
+        is_first = np.ones(self.num_envs, np.bool_)
+        self._module_observations = stored = observations
         if self._has_pieces:
-            self._num_previous += 1
-            self._num_previous[is_first] = 0
-            self._rows.move_to(
-                slot, is_first=is_first, num_previous=np.minimum(self._num_previous, slot - self._first)
-            )
-            stored = self._plan.write(observations, self._rows)
-        if Columns.OBS not in block.columns:
-            block.add(Columns.OBS, stored)
+            stored = self._to_store(observations, slot, is_first)
+        block.add(Columns.OBS, stored)
         block.writer(Columns.OBS)(slot, stored)
         if self._has_pieces:
-            module_observations = self._plan.read(stored, self._rows)
-        self._module_observations = module_observations
+            self._module_observations = self._plan.read(stored, self._rows)
+
+    def _to_store(self, observations: Any, slot: int, is_first: BoolArray) -> Any:
+        """Return what the columnar pieces make of observations, and move the rows there; readers come after storing."""
+        self._num_previous += 1
+        self._num_previous[is_first] = 0
+        num_previous = np.minimum(self._num_previous, slot - self._first)
+        self._rows.move_to(slot, is_first=is_first, num_previous=num_previous)
+        return self._plan.write(observations, self._rows)
 
     def _output_writers(self, block: ColumnBlock, outputs: dict[str, Any]) -> dict[str, Writer]:
         """Return writers of the model outputs' columns; add new columns."""
