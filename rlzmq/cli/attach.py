@@ -1,4 +1,4 @@
-"""``rlzmq attach``: start a new driver in place of one that died, while its broker and runners still wait."""
+"""``rlzmq attach``: start a new driver in place of a dead one while the run's broker and runners still wait."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class AttachOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command: `arguments` without ``rlzmq attach``; the exit code is that of the run."""
+    """Run the command with `arguments`, which follow ``rlzmq attach``; return the exit code."""
     from rlzmq.core.checkpoint_series import find_checkpoint
 
     given = list(arguments)
@@ -53,10 +53,10 @@ def run(arguments: Sequence[str]) -> int:
     find_modules_here()
     resume = "auto"
     if find_checkpoint(directory).path is None:
-        # A run without its own checkpoint continues from the one that it was resumed from.
+        # A run without a checkpoint continues from the one that it was resumed from.
         resume = _value(facts["train"], "--resume") or resume
     if _value(command, "--seed") is None and isinstance(facts.get("seed"), int):
-        command += ["--seed", str(facts["seed"])]  # it was drawn; peers that wait compare configs
+        command += ["--seed", str(facts["seed"])]  # the seed was drawn, and waiting peers compare configs
     return train.run([*command, "--run-dir", str(directory), "--resume", resume])
 
 
@@ -88,7 +88,7 @@ def _read(directory: Path) -> dict[str, Any]:
 
 
 def _check_driver_is_gone(directory: Path, facts: dict[str, Any]) -> None:
-    """Raise an error if the run's driver still runs on this machine."""
+    """Raise ConfigurationError if the run's driver still runs on this machine."""
     pid, host = facts.get("pid"), facts.get("host")
     if host != platform.node() or not isinstance(pid, int):
         return
@@ -99,8 +99,8 @@ def _check_driver_is_gone(directory: Path, facts: dict[str, Any]) -> None:
     expected = [argument.encode() for argument in facts["command"][1:]]
     if [part for part in command if part][-len(expected) :] == expected:
         raise ConfigurationError(
-            f"{directory}: its driver (pid {pid}) still runs. End it first (kill {pid}): two drivers would take the "
-            "run from each other."
+            f"{directory}: its driver (pid {pid}) still runs. End it first (kill {pid}): two drivers would compete "
+            "for the run."
         )
 
 

@@ -38,7 +38,7 @@ class BrokerCommand:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command: `arguments` without ``rlzmq broker``; the exit code."""
+    """Run the command with `arguments`, which follow ``rlzmq broker``; return the exit code."""
     options = parse(
         BrokerCommand,
         arguments,
@@ -85,7 +85,7 @@ async def _main(options: BrokerCommand) -> int:
 
 
 def _keys(join_file: Path) -> tuple[str, Any]:
-    """Return (run id, keys) of an earlier broker with this join file; otherwise generate and store new ones."""
+    """Return (run id, keys) of an earlier broker with this join file; generate and store new ones if there are none."""
     from rlzmq.driver.join_files import ROLES, JoinKeys
     from rlzmq.net.keys import KeyPair, read_private_file, write_private_file
 

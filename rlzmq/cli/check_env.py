@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckEnvOptions", "run"]
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # Gymnasium's warnings have them
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # in Gymnasium's warnings
 
 
 @dataclass
@@ -47,7 +47,7 @@ class CheckEnvOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command: `arguments` without ``rlzmq check-env``; 0, or 78 where the env breaks the contract."""
+    """Run the command with `arguments`, which follow ``rlzmq check-env``; return 0, or 78 if the env breaks the contract."""
     from rlzmq.envs.multi_agent_env import MultiAgentEnv
     from rlzmq.envs.registry import make_env
 
@@ -99,7 +99,7 @@ def _gymnasium(env: Any) -> list[str]:
 
 
 def _step_randomly(env: Any, options: CheckEnvOptions) -> list[str]:
-    """Take random steps; check observations and rewards, and print speed and episode lengths."""
+    """Take random steps, check observations and rewards, and print the speed and episode lengths."""
     import numpy as np
 
     problems: dict[str, None] = {}
@@ -159,7 +159,7 @@ def _config(options: CheckEnvOptions) -> AlgorithmConfig:
 
 
 def _train(env: Any, config: AlgorithmConfig, options: CheckEnvOptions) -> list[str]:
-    """Sample the env with an env runner, a new module and default settings; return what training refuses."""
+    """Sample with an env runner, a new module and default settings; return the errors that training would raise."""
     from rlzmq.envs.multi_agent_env import MultiAgentEnv
     from rlzmq.roles.runner.runner_role import make_env_runner
 

@@ -18,7 +18,7 @@ from rlzmq.cli.parsing import parse
 __all__ = ["CompletionOptions", "run"]
 
 # A flag's line in a help text of 120 columns (wider ones place panels side by side): its names, each with its
-# placeholder; the explanation begins after two spaces.
+# placeholder, then two spaces and the explanation.
 _FLAG = re.compile(r"^│ (-.*?)(?:  |\s*│?$)", re.MULTILINE)
 _POSITIONAL = re.compile(r"^│ \{([\w,-]+)\}", re.MULTILINE)
 # Placeholders, which are not literal values.
@@ -38,7 +38,7 @@ _PLACEHOLDERS = {
     "PACKAGE.MODULE:NAME",
 }
 
-# bash and zsh: the case of each place in a command line.
+# bash and zsh: the case of each position in a command line.
 _WORDS = """\
 # arguments: the command, what follows it, the word before the cursor, the word at the cursor
 _rlzmq_words() {
@@ -133,7 +133,7 @@ class CompletionOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command: `arguments` without ``rlzmq completion``; the exit code."""
+    """Run the command with `arguments`, which follow ``rlzmq completion``; return the exit code."""
     options = parse(
         CompletionOptions,
         arguments,
@@ -158,9 +158,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _places() -> dict[str, list[str]]:
-    """Map each place in a command line to its possible words; an empty list means files.
+    """Map each position in a command line to its possible words; an empty list means files.
 
-    A place is the command (with its algorithm), then ``-`` for the flags, or the flag whose value is typed.
+    A position is the command (with its algorithm), then ``-`` for the flags, or the flag whose value is being typed.
     """
     from rlzmq.algorithms.presets import presets_of
     from rlzmq.algorithms.registry import ALGORITHMS
@@ -187,7 +187,7 @@ def _places() -> dict[str, list[str]]:
 
 
 def _places_of(command: str) -> dict[str, list[str]]:
-    """Return the places of one command, read from its help."""
+    """Return the positions of one command, parsed from its help."""
     text = _help_of(command)
     flags: list[str] = ["--verbose"]
     places = {command: [word for words in _POSITIONAL.findall(text) for word in words.split(",")]}

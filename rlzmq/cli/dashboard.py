@@ -23,7 +23,7 @@ from rlzmq.core.files import make_directories
 __all__ = ["DashboardOptions", "check_installed", "dashboard_of", "run"]
 
 _USUAL_PORT = 8470
-_NICE = 10  # training goes first
+_NICE = 10  # training has precedence
 
 
 @dataclass
@@ -38,32 +38,32 @@ class DashboardOptions:
     host: str = "127.0.0.1"
     """Address to listen on (default: 127.0.0.1)."""
     allow_host: list[str] = field(default_factory=list)
-    """Further name of this server in the Host header of requests; repeatable (default: none)."""
+    """Additional name of this server in the Host header of requests; repeatable (default: none)."""
     insecure: bool = False
-    """Listen on another address than loopback although the traffic, with the session's cookie, is not encrypted
+    """Listen on another address than loopback although the traffic, including the session's cookie, is not encrypted
     (default: False)."""
     token_file: Path | None = None
-    """File with a token for programs, e.g. Prometheus (header 'Authorization: Bearer TOKEN'); it is created where it is
-    missing (default: none, browsers only)."""
+    """File with a token for programs, e.g. Prometheus (header 'Authorization: Bearer TOKEN'); created if it is missing
+    (default: none, browsers only)."""
     end_with_stdin: bool = False
     """End when the standard input ends (default: False)."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command: `arguments` without ``rlzmq dashboard``; the exit code."""
+    """Run the command with `arguments`, which follow ``rlzmq dashboard``; return the exit code."""
     options = parse(
         DashboardOptions,
         arguments,
         usage="rlzmq dashboard [RUN… | ADDRESS] [options]",
-        description="Watch runs in a browser: returns, rates, runners, drops, events, trials. Ctrl-C ends it; the runs "
-        "do not notice.",
+        description="Watch runs in a browser: returns, rates, runners, drops, events, trials. Ctrl-C ends it "
+        "without an effect on the runs.",
     )
     check_installed()
     host = f"[{options.host}]" if ":" in options.host else options.host
     if not (options.insecure or is_loopback(f"tcp://{host}:0")):
         raise ConfigurationError(
             f"--host {options.host}: others could read the traffic there, which is not encrypted. Forward the port by "
-            "ssh instead (ssh -L 8470:127.0.0.1:8470 HOST), or give --insecure."
+            "ssh instead (ssh -L 8470:127.0.0.1:8470 HOST), or set --insecure."
         )
     from rlzmq.telemetry.dashboard.server import Dashboard
     from rlzmq.telemetry.dashboard.watched import Watched
@@ -97,10 +97,10 @@ def run(arguments: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def dashboard_of(path: Path) -> Iterator[None]:
-    """Show a directory in a dashboard for as long as the block runs, from a process that ends with this one.
+    """Show a directory in a dashboard while the block runs, from a process that ends with this one.
 
     Args:
-        path: A run's or a search's directory; it is created where it is missing.
+        path: Directory of a run or a search; created if it is missing.
     """
     make_directories(path)
     command = [sys.executable, "-m", "rlzmq", "dashboard", str(path.absolute()), "--end-with-stdin"]

@@ -1,4 +1,4 @@
-"""``rlzmq doctor``: check whether this machine can run rlzmq, and what would be slow or unsafe; a line per check."""
+"""``rlzmq doctor``: check whether this machine can run rlzmq, and what would be slow or unsafe."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class DoctorOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command: `arguments` without ``rlzmq doctor``; 0 where nothing fails, else 78."""
+    """Run the command with `arguments`, which follow ``rlzmq doctor``; return 0 if nothing fails, else 78."""
     options = parse(
         DoctorOptions,
         arguments,
@@ -140,7 +140,7 @@ def check_keys(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_files(options: DoctorOptions) -> Iterator[Finding]:
-    """Check the limit of open files, of which each peer needs some."""
+    """Check the limit of open files; each peer needs some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
     level: Level = "ok"

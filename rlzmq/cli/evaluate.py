@@ -32,7 +32,7 @@ class EvaluateOptions(CheckpointOptions):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command: `arguments` without ``rlzmq evaluate``; the exit code."""
+    """Run the command with `arguments`, which follow ``rlzmq evaluate``; return the exit code."""
     options = parse(
         EvaluateOptions,
         arguments,

@@ -28,7 +28,7 @@ class ExportOptions(PolicyOptions):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command: `arguments` without ``rlzmq export``; the exit code."""
+    """Run the command with `arguments`, which follow ``rlzmq export``; return the exit code."""
     options = parse(
         ExportOptions,
         arguments,

@@ -1,6 +1,6 @@
-"""``rlzmq inspect``: show the data between env, module and learner before any training, or check files.
+"""``rlzmq inspect``: show the data flow between env, module and learner before a training, or check files.
 
-Given an algorithm and an env it shows names, shapes and dtypes; given a path it checks the checkpoints or shards there.
+With an algorithm and an env it shows names, shapes and dtypes. With a path it checks checkpoints or shards.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class InspectOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command: `arguments` without ``rlzmq inspect``; the exit code."""
+    """Run the command with `arguments`, which follow ``rlzmq inspect``; return the exit code."""
     from rlzmq.algorithms.registry import get_config_class
     from rlzmq.roles.runner.runner_role import make_env_runner
 

@@ -1,4 +1,4 @@
-"""What ``rlzmq inspect PATH`` shows: checkpoints and shards of recorded episodes, checked byte by byte."""
+"""``rlzmq inspect PATH``: checks every byte of checkpoints and of shards of recorded episodes, and shows them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["show_checkpoints", "show_shards"]
 
 
 def show_checkpoints(place: Path) -> int:
-    """Check and print the checkpoints and the one to resume from; return 0, or 78 if none is usable.
+    """Check and print the checkpoints, and the one to resume from; return 0, or 78 if none is usable.
 
     Args:
         place: A checkpoint, a directory of them, or a run directory.
@@ -45,7 +45,7 @@ def show_checkpoints(place: Path) -> int:
 
 
 def show_shards(place: Path) -> int:
-    """Check and print the shards of a directory; return 0, or 78 if none is usable (raised as ConfigurationError)."""
+    """Check and print the shards of a directory; return 0. Raises ConfigurationError if none is usable."""
     import numpy as np
 
     from rlzmq.connectors.explain import describe_batch

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGUSR1: the first requests an orderly end, the second (or a long wait) ends at once."""
+"""Handling of Ctrl-C, SIGTERM and SIGUSR1: the first signal asks for an orderly end, the second ends at once."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ _EXIT_RESUMABLE, _EXIT_INTERRUPTED = 75, 130
 class Interrupt:
     """While the block runs, the first SIGINT, SIGTERM or SIGUSR1 only sets `is_set` and calls `on_first`.
 
-    SIGUSR1 is what Slurm sends before a time limit (``--signal=USR1@60``); it counts as SIGTERM. A second
-    signal, or `drain_s` seconds after the first, raises KeyboardInterrupt; a third ends the process and its
-    children immediately.
+    Slurm sends SIGUSR1 before a time limit (``--signal=USR1@60``); it counts as SIGTERM. A second signal, or `drain_s`
+    seconds after the first, raises KeyboardInterrupt. A third signal ends the process and its children immediately.
 
     Args:
-        drain_s: For each signal, how long the current work may take to end by itself.
+        drain_s: For each signal, the time that the current work has to finish by itself.
 
     Attributes:
         is_set: Whether a signal has arrived.
-        signal_number: The first signal; 0 before.
-        num_signals: How many have arrived.
-        ends_at_once: Whether the first signal ends the process immediately, because nothing has started yet that
-            needs an orderly end. True initially.
-        on_first: Called on the first signal, in the main thread between two bytecodes; must be quick, no locks.
+        signal_number: The first signal; 0 before it.
+        num_signals: Number of signals so far.
+        ends_at_once: Whether the first signal ends the process immediately, because nothing that needs an orderly end
+            has started yet. Initially True.
+        on_first: Called on the first signal, in the main thread between two bytecodes. Must be fast and take no locks.
     """
 
     def __init__(self, *, drain_s: Mapping[int, float]) -> None:
@@ -65,7 +64,7 @@ class Interrupt:
 
     @contextlib.contextmanager
     def shielded(self, limit_s: float = 0.0) -> Iterator[None]:
-        """Protect the orderly end in this block: the drain's alarm is off, only a further signal raises.
+        """Protect the orderly end in this block: the drain's alarm is off, and only another signal raises an error.
 
         Args:
             limit_s: After a signal, the process ends immediately if the block takes longer; 0: no limit.
@@ -100,8 +99,8 @@ class Interrupt:
         raise KeyboardInterrupt
 
     def _exit_now(self) -> NoReturn:
-        # No locks and no clean-up: the children end with this process, and their directories are removed.
-        with contextlib.suppress(RuntimeError):  # the signal came within a print
+        # No locks and no clean-up: the children end with this process, and their directories are removed later.
+        with contextlib.suppress(RuntimeError):  # the signal arrived during a print
             sys.stdout.flush()
         os._exit(self.exit_code)
 

@@ -56,7 +56,7 @@ async def the_runs_config(join: Any, imports: Sequence[str], *, timeout_s: float
         timeout_s: Seconds to wait for the broker.
 
     Raises:
-        PeerLostError: No broker answers.
+        PeerLostError: No broker answered.
         AuthenticationError: The broker refuses the key.
         ConfigurationError: The config names code that is not installed here.
     """
@@ -69,7 +69,7 @@ async def the_runs_config(join: Any, imports: Sequence[str], *, timeout_s: float
 
 
 def import_first(names: Sequence[str]) -> None:
-    """Import the user's modules.
+    """Import the user's modules first, e.g. because they register envs.
 
     Raises:
         ConfigurationError: A module cannot be imported.
@@ -82,7 +82,7 @@ def import_first(names: Sequence[str]) -> None:
 
 
 def make_config(packed: Any) -> AlgorithmConfig:
-    """Build the config from the frame of `driver.join_files.pack_config`.
+    """Build the config from a frame of `driver.join_files.pack_config`.
 
     Raises:
         ConfigurationError: The config names code that is not installed here.
@@ -106,7 +106,7 @@ def run_async(main: Coroutine[Any, Any, int]) -> int:
 
 @contextmanager
 def on_signals(call: Callable[[int], None]) -> Iterator[None]:
-    """Within the block SIGINT and SIGTERM call ``call(number)``; a second signal ends the process at once."""
+    """Call ``call(number)`` on SIGINT and SIGTERM in the block; a second signal ends the process at once."""
     loop = asyncio.get_running_loop()
     seen: list[int] = []
 

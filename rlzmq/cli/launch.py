@@ -33,7 +33,7 @@ class LaunchOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command: `arguments` without ``rlzmq launch``; the head's exit code."""
+    """Run the command with `arguments`, which follow ``rlzmq launch``; return the head\'s exit code."""
     options = parse(
         LaunchOptions,
         arguments,
@@ -54,7 +54,7 @@ async def _main(cluster: Any) -> int:
     stops: set[asyncio.Task[None]] = set()
 
     def end(number: int) -> None:
-        """Stop the head in order; on a second signal kill everything; on a third exit, even if a host hangs."""
+        """Stop the head in order; on a second signal kill everything; on a third, exit even if a host hangs."""
         signals.append(number)
         if len(signals) == 1:
             print("stopping: the head saves a checkpoint; again to kill everything", flush=True)

@@ -32,7 +32,7 @@ class LearnerOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command: `arguments` without ``rlzmq learner``; the exit code."""
+    """Run the command with `arguments`, which follow ``rlzmq learner``; return the exit code."""
     options = parse(
         LearnerOptions,
         arguments,

@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     find_modules_here()
     if "--verbose" in given:
-        os.environ[FULL] = "full"  # the run's processes inherit it
+        os.environ[FULL] = "full"  # inherited by the run's processes
         given = [argument for argument in given if argument != "--verbose"]
     return _guarded(entry[0], given[1:])
 
@@ -113,7 +113,7 @@ def find_modules_here() -> None:
     """
     try:
         here = os.getcwd()
-    except OSError:  # it was removed
+    except OSError:  # the directory was removed
         return
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -140,7 +140,7 @@ def _guarded(module: str, arguments: list[str]) -> int:
 
 
 def _print_failure(error: BaseException) -> None:
-    """Print the user's frames, then a summary in one line."""
+    """Print the user's frames, then a one-line summary."""
     print(printable(format_error(error), keep=_LINES), file=sys.stderr)
     for line in hidden_modules(error.__traceback__):
         print(line, file=sys.stderr)
@@ -156,4 +156,4 @@ def _print_with_notes(error: BaseException) -> None:
 
 def _usage() -> str:
     lines = [f"  {name:<10} {text}" for name, (_, text) in _COMMANDS.items()]
-    return "usage: rlzmq COMMAND …   (rlzmq COMMAND --help says more)\n\n" + "\n".join(lines) + _VERBOSE
+    return "usage: rlzmq COMMAND …   (rlzmq COMMAND --help: the options)\n\n" + "\n".join(lines) + _VERBOSE

@@ -25,7 +25,7 @@ _ALIASES = {
     "num_learners": "--learners",
     "train_batch_size_per_learner": "--batch-size-per-learner",
 }
-_TABLES = ("model_config", "evaluation_config")  # take objects from Python, dicts from here
+_TABLES = ("model_config", "evaluation_config")  # objects in Python, dicts on the command line
 _NAMES = ("policies", "policies_to_train")
 _NAMED_CODE = ("policy_mapping_fn",)
 _WRAPPERS = ("wrappers",)
@@ -42,8 +42,8 @@ _METAVARS = {
 def options_type(config_class: type[BaseConfig], name: str, base: type) -> type:
     """Return a dataclass for tyro: the fields of `base`, then one dataclass per setter with a field per setting.
 
-    Settings that hold code (connectors, callbacks, …) have no flag, except for the mapping of agents to modules;
-    nor do settings with only one possible value. All flags are texts, which the config checks (`apply_settings`).
+    Settings that hold code (connectors, callbacks, …) have no flag, except for the mapping of agents to modules.
+    Neither do settings with only one possible value. All flags are texts; the config checks them (`apply_settings`).
     """
     import tyro
 
@@ -81,7 +81,7 @@ def apply_settings(config: BaseConfig, options: Any) -> None:
     """Set on `config` every setting that was given as a flag.
 
     Raises:
-        ConfigurationError: A value is not valid; the text names the flag, the expected and the actual value.
+        ConfigurationError: A value is invalid; the text names the flag, the expected and the actual value.
     """
     for field in dataclasses.fields(options):
         if not field.name.startswith("group_"):

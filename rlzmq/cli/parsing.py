@@ -21,7 +21,7 @@ _Options = TypeVar("_Options")
 
 
 class OptionsExit(SystemExit):
-    """Raised after the help or an error about options was printed; distinct from an exit of the command's code."""
+    """Raised after printing the help or an error about options, to distinguish it from the command's own exit."""
 
 
 def parse(kind: type[_Options], arguments: Sequence[str], *, usage: str, description: str) -> _Options:
@@ -30,8 +30,8 @@ def parse(kind: type[_Options], arguments: Sequence[str], *, usage: str, descrip
     Args:
         kind: A dataclass with a docstring under each field that states the field's default.
         arguments: The command line after the command's name.
-        usage: Its form, e.g. ``"rlzmq evaluate PATH [options]"``; the words in lower case are the command.
-        description: What the command does, shown in its help.
+        usage: The usage line, e.g. ``"rlzmq evaluate PATH [options]"``; the words in lower case are the command.
+        description: The command's description, shown in its help.
 
     Raises:
         OptionsExit: The help was printed (0), or the options are wrong (2).
@@ -67,7 +67,7 @@ def _with_field_help(kind: Any) -> Any:
     docs = _docs_of_fields(kind)
     fields: list[tuple[str, Any, Any]] = []
     for field in dataclasses.fields(kind):
-        if field.name not in docs:  # generated, with its help in place
+        if field.name not in docs:  # generated fields have their help already
             continue
         is_required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         name = "import" if field.name == "import_" else None
@@ -82,7 +82,7 @@ def _with_field_help(kind: Any) -> Any:
 
 
 def _docs_of_fields(kind: type) -> dict[str, str]:
-    """Map each field to the docstring below it, for classes whose source is available."""
+    """Map each field to the docstring below it, for classes with available source code."""
     docs: dict[str, str] = {}
     for klass in kind.__mro__:
         with contextlib.suppress(OSError, TypeError):

@@ -31,7 +31,7 @@ class PlotOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command: `arguments` without ``rlzmq plot``; the exit code."""
+    """Run the command with `arguments`, which follow ``rlzmq plot``; return the exit code."""
     options = parse(
         PlotOptions,
         arguments,

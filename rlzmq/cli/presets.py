@@ -32,7 +32,7 @@ class PresetsOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command: `arguments` without ``rlzmq presets``; the exit code."""
+    """Run the command with `arguments`, which follow ``rlzmq presets``; return the exit code."""
     from rlzmq.algorithms.presets import find_preset, presets_of
     from rlzmq.algorithms.registry import ALGORITHMS
 

@@ -12,7 +12,7 @@ from rlzmq.cli.checkpoint_options import CheckpointOptions, given_config
 
 __all__ = ["RecordOptions", "run"]
 
-# Episodes of one round of each runner: the driver receives a copy of what the runners write.
+# Number of episodes per round of each runner; the driver receives a copy of what the runners write.
 _EPISODES_PER_ROUND = 20
 
 
@@ -21,7 +21,7 @@ class RecordOptions(CheckpointOptions):
     """Options of ``rlzmq record``."""
 
     output: Path
-    """Directory for the shards; more are added to those that it holds."""
+    """Directory for the shards; existing shards are kept."""
     episodes: int = 100
     """Number of complete episodes (default: 100)."""
     runners: int = 0
@@ -37,7 +37,7 @@ class RecordOptions(CheckpointOptions):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command: `arguments` without ``rlzmq record``; the exit code."""
+    """Run the command with `arguments`, which follow ``rlzmq record``; return the exit code."""
     from rlzmq.cli.parsing import parse
     from rlzmq.core.errors import ConfigurationError
 
@@ -62,7 +62,7 @@ def record(options: RecordOptions) -> list[float]:
     """Write the episodes and return their returns.
 
     Raises:
-        ConfigurationError: The directory does not hold all episodes in the end.
+        ConfigurationError: In the end the directory does not hold all episodes.
     """
     from rlzmq.algorithms.checkpoints import load_config, read_algorithm
     from rlzmq.core.errors import ConfigurationError
@@ -104,6 +104,6 @@ def record(options: RecordOptions) -> list[float]:
 
 
 def _load_policy(runner: Any, state: Mapping[str, Any]) -> None:
-    """Load weights and connector states, which recording then leaves as they are."""
+    """Load weights and connector states; recording does not change them."""
     runner.set_state(state)
     runner.env_to_module.freeze_statistics()

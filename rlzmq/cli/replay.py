@@ -1,4 +1,4 @@
-"""``rlzmq replay``: a recorded run's learner repeated, update by update; or one quarantined fragment trained."""
+"""``rlzmq replay``: repeat a recorded run's learner update by update, or train one quarantined fragment."""
 
 from __future__ import annotations
 
@@ -46,8 +46,11 @@ class ReplayOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command: `arguments` without ``rlzmq replay``; 0, 1 where weights differ, or what the learner's error or
-    death makes of it."""
+    """Run the command with `arguments`, which follow ``rlzmq replay``.
+
+    Returns:
+        The exit code: 0, 1 if weights differ, or that of the learner's error or death.
+    """
     options = parse(
         ReplayOptions,
         arguments,
@@ -107,10 +110,10 @@ def _replay_run(options: ReplayOptions) -> int:
 
 
 def _range_of(text: str | None) -> tuple[int | None, int | None]:
-    """First and last update.
+    """Return the first and the last update.
 
     Raises:
-        ConfigurationError: No range.
+        ConfigurationError: The text is not a range.
     """
     if text is None:
         return None, None
@@ -129,7 +132,7 @@ def _say_begin(replay: Any) -> None:
 
 
 def _leave(replay: Any, options: ReplayOptions) -> None:
-    """Write the update at hand for a debugger, and say how to load it."""
+    """Write the current update for a debugger, and print how to load it."""
     version = replay.current.version
     path = replay.save(options.path / "replay" / f"{version:06d}")
     trust = ", trust_code=True" if options.trust_code else ""
@@ -155,10 +158,10 @@ def _replay_fragment(options: ReplayOptions) -> int:
 
 
 def _reason(path: Path) -> Any:
-    """Why the fragment lies there; None where nobody wrote it down.
+    """Return why the fragment was quarantined; None if that was not recorded.
 
     Raises:
-        ConfigurationError: What was written is torn.
+        ConfigurationError: The record is torn.
     """
     if not path.is_file():
         return None
@@ -171,10 +174,10 @@ def _reason(path: Path) -> Any:
 
 
 def _read(path: Path) -> Any:
-    """The fragment's EpisodeBatch.
+    """Return the fragment's EpisodeBatch.
 
     Raises:
-        ConfigurationError: No such file, or it holds no fragment.
+        ConfigurationError: There is no such file, or it holds no fragment.
     """
     from rlzmq.episodes.episode_batch import EpisodeBatch
     from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
@@ -197,7 +200,7 @@ def _read(path: Path) -> Any:
 
 
 def describe(batch: Any) -> list[str]:
-    """Chunks, columns, and what in them is not finite."""
+    """Return lines about chunks, columns and values that are not finite."""
     import numpy as np
 
     lines = [f"chunks      {len(batch)}, {batch.num_env_steps} env steps"]

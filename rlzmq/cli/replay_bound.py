@@ -1,4 +1,4 @@
-"""Where a replay stops: ``--until 'policy_loss>1e3'``."""
+"""Bounds at which a replay stops: ``--until 'policy_loss>1e3'``."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True)
 class Bound:
-    """Where a replay stops: ``policy_loss>1e3``, or of one module ``default_policy/policy_loss>1e3``.
+    """A bound on a metric: ``policy_loss>1e3``, or for one module ``default_policy/policy_loss>1e3``.
 
-    A value that is not finite has crossed every bound.
+    A value that is not finite crosses every bound.
     """
 
     name: str
@@ -35,10 +35,10 @@ class Bound:
 
     @classmethod
     def parse(cls, text: str) -> Bound:
-        """The bound that a text describes.
+        """Return the bound that a text describes.
 
         Raises:
-            ConfigurationError: It is none.
+            ConfigurationError: The text is not a bound.
         """
         found = _BOUND.fullmatch(text)
         try:
@@ -47,14 +47,14 @@ class Bound:
             return cls(found[1], found[2], float(found[3]))
         except ValueError:
             raise ConfigurationError(
-                f"{text!r} is no bound: expected METRIC, one of < <= > >=, and a number, e.g. 'policy_loss>1e3'."
+                f"{text!r} is not a bound: expected METRIC, one of < <= > >=, and a number, e.g. 'policy_loss>1e3'."
             ) from None
 
     def check(self, results: Mapping[str, Any]) -> None:
-        """Look whether an update's results have the metric.
+        """Check that an update's results contain the metric.
 
         Raises:
-            ConfigurationError: They do not.
+            ConfigurationError: They do not contain it.
         """
         if self._values(results):
             return
@@ -67,7 +67,7 @@ class Bound:
         )
 
     def crossed_by(self, results: Mapping[str, Any]) -> str | None:
-        """Where and with which value an update's results cross it; None if they do not, or do not have it."""
+        """Return where, and with which value, an update's results cross the bound; None if they do not."""
         for where, value in self._values(results).items():
             if not math.isfinite(value) or _COMPARE[self.sign](value, self.number):
                 return f"{where}/{self.name.rpartition('/')[2]} = {value:g}"

@@ -33,7 +33,7 @@ class RunnerOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command: `arguments` without ``rlzmq runner``; the exit code."""
+    """Run the command with `arguments`, which follow ``rlzmq runner``; return the exit code."""
     options = parse(
         RunnerOptions,
         arguments,

@@ -1,4 +1,4 @@
-"""``rlzmq runs``: list runs, compare their settings and returns, remove those that are no longer needed."""
+"""``rlzmq runs``: list runs, compare their settings and returns, or remove runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RunsOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command: `arguments` without ``rlzmq runs``; the exit code."""
+    """Run the command with `arguments`, which follow ``rlzmq runs``; return the exit code."""
     options = parse(
         RunsOptions,
         arguments,
@@ -99,12 +99,12 @@ def _best(run: Run) -> str:
 
 
 def _clean(runs: Sequence[Run], options: RunsOptions) -> int:
-    """Remove the runs that were named, or those of the criteria."""
+    """Remove the runs that were named or that meet the criteria."""
     has_criteria = options.empty or options.older_than is not None
     named = {path.absolute() for path in options.runs}
     if not has_criteria and not named >= {run.path.absolute() for run in runs}:
         raise ConfigurationError(
-            "which runs should be removed? Name run directories, or give --empty (without a result) or "
+            "which runs should be removed? Name run directories, or set --empty (without a result) or "
             "--older-than DAYS."
         )
     chosen = [run for run in runs if _meets(run, options)]
@@ -123,7 +123,7 @@ def _clean(runs: Sequence[Run], options: RunsOptions) -> int:
         print("nothing was removed")
         return 0
     for run in chosen:
-        if run.state != "ended":  # it was resumed meanwhile
+        if run.state != "ended":  # the run was resumed in the meantime
             print(f"kept        {run.path}: {run.state}")
             continue
         shutil.rmtree(run.path)
@@ -139,7 +139,7 @@ def _meets(run: Run, options: RunsOptions) -> bool:
 
 def _agrees(question: str) -> bool:
     if not sys.stdin.isatty():
-        raise ConfigurationError("nobody can be asked here: give --yes to remove them.")
+        raise ConfigurationError("no terminal to ask on: set --yes to remove them.")
     return input(question).strip().lower() in ("y", "yes")
 
 

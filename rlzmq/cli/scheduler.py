@@ -1,4 +1,4 @@
-"""The rank that a scheduler gives its processes in environment variables of torchrun, Slurm or Kubernetes."""
+"""The rank of a process in a scheduler's job, from the environment variables of torchrun, Slurm or Kubernetes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _LOCAL = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 @dataclass(frozen=True, slots=True)
 class SchedulerRank:
-    """The rank of this process in a scheduler's job; -1 where the scheduler sets no variable.
+    """The rank of this process in a scheduler's job; -1 if the scheduler sets no variable.
 
     MASTER_ADDR and MASTER_PORT are not needed: learners use the driver's store.
 
     Attributes:
         rank: Rank among all processes of the job.
-        world_size: The number of processes.
-        local_rank: Rank among the processes of this machine: the GPU to use.
+        world_size: Number of processes.
+        local_rank: Rank among the processes on this machine: the GPU to use.
     """
 
     rank: int = -1

@@ -40,7 +40,7 @@ class ServeOptions(PolicyOptions):
     token_file: Path = Path("serve.token")
     """File of the bearer token for HTTP, mode 0600; written if there is none (default: ./serve.token)."""
     allow_host: list[str] = field(default_factory=list)
-    """Further name of this server in the Host header of requests, e.g. a proxy's; repeatable (default: none)."""
+    """Additional name of this server in the Host header of requests, e.g. a proxy's; repeatable (default: none)."""
     insecure: bool = False
     """Serve HTTP on another address than loopback although it is not encrypted (default: False)."""
     max_body: int = 4 << 20
@@ -54,7 +54,7 @@ class ServeOptions(PolicyOptions):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command: `arguments` without ``rlzmq serve``; the exit code."""
+    """Run the command with `arguments`, which follow ``rlzmq serve``; return the exit code."""
     options = parse(
         ServeOptions,
         arguments,
@@ -121,7 +121,7 @@ async def _main(options: ServeOptions) -> int:
 
 
 def _keys(join_file: Path) -> tuple[KeyPair, KeyPair]:
-    """Return the keys (server, clients) of an earlier server with this join file; otherwise write new ones."""
+    """Return the keys (server, clients) of an earlier server with this join file; write new ones if there are none."""
     from rlzmq.net.keys import KeyPair, read_private_file
 
     path = join_file.with_name(f"{join_file.stem}.server.toml")

@@ -31,7 +31,7 @@ class StacksOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command: `arguments` without ``rlzmq stacks``; the exit code."""
+    """Run the command with `arguments`, which follow ``rlzmq stacks``; return the exit code."""
     options = parse(
         StacksOptions,
         arguments,
@@ -45,13 +45,13 @@ def run(arguments: Sequence[str]) -> int:
     found = Run.open(options.run)
     host, pid = found.facts.get("host"), found.facts.get("pid")
     if host != platform.node():
-        raise ConfigurationError(f"{options.run}: its driver ran on {host}; call rlzmq stacks there.")
+        raise ConfigurationError(f"{options.run}: its driver ran on {host}; run rlzmq stacks there.")
     if found.state != "running" or not isinstance(pid, int):
         raise ConfigurationError(f"{options.run}: its driver has ended: there are no stacks.")
     py_spy = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
     for process in (pid, *descendants(pid)):
         channel = find_stack_channel(process)
-        if channel is None:  # of the fork server, a tracker, an environment's process, or a script
+        if channel is None:  # e.g. the fork server, a tracker, an environment's process, or a script
             continue
         role, file = channel
         print(printable(f"=== {role} (pid {process})"))
@@ -65,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _by_py_spy(py_spy: str, pid: int) -> str:
-    """Return py-spy's stacks; "" if it may not read the process."""
+    """Return py-spy's stacks; "" if py-spy may not read the process."""
     try:
         done = subprocess.run(
             [py_spy, "dump", "--pid", str(pid)],

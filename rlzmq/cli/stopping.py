@@ -17,7 +17,7 @@ _SHORT = {
     "time": "time_total_s",
 }
 
-# Where these are found of a run that samples nothing.
+# Where to find these for a run that samples nothing.
 _OFFLINE = {
     "env_runners/episode_return_mean": "evaluation/env_runners/episode_return_mean",
     "num_env_steps_sampled_lifetime": "num_env_steps_trained_lifetime",
@@ -25,17 +25,17 @@ _OFFLINE = {
 
 
 class StopCriteria:
-    """Ends the run as soon as any one criterion is met.
+    """Ends the run as soon as one criterion is met.
 
     Args:
-        texts: Each ``name=number``; a name is return, steps, iterations, time (seconds), or a slash path
-            into the result, and is met when the value there is at least the number.
+        texts: Each is ``name=number``. A name is return, steps, iterations, time (seconds), or a slash path into the
+            result. The criterion is met when the value there is at least the number.
 
     Attributes:
         goals: Path in the result -> number.
 
     Raises:
-        ConfigurationError: A text is not of this form.
+        ConfigurationError: A text does not have this form.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Files with secrets of servers: written for their owner alone; bearer tokens among them."""
+"""Files with a server's secrets, such as bearer tokens, readable only by their owner."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def token_in(path: Path) -> str:
         if len(token) < _MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:
             raise ConfigurationError(
                 f"{path} holds no token: expected at least {_MIN_TOKEN_CHARS} printable ASCII characters without "
-                "spaces. Remove it, and a new one is written."
+                "spaces. Remove it; a new one will be written."
             )
         return token
     token = secrets.token_urlsafe(32)

@@ -1,4 +1,4 @@
-"""``rlzmq top``: show what a run is doing: roles, rates, lag, queues, drops by reason, the broker's loop."""
+"""``rlzmq top``: show a run's roles, rates, lag, queues, drops by reason, and the broker's event loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlzmq.core.printable import printable
 __all__ = ["TopOptions", "format_status", "run"]
 
 
-_STILL_S = 10.0  # without an env step or a learner's step
+_STILL_S = 10.0  # without an env step or a learner step
 
 
 @dataclass
@@ -35,7 +35,7 @@ class TopOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command: `arguments` without ``rlzmq top``; the exit code."""
+    """Run the command with `arguments`, which follow ``rlzmq top``; return the exit code."""
     given = list(arguments)
     where = given.pop(0) if given and not given[0].startswith("-") else ""
     options = parse(
@@ -90,7 +90,9 @@ def format_status(status: Mapping[str, Any], rates: Mapping[str, float], address
     if status["bottleneck"]:
         lines.append(f"bottleneck  {status['bottleneck']}")
     if status["still_s"] >= _STILL_S:
-        lines.append(f"STANDS STILL  nothing has moved for {status['still_s']:.0f} s; who waits for whom:")
+        lines.append(
+            f"STANDS STILL  nothing has moved for {status['still_s']:.0f} s; what each peer waits for:"
+        )
         lines += [f"  {line}" for line in status["waits"]]
     if door := status["connections"]:
         refused = {**door["refused_keys"], **door["failed_handshakes"]}

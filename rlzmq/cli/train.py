@@ -1,4 +1,4 @@
-"""``rlzmq train``: train an algorithm with a live view, a run directory and an orderly end."""
+"""``rlzmq train``: train an algorithm with a live view, a run directory, and an orderly end."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainOptions", "apply_preset", "run"]
 
-# How long the current update may take before it is cancelled: Ctrl-C returns to the prompt within 5 s,
-# SIGTERM ends the run within 10 s.
+# How long the current update may take before it is cancelled, so that Ctrl-C returns to the prompt within 5 s,
+# and SIGTERM ends the run within 10 s.
 _DRAIN_S: dict[int, float] = {signal.SIGINT: 2.5, signal.SIGTERM: 6.0, signal.SIGUSR1: 6.0}
-_STOP_S = 2.0  # time for all processes to stop in order after a signal; then they are killed
+_STOP_S = 2.0  # after a signal, time for all processes to stop in order before they are killed
 
 
 @dataclass(kw_only=True)
@@ -76,7 +76,7 @@ class TrainOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command: `arguments` without ``rlzmq train``; the exit code."""
+    """Run the command with `arguments`, which follow ``rlzmq train``; return the exit code."""
     algorithm = arguments[0] if arguments and not arguments[0].startswith("-") else ""
     asks = bool({"-h", "--help"} & set(arguments))
     if not algorithm:
@@ -84,7 +84,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0 if asks else EXIT_USAGE
     if asks:
         _parse(algorithm, list(arguments[1:]))
-    with Interrupt(drain_s=_DRAIN_S) as interrupt:  # a job may be stopped while it starts
+    with Interrupt(drain_s=_DRAIN_S) as interrupt:  # a job may be stopped during its start
         try:
             faults.arm("driver")
             open_stack_channel("driver")
@@ -167,7 +167,7 @@ def _with_trace_path(arguments: list[str]) -> list[str]:
 
 
 def apply_preset(config: AlgorithmConfig, algorithm: str, env: object, options: Any) -> None:
-    """Set the settings of the preset that --preset names, or that is for `env`."""
+    """Apply the preset that --preset names, or the one for `env`."""
     from rlzmq.algorithms.presets import find_preset, preset_for
 
     if options.preset == "none":
@@ -200,7 +200,7 @@ def _stored_settings(options: Any) -> dict[str, Any] | None:
     try:
         config = load_config(found)
     except CheckpointError as error:
-        raise CheckpointError(f"{error} Give --env, and other settings by flags or --config.") from error
+        raise CheckpointError(f"{error} Set --env, and other settings by flags or --config.") from error
     return dict(config.given())
 
 
@@ -228,7 +228,7 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
         config.debugging(trace=str((path / "trace.json").absolute()))
     config.validate()
     start = time.perf_counter()
-    if config.listen is not None:  # the join files hold keys: they are removed in an orderly end only
+    if config.listen is not None:  # the join files hold keys, and only an orderly end removes them
         interrupt.ends_at_once, interrupt.on_first = False, _raise_interrupt
     with _new_directory(path):
         writers = make_writers(options.log, path)
@@ -331,8 +331,8 @@ def _run_paths(name: str, options: Any, config: AlgorithmConfig) -> tuple[Path, 
         print(f"resumed     {found.path}", flush=True)
     elif options.resume != "auto":
         raise CheckpointError(
-            f"{place} is no whole checkpoint, and no run directory that holds one. With --resume auto a new run "
-            "starts if there is none."
+            f"{place} is neither a complete checkpoint nor a run directory that holds one. With --resume auto "
+            "a new run starts if there is none."
         )
     elif not options.quiet:
         print(f"nothing to resume in {path}: starting a new run", flush=True)
@@ -341,7 +341,7 @@ def _run_paths(name: str, options: Any, config: AlgorithmConfig) -> tuple[Path, 
 
 @contextlib.contextmanager
 def _new_directory(path: Path) -> Iterator[None]:
-    """Create the run's directory before anything is built; remove it again if the block fails.
+    """Create the run's directory before anything else; remove it again if the block fails.
 
     Raises:
         ConfigurationError: The directory cannot be created or written.

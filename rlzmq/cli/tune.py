@@ -73,7 +73,7 @@ class TuneOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command: `arguments` without ``rlzmq tune``; the exit code."""
+    """Run the command with `arguments`, which follow ``rlzmq tune``; return the exit code."""
     options = parse(
         TuneOptions,
         arguments,
@@ -179,7 +179,7 @@ def _made(kind: type, name: str, tables: Mapping[str, Any]) -> Any:
 
 
 def _print_summary(results: ResultGrid, tuner: Tuner, options: TuneOptions) -> int:
-    """Print the best trial and the commands that go on from it; return the exit code."""
+    """Print the best trial and the commands to continue with; return the exit code."""
     from rlzmq.telemetry.metric_paths import number_at
     from rlzmq.tune.config_paths import config_value
 

@@ -1,8 +1,8 @@
 """Saving and restoring environments within episodes, by their own saved state or by replaying actions.
 
-Environments in general cannot save their state. So the state of their random numbers before a reset and all
-actions since are recorded (`History`): a new environment that replays them reaches the same state, which is checked by
-comparing the last observation.
+Most environments cannot save their state. Instead, their random state before a reset and all actions since then are
+recorded (`History`). A new environment that replays them reaches the same state, which is checked by comparing the
+last observation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["MAX_REPLAYED_STEPS", "History", "Replay", "env_state"]
 
 _log = logging.getLogger("rlzmq.envs")
 
-# Longer histories are not replayed, so that actions are not kept forever.
+# Longer histories are not replayed, so actions are not kept forever.
 MAX_REPLAYED_STEPS = 10_000
 # Time limit of all replays of a runner; the remaining environments start new episodes.
 _REPLAY_S = 60.0
@@ -35,7 +35,7 @@ _STATELESS = (gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker)
 
 
 class History(abc.ABC):
-    """How an environment came to where it is: a reset, and the actions and resets since.
+    """The history of an environment: a reset, and the actions and resets since then.
 
     Attributes:
         seed: Seed passed to the reset, or None.
@@ -53,25 +53,25 @@ class History(abc.ABC):
     @staticmethod
     @abc.abstractmethod
     def set_random(env: Any, state: Any) -> None:
-        """Set a random state that `get_random` returned, or the one before a reset."""
+        """Set a random state that `get_random` returned, or that before a reset."""
 
     @abc.abstractmethod
     def get_state(self) -> dict[str, Any]:
         """Return the history as plain values and arrays.
 
         Raises:
-            NotPlainError: If actions have other types.
-            ValueError: If an agent's actions differ in form.
+            NotPlainError: The actions have other types.
+            ValueError: An agent's actions differ in structure.
         """
 
     @classmethod
     @abc.abstractmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the history that `get_state` was called on."""
+        """Return the history for a state from `get_state`."""
 
     @abc.abstractmethod
     def replay(self, env: Any) -> Iterator[tuple[Any, bool]]:
-        """Repeat it: yield (observation, whether the episode is over) of the reset and of each step."""
+        """Replay the history: yield (observation, whether the episode is over) of the reset and of each step."""
 
 
 def env_state(
@@ -86,12 +86,12 @@ def env_state(
     """Return an environment's state within its episode, as plain values and arrays.
 
     Args:
-        kind: How its history is kept.
+        kind: The class of its history.
         env: The environment.
-        observation: Its last observation (multi-agent: dict by agent id).
+        observation: Its last observation (multi-agent: a dict by agent id).
         needs_reset: Whether its episode is over.
-        history: Returns its history, or None if that is not known or too long to be replayed.
-        is_new: Whether it was never reset.
+        history: Returns its history; None if it is unknown or too long to be replayed.
+        is_new: Whether the environment was never reset.
     """
     own = None if is_new else saved_state(env)
     saved: dict[str, Any] = {"random": kind.get_random(env), **(own or {})}
@@ -105,16 +105,16 @@ def env_state(
     if saved_history is None:
         return {"kind": "reset" if needs_reset else "unknown", **saved}
     saved["history"] = saved_history
-    if needs_reset:  # needed by later states
+    if needs_reset:  # its random state is needed by later states
         return {"kind": "reset", **saved}
     return {"kind": "replay", **saved, "digest": state_digest(observation, saved["random"])}
 
 
 class Replay:
-    """Restores environments' states, within a common time limit.
+    """Restores the states of environments, within a common time limit.
 
     Args:
-        kind: How their histories are kept.
+        kind: The class of their histories.
 
     Attributes:
         lost: Indices of the environments that were not restored and start a new episode.
@@ -131,8 +131,9 @@ class Replay:
         """Restore the state of environment `index`.
 
         Returns:
-            Whether it was restored (else it must be reset), its last observation (None if unknown), and
-            its history (None if unknown).
+            Whether the state was restored (if not, reset the environment), its last observation (None if unknown),
+            and its
+                    history (None if unknown).
         """
         kind, observation, history = saved["kind"], None, None
         why = "its episode is too long, or it is not known how it began" if kind == "unknown" else ""
@@ -195,9 +196,9 @@ def _leaves(value: Any) -> Iterable[Any]:
 
 
 def _layer_with_state(env: Any) -> tuple[Any, list[gym.wrappers.TimeLimit]] | None:
-    """Return the layer with ``get_state()`` and ``set_state(state)``, and the time limits around it.
+    """Return the layer with ``get_state()`` and ``set_state(state)``, and the time limits that wrap it.
 
-    None if there is none, or another wrapper around it may have state.
+    None if there is no such layer, or if another wrapper around it may have state.
     """
     limits: list[gym.wrappers.TimeLimit] = []
     layer = env
@@ -224,18 +225,18 @@ def _takes(env: Any, name: str, num_arguments: int) -> bool:
         for p in parameters
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
-    return len(needed) == num_arguments + 1  # and self
+    return len(needed) == num_arguments + 1  # plus `self`
 
 
 def saved_state(env: Any) -> dict[str, Any] | None:
-    """Return what an environment's ``get_state()`` returns, or None if it cannot be used."""
+    """Return the result of the environment's ``get_state()``; None if it cannot be used."""
     found = _layer_with_state(env)
     if found is None:
         return None
     layer, limits = found
     try:
         state = to_plain(layer.get_state())
-    except Exception as error:  # user code: its episode is replayed instead
+    except Exception as error:  # user code failed; the episode is replayed instead
         _log.warning(
             "%s.get_state() cannot be used: %s: %s", type(layer).__name__, type(error).__name__, error
         )

@@ -1,4 +1,4 @@
-"""EnvPool's environments, which C++ threads step, as native vector environments."""
+"""EnvPool's environments, stepped by C++ threads, as native vector environments."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["EnvPoolVectorEnv"]
 
 
 class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
-    """The environments of one EnvPool task; ``env="envpool/CartPole-v1"`` stands for it.
+    """The environments of one EnvPool task, selected with e.g. ``env="envpool/CartPole-v1"``.
 
-    The pool is created by the first `reset`, whose seed it takes.
+    The first `reset` creates the pool with its seed.
 
     Args:
         task_id: Id of the task in ``envpool.list_all_envs()``.
@@ -49,7 +49,7 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
         self._pool: Any = None
         self.num_envs = num_envs
         try:
-            with warnings.catch_warnings(action="ignore"):  # of the precision of bounds
+            with warnings.catch_warnings(action="ignore"):  # about the precision of bounds
                 spec = self._envpool.make_spec(task_id, num_envs=num_envs, **settings)
                 self.single_observation_space: gym.Space[Any] = spec.gymnasium_observation_space
                 self.single_action_space: gym.Space[Any] = spec.gymnasium_action_space
@@ -62,25 +62,25 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
         self._action_dtype = getattr(self.single_action_space, "dtype", None)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset all environments; with a seed (an int, or one of each environment) in a new pool."""
+        """Reset all environments. A seed (an int, or one per environment) creates a new pool."""
         if self._pool is not None and seed is None:
             return self._pool.reset()[0], {}
         seeds = np.zeros(1) if seed is None else np.atleast_1d(seed)
         self.close_extras()
-        with warnings.catch_warnings(action="ignore"):  # of the precision of bounds
+        with warnings.catch_warnings(action="ignore"):  # about the precision of bounds
             self._pool = self._envpool.make_gymnasium(
                 self._task_id, num_envs=self.num_envs, seed=int(seeds[0]) % 2**31, **self._settings
             )
             return self._pool.reset()[0], {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step all environments; one whose episode ended is reset, and its action ignored."""
+        """Step all environments. Those whose episode has ended are reset, and their actions are ignored."""
         given = np.asarray(actions, dtype=self._action_dtype)
         observations, rewards, terminations, truncations, _ = self._pool.step(given)
         return observations, rewards, terminations, truncations, {}
 
     def close_extras(self, **kwargs: Any) -> None:
-        """End the pool's threads."""
+        """Stop the pool's threads."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None

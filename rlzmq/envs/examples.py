@@ -75,8 +75,8 @@ class RandomEnv(gym.Env[Any, Any]):
     Args:
         config: ``observation_space``, ``action_space``, ``p_terminated`` (probability that a step
             terminates, default 0.05), ``max_episode_steps`` (then truncated, default 50),
-            ``static`` (True: sample 64 observations once and cycle through them, so that the environment
-            costs next to nothing; default False), ``check_actions`` (raise on an action outside the
+            ``static`` (True: sample 64 observations once and cycle through them, which makes the environment
+            nearly free; default False), ``check_actions`` (raise on an action outside the
             space; default True).
     """
 
@@ -111,11 +111,11 @@ class RandomEnv(gym.Env[Any, Any]):
         return self._observe(), reward, terminated, truncated, {}
 
     def get_state(self) -> dict[str, Any]:
-        """Return all state but ``np_random``; a restored runner uses it instead of replaying the episode."""
+        """Return the state except ``np_random``. A restored runner uses it instead of replaying the episode."""
         return {"num_steps": self._num_steps, "random": space_random_state(self.observation_space)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore what `get_state` returned."""
+        """Restore a state from `get_state`."""
         self._num_steps = state["num_steps"]
         set_space_random_state(self.observation_space, state["random"])
 
@@ -126,5 +126,5 @@ class RandomEnv(gym.Env[Any, Any]):
 
 
 def module_of_agent(agent_id: Any, episode: Any = None) -> str:
-    """Return ``"p0"`` for agent 0, and so on: a ``policy_mapping_fn`` with a module for each agent."""
+    """Return ``"p0"`` for agent 0, and so on: a ``policy_mapping_fn`` with one module per agent."""
     return f"p{agent_id}"

@@ -1,4 +1,4 @@
-"""Libraries that environments need and rlzmq does not install: which extra brings them, and how to ask for it."""
+"""Optional libraries of environments: which extra installs them, and the hint shown when one is missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlzmq.core.errors import ConfigurationError
 
 __all__ = ["EXTRAS", "extra_hint", "import_family"]
 
-# Top-level module -> what to install: an extra of rlzmq, or a package that has no wheels for some systems.
+# Top-level module -> what to install: an extra of rlzmq, or a package without wheels for some systems.
 EXTRAS = {
     "ale_py": "rlzmq[atari]",
     "cv2": "rlzmq[atari]",
@@ -33,10 +33,10 @@ _FAMILIES = {
 
 
 def import_family(env_id: str) -> None:
-    """Import the library that registers a Gymnasium id, if the id's form tells which one it is.
+    """Import the library that registers a Gymnasium id, if the id's form tells which library it is.
 
     Raises:
-        ConfigurationError: It cannot be imported; the text names the extra to install.
+        ConfigurationError: The library cannot be imported. The text names the extra to install.
     """
     for pattern, module in _FAMILIES.items():
         if fnmatch.fnmatchcase(env_id, pattern):
@@ -50,7 +50,7 @@ def import_family(env_id: str) -> None:
 
 
 def extra_hint(error: BaseException) -> str:
-    """Return the sentence that says what to install, for an error caused by a failed import; else "".
+    """Return a sentence that names what to install after a failed import; "" if unknown.
 
     Example:
         >>> extra_hint(ModuleNotFoundError("No module named 'ale_py'", name="ale_py"))

@@ -1,4 +1,4 @@
-"""MultiAgentEnv: the interface of environments with several agents, and two ways to make one."""
+"""MultiAgentEnv: the interface of environments with several agents, and two ways to build one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class MultiAgentEnv(gym.Env[Any, Any]):
 
     def __init__(self) -> None:
         super().__init__()
-        # what a subclass set before calling this stays
+        # keep what a subclass set before this call
         for name, default in (
             ("possible_agents", []),
             ("agents", []),
@@ -77,7 +77,7 @@ class MultiAgentEnv(gym.Env[Any, Any]):
             options: Environment-specific.
 
         Returns:
-            (observations, infos) by agent id, of the agents that act first.
+            (observations, infos) by agent id, for the agents that act first.
         """
         if type(self).reset is MultiAgentEnv.reset:
             raise NotImplementedError(f"{type(self).__name__} must implement reset(*, seed, options).")
@@ -90,12 +90,12 @@ class MultiAgentEnv(gym.Env[Any, Any]):
         """Run one env step.
 
         Args:
-            action_dict: The actions of exactly the agents that were in the last observations and are not
+            action_dict: The actions of exactly those agents that were in the last observations and are not
                 done.
 
         Returns:
-            (observations, rewards, terminateds, truncateds, infos) by agent id. An agent that acted may get
-            its next observation later; one that is truncated must get a last observation. ``"__all__"`` in
+            (observations, rewards, terminateds, truncateds, infos) by agent id. An agent that acted may receive
+            its next observation later; a truncated one must receive a last observation. ``"__all__"`` in
             terminateds and truncateds ends the episode for all.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement step(action_dict).")
@@ -143,13 +143,13 @@ class MultiAgentEnv(gym.Env[Any, Any]):
         obs_space: gym.Space[Any] | None = None,
         act_space: gym.Space[Any] | None = None,
     ) -> MultiAgentEnv:
-        """Return this environment with groups of agents as single agents.
+        """Return this environment with groups of agents acting as single agents.
 
-        A group observes and acts in tuples, one part per member, and gets the sum of the members' rewards;
-        the single ones are in ``info["_group_rewards"]``. The members of a group act together.
+        A group observes and acts in tuples, one part per member, and receives the sum of the members' rewards. The
+        individual rewards are in ``info["_group_rewards"]``. The members of a group act together.
 
         Args:
-            groups: Group id -> the ids of its agents. Agents in no group stay as they are.
+            groups: Group id -> ids of its agents. Agents in no group are unchanged.
             obs_space, act_space: Tuple spaces of each group; None: tuples of the members' spaces.
         """
         return GroupAgentsWrapper(self, groups, obs_space, act_space)
@@ -161,7 +161,7 @@ class MultiAgentEnv(gym.Env[Any, Any]):
 class GroupAgentsWrapper(MultiAgentEnv):
     """See `MultiAgentEnv.with_agent_groups`.
 
-    A group ends with the last of its members: terminated if any of them was, else truncated.
+    A group ends with its last member: as terminated if any member terminated, else as truncated.
 
     Args:
         env: The environment.
@@ -169,7 +169,7 @@ class GroupAgentsWrapper(MultiAgentEnv):
         obs_space, act_space: Spaces of each group; None: Tuples of the members' spaces.
 
     Raises:
-        ConfigurationError: If an agent is unknown, or is in two groups.
+        ConfigurationError: An agent is unknown, or is in two groups.
     """
 
     action_spaces: dict[Any, gym.Space[Any]]
@@ -294,7 +294,7 @@ def agent_spaces(env: Any) -> tuple[gym.spaces.Dict, gym.spaces.Dict]:
     """Return (observation spaces, action spaces) of all possible agents of a multi-agent environment.
 
     Raises:
-        ConfigurationError: If an agent has no space, or no agents are known.
+        ConfigurationError: An agent has no space, or no agents are known.
     """
     agents = list(getattr(env, "possible_agents", None) or getattr(env, "agents", None) or ())
     by_agent = getattr(env, "observation_spaces", None) or getattr(env, "observation_space", None)
@@ -321,11 +321,11 @@ def make_multi_agent(env_name_or_creator: str | type | Callable[..., Any]) -> ty
         [0, 1]
 
     Args:
-        env_name_or_creator: What makes one single-agent environment: a Gymnasium id, a registered name, a
+        env_name_or_creator: The single-agent environment: a Gymnasium id, a registered name, a
             class or a callable.
 
     Returns:
-        A `MultiAgentEnv` class. Its config: ``num_agents`` (default 1); everything else goes to the
+        A `MultiAgentEnv` class. Its config: ``num_agents`` (default 1); all other items go to the
         single environments. Agents are 0 … n-1; the episode ends when all of them are done.
     """
     entry = resolve_env(env_name_or_creator)

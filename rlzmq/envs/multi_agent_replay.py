@@ -16,12 +16,12 @@ __all__ = ["MultiAgentHistory"]
 
 AgentDict = dict[Any, Any]
 
-# As in `StepHistory`, but longer, since finding all generators of an environment takes longer.
+# Longer than in `StepHistory`, since finding all generators of an environment takes longer.
 _STEPS_BETWEEN_BEGINS = 1_024
 
 
 class MultiAgentHistory(History):
-    """An earlier reset of one environment, and the resets and actions since.
+    """An earlier reset of one environment, and the resets and actions since then.
 
     Attributes:
         seed, random: See `History`.
@@ -35,14 +35,14 @@ class MultiAgentHistory(History):
 
     @staticmethod
     def set_random(env: Any, state: Mapping[str, Any]) -> None:
-        """Set random states that `get_random` returned."""
+        """Set random states from `get_random`."""
         set_random_states(env, state)
 
     def __init__(self) -> None:
         self.seed: int | None = None
         self.random: dict[str, Any] | None = None
         self.episode_seed: int | None = None
-        # Actions by agent id of each step since the reset, None for each further reset.
+        # Per step since the reset: the actions by agent id; None for a further reset.
         self._entries: list[AgentDict | None] = []
         self._episode_at = 0
         self._is_known = False
@@ -53,11 +53,11 @@ class MultiAgentHistory(History):
         return [actions for actions in self._entries[self._episode_at :] if actions is not None]
 
     def if_known(self) -> MultiAgentHistory | None:
-        """Return it if it is complete and short enough to be replayed, else None."""
+        """Return this history if it is complete and short enough to be replayed, else None."""
         return self if self._is_known and len(self._entries) <= MAX_REPLAYED_STEPS else None
 
     def record_reset(self, env: Any, seed: int | None, *, is_known: bool = True) -> None:
-        """Record a reset that is about to happen; `is_known` is False if it cannot be repeated."""
+        """Record the next reset; `is_known` is False if it cannot be repeated."""
         if is_known and self._is_known and seed is None and len(self._entries) < _STEPS_BETWEEN_BEGINS:
             self._entries.append(None)
         else:
@@ -66,7 +66,7 @@ class MultiAgentHistory(History):
         self.episode_seed, self._episode_at = seed, len(self._entries)
 
     def record_step(self, actions: AgentDict) -> None:
-        """Record the actions of a step that is about to happen."""
+        """Record the actions of the next step."""
         entries = self._entries
         entries.append(actions)
         if len(entries) > 2 * MAX_REPLAYED_STEPS:
@@ -99,7 +99,8 @@ class MultiAgentHistory(History):
             "episode_at": self._episode_at,
             "random": self.random,
             "agents": [to_plain(agent_id) for agent_id in numbers],
-            # Indices of the agents that acted, step after step; number of them in each step, -1 for a reset.
+            # Indices of the agents that acted, concatenated over the steps; the number of agents per step, -1 for a
+            # reset.
             "order": np.array(order, np.int32),
             "num_acted": np.array([-1 if e is None else len(e) for e in self._entries], np.int32),
             "actions": [encode(tree_stack(actions), "actions") for actions in by_agent.values()],

@@ -1,4 +1,4 @@
-"""SyncVectorMultiAgentEnv: several multi-agent environments stepped one after the other."""
+"""SyncVectorMultiAgentEnv: several multi-agent environments, stepped one after the other."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _STEP_PARTS = ("observations", "rewards", "terminateds", "truncateds", "infos")
 class SyncVectorMultiAgentEnv:
     """N multi-agent environments in this process, with NEXT_STEP autoreset.
 
-    After an episode's end, the next `step` resets that environment: its actions are ignored, and it
-    returns the reset observations with no rewards and no flags. Observations are handed on as the
-    environments return them, not copied.
+    After an episode's end, the next `step` resets that environment: its actions are ignored, and it returns the reset
+    observations without rewards and flags. Observations are not copied.
 
     Args:
-        creators: Makes environment i, by index; all of them must have the same agents' spaces.
+        creators: Makes environment i, by index. The agents' spaces must be the same in all environments.
 
     Attributes:
         envs: The environments.
         num_envs: N.
-        single_observation_spaces, single_action_spaces: Dicts by agent id, of one environment.
-        needs_reset: bool[N], whether the next step resets; may be set (e.g. when all known agents are done).
-        resetting: bool[N], whether the last step was a reset.
-        is_resetting: Whether one of them is being made or reset in a step right now, for another thread to see.
+        single_observation_spaces, single_action_spaces: One environment's spaces by agent id.
+        needs_reset: bool[N], whether the next step resets the environment; may be set (e.g. when all known agents are
+            done).
+        resetting: bool[N], whether the last step reset the environment.
+        is_resetting: Whether an environment is being created or reset in a step right now; for other threads.
         failed: Indices of the environments that were recreated in the last step or reset.
-        ways: How each environment came to where it is.
+        histories: The `MultiAgentHistory` of each environment.
         recover: See `LeanSyncVectorEnv`.
     """
 
@@ -70,7 +70,7 @@ class SyncVectorMultiAgentEnv:
 
     @property
     def unwrapped(self) -> SyncVectorMultiAgentEnv:
-        """Itself."""
+        """This environment."""
         return self
 
     @property
@@ -99,8 +99,8 @@ class SyncVectorMultiAgentEnv:
         """Reset all environments.
 
         Args:
-            seed: Environment i gets ``seed + 1000 * i`` (wide apart, as environments may seed their parts
-                with the numbers that follow).
+            seed: Environment i gets ``seed + 1000 * i``. The distance is wide because environments may seed their
+                parts with the following numbers.
 
         Returns:
             (observations, infos): one dict by agent id per environment.
@@ -119,7 +119,7 @@ class SyncVectorMultiAgentEnv:
     def step(
         self, actions: Sequence[AgentDict]
     ) -> tuple[list[AgentDict], list[AgentDict], list[AgentDict], list[AgentDict], list[AgentDict]]:
-        """Step all environments, or resets those whose episode is over.
+        """Step all environments; reset those whose episode is over.
 
         Args:
             actions: One dict by agent id per environment.
@@ -205,7 +205,7 @@ class SyncVectorMultiAgentEnv:
         return self._checked(index, row, "reset", _RESET_PARTS)  # type: ignore[no-any-return]
 
     def _checked(self, index: int, row: Any, method: str, names: tuple[str, ...]) -> Any:
-        """Check the form of what an environment returned; infos may be None."""
+        """Check the structure of an environment's return value; infos may be None."""
         where = f"Environment {index} of {self.num_envs}: {method}() returned"
         if not isinstance(row, (tuple, list)) or len(row) != len(names):
             got = f"{len(row)}" if isinstance(row, (tuple, list)) else f"{type(row).__name__} {row!r:.80}"
@@ -219,7 +219,7 @@ class SyncVectorMultiAgentEnv:
         return row
 
     def _recovered(self, index: int, where: str, error: Exception) -> tuple[AgentDict, AgentDict]:
-        """Replace an environment that raised, and return the new one's first observations."""
+        """Replace an environment that raised an error, and return the new one's first observations."""
         attempt: Exception = error
         while True:
             if self.recover is None:
@@ -234,7 +234,7 @@ class SyncVectorMultiAgentEnv:
             self.is_resetting = True
             try:
                 self.envs[index].close()
-            except Exception as close_error:  # it is broken already: only the new one counts
+            except Exception as close_error:  # it is broken already, and only the new one counts
                 error.add_note(f"close() raised {close_error!r}")
             try:
                 self.histories[index].record_reset(self.envs[index], seed, is_known=seed is not None)
@@ -254,7 +254,7 @@ class SyncVectorMultiAgentEnv:
 
 
 def _has_form(row: Any) -> bool:
-    """Return whether these are five dicts, at first sight."""
+    """Return whether `row` is a tuple of five dicts, a cheap check."""
     if type(row) is not tuple or len(row) != 5:
         return False
     a, b, c, d, e = row
@@ -280,11 +280,11 @@ def make_multi_agent_vec(
     Args:
         env: Anything that ``resolve_env`` accepts and that makes a `MultiAgentEnv`.
         num_envs: Number of environments, at least 1.
-        mode: Only ``"sync"``.
-        context: ``env_config`` and place; environment i gets a copy with ``vector_index=i``.
+        mode: Must be ``"sync"``.
+        context: ``env_config`` and indices; environment i gets a copy with ``vector_index=i``.
 
     Raises:
-        ConfigurationError: Another mode, or an environment that is not multi-agent.
+        ConfigurationError: The mode is another, or an environment is not multi-agent.
     """
     entry = resolve_env(env)
     context = EnvContext() if context is None else context

@@ -1,4 +1,4 @@
-"""Checks of observations against their spaces."""
+"""Checks that observations fit their spaces."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["check_agents_observations", "misfit"]
 
 
 def misfit(space: gym.Space[Any], item: Any, path: str) -> str:
-    """Describe what is wrong with an observation's structure, shape or kind (number or text); ``""`` if nothing.
+    """Describe an error in an observation's structure, shape or kind (number or text); ``""`` if there is none.
 
-    Values outside the bounds, other dtypes of one kind, and spaces without a fixed shape are not checked.
+    Bounds, other dtypes of the same kind, and spaces without a fixed shape are not checked.
 
     Args:
-        space: Of one environment or agent.
+        space: The space of one environment or agent.
         item: An observation.
-        path: Its name in the message.
+        path: The observation's name in the message.
     """
     if isinstance(space, spaces.Dict):
         if not isinstance(item, Mapping) or item.keys() != space.spaces.keys():
@@ -51,14 +51,14 @@ def misfit(space: gym.Space[Any], item: Any, path: str) -> str:
 def check_agents_observations(
     observed: Iterable[tuple[str, int, Mapping[Any, Any]]], by_agent: Mapping[Any, gym.Space[Any]]
 ) -> None:
-    """Raise if observations do not fit their agents' spaces; agents without a space may send anything.
+    """Raise an error if observations do not fit their agents' spaces. Agents without a space may send anything.
 
     Args:
         observed: (episode id, env step, observations by agent id) of each environment.
         by_agent: The agents' spaces.
 
     Raises:
-        MultiAgentEnvError: If the first one that does not fit.
+        MultiAgentEnvError: An observation does not fit; the first such one is named.
     """
     for episode_id, env_t, observations in observed:
         for agent_id, item in observations.items():
@@ -74,7 +74,7 @@ def check_agents_observations(
 
 
 def _fits(space: gym.Space[Any], item: np.ndarray[Any, Any]) -> bool:
-    """Return whether an array certainly fits; cheap."""
+    """Return whether an array certainly fits, a cheap check."""
     return bool(item.shape == space.shape and item.dtype == space.dtype)
 
 

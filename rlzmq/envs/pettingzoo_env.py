@@ -12,7 +12,7 @@ __all__ = ["ParallelPettingZooEnv", "PettingZooEnv"]
 
 
 def _check_kind(env: Any, kind: str, other: str) -> None:
-    """Raise unless this is a PettingZoo environment of the right kind."""
+    """Raise ConfigurationError unless this is a PettingZoo environment of the right kind."""
     pettingzoo = import_optional("pettingzoo", "A PettingZoo environment", "rlzmq[marl]")
     if isinstance(env, getattr(pettingzoo, kind)):
         return
@@ -29,7 +29,7 @@ def _set_spaces(wrapper: MultiAgentEnv, env: Any) -> None:
 
 
 def _end_flags(terminateds: AgentDict, truncateds: AgentDict, is_over: bool) -> None:
-    """Add ``"__all__"``: an episode whose last agents were all truncated is truncated, else terminated."""
+    """Add ``"__all__"``: an episode is truncated if all its last agents were truncated, else terminated."""
     last = [key for key in truncateds if key != "__all__"]
     all_truncated = bool(last) and all(truncateds[key] and not terminateds.get(key) for key in last)
     truncateds["__all__"] = is_over and all_truncated
@@ -37,10 +37,9 @@ def _end_flags(terminateds: AgentDict, truncateds: AgentDict, is_over: bool) -> 
 
 
 class PettingZooEnv(MultiAgentEnv):
-    """A PettingZoo AEC environment: one agent acts per step, the others' outcomes hang until their turn.
+    """A PettingZoo AEC environment: one agent acts per step.
 
-    An agent gets its next observation, and the rewards since its last action, when it is its turn again
-    or when it is done.
+    An agent receives its next observation, and the rewards since its last action, at its next turn or when it is done.
 
     Example:
         >>> from pettingzoo.classic import rps_v2
@@ -54,7 +53,7 @@ class PettingZooEnv(MultiAgentEnv):
 
     Raises:
         ImportError: PettingZoo is not installed (``pip install rlzmq[marl]``).
-        ConfigurationError: `env` is of another kind.
+        ConfigurationError: `env` is not an AEC environment.
     """
 
     def __init__(self, env: Any) -> None:
@@ -89,7 +88,7 @@ class PettingZooEnv(MultiAgentEnv):
             )
             if not (terminateds[agent] or truncateds[agent]):
                 break
-            env.step(None)  # a done agent's turn only removes it
+            env.step(None)  # at a done agent's turn, this only removes the agent
         self.agents = list(env.agents)
         _end_flags(terminateds, truncateds, not env.agents)
         return observations, rewards, terminateds, truncateds, infos
@@ -102,14 +101,14 @@ class PettingZooEnv(MultiAgentEnv):
 
 
 class ParallelPettingZooEnv(MultiAgentEnv):
-    """A PettingZoo parallel environment: all agents that are there act in every step.
+    """A PettingZoo parallel environment: all current agents act in every step.
 
     Args:
         par_env: A ``pettingzoo.ParallelEnv``.
 
     Raises:
         ImportError: PettingZoo is not installed (``pip install rlzmq[marl]``).
-        ConfigurationError: `par_env` is of another kind.
+        ConfigurationError: `par_env` is not a parallel environment.
     """
 
     def __init__(self, par_env: Any) -> None:

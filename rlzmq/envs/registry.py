@@ -1,8 +1,8 @@
-"""Resolving ``config.env`` and creating environments.
+"""Resolves ``config.env`` and creates environments.
 
-An environment is given as a Gymnasium id, a name registered with :func:`register_env`, a class, a
-callable that takes an :class:`EnvContext`, or the text ``"package.module:Class"``. ``resolve_env``
-turns any of these into an :class:`EnvEntry`, which makes environments and travels to other processes.
+An environment is given as a Gymnasium id, a name registered with `register_env`, a class, a callable that takes an
+`EnvContext`, or the text ``"package.module:Class"``. `resolve_env` turns any of these into an `EnvEntry`, which makes
+environments and can be sent to other processes.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ __all__ = [
     "resolve_env",
 ]
 
-# First parameters of this name take the whole EnvContext, also when they have a default.
+# First parameters with these names take the whole EnvContext, even if they have a default.
 _CONTEXT_PARAMETERS = frozenset({"config", "cfg", "env_config", "context", "env_context", "ctx"})
 
-_ENVPOOL = "envpool/"  # before the id of one of EnvPool's tasks
+_ENVPOOL = "envpool/"  # prefix of the ids of EnvPool's tasks
 
 _CREATORS: dict[str, Callable[..., Any]] = {}
 
 
 class EnvContext(dict[str, Any]):
-    """``config.env_config`` as a dict, plus where the environment lives.
+    """``config.env_config`` as a dict, with the environment's indices.
 
     Example:
         >>> context = EnvContext({"size": 5}, worker_index=2, vector_index=1, num_workers=4)
@@ -84,7 +84,7 @@ class EnvContext(dict[str, Any]):
         num_workers: int | None = None,
         recreated_worker: bool | None = None,
     ) -> EnvContext:
-        """Return a copy with the given facts replaced; None keeps the own value."""
+        """Return a copy with the given values replaced; None keeps the value."""
         return EnvContext(
             dict(self) if env_config is None else env_config,
             self.worker_index if worker_index is None else worker_index,
@@ -95,21 +95,21 @@ class EnvContext(dict[str, Any]):
         )
 
     def set_defaults(self, defaults: Mapping[str, Any]) -> None:
-        """Add the keys of ``defaults`` that are not there yet."""
+        """Add those keys of ``defaults`` that are missing."""
         for key, value in defaults.items():
             self.setdefault(key, value)
 
 
 @dataclass(frozen=True)
 class EnvEntry:
-    """One resolved ``config.env``.
+    """A resolved ``config.env``.
 
     Attributes:
-        label: What the user wrote, for messages.
+        label: The user's text, for messages.
         gym_id: Its Gymnasium id, or None.
         creator: The class or callable that makes it, or None for a Gymnasium id.
-        is_atari: Whether it is wrapped as Atari environments are (`wrap_atari`), before `wrappers`.
-        wrappers: What single environments are wrapped in, the first innermost.
+        is_atari: Whether to apply the Atari preprocessing (`wrap_atari`), before `wrappers`.
+        wrappers: Wrappers of single environments, the first innermost.
     """
 
     label: str
@@ -126,15 +126,15 @@ class EnvEntry:
 
 
 def register_env(name: str, env_creator: Callable[..., Any]) -> None:
-    """Make ``env_creator`` known as ``name``, to be used as ``config.environment(name)``.
+    """Register ``env_creator`` as ``name``, for use as ``config.environment(name)``.
 
     Args:
-        name: Any text; a registered name goes before a Gymnasium id of the same spelling.
-        env_creator: Called with an :class:`EnvContext`, returns a ``gymnasium.Env`` or a ``MultiAgentEnv``.
+        name: Any text; a registered name takes precedence over an equal Gymnasium id.
+        env_creator: Called with an `EnvContext`; returns a ``gymnasium.Env`` or a ``MultiAgentEnv``.
 
     Raises:
-        ValueError: If the name is empty.
-        TypeError: If the creator is not callable.
+        ValueError: The name is empty.
+        TypeError: The creator is not callable.
     """
     if not isinstance(name, str) or not name:
         raise ValueError(f"register_env: expected a non-empty name, got {name!r}.")
@@ -152,26 +152,26 @@ def registered_envs() -> dict[str, Callable[..., Any]]:
 
 
 def registration_of(env: object) -> tuple[str, Any] | None:
-    """Return what another process needs to create the env registered under a name here.
+    """Return the registration that another process needs to create the env.
 
     Args:
         env: ``config.env``.
 
     Returns:
-        (name, creator or Gymnasium EnvSpec); None if the name is sufficient, or `env` is no name.
+        (name, creator or Gymnasium EnvSpec); None if the name is sufficient, or `env` is not a name.
     """
     if not isinstance(env, str):
         return None
     if env in _CREATORS:
         return env, _CREATORS[env]
     spec = gym.registry.get(env)
-    if spec is None or str(spec.entry_point).startswith("gymnasium."):  # every process has those
+    if spec is None or str(spec.entry_point).startswith("gymnasium."):  # known in every process
         return None
     return env, spec
 
 
 def adopt_registration(registration: tuple[str, Any] | None) -> None:
-    """Make a name that `registration_of` described known in this process, unless it is known already."""
+    """Register the env of a `registration_of` another process, unless its name is known in this process already."""
     if registration is None:
         return
     name, what = registration
@@ -191,8 +191,8 @@ def resolve_env(env: object) -> EnvEntry:
         The entry to make environments from.
 
     Raises:
-        ConfigurationError: If nothing of that name exists (the text names the closest one that does),
-            or ``env`` is none of the above.
+        ConfigurationError: Nothing of that name exists (the text names the closest match), or ``env`` is none of the
+            above.
     """
     if isinstance(env, EnvEntry):
         return env
@@ -221,18 +221,18 @@ def make_env(env: object, env_config: Mapping[str, Any] | None = None) -> Any:
     """Make one environment.
 
     Args:
-        env: Anything that :func:`resolve_env` accepts.
-        env_config: The environment's settings, or a whole :class:`EnvContext`. A Gymnasium id takes the
-            items as keyword arguments. A class or callable takes the context as its first argument, or
-            no argument if it has no parameters; if its first parameter has a default and is not named like
-            a config (``config``, ``env_config``, ``context``, …) the items are passed as keywords.
+        env: Anything that `resolve_env` accepts.
+        env_config: The environment's settings, or a whole `EnvContext`. A Gymnasium id gets the items as keyword
+            arguments. A class or callable gets the context as its first argument, or no argument if it has no
+            parameters. If its first parameter has a default and is not named like a config (``config``,
+            ``env_config``, ``context``, …), it gets the items as keyword arguments.
 
     Returns:
         A ``gymnasium.Env`` (or ``MultiAgentEnv``), not yet reset.
 
     Raises:
-        ConfigurationError: If the id does not exist, the settings do not fit its parameters, a library is missing,
-            or a wrapper does not fit.
+        ConfigurationError: The id does not exist, the settings do not fit its parameters, a library is missing, or a
+            wrapper does not fit.
     """
     entry = resolve_env(env)
     context = env_config if isinstance(env_config, EnvContext) else EnvContext(env_config)
@@ -240,7 +240,7 @@ def make_env(env: object, env_config: Mapping[str, Any] | None = None) -> Any:
         made = call_creator(entry, context)
     else:
         assert entry.gym_id is not None
-        defaults = {"frameskip": 1} if entry.is_atari else {}  # the preprocessing skips frames
+        defaults = {"frameskip": 1} if entry.is_atari else {}  # the preprocessing skips the frames itself
         made = _make_gym_env(entry.gym_id, {**defaults, **context})
     if entry.is_atari:
         made = wrap_atari(made)
@@ -317,7 +317,7 @@ def _resolve_name(name: str) -> EnvEntry:
 
 
 def _resolve_module_name(name: str) -> EnvEntry:
-    """Return ``"package.module:Class"``, or Gymnasium's ``"package.module:Id-v0"``."""
+    """Return the entry for ``"package.module:Class"``, or Gymnasium's ``"package.module:Id-v0"``."""
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)

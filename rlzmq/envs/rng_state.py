@@ -22,7 +22,7 @@ __all__ = [
     "space_random_state",
 ]
 
-# Limits of the search for generators; further objects are ignored.
+# Limits of the search for generators; objects beyond them are ignored.
 _MAX_OBJECTS = 2_000
 _MAX_DEPTH = 8
 _LONGEST_CONTAINER = 256
@@ -32,16 +32,16 @@ _NOTHING_INSIDE = (
     *(str, bytes, bool, int, float, complex, type(None), np.ndarray, np.generic, type),
     *(FunctionType, BuiltinFunctionType, MethodType, ModuleType),
 )
-# The code that acts may sample from these.
+# The acting code may sample from these, so they are not the environment's.
 _NOT_THE_ENVS = frozenset({"action_space", "action_spaces"})
-_LAZY = "_np_random"  # Gymnasium's environments and spaces create theirs on first use
+_LAZY = "_np_random"  # Gymnasium's environments and spaces create it on first use
 
 
 # -- one generator ----------------------------------------------------------------------------------
 
 
 def random_state(env: Any) -> dict[str, Any] | None:
-    """Return the state of an environment's ``np_random``, if it has used or was given one."""
+    """Return the state of an environment's ``np_random``; None if it has not used or been given one."""
     generator = getattr(getattr(env, "unwrapped", env), "_np_random", None)
     return None if generator is None else _plain_state(generator)
 
@@ -50,7 +50,7 @@ def set_random_state(env: Any, state: Mapping[str, Any] | None) -> None:
     """Set the state of an environment's ``np_random``.
 
     Raises:
-        ValueError: If the environment has another kind of generator.
+        ValueError: The environment has another kind of generator.
     """
     if state is not None:
         env.unwrapped.np_random.bit_generator.state = _numpy_state(state)
@@ -64,7 +64,7 @@ def space_random_state(space: Any) -> list[Any]:
 
 
 def set_space_random_state(space: Any, state: Sequence[Any]) -> None:
-    """Set the random states of a space and its parts; no-op for another kind of space."""
+    """Set the random states of a space and its parts. Does nothing for another kind of space."""
     parts = _parts(space)
     if len(parts) != len(state) - 1:
         return
@@ -108,9 +108,9 @@ def _numpy_state(value: Any) -> Any:
 
 
 def get_random_states(env: Any) -> dict[str, Any]:
-    """Return the states of all generators in an environment's attributes, their attributes, lists and dicts.
+    """Return the states of all generators in an environment's attributes, recursively, and in lists and dicts.
 
-    Those of action spaces are left out.
+    Generators of action spaces are left out.
 
     Returns:
         Path -> plain values.
@@ -122,7 +122,7 @@ def set_random_states(env: Any, state: Mapping[str, Any]) -> None:
     """Set the states of an environment's generators, by path.
 
     Raises:
-        ValueError: If it has no generator in such a place, or one of another kind.
+        ValueError: A generator is missing or of another kind.
     """
     places = {path: (found, owner) for path, found, owner in _generators(env)}
     for path, of_generator in state.items():

@@ -1,4 +1,4 @@
-"""Check that spaces can be stored in columns."""
+"""Checks that spaces can be stored in columns."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary
 
 
 def check_space(space: object, name: str, *, where: str = "") -> None:
-    """Raise if a space's elements have no fixed shape and dtype.
+    """Raise an error if a space's elements have no fixed shape and dtype.
 
     Args:
         space: The space of one environment (not of a vector env).
         name: Its name, e.g. ``"observation_space"``; the text names the sub-space within it.
-        where: Which environment, for the text.
+        where: The environment's name, for the text.
 
     Raises:
-        ConfigurationError: If it is no Gymnasium space at all.
-        UnsupportedSpaceError: If it is, or contains, a space of another kind than Box, Discrete,
-            MultiDiscrete, MultiBinary, Dict and Tuple. The message suggests a solution.
+        ConfigurationError: It is not a Gymnasium space.
+        UnsupportedSpaceError: It is, or contains, a space other than Box, Discrete, MultiDiscrete, MultiBinary, Dict
+            and Tuple. The message suggests a solution.
     """
     place = f" of {where}" if where else ""
     if not isinstance(space, gym.Space):

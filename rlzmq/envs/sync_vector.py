@@ -1,4 +1,4 @@
-"""A SyncVectorEnv with the same results and a fraction of the cost per step."""
+"""LeanSyncVectorEnv: a SyncVectorEnv with the same results and a fraction of the cost per step."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ SparseStep = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_
 class LeanSyncVectorEnv(SyncVectorEnv):
     """Steps its environments one after the other, exactly as Gymnasium's ``SyncVectorEnv`` does.
 
-    ``reset`` and ``step`` keep Gymnasium's results to the bit (NEXT_STEP autoreset). Runners use
-    ``reset_sparse`` and ``step_sparse``, which return the internal buffers (valid until the next
-    call) and the infos by environment index, without the empty ones.
+    ``reset`` and ``step`` return exactly Gymnasium's results (NEXT_STEP autoreset). Runners use ``reset_sparse`` and
+    ``step_sparse``, which return the internal buffers (valid until the next call) and the non-empty infos by
+    environment index.
 
     Attributes:
-        recover: Called with (index, "step" or "reset", error) when an environment raises; it raises itself, or returns
-            the seed with which a new environment is reset in its place. None: the error is raised.
-        history: What `get_env_states` needs.
-        failed: Indices of the environments that were recovered in the last ``step_sparse``: they were
-            reset, not stepped, and their action was not used.
-        is_resetting: Whether one of them is being reset in a step right now, for another thread to see.
+        recover: Called with (index, "step" or "reset", error) when an environment raises an error. It raises the
+            error, or returns the seed for resetting a new environment in its place. None: the error is raised.
+        history: The actions that `get_env_states` needs for replays.
+        failed: Indices of the environments that were recovered in the last ``step_sparse``: they were reset instead
+            of stepped, and their action was not used.
+        is_resetting: Whether an environment is being reset in a step right now; for other threads.
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env[Any, Any]]], *, copy: bool = True) -> None:
@@ -56,7 +56,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         self._flat_buffer: NDArray[Any] | None = None
         space = self.single_observation_space
         if isinstance(self._buffer, np.ndarray) and space.shape:
-            # One concatenate along the first axis is the cheapest way to gather N arrays, and checks
+            # One concatenate along the first axis is the cheapest way to gather N arrays, and it checks
             # their sizes; axis 0 of the flat view is N times that of one observation.
             self._flat_buffer = self._buffer.reshape(num_envs * space.shape[0], *space.shape[1:])
         self._iterates_as_array = isinstance(
@@ -104,18 +104,18 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         return self._gather(), infos
 
     def step_sparse(self, actions: Any) -> SparseStep:
-        """Return one step of every environment; those that were done get their reset instead.
+        """Step every environment; reset those that were done.
 
         Args:
-            actions: Batched actions ``[num_envs, ...]``, as of ``action_space``.
+            actions: Batched actions ``[num_envs, ...]``, elements of ``action_space``.
 
         Returns:
             Observations, rewards, terminated, truncated (internal buffers, ``[num_envs, ...]``) and the
             non-empty infos by environment index.
 
         Raises:
-            EnvironmentError_: If an environment raised, or gave a reward that is not one number or a flag that
-                is none, and ``recover`` is None; or an observation has another form than its space.
+            EnvironmentError_: An environment raised an error, or its reward is not a single number or a flag is not a
+                bool, and ``recover`` is None; or an observation does not fit its space.
         """
         items: Iterable[Any] = actions if self._iterates_as_array else iterate(self.action_space, actions)
         if self._iterates_as_array and len(actions) != self.num_envs:
@@ -169,7 +169,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         return self._gather(), rewards, terminated, truncated, infos
 
     def needs_reset(self, index: int) -> bool:
-        """Return whether environment ``index`` is done, so that its next step is a reset."""
+        """Return whether environment ``index`` is done, so that the next step resets it."""
         return self._needs_reset[index]
 
     # -- states -----------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         """Return each environment's state within its episode, as plain values and arrays.
 
         Args:
-            has_episodes: Whether their episodes continue; else only their random states are needed.
+            has_episodes: Whether their episodes continue. If not, only their random states are needed.
         """
         over = [not has_episodes or needs_reset for needs_reset in self._needs_reset]
         return [
@@ -214,7 +214,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
     def _begin(
         self, index: int, env: gym.Env[Any, Any], seed: int | None, options: dict[str, Any] | None
     ) -> None:
-        """Record a reset; one with `options` cannot be replayed."""
+        """Record a reset. A reset with `options` cannot be replayed."""
         self.history.begin(index, env, seed)
         if options:
             self.history.resume(index, None)
@@ -277,7 +277,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         return self._buffer
 
     def _recovered(self, index: int, where: str, error: Exception) -> tuple[Any, dict[str, Any]]:
-        """Replace an environment that raised, and return the new one's first observation and info."""
+        """Replace an environment that raised an error, and return the new one's first observation and info."""
         while True:
             if self.recover is None:
                 raise EnvironmentError_(
@@ -286,7 +286,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
             seed = self.recover(index, where, error)
             self.is_resetting = True
             try:
-                with contextlib.suppress(Exception):  # it is broken already: only the new one counts
+                with contextlib.suppress(Exception):  # it is broken already, and only the new one counts
                     self.envs[index].close()
                 self.envs[index] = self.env_fns[index]()
                 self.history.restart(index, seed)

@@ -43,18 +43,18 @@ def make_vec(
 
     Args:
         env: Anything that ``resolve_env`` accepts.
-        num_envs: Number of environments in it, at least 1.
+        num_envs: Number of environments, at least 1.
         mode: ``"sync"`` (one after the other in this process), ``"async"`` (one process each),
             ``"vector_entry_point"`` (the environment's own vectorised class), or Gymnasium's enum of these.
-        context: ``env_config`` and place; environment i gets a copy with ``vector_index=i``.
+        context: ``env_config`` and indices; environment i gets a copy with ``vector_index=i``.
 
     Returns:
         A ``gymnasium.vector.VectorEnv``, not yet reset.
 
     Raises:
-        ConfigurationError: Unknown id or mode, no native vector class, an autoreset mode other than
+        ConfigurationError: The id or mode is unknown, there is no native vector class, its autoreset mode is not
             NEXT_STEP, sub-environments whose spaces differ.
-        UnsupportedSpaceError: If a space that has no fixed shape and dtype.
+        UnsupportedSpaceError: A space has no fixed shape and dtype.
     """
     entry = resolve_env(env)
     context = EnvContext() if context is None else context
@@ -93,12 +93,12 @@ def sparse_infos(infos: Mapping[str, Any], num_envs: int) -> SparseInfos:
     """Return the non-empty infos of a Gymnasium vector env by environment index.
 
     Args:
-        infos: As ``VectorEnv.step`` returns them: key -> array ``[num_envs, ...]``, with the mask
+        infos: From ``VectorEnv.step``: key -> array ``[num_envs, ...]``, with the mask
             ``_key``; a value without a mask counts for every environment.
         num_envs: Number of environments.
 
     Returns:
-        env index -> info dict; the values are views, not copies.
+        Environment index -> info dict. The values are views, not copies.
     """
     sparse: SparseInfos = {}
     for key, value in infos.items():
@@ -119,7 +119,7 @@ def sparse_infos(infos: Mapping[str, Any], num_envs: int) -> SparseInfos:
 
 
 def _make_checked(entry: EnvEntry, context: EnvContext) -> gym.Env[Any, Any]:
-    """Create one environment for a vector env, with checks that Gymnasium defers to the first step."""
+    """Create one environment for a vector env, with the checks that Gymnasium defers to the first step."""
     env = make_env(entry, context)
     if not isinstance(env, gym.Env):
         hint = ""
@@ -139,7 +139,7 @@ def _make_in_worker(entry: EnvEntry, context: EnvContext) -> gym.Env[Any, Any]:
 
 
 class _ExitsAsErrors(gym.Wrapper[Any, Any, Any, Any]):
-    """Wrapper that turns ``sys.exit`` in an env process into an error, which can be reported."""
+    """Turns ``sys.exit`` in an environment's process into an error, which can be reported."""
 
     def reset(self, **kwargs: Any) -> Any:
         try:
@@ -188,7 +188,7 @@ def _make_entry_point(
             f"gym_env_vectorize_mode='vector_entry_point': {gym_id!r} has no native vector env. Use 'sync' "
             "or 'async'."
         )
-    # Not only the game's rewards would differ from those of a single env, but also the reported returns.
+    # Not only the rewards would differ from those of a single env, but also the reported returns.
     settings: dict[str, Any] = {**({"reward_clipping": False} if entry.is_atari else {}), **context}
     if "autoreset_mode" not in settings and _takes_autoreset_mode(entry_point):
         settings["autoreset_mode"] = AutoresetMode.NEXT_STEP
@@ -227,11 +227,11 @@ def _check_autoreset(entry: EnvEntry, vector_env: VectorEnv[Any, Any, Any]) -> N
 class _AsyncVectorEnv(AsyncVectorEnv):
     def close_extras(self, timeout: int | float | None = None, terminate: bool = False) -> None:
         super().close_extras(timeout, terminate)
-        del self.error_queue  # else its semaphores are left to the resource tracker, which warns of them
+        del self.error_queue  # otherwise the resource tracker warns about its semaphores
 
 
 def _make_async(creators: Sequence[Callable[[], gym.Env[Any, Any]]]) -> VectorEnv[Any, Any, Any]:
-    # forkserver: a fork of this process would inherit its threads' locks and open sockets.
+    # forkserver, because a fork of this process would inherit its threads' locks and open sockets.
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     ensure_multiprocessing_directory()
     try:
@@ -255,10 +255,10 @@ def _make_async(creators: Sequence[Callable[[], gym.Env[Any, Any]]]) -> VectorEn
 
 @contextlib.contextmanager
 def _main_module_hidden() -> Iterator[None]:
-    """Keep child processes started inside from running the user's script again.
+    """Keep child processes started in the block from running the user's script again.
 
-    ``multiprocessing`` re-imports ``__main__`` in each child, which would start a script without an
-    ``if __name__`` guard again. The children do not need it: cloudpickle sends its definitions by value.
+    ``multiprocessing`` imports ``__main__`` again in each child, which would restart a script without an
+    ``if __name__`` guard. The children do not need it: cloudpickle sends its definitions by value.
     """
     with _MAIN_LOCK:
         main = sys.modules["__main__"]

@@ -49,7 +49,7 @@ def split_wrappers(text: str) -> list[str]:
 
 
 def resolve_wrapper(wrapper: object) -> Wrapper:
-    """Return what wraps an environment.
+    """Return the callable that wraps an environment.
 
     Args:
         wrapper: A callable that takes an environment; or text: the name of a wrapper in ``gymnasium.wrappers``, or
@@ -86,10 +86,10 @@ def wrap_env(env: Any, wrappers: Sequence[object]) -> Any:
 
     Args:
         env: A single environment; closed if a wrapper fails.
-        wrappers: As `resolve_wrapper` takes them.
+        wrappers: As accepted by `resolve_wrapper`.
 
     Raises:
-        ConfigurationError: A wrapper is unknown, does not fit the environment, or does not return one.
+        ConfigurationError: A wrapper is unknown, does not fit the environment, or does not return an environment.
     """
     for wrapper in wrappers:
         try:
@@ -113,17 +113,17 @@ def wrap_env(env: Any, wrappers: Sequence[object]) -> Any:
 
 
 def wrap_atari(env: Any) -> Any:
-    """Return an Atari env with the standard preprocessing: what ``is_atari=True`` stands for.
+    """Return an Atari env with the standard preprocessing, as applied by ``is_atari=True``.
 
-    Up to 30 no-ops after a reset, every 4th frame (the maximum over the last two), grey, 84×84, the newest 4 of them
+    Up to 30 no-ops after a reset; every 4th frame (the maximum over the last two), in grey, 84×84; the newest 4 frames
     stacked: observations ``[4, 84, 84]``, uint8 (Machado et al. 2018, arXiv:1709.06009). Lost lives do not end
-    episodes, and rewards are the game's.
+    episodes, and rewards are not changed.
     """
     return wrap_env(env, ["AtariPreprocessing", "FrameStackObservation(stack_size=4)"])
 
 
 def _named(name: str) -> Wrapper:
-    """Return the wrapper of that name; for a ``package.module:Class`` the module is imported."""
+    """Return the wrapper of that name; ``package.module:Class`` imports the module."""
     module_name, colon, attribute = name.partition(":")
     if not colon:
         found = getattr(gym.wrappers, name, None) if name in gym.wrappers.__all__ else None

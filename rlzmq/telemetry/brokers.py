@@ -1,4 +1,4 @@
-"""Brokers of runs in progress: their addresses, and rates between two of their status reports."""
+"""Brokers of running runs: their addresses, and rates between two of their status reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOCK = "/owner.lock"
 
 
 def find_broker(where: str) -> tuple[str, JoinFile | None]:
-    """Return (data address, JoinFile or None) of the run that the user named.
+    """Return (data address, JoinFile or None) of a run.
 
     Args:
         where: A join file, a run directory, a run's private directory, ``ipc:///path`` of its data socket; "": the
@@ -51,9 +51,9 @@ def find_broker(where: str) -> tuple[str, JoinFile | None]:
 
 
 def broker_of_run(run: Run) -> str | None:
-    """Return the address of a running run's broker on this machine; None if it has none, or is of another user.
+    """Return the address of a running run's broker; None if it is on another machine, of another user, or missing.
 
-    The run's driver holds the lock of the directory in which its sockets are.
+    The run's driver holds a lock on the directory of its sockets.
     """
     try:
         entries = list(os.scandir(f"/proc/{run.facts.get('pid')}/fd"))
@@ -62,7 +62,7 @@ def broker_of_run(run: Run) -> str | None:
     for entry in entries:
         try:
             target = os.readlink(entry.path)
-        except OSError:  # closed in between
+        except OSError:  # closed in the meantime
             continue
         if target.endswith(_LOCK) and (path := Path(target).with_name(_SOCKET)).is_socket():
             return f"ipc://{path}"
@@ -79,13 +79,13 @@ def _own_socket_directories() -> list[Path]:
 
 
 class Rates:
-    """Env steps per second between two updates, per runner and in total."""
+    """Env steps per second between two status reports, per runner and in total."""
 
     def __init__(self) -> None:
         self._before: tuple[float, dict[str, int]] | None = None
 
     def update(self, status: Mapping[str, Any], now: float) -> dict[str, float]:
-        """Return env steps/s since the last call by runner name; ``"sampled"`` and ``"trained"`` are totals."""
+        """Return env steps/s since the last call by runner name; ``"sampled"`` and ``"trained"`` are the totals."""
         counts = {runner["name"]: int(runner["num_env_steps"]) for runner in status["runners"]}
         counts |= {name: int(status["accounting"][name]) for name in ("sampled", "trained")}
         before, self._before = self._before, (now, counts)

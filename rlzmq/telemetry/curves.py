@@ -1,4 +1,4 @@
-"""Curves over several runs: mean and bootstrap interval over seeds, and their picture."""
+"""Learning curves over several runs: mean and bootstrap interval over seeds, and plots of them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ __all__ = ["Curve", "differing_settings", "group_by_settings", "mean_curve", "pl
 
 _NUM_POINTS = 200
 _LABEL_WIDTH = 80
-"""Characters of a label in a picture's legend."""
+"""Maximum number of characters per label in a plot's legend."""
 _X_LABELS = {"steps": "env steps", "time": "time (s)", "iterations": "iterations"}
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Mean and interval over runs.
+    """The mean and interval over several runs.
 
     Attributes:
-        label: What the runs have in common.
+        label: The settings that the runs share.
         x: ``[N]``, ascending.
         mean: ``[N]``.
-        low, high: Ends of the 95 % interval ``[N]``; NaN for a single run.
+        low, high: The ends of the 95 % interval ``[N]``; NaN for a single run.
     """
 
     label: str
@@ -43,7 +43,7 @@ class Curve:
 
 
 def group_by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return runs of the same algorithm, env and settings but for the seed, by a label of what sets them apart."""
+    """Return the runs grouped by algorithm, env and settings except the seed, by a label of the differing settings."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         settings = {name: value for name, value in run.settings.items() if name != "seed"}
@@ -61,7 +61,7 @@ def group_by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
-    """Return the names of settings that not all runs have the same value of."""
+    """Return the names of the settings whose values differ between the runs."""
     names = sorted({name for run in runs for name in run.settings})
     return [
         name
@@ -71,7 +71,7 @@ def differing_settings(runs: Sequence[Run]) -> list[str]:
 
 
 def mean_curve(label: str, runs: Sequence[Run], y: str, x: str) -> Curve:
-    """Return the mean over runs, linearly interpolated at common x: where all of them have values.
+    """Return the mean over runs, linearly interpolated at those x where all runs have values.
 
     Args:
         label: The curve's label.
@@ -79,7 +79,7 @@ def mean_curve(label: str, runs: Sequence[Run], y: str, x: str) -> Curve:
         y, x: See `Run.curve`.
 
     Raises:
-        ConfigurationError: A run has no such values, or the runs have no x in common.
+        ConfigurationError: A run has no such values, or the runs have no common range of x.
     """
     found = [run.curve(y, x) for run in runs]
     if len(found) == 1:
@@ -99,11 +99,11 @@ def mean_curve(label: str, runs: Sequence[Run], y: str, x: str) -> Curve:
 
 
 def plot_curves(curves: Sequence[Curve], path: Path, *, x: str, y: str) -> None:
-    """Draw curves with their intervals into a file; its suffix is the format (.png, .svg, .pdf).
+    """Plot curves with their intervals into a file, in the format of its suffix (.png, .svg, .pdf).
 
     Raises:
         MissingPackageError: matplotlib is not installed (``pip install 'rlzmq[plot]'``).
-        ConfigurationError: The suffix is no format of matplotlib, or the file cannot be written.
+        ConfigurationError: Matplotlib does not know the format, or the file cannot be written.
     """
     figures = import_optional("matplotlib.figure", "A plot", "rlzmq[plot]")
     figure = figures.Figure(figsize=(7, 4.2), layout="constrained")

@@ -1,4 +1,4 @@
-"""EventLog: warnings and errors of a run, with their tracebacks, as lines of its ``events.jsonl``."""
+"""EventLog: appends a run's warnings and errors, with their tracebacks, to its ``events.jsonl``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ _MAX_CHARS = 20_000
 
 
 class EventLog(logging.Handler):
-    """A logging handler that appends what rlzmq logs in this process, from warnings up, to a file.
+    """A logging handler that appends rlzmq's log records of this process, from level WARNING, to a file.
 
     A line has ``time`` (seconds since 1970), ``level``, ``source`` (the logger), ``text``, and ``trace`` if there is a
-    traceback: of the record's ``exc_info``, or of the error given as ``extra={"error": error}``. The file is made with
-    the first event; what cannot be written is left out.
+    traceback: from the record's ``exc_info``, or from the error given as ``extra={"error": error}``. The file is
+        created
+    with the first event. Events that cannot be written are dropped.
 
     Args:
         path: The file.
@@ -52,7 +53,7 @@ class EventLog(logging.Handler):
             self.handleError(record)
         if (
             logging.lastResort is not None and not self._has_others()
-        ):  # they would have been printed without this one
+        ):  # without this handler, logging would have printed them
             logging.lastResort.handle(record)
 
     def add_error(self, error: BaseException) -> None:
@@ -60,7 +61,7 @@ class EventLog(logging.Handler):
         self._write(time.time(), "error", "run", f"{type(error).__name__}: {error}", error)
 
     def close(self) -> None:
-        """Stop taking records."""
+        """Stop recording."""
         self._logger.removeHandler(self)
         super().close()
 
@@ -77,7 +78,7 @@ class EventLog(logging.Handler):
             try:
                 with open(self._path, "ab", buffering=0, opener=opener) as file:
                     file.write(json.dumps(event).encode() + b"\n")
-            except OSError:  # the disk is full; the text was printed
+            except OSError:  # the disk is full; the text has been printed
                 pass
 
     def _has_others(self) -> bool:

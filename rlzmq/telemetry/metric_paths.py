@@ -1,4 +1,4 @@
-"""Metrics of nested results by slash path, and the mode in which they are compared."""
+"""Access to metrics of nested results by slash path, and checks of the comparison mode."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def check_mode(mode: object, where: str) -> None:
     """Check that `mode` is "min", "max" or None.
 
     Raises:
-        ConfigurationError: It is not.
+        ConfigurationError: It is something else.
     """
     if mode not in ("min", "max", None):
         raise ConfigurationError(f"{where}(mode={mode!r}): expected 'min' or 'max'.")
 
 
 def value_at(result: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a path such as ``"env_runners/episode_return_mean"``; None if there is none."""
+    """Return the value at a path such as ``"env_runners/episode_return_mean"``; None if the result lacks it."""
     value: Any = result
     for key in path.split("/"):
         if not isinstance(value, Mapping):

@@ -22,13 +22,13 @@ from typing import Literal, TypeAlias
 __all__ = ["CONTENT_TYPE", "LATENCY_S", "Histogram", "Labels", "Metric", "prometheus_text"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""The header of a response that holds such a text."""
+"""Content type of a response with such a text."""
 
 LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of a histogram of durations, in seconds."""
 
 Labels: TypeAlias = tuple[tuple[str, str], ...]
-"""Names and values of labels, e.g. ``(("role", "runner"),)``."""
+"""Label names and values, e.g. ``(("role", "runner"),)``."""
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -38,7 +38,7 @@ class Histogram:
     """Counts of observed values by upper bound, and their sum.
 
     Args:
-        bounds: Upper bounds of the buckets, rising; a last bucket without a bound is added.
+        bounds: Upper bounds of the buckets, ascending; a last bucket without a bound is added.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -63,12 +63,12 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric: its description and its values.
+    """A metric: its description and its values.
 
     Attributes:
         name: In snake case, with the unit at its end (``_seconds``, ``_bytes``), then ``_total`` for counters.
-        kind: Of Prometheus' kinds.
-        help: What it measures, in one line.
+        kind: One of Prometheus' metric types.
+        help: A one-line description.
         values: Labels -> value, a `Histogram` for histograms; ``{(): value}`` for a metric without labels.
     """
 
@@ -79,7 +79,7 @@ class Metric:
 
 
 def prometheus_text(metrics: Iterable[Metric]) -> str:
-    """Return the text of metrics with their values as they are now.
+    """Return the metrics with their current values as text.
 
     Raises:
         ValueError: The name of a metric or of a label is malformed.

@@ -31,7 +31,7 @@ __all__ = ["RunDirectory"]
 
 _log = logging.getLogger("rlzmq.telemetry")
 
-# Lines kept while the disk is full, some kB each.
+# Number of lines kept while the disk is full, some kB each.
 _MAX_UNWRITTEN = 10_000
 _MAX_LOCK_TRIES = 100
 
@@ -66,7 +66,7 @@ class RunDirectory:
         Args:
             path: The directory, e.g. from `new_path`.
             config: The run's config.
-            train: The arguments of ``rlzmq train``, for `rlzmq attach`; () for a script.
+            train: The arguments of ``rlzmq train``, for `rlzmq attach`; () for a run of a script.
         """
         make_directories(path)
         try:
@@ -94,7 +94,7 @@ class RunDirectory:
 
     @staticmethod
     def newest_path(name: str, config: BaseConfig) -> Path | None:
-        """Return the directory of the newest run of this algorithm on this env; None if there is none."""
+        """Return the directory of the newest run of this algorithm in this env; None if there is none."""
         runs = Path("runs")
         pattern = re.compile(re.escape(_label(name, config)) + r"-(\d{8}-\d{6})(?:_(\d+))?")
         found = [
@@ -110,12 +110,12 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def log(self, result: Mapping[str, Any]) -> None:
-        """Append one iteration's result as a line; while the disk is full, keep it for later."""
+        """Append an iteration's result as a line. While the disk is full, keep the line for later."""
         self._unwritten.append((json.dumps(_jsonable(result)) + "\n").encode())
         self._write()
 
     def close(self) -> None:
-        """Close the metrics file; later warnings are no longer recorded."""
+        """Close the metrics file. Later warnings are no longer recorded."""
         self.events.close()
         self._write()
         self._metrics.close()
@@ -126,7 +126,7 @@ class RunDirectory:
             while self._unwritten:
                 size = os.fstat(file.fileno()).st_size
                 line = self._unwritten[0]
-                if file.write(line) != len(line):  # the disk became full within the line
+                if file.write(line) != len(line):  # the disk became full in the middle of the line
                     os.ftruncate(file.fileno(), size)
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 self._unwritten.popleft()
@@ -141,11 +141,11 @@ class RunDirectory:
 
 
 def _lock(fd: int) -> None:
-    """Hold a shared lock on the metrics file, by which others see that the run's driver still runs."""
+    """Hold a shared lock on the metrics file, which shows that the run's driver is running."""
     for _ in range(_MAX_LOCK_TRIES):
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:  # somebody is looking
+        except BlockingIOError:  # another process is checking the lock
             time.sleep(0.001)
         except OSError:  # this filesystem has no locks
             return

@@ -1,4 +1,4 @@
-"""Run: a run directory as others read it: its facts, settings, results, and whether its driver still runs."""
+"""Run: read access to a run directory: its facts, settings, results, and whether its driver still runs."""
 
 from __future__ import annotations
 
@@ -31,14 +31,18 @@ X_AXES = {
 }
 """The x axis of a curve, and its key in a result."""
 
-_TRAINED = "num_env_steps_trained_lifetime"  # the steps of a run from recorded data, which samples none
-_PLACES = ("journal_dir", "record_dir", "trace")  # they are in every run's own directory
-_AWAY_S = 24 * 3600.0  # a run of another host may still run if something changed within this time
+_TRAINED = "num_env_steps_trained_lifetime"  # the steps of an offline run, which samples none
+_PLACES = (
+    "journal_dir",
+    "record_dir",
+    "trace",
+)  # they lie in each run's own directory, so they always differ
+_AWAY_S = 24 * 3600.0  # a run on another host may still be running if its files changed within this time
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory; notebooks show it with its curve.
+    """A run directory. Notebooks display it with its learning curve.
 
     Example::
 
@@ -58,7 +62,7 @@ class Run:
         """Return the run in a directory.
 
         Raises:
-            ConfigurationError: It is no run directory.
+            ConfigurationError: It is not a run directory.
         """
         path = Path(path)
         try:
@@ -76,13 +80,13 @@ class Run:
 
     @property
     def algorithm(self) -> str:
-        """Name of the algorithm, e.g. ``"PPO"``; "?" if the run does not tell."""
+        """Name of the algorithm, e.g. ``"PPO"``; "?" if unknown."""
         train = self.facts.get("train") or ["?"]
         return str(self.facts.get("algorithm") or train[0].upper())
 
     @property
     def env(self) -> str:
-        """The environment; "?" if the run does not tell."""
+        """The environment; "?" if unknown."""
         return str(self.facts.get("env") or self.settings.get("env", "?"))
 
     @property
@@ -92,7 +96,7 @@ class Run:
 
     @functools.cached_property
     def settings(self) -> dict[str, Any]:
-        """The settings that were given, by name; {} if they contain code."""
+        """The settings that differ from the defaults, by name; {} if they contain code."""
         try:
             sections = tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -105,7 +109,7 @@ class Run:
 
     @functools.cached_property
     def results(self) -> list[dict[str, Any]]:
-        """The results by iteration: of one that was repeated after a resume the last, without torn lines."""
+        """The results by iteration. Of a repeated iteration, the last result counts; torn lines are left out."""
         results: list[dict[str, Any]] = []
         with open(self.path / "metrics.jsonl", encoding="utf-8", errors="replace") as file:
             for line in file:
@@ -122,10 +126,10 @@ class Run:
     def curve(
         self, y: str = RETURN_MEAN, x: str = "steps"
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return a value over the run: x and y of each iteration that has it.
+        """Return a metric over the run: x and y of each iteration that has it.
 
         Args:
-            y: Path of the value in a result, e.g. ``"learners/default_policy/entropy"``.
+            y: Path of the metric in a result, e.g. ``"learners/default_policy/entropy"``.
             x: ``"steps"``, ``"time"`` (seconds) or ``"iterations"``.
 
         Raises:
@@ -168,11 +172,11 @@ class Run:
             if is_locked:
                 return "running"
             return f"on {host}" if time.time() - self.changed_s < _AWAY_S else "ended"
-        # A fork of a driver that has ended may hold the lock.
+        # A forked child of an ended driver may still hold the lock.
         return "running" if is_locked is not False and _exists(pid) else "ended"
 
     def _is_locked(self) -> bool | None:
-        """Return whether a RunDirectory holds the lock; None where files cannot be locked."""
+        """Return whether a RunDirectory holds the lock; None if the filesystem has no locks."""
         with open(self.path / "metrics.jsonl", "rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -192,10 +196,10 @@ class Run:
 
 
 def find_runs(directory: str | Path) -> list[Run]:
-    """Return the runs in a directory and its subdirectories, the newest last.
+    """Return the runs in a directory and its subdirectories, newest last.
 
     Args:
-        directory: A directory of runs, also in folders below it; or a run directory.
+        directory: A run directory, or a directory with runs at any depth.
 
     Raises:
         ConfigurationError: There is no such directory, or no run in it.

@@ -1,4 +1,4 @@
-"""The output of a run in progress: a live panel on a terminal, plain lines elsewhere."""
+"""Terminal output of a run in progress: a live panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Shown = TypeVar("Shown")
 
 
 class View(Generic[Shown]):
-    """Base class of the views; it shows nothing."""
+    """Base class of the views. It shows nothing."""
 
     def show(self, shown: Shown) -> None:
-        """Show what is newest, e.g. an iteration's result."""
+        """Show the newest state, e.g. an iteration's result."""
 
     def __enter__(self) -> Self:
         return self
@@ -35,7 +35,7 @@ class View(Generic[Shown]):
 
 
 class LiveView(View[Shown]):
-    """Base class of the views that draw over what they drew before, on a terminal."""
+    """Base class of the views that redraw in place on a terminal."""
 
     def __init__(self, refresh_per_second: float = 8) -> None:
         from rich.console import Console
@@ -48,7 +48,7 @@ class LiveView(View[Shown]):
         raise NotImplementedError
 
     def show(self, shown: Shown) -> None:
-        """Draw what is newest."""
+        """Draw the newest state."""
         self._live.update(self.draw(shown), refresh=True)
 
     def __enter__(self) -> Self:
@@ -76,7 +76,7 @@ class PanelView(LiveView[Mapping[str, Any]]):
         self._curve: deque[float] = deque(maxlen=60)
 
     def draw(self, shown: Mapping[str, Any]) -> RenderableType:
-        """Return the panel of an iteration's result."""
+        """Return the panel for an iteration's result."""
         from rich.panel import Panel
         from rich.table import Table
         from rich.text import Text
@@ -94,7 +94,7 @@ class PanelView(LiveView[Mapping[str, Any]]):
 
 
 def make_view(name: str, config: BaseConfig, *, quiet: bool = False) -> View[Mapping[str, Any]]:
-    """Return the view that fits the output: a panel on a terminal, lines elsewhere, nothing if ``quiet``."""
+    """Return the view for the output: a panel on a terminal, lines elsewhere, nothing if ``quiet``."""
     if quiet:
         return View()
     if not sys.stdout.isatty():
@@ -149,7 +149,7 @@ def _bottleneck(result: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _dropped(reasons: Mapping[str, int]) -> dict[str, str]:
-    """Return the steps beyond an exact batch (they cost only their sampling) and those lost for other reasons."""
+    """Return the dropped steps: those beyond an exact batch (which cost only their sampling) and all others."""
     surplus = reasons.get("surplus", 0)
     lost = {reason: number for reason, number in reasons.items() if number and reason != "surplus"}
     facts = {"surplus": str(surplus)} if surplus else {}

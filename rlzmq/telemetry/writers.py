@@ -1,7 +1,7 @@
 """Writers: callbacks that send each result to TensorBoard, Weights & Biases, MLflow or trackio.
 
-Each takes the numbers of a result under their paths, e.g. ``env_runners/episode_return_mean``, at the env step of the
-result, and the run's settings as hyper-parameters. Their packages are imported when the writer is made.
+Each writer logs the numbers of a result under their paths, e.g. ``env_runners/episode_return_mean``, at the result's
+env step, and the run's settings as hyperparameters. A writer imports its package when it is created.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MAX_PARAM_CHARS = 500
 
 
 def settings_of(algorithm: Any) -> dict[str, bool | int | float | str]:
-    """Return the settings that differ from the defaults, as values that every tracker takes."""
+    """Return the settings that differ from the defaults, as values that all trackers accept."""
     return {
         name: value if isinstance(value, bool | int | float | str) else str(value)[:_MAX_PARAM_CHARS]
         for name, value in sorted(algorithm.config.diff().items())
@@ -53,27 +53,27 @@ def finite_numbers(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def env_step_of(result: Mapping[str, Any]) -> int:
-    """Return the env steps at which a result is shown: sampled, or trained if the run samples none."""
+    """Return the env step of a result: steps sampled, or steps trained if the run samples none."""
     return int(result["num_env_steps_sampled_lifetime"] or result["num_env_steps_trained_lifetime"])
 
 
 class Writer(Callback):
-    """Base class of the writers. One that fails after it was opened is closed with a warning; the run goes on."""
+    """Base class of the writers. A writer that fails after `open` is closed with a warning, and the run continues."""
 
     _is_open = False
 
     def open(self, algorithm: Any, settings: dict[str, bool | int | float | str]) -> None:
-        """Begin a run with these settings. An error ends the run."""
+        """Start a tracked run with these settings. An error here ends the run."""
 
     def write(self, algorithm: Any, result: Mapping[str, Any], numbers: dict[str, float], step: int) -> None:
         """Write a result's finite numbers, by path, at this env step."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """End the run."""
+        """End the tracked run."""
 
     def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
-        """Open."""
+        """Open the writer."""
         self._is_open = True
         self.open(algorithm, settings_of(algorithm))
 
@@ -83,7 +83,7 @@ class Writer(Callback):
             self._attempt(lambda: self.write(algorithm, result, finite_numbers(result), env_step_of(result)))
 
     def on_algorithm_end(self, **kwargs: Any) -> None:
-        """Close."""
+        """Close the writer."""
         if self._is_open:
             self._attempt(self.close)
 
@@ -97,11 +97,11 @@ class Writer(Callback):
 
 
 class TensorBoardWriter(Writer):
-    """Write event files for TensorBoard. What a resumed run repeats replaces what was written of it before.
+    """Writes event files for TensorBoard. Iterations that a resumed run repeats replace the earlier ones.
 
     Args:
-        directory: Where to write them.
-        histograms: Whether to write histograms, of the modules' weights and of lists of numbers in results (such as
+        directory: Directory of the event files.
+        histograms: Whether to write histograms of the modules' weights and of lists of numbers in results (such as
             the returns of an evaluation round).
     """
 
@@ -113,7 +113,7 @@ class TensorBoardWriter(Writer):
         self._writer: Any = None
 
     def open(self, algorithm: Any, settings: dict[str, bool | int | float | str]) -> None:
-        """Check that there are weights to read; the files are made with the first result."""
+        """Check that there are weights to read. The files are created with the first result."""
         if self._histograms and inspect.iscoroutinefunction(algorithm.get_module):
             raise ConfigurationError(
                 "TensorBoardWriter(histograms=True) needs an Algorithm, not an AsyncAlgorithm."
@@ -141,10 +141,10 @@ class TensorBoardWriter(Writer):
 
 
 class WandbWriter(Writer):
-    """Log to Weights & Biases, to the project of ``WANDB_PROJECT`` (default: rlzmq).
+    """Logs to Weights & Biases, to the project ``WANDB_PROJECT`` (default: rlzmq).
 
     Args:
-        directory: Where W&B keeps its files.
+        directory: Directory of W&B's files.
     """
 
     def __init__(self, directory: str | Path = "runs") -> None:
@@ -166,10 +166,10 @@ class WandbWriter(Writer):
 
 
 class MLflowWriter(Writer):
-    """Log a run to MLflow: to ``MLFLOW_TRACKING_URI`` and ``MLFLOW_EXPERIMENT_NAME``, if they are set.
+    """Logs a run to MLflow: to ``MLFLOW_TRACKING_URI`` and ``MLFLOW_EXPERIMENT_NAME``, if they are set.
 
     Args:
-        directory: Its name becomes the run's.
+        directory: The run is named after it.
     """
 
     def __init__(self, directory: str | Path = "rlzmq") -> None:
@@ -183,7 +183,7 @@ class MLflowWriter(Writer):
 
     def write(self, algorithm: Any, result: Mapping[str, Any], numbers: dict[str, float], step: int) -> None:
         """Log the numbers."""
-        # Other characters, such as those of agents' ids, are refused.
+        # MLflow refuses other characters, such as those in agents' ids.
         allowed = {re.sub(r"[^\w./ -]", "_", name): value for name, value in numbers.items()}
         self._mlflow.log_metrics(allowed, step=step, run_id=self._run_id)
 
@@ -193,10 +193,10 @@ class MLflowWriter(Writer):
 
 
 class TrackioWriter(Writer):
-    """Log to trackio, to the project of ``TRACKIO_PROJECT`` (default: rlzmq).
+    """Logs to trackio, to the project ``TRACKIO_PROJECT`` (default: rlzmq).
 
     Args:
-        directory: Its name becomes the run's.
+        directory: The run is named after it.
     """
 
     def __init__(self, directory: str | Path = "rlzmq") -> None:
@@ -223,18 +223,18 @@ WRITERS: dict[str, Callable[[Path], Callback]] = {
     "mlflow": MLflowWriter,
     "trackio": TrackioWriter,
 }
-"""The writers of ``rlzmq train --log``, by name; each takes the run's directory."""
+"""The writers of ``rlzmq train --log``, by name. Each is called with the run's directory."""
 
 
 def make_writers(names: str, directory: Path) -> list[Callback]:
-    """Return the writers of these names.
+    """Return the writers with these names.
 
     Args:
         names: Names separated by commas, e.g. ``"tb,wandb"``; "" for none.
         directory: The run's directory.
 
     Raises:
-        ConfigurationError: There is no writer of a name, or its package is not installed.
+        ConfigurationError: A name is unknown, or a package is not installed.
     """
     chosen = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     for name in chosen:
@@ -255,7 +255,7 @@ def _lists_in(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def _weights_of(algorithm: Any, result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the weights of the modules that were trained, by path."""
+    """Yield the weights of the trained modules, by path."""
     for module_id in result["learners"]:
         if not module_id.startswith("__"):
             for name, weights in algorithm.get_module(module_id).named_parameters():

@@ -78,5 +78,5 @@ def test_a_process_without_a_channel_is_never_signalled_and_wrong_runs_are_named
     text = (directory.path / "run.json").read_text()
     (directory.path / "run.json").write_text(text.replace('"host": "', '"host": "far-'))
     assert main(["stacks", str(directory.path)]) == 78
-    assert "call rlzmq stacks there" in capsys.readouterr().err
+    assert "run rlzmq stacks there" in capsys.readouterr().err
     directory.close()

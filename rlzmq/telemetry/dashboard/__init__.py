@@ -1,1 +1,1 @@
-"""The dashboard: one web page that watches runs and searches, from their directories and their brokers' status."""
+"""The dashboard: a web page that shows runs and searches, from their directories and their brokers' status."""

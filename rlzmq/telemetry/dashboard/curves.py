@@ -1,4 +1,4 @@
-"""Curves for a picture of a given width: exact where they have few points, else the extremes of each pixel."""
+"""Curves reduced to a picture's width: exact for few points, the extremes of each pixel for many."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 __all__ = ["Columns", "curves_for_width"]
 
 Columns: TypeAlias = Mapping[str, NDArray[np.float64]]
-"""Columns of one run ``[N]``: ``"x"``, ascending, ``"mean"``, and ``"low"`` and ``"high"`` around it."""
+"""Columns of one run ``[N]``: ``"x"``, ascending, ``"mean"``, and the bounds ``"low"`` and ``"high"``."""
 
 _Y = ("mean", "low", "high")
 
@@ -19,15 +19,15 @@ _Y = ("mean", "low", "high")
 def curves_for_width(
     runs: Sequence[Columns], width: int, begin: float | None = None, end: float | None = None
 ) -> tuple[NDArray[np.float64], list[dict[str, NDArray[np.float64]]]]:
-    """Return common x and the curves of all runs on them.
+    """Return common x values and the curves of all runs at them.
 
-    With more than four points per pixel over all runs, each pixel has two x: the curve's smallest and
-    largest value there, in the order in which they come; and the extremes of ``low`` and ``high``.
+    If all runs together have more than four points per pixel, each pixel has two x values: the curve's smallest and
+    largest value there, in their original order, with the extremes of ``low`` and ``high``.
 
     Args:
         runs: The runs.
-        width: Pixels.
-        begin, end: The x range; None: that of the data. The points next to it on both sides are included.
+        width: Width of the picture in pixels.
+        begin, end: The x range; None: that of the data. One point beyond each end is included.
 
     Returns:
         x ``[M]``, at most ``4 * width`` values, and ``mean``, ``low``, ``high`` of each run ``[M]``; NaN
@@ -80,7 +80,7 @@ def _by_pixel(
     curves = []
     for run in runs:
         bounds = np.searchsorted(run["x"], edges)
-        bounds[0], bounds[-1] = 0, len(run["x"])  # with the points next to the range
+        bounds[0], bounds[-1] = 0, len(run["x"])  # includes the points next to the range
         filled = np.flatnonzero(np.diff(bounds))
         starts = bounds[filled]
         curve = {name: np.full((width, 2), np.nan) for name in _Y}

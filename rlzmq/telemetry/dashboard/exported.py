@@ -1,4 +1,4 @@
-"""The runs' metrics for Prometheus."""
+"""Metrics of the watched runs, for Prometheus."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ _OF_RESULTS: tuple[tuple[str, _Kind, str, str], ...] = (
         "fault_tolerance/num_learner_restarts",
     ),
 )
-"""Name, kind, help, and path in a result."""
+"""Name, kind, help text, and path in a result."""
 
-_STATES = {"s": "sampling", "i": "waiting", "u": "suspect", "g": "gone"}  # by the letter in the grid
+_STATES = {"s": "sampling", "i": "waiting", "u": "suspect", "g": "gone"}  # by letter, see `runner_grid`
 
 
 def metrics_of(runs: Sequence[WatchedRun]) -> list[Metric]:
-    """Return the metrics of runs; their label ``run`` is the run's name on the page."""
+    """Return the metrics of runs, labelled with ``run``, the run's name on the page."""
     metrics = [
         Metric(name, kind, about, _by_run(runs, functools.partial(_in_result, path)))
         for name, kind, about, path in _OF_RESULTS

@@ -1,4 +1,4 @@
-"""Gate: what every request to the dashboard passes: its host, its method, and who asks."""
+"""Gate: checks every request to the dashboard: its host, its method, and its authentication."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-# A page of our own begins the next request, so it brings the strict cookie also where a link led here.
+# This page of our own starts the next request, which makes the browser send the strict cookie even after a click on an
+# external link.
 _ENTERED = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><title>rlzmq</title><link rel="icon" href="/icon.svg">'
     '<meta http-equiv="refresh" content="0;url=/"><p><a href="/">To the dashboard</a></p></html>'
@@ -36,15 +37,16 @@ _NO_ENTRY = (
 
 
 class Gate:
-    """Lets requests through that know the secret: by a link that works once, whose session is then in a cookie, or by a
-    bearer token. Only GET and HEAD, only under the names of this host, not for pages of other sites.
+    """Passes on authenticated requests only. A one-time link sets a session cookie; programs use a bearer token.
+
+    Only GET and HEAD are allowed, only under this host's names, and not from pages of other sites.
 
     Args:
-        app: What is behind the gate.
-        hosts: Names and addresses under which this server may be called.
-        cookie: Name of the cookie; ports of a host share cookies.
-        token: Bearer token of programs, e.g. Prometheus; None: there is none.
-        announce: Called with the path of a new link, when a used one was opened.
+        app: The app that receives the passed requests.
+        hosts: Names and addresses of this server to accept in the Host header.
+        cookie: Name of the cookie; all ports of a host share their cookies.
+        token: Bearer token for programs, e.g. Prometheus; None: no token is accepted.
+        announce: Called with the path of a new link when a used one was opened.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class Gate:
         await (self._app if refusal is None else refusal)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """Return the answer to a request that is not passed on; None: it is."""
+        """Return the answer to a refused request; None if the request is allowed."""
         headers = Headers(scope=scope)
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("Only GET.\n", 405, {"allow": "GET, HEAD"})

@@ -1,4 +1,4 @@
-"""LiveRun: what the broker of a run tells about its runners, asked only while somebody looks."""
+"""LiveRun: the status of a run's broker, requested only while somebody watches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["LiveRun", "runner_grid"]
 
 _TIMEOUT_S = 2.0
 _LEAST_INTERVAL_S = 1.0
-_RUNNERS_PER_S = 1000  # a crowd is asked about less often, so that its answers cost the broker no more
+_RUNNERS_PER_S = 1000  # with many runners, poll less often, so that the broker's load stays bounded
 _MAX_GONE = 500
 
 
@@ -27,9 +27,9 @@ class LiveRun:
         where: See `rlzmq.telemetry.brokers.find_broker`.
 
     Attributes:
-        status: The broker's status (`BrokerCore.status`); None: it did not answer.
-        rates: Env steps per second by runner, ``"sampled"`` and ``"trained"`` for all.
-        problem: Why there is no status.
+        status: The broker's status (`BrokerCore.status`); None if it did not answer.
+        rates: Env steps per second by runner, with ``"sampled"`` and ``"trained"`` for the totals.
+        problem: Why there is no status; "" if there is one.
         gone: Runners that have left.
     """
 
@@ -48,7 +48,7 @@ class LiveRun:
         self.gone: list[str] = []
 
     async def poll(self) -> None:
-        """Ask the broker, if it is time to."""
+        """Request the broker's status, if it is time to."""
         now = time.monotonic()
         if now < self._next_at:
             return
@@ -72,7 +72,7 @@ class LiveRun:
         self._next_at = now + max(_LEAST_INTERVAL_S, len(names) / _RUNNERS_PER_S)
 
     async def close(self) -> None:
-        """Leave the broker; `poll` connects again."""
+        """Disconnect from the broker; `poll` connects again."""
         self._observer = None
         opened, self._open = self._open, AsyncExitStack()
         await opened.aclose()

@@ -1,4 +1,4 @@
-"""MetricsTail: the numbers of a file of results, read on as the file grows."""
+"""MetricsTail: reads the numbers of a growing file of results."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ COLUMNS = {
     "lag": "policy_lag/mean",
     "max_lag": "policy_lag/max",
 }
-"""Name of a column -> path of its number in a result."""
+"""Column name -> path of its number in a result."""
 
-# A path's first part, "" for a number at the top -> indices of columns, and the paths' last parts.
+# A path's first part ("" for a number at the top level) -> indices of columns, and the paths' last parts.
 _GROUPS: dict[str, list[tuple[int, str]]] = {}
 for _index, _path in enumerate(COLUMNS.values()):
     _group, _, _name = _path.rpartition("/")
@@ -44,10 +44,10 @@ _SLICE_BYTES = 4 << 20
 
 
 class LinesTail(ABC):
-    """The lines of a file, read on as it grows.
+    """Reads the lines of a growing file.
 
     Args:
-        path: The file; it may be missing, or begin anew while it is read. None: there is none.
+        path: The file. It may be missing, or be replaced while it is read. None: there is no file.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -58,14 +58,14 @@ class LinesTail(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Forget what was read: the file begins anew."""
+        """Discard what was read: the file was replaced."""
 
     @abstractmethod
     def add_lines(self, lines: Sequence[bytes]) -> None:
-        """Take new whole lines."""
+        """Process new complete lines."""
 
     def read(self) -> bool:
-        """Read a slice of what is new, at most 4 MiB; return whether there is more."""
+        """Read at most 4 MiB of new data; return whether there is more."""
         if self._path is None:
             return False
         try:
@@ -79,7 +79,7 @@ class LinesTail(ABC):
                     return False
                 file.seek(self._offset)
                 data = file.read(_SLICE_BYTES)
-        except OSError:  # not there so far, or removed
+        except OSError:  # the file does not exist yet, or was removed
             return False
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -89,12 +89,12 @@ class LinesTail(ABC):
 
 
 class MetricsTail(LinesTail):
-    """The numbers of a file with one result per line, in columns; an iteration that is repeated replaces the first.
+    """The numbers of a file with one result per line, as columns. A repeated iteration replaces the earlier one.
 
     `read` may run in another thread than the other methods.
 
     Attributes:
-        num_read: Rises with every change of the numbers.
+        num_read: A counter that rises whenever the numbers change.
         newest: The newest result; {} before the first.
     """
 
@@ -114,17 +114,17 @@ class MetricsTail(LinesTail):
 
     @property
     def num_rows(self) -> int:
-        """The number of results."""
+        """Number of results."""
         return self._num_rows
 
     def columns(self) -> dict[str, NDArray[np.float64]]:
-        """Return the columns by name ``[N]``, NaN where a result lacks the number; not to be changed."""
+        """Return the columns by name ``[N]``, with NaN where a result lacks the number. Do not modify them."""
         with self._lock:
             rows = self._rows[: self._num_rows]
             return {name: rows[:, index] for index, name in enumerate(COLUMNS)}
 
     def derived(self, function: Callable[[Mapping[str, NDArray[np.float64]]], T]) -> T:
-        """Return a function of the columns, computed anew only where they have changed."""
+        """Return `function` of the columns; it is recomputed only after they have changed."""
         num_read = self.num_read
         known = self._derived.get(function)
         if known is None or known[0] != num_read:
@@ -155,7 +155,7 @@ class MetricsTail(LinesTail):
         count = self._num_rows
         if count and self._rows[count - 1, 0] >= rows[0][0]:
             count = int(np.searchsorted(self._rows[:count, 0], rows[0][0]))
-            self._rows = self._rows.copy()  # whoever reads the columns keeps the ones before
+            self._rows = self._rows.copy()  # readers keep the previous columns
         end = count + len(rows)
         if end > len(self._rows):
             more = np.empty((max(end, 2 * len(self._rows)), len(COLUMNS)))

@@ -1,4 +1,4 @@
-"""What the panels of one run show, as plain values: stages, lag, drops, runners, events."""
+"""The content of a run's panels as plain values: stages, lag, drops, runners, events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_BINS = 20
 
 
 def panels_of(run: WatchedRun) -> dict[str, Any]:
-    """Return the content of each panel of a run by the panel's name."""
+    """Return the content of each panel of a run, by the panel's name."""
     return {
         "stages": _stages(run.tail.newest),
         "lag": run.tail.derived(_lag_histogram),
@@ -30,15 +30,15 @@ def panels_of(run: WatchedRun) -> dict[str, Any]:
 
 
 def _stages(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the verdict of a result, with the shares of each role's stages; {"shares": {}} where it has no timers."""
+    """Return the verdict of a result and the shares of each role's stages; {"shares": {}} if it has no timers."""
     try:
         return judge(result).to_dict()
-    except (KeyError, TypeError, AttributeError):  # a trial of a function reports what it likes
+    except (KeyError, TypeError, AttributeError):  # a function's trial may report anything
         return {"stage": "unknown", "advice": "", "shares": {}}
 
 
 def _lag_histogram(columns: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
-    """Return in how many iterations the mean and the largest lag were so many versions; the last bin is open."""
+    """Return the number of iterations by mean and by largest lag, in versions; the last bin is open."""
     mean, largest = columns["lag"], columns["max_lag"]
     is_known = np.isfinite(mean) & np.isfinite(largest)
     if not is_known.any():
@@ -51,7 +51,7 @@ def _lag_histogram(columns: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]
 
 
 def _drops(run: WatchedRun) -> dict[str, Any]:
-    """Return the account of env steps: of the broker, which is newer, else of the newest result."""
+    """Return the account of env steps, from the broker if it is known, else from the newest result."""
     status = run.live.status if run.live is not None else None
     account = status["accounting"] if status is not None else value_at(run.tail.newest, "accounting")
     account = account or {}

@@ -1,4 +1,4 @@
-"""The dashboard's server: the page, its data as JSON, and a stream of what has changed."""
+"""The dashboard's server: the page, its data as JSON, and a stream of changes."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Dashboard:
         watched: The runs.
         host: Address to listen on.
         port: Port; 0: any free one.
-        hosts: Names under which it may be called, besides this machine's.
-        token: Bearer token of programs; None: there is none.
-        announce: Called with the link, and with a new one when a used one was opened.
+        hosts: Additional names of this server to accept in the Host header.
+        token: Bearer token for programs; None: no token is accepted.
+        announce: Called with the link, and with a new one whenever a used one was opened.
 
     Raises:
-        ConfigurationError: The address cannot be listened on.
+        ConfigurationError: The address cannot be used.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Dashboard:
             self._server.run(sockets=[self._socket])
 
     def stop(self) -> None:
-        """Make `serve` return; callable from any thread."""
+        """Make `serve` return. May be called from any thread."""
         self._server.should_exit = True
 
     # -- what changes -------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class Dashboard:
             await self._watched.close()
 
     async def _watch(self) -> None:
-        """Read what is new, once a second; ask brokers for their status while somebody looks."""
+        """Read new data once a second, and poll the brokers while somebody watches."""
         while True:
             await asyncio.to_thread(self._watched.look)
             has_more = await self._watched.read()
@@ -150,7 +150,7 @@ class Dashboard:
         return StreamingResponse(self._panels(run_id), media_type="text/event-stream")
 
     async def _panels(self, run_id: str) -> AsyncIterator[str]:
-        """Yield the panels whose content has changed, as events with the panel's name."""
+        """Yield the panels whose content has changed, as events named after the panel."""
         changed = asyncio.Event()
         self._clients[changed] = run_id
         sent: dict[str, str] = {}
@@ -175,7 +175,7 @@ class Dashboard:
             del self._clients[changed]
 
     def _content(self, run_id: str) -> dict[str, Any]:
-        """Return the content of the panels by name."""
+        """Return the content of the panels, by name."""
         runs = self._watched.runs
         content: dict[str, Any] = {
             "runs": self._watched.rows(),
@@ -256,7 +256,7 @@ def _json(content: Any) -> str:
 
 
 def _finite(content: Any) -> Any:
-    """Return the content with None for NaN and infinity, which JSON lacks."""
+    """Return the content with NaN and infinity replaced by None, since JSON lacks them."""
     if isinstance(content, float):
         return content if math.isfinite(content) else None
     if isinstance(content, Mapping):

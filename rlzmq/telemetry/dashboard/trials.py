@@ -1,4 +1,4 @@
-"""Experiment: a search of `rlzmq.tune` as its files tell of it, for parallel coordinates."""
+"""Experiment: a search of `rlzmq.tune`, read from its files, for parallel coordinates."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Trial:
 
     @property
     def params(self) -> dict[str, Any]:
-        """Its current config; population-based training changes it."""
+        """Its current config, which population-based training may change."""
         file = self.path / "params.json"
         try:
             changed = file.stat().st_mtime_ns
             if changed != self._params[0]:
                 self._params = (changed, json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError):  # not written so far
+        except (OSError, ValueError):  # not written yet
             pass
         return self._params[1]
 
@@ -56,7 +56,7 @@ class Trial:
 
     @property
     def error(self) -> str:
-        """The traceback that ended it; "" if there is none."""
+        """The traceback of the error that ended it; "" if there is none."""
         try:
             return (self.path / "error.txt").read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -64,7 +64,7 @@ class Trial:
 
 
 class Experiment:
-    """One search.
+    """A search.
 
     Attributes:
         path: Its directory.
@@ -82,15 +82,18 @@ class Experiment:
         self._mode = (fields.get("mode") or {}).get("value") or "max"
 
     def look(self) -> list[Trial]:
-        """Look for new trials, and return them."""
+        """Look for new trials and return them."""
         found = sorted(path.parent for path in self.path.glob("*/params.json"))
         new = [Trial(path) for path in found if path.name not in self.trials]
         self.trials |= {trial.path.name: trial for trial in new}
         return new
 
     def table(self) -> dict[str, Any]:
-        """Return axes and trials: ``{"metric", "mode", "axes": [{"path", "is_log"}], "trials": [{"name", "state",
-        "iteration", "values", "metric"}]}``; values that are no numbers are texts."""
+        """Return the search's axes and trials.
+
+        The form is ``{"metric", "mode", "axes": [{"path", "is_log"}], "trials": [{"name", "state", "iteration",
+        "values", "metric"}]}``; values that are not numbers are given as text.
+        """
         return {
             "name": self.path.name,
             "metric": self._metric,
@@ -110,7 +113,7 @@ class Experiment:
 
 
 def find_experiments(place: Path) -> list[Path]:
-    """Return the directories of searches in a directory, or itself."""
+    """Return the directories of searches in a directory, which may be one itself."""
     return [
         path.parent
         for pattern in ("tuner.json", "*/tuner.json", "*/*/tuner.json")

@@ -23,21 +23,21 @@ from rlzmq.telemetry.runs import Run, find_runs
 
 __all__ = ["Watched", "WatchedRun"]
 
-_LOOK_S = 2.0  # between two looks for new runs
-_STATE_S = 2.0  # between two looks at whether a run still runs
+_LOOK_S = 2.0  # between two searches for new runs
+_STATE_S = 2.0  # between two checks whether a run still runs
 _MAX_EVENTS = 200
 
 
 class WatchedRun:
-    """One run: a run directory, a trial of a search, or a broker of which only the address is known.
+    """A run: a run directory, a trial of a search, or a broker of which only the address is known.
 
     Attributes:
         run_id: Its name on the page.
-        label: Its name for people.
+        label: Its name for display.
         about: ``algorithm``, ``env`` and ``seed``, as far as they are known.
-        run: The run directory; None: it is a trial, or a broker alone.
+        run: The run directory; None for a trial and for a broker alone.
         tail: Its results.
-        live: Its broker; None: it is a trial.
+        live: Its broker; None for a trial.
     """
 
     def __init__(self, run_id: str, source: Run | Trial | str) -> None:
@@ -66,7 +66,7 @@ class WatchedRun:
 
     @property
     def state(self) -> str:
-        """See `Run.state` and `Trial.state`; of a broker alone "running" while it answers, else "unknown"."""
+        """See `Run.state` and `Trial.state`; for a broker alone, "running" while it answers, else "unknown"."""
         if self.run is None and self._trial is None:
             return "running" if self.live is not None and self.live.status is not None else "unknown"
         now = time.monotonic()
@@ -86,7 +86,7 @@ class WatchedRun:
 
     @property
     def best(self) -> float | None:
-        """The largest mean return so far; None before the first episode has ended."""
+        """The largest mean return so far; None before the first episode's end."""
         return self.tail.derived(_largest_return)
 
     @property
@@ -101,7 +101,7 @@ class WatchedRun:
         return [{"time": None, "level": "error", "source": self.label, "text": text, "trace": error}]
 
     def read(self) -> bool:
-        """Read a slice of what is new; return whether there is more."""
+        """Read a part of the new data; return whether there is more."""
         if self._events is not None:
             self._events.read()
         return self.tail.read()
@@ -150,7 +150,7 @@ class EventsTail(LinesTail):
 
 
 class Watched:
-    """The runs and searches in the places that the user named; new ones are found while they are watched.
+    """The runs and searches in the places that the user named, including those that appear later.
 
     Args:
         places: Run directories, directories of runs or searches, brokers' addresses and join files.
@@ -188,7 +188,7 @@ class Watched:
         return next((run for run in self._runs.values() if run.run_id == run_id), None)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the table of runs; each row has the ``settings`` in which the runs differ."""
+        """Return the table of runs; each row has ``settings``, those in which the runs differ."""
         runs = self.runs
         directories = [run.run for run in runs if run.run is not None]
         if self._differing[0] != len(directories):
@@ -218,18 +218,18 @@ class Watched:
     def _look_at_search(self, path: Path) -> None:
         try:
             experiment = self._experiments.get(path.absolute()) or Experiment(path)
-        except (OSError, ValueError):  # it is being written
+        except (OSError, ValueError):  # the file is being written
             return
         self._experiments[path.absolute()] = experiment
         for trial in experiment.look():
             self._add(str(trial.path.absolute()), trial)
 
     async def read(self) -> bool:
-        """Read a slice of each file that has grown; return whether there is more."""
+        """Read a part of each file that has grown; return whether there is more."""
         return any([await asyncio.to_thread(run.read) for run in self.runs])
 
     async def close(self) -> None:
-        """Leave the brokers."""
+        """Disconnect from the brokers."""
         for run in self.runs:
             if run.live is not None:
                 await run.live.close()
@@ -240,14 +240,14 @@ class Watched:
 
 
 def _sources(place: str) -> Iterator[tuple[str, Run | str]]:
-    """Yield (key, run) of what is in a place."""
+    """Yield (key, run) of the runs in a place."""
     if _is_address(place):
         yield place, place
         return
     try:
         for run in find_runs(place):
             yield str(run.path.absolute()), run
-    except ConfigurationError:  # none so far
+    except ConfigurationError:  # there are no runs yet
         return
 
 
