@@ -47,7 +47,7 @@ class CheckEnvOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command with `arguments`, which follow ``rlzmq check-env``; return 0, or 78 if the env breaks the contract."""
+    """Run the command with `arguments`, which follow ``rlzmq check-env``; return 0, or 78 if there are problems."""
     from rlzmq.envs.multi_agent_env import MultiAgentEnv
     from rlzmq.envs.registry import make_env
 

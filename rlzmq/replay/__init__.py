@@ -1,9 +1,9 @@
-"""Columnar replay buffers and offline data, usable alone and by the learners' batch sources.
+"""Columnar replay buffers and offline data, usable on their own and through the learners' batch sources.
 
 ``EpisodeReplayBuffer`` samples uniformly, ``PrioritizedEpisodeReplayBuffer`` by priorities; both store each
 observation once and return samples as an `EpisodeBatch`. Their multi-agent variants have one of them per module.
-``EpisodeRecorder`` joins fragments to whole episodes; ``write_shard`` writes an `EpisodeBatch` to a file, and
-``open_shards`` maps such files into memory; Minari datasets are converted from and to them.
+``EpisodeRecorder`` joins fragments into whole episodes; ``write_shard`` writes an `EpisodeBatch` to a file, and
+``open_shards`` maps such files into memory. Minari datasets can be converted in both directions.
 """
 
 from rlzmq.replay.episode_recorder import EpisodeRecorder

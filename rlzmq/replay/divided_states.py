@@ -1,4 +1,4 @@
-"""Division of the stored states of several replay buffers among another number of buffers."""
+"""Division of the stored steps of several replay buffers among a different number of buffers."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _FLAGS = ("terminated", "truncated")
 
 
 def divide_buffers(states: Sequence[Mapping[str, Any]], num_buffers: int) -> list[dict[str, Any]]:
-    """Divide all stored steps among buffers, the stretches of an episode together, the oldest first.
+    """Divide all stored steps among buffers. Stretches of one episode stay together; the oldest steps come first.
 
     Args:
         states: Results of `get_state` of single-agent or of multi-agent buffers, all with the same columns.
         num_buffers: Number of buffers, >= 1.
 
     Returns:
-        A state for each, for `set_state`. Its counters begin with the steps that it holds.
+        A state per buffer, for `set_state`. Its counters start at the number of steps that it holds.
     """
     places: dict[str, int] = {}
     if not any("modules" in state for state in states):
         return _divided(states, num_buffers, places)
-    # Each buffer has numbered its env steps by itself.
+    # Each buffer numbers its own env steps.
     offsets = np.cumsum([0, *(int(state["env_steps"]["num_added"]) for state in states)])
     modules: list[dict[str, Any]] = [{} for _ in range(num_buffers)]
     for module_id in sorted({module_id for state in states for module_id in state["modules"]}):
@@ -44,7 +44,7 @@ def divide_buffers(states: Sequence[Mapping[str, Any]], num_buffers: int) -> lis
 
 
 def _multi_agent(modules: dict[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a multi-agent buffer's state with these modules'; env steps are numbered from 0."""
+    """Return a multi-agent buffer's state with these modules' states; env steps are numbered from 0."""
     numbers = np.unique(np.concatenate([state["env_steps"] for state in modules.values()]))
     for state in modules.values():
         state["env_steps"] = np.searchsorted(numbers, state["env_steps"])
@@ -60,7 +60,7 @@ def _multi_agent(modules: dict[str, Any], like: Mapping[str, Any]) -> dict[str, 
 def _divided(
     states: Sequence[Mapping[str, Any]], num_buffers: int, places: dict[str, int]
 ) -> list[dict[str, Any]]:
-    """Divide the steps of single-agent states; `places` has the buffer of each episode that was met."""
+    """Divide the steps of single-agent states; `places` maps each known episode to its buffer."""
     dealt = [_stretches(state) for state in states]
     parts: list[list[_Stretch]] = [[] for _ in range(num_buffers)]
     for position in range(max(map(len, dealt), default=0)):
@@ -76,12 +76,12 @@ def _divided(
 
 
 def _episode_of(agent_episode_id: str) -> str:
-    """Return the id of the multi-agent episode that an agent's episode in a multi-agent buffer belongs to."""
+    """Return the id of the multi-agent episode that contains an agent's episode of a multi-agent buffer."""
     return agent_episode_id.partition("/")[0]
 
 
 class _Stretch:
-    """Consecutive steps of one episode in a state: rows ``first … first + length``, the last one without a step."""
+    """Consecutive steps of one episode in a state: rows ``first … first + length``; the last row has no step."""
 
     def __init__(self, state: Mapping[str, Any], index: int, first_row: int, first_step: int) -> None:
         self.state = state

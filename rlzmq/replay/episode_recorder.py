@@ -17,15 +17,15 @@ _log = logging.getLogger("rlzmq.runners")
 
 
 class EpisodeRecorder:
-    """Joins sampled fragments to whole episodes and writes these as shards of a directory.
+    """Joins sampled fragments into whole episodes and writes them as shards of a directory.
 
-    Any number of recorders, in any processes, may write into a directory. If a process is killed, the episodes that it
-    holds and has not written are lost, those of at most `max_env_steps` env steps and the unfinished ones. After a
-    write error, which is logged once, nothing more is recorded.
+    Any number of recorders, in any processes, may write into one directory. If a process is killed, its unwritten
+    episodes are lost: finished ones of up to `max_env_steps` env steps, and the unfinished ones. After a write error,
+    which is logged once, the recorder stops recording.
 
     Args:
         directory: Directory of the shards.
-        max_env_steps: Env steps after which a shard is written.
+        max_env_steps: Number of env steps after which a shard is written.
         writes_unfinished: Whether `close` also writes the episodes that have not ended, as chunks that are not done.
         normalize_actions: See `write_shard`.
 
@@ -56,7 +56,7 @@ class EpisodeRecorder:
         self.num_episodes = self.num_env_steps = 0
 
     def add(self, batch: EpisodeBatch) -> None:
-        """Take in a sampled batch, and write a shard when enough env steps are there."""
+        """Add a sampled batch; write a shard when there are enough env steps."""
         if self._has_failed or not batch.num_env_steps:
             return
         self._held.append(batch)
@@ -65,7 +65,7 @@ class EpisodeRecorder:
             self._flush(is_last=False)
 
     def close(self) -> None:
-        """Write the episodes that are left. Idempotent."""
+        """Write the remaining episodes. Idempotent."""
         if self._held:
             self._flush(is_last=True)
 
@@ -74,7 +74,7 @@ class EpisodeRecorder:
         is_done = batch.terminated | batch.truncated
         writes = np.ones_like(is_done) if is_last and self._writes_unfinished else is_done
         whole, rest = batch.select(np.flatnonzero(writes)), batch.select(np.flatnonzero(~writes))
-        # Every vector step continues all episodes of a runner: one that has not grown was abandoned.
+        # Every vector step continues all episodes of a runner, so an episode that has not grown was abandoned.
         grown = [
             place
             for place, (id_, length) in enumerate(zip(rest.episode_ids, rest.length.tolist(), strict=True))

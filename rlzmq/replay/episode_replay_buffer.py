@@ -37,10 +37,10 @@ class EpisodeReplayBuffer:
         >>> sequences = buffer.sample(batch_size_B=16, batch_length_T=20, lookback=1)
 
     Args:
-        capacity: Env steps, >= 1; one episode alone may exceed it.
+        capacity: Env steps, >= 1; a single episode may exceed it.
         batch_size_B, batch_length_T: Default number of items in a sample, and of steps in an item.
-        keeps_extra_model_outputs: Whether extra model outputs are stored; without them steps take less memory.
-        seed: Seed of the generator that `sample` uses if none is passed; None: from the operating system.
+        keeps_extra_model_outputs: Whether to store extra model outputs; without them, steps take less memory.
+        seed: Seed of the generator that `sample` uses by default; None: from the operating system.
 
     Attributes:
         on_removed: Called with the slots of steps that were removed.
@@ -70,7 +70,7 @@ class EpisodeReplayBuffer:
         self.on_removed: Callable[[IntArray], None] = lambda slots: None
         self._store = self._new_store()
         self._num_sampled = self._num_items_sampled = self._num_redrawn = 0
-        self._leaving: set[int] = set()  # keys of steps that leave at the next mark
+        self._leaving: set[int] = set()  # keys of steps to remove at the next mark
 
     def _new_store(self) -> StepStore:
         return StepStore(
@@ -83,27 +83,27 @@ class EpisodeReplayBuffer:
     # -- facts ----------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Env steps stored."""
+        """Return the number of stored env steps."""
         return self._store.num_steps
 
     def get_num_timesteps(self) -> int:
-        """Env steps stored."""
+        """Return the number of stored env steps."""
         return self._store.num_steps
 
     def get_num_episodes(self) -> int:
-        """Number of episodes with stored steps."""
+        """Return the number of episodes with stored steps."""
         return self._store.num_episodes
 
     def get_num_episodes_evicted(self) -> int:
-        """Episodes evicted over the buffer's lifetime."""
+        """Return the number of episodes evicted over the buffer's lifetime."""
         return self._store.num_episodes_evicted
 
     def get_added_timesteps(self) -> int:
-        """Env steps added over the buffer's lifetime."""
+        """Return the number of env steps added over the buffer's lifetime."""
         return self._store.num_added
 
     def get_sampled_timesteps(self) -> int:
-        """Env steps sampled over the buffer's lifetime."""
+        """Return the number of env steps sampled over the buffer's lifetime."""
         return self._num_sampled
 
     @property
@@ -112,7 +112,7 @@ class EpisodeReplayBuffer:
         return self._store.num_bytes
 
     def get_metrics(self) -> dict[str, int]:
-        """Return counts of what is stored now, and of what was added, evicted and sampled over the lifetime."""
+        """Return the current counts, and the lifetime counts of added, evicted and sampled steps."""
         store = self._store
         return {
             "num_env_steps_stored": store.num_steps,
@@ -142,7 +142,7 @@ class EpisodeReplayBuffer:
             self._add(batch)
 
     def _add(self, batch: EpisodeBatch) -> IntArray:
-        """Add a batch, and return the slots of the new steps."""
+        """Add a batch; return the slots of the new steps."""
         return self._store.add(batch)
 
     def mark(self) -> None:
@@ -151,20 +151,22 @@ class EpisodeReplayBuffer:
         self._store.mark()
 
     def undo(self) -> None:
-        """Remove the steps added since `mark`, and keep those removed since. Steps that were evicted for added ones are
-        not restored."""
+        """Remove the steps added since `mark`; steps removed since then stay removed.
+
+        Steps that were evicted to make room are not restored.
+        """
         self._leaving.clear()
         self._store.undo()
 
     def remove(self, keys: Any) -> list[tuple[Any, int]]:
-        """Remove single steps at the next `mark`; steps that were evicted meanwhile are ignored.
+        """Remove single steps at the next `mark`. Steps that have been evicted in the meantime are ignored.
 
         Args:
             keys: int64 [K], values of the column ``replay_key`` of a sample.
 
         Returns:
-            For each step newly removed, in no order: the origin of the batch that it came in (None: it had none), and
-            its index among the env steps of that batch.
+            For each newly removed step, in no particular order: the origin of its batch (None: it had none), and its
+            index among the env steps of that batch.
         """
         new = np.array(sorted({*np.asarray(keys, np.int64).tolist()} - self._leaving), np.int64)
         known = new[self._is_stored(new)]
@@ -178,7 +180,7 @@ class EpisodeReplayBuffer:
             self._store.remove(keys[self._is_stored(keys)] & _SLOT_MASK)
 
     def _keys(self, slots: IntArray) -> IntArray:
-        """Return keys of steps, which stay unique when slots are used again."""
+        """Return keys of steps, which stay unique when slots are reused."""
         keys: IntArray = (self._store.serial[slots] & 0x7FFFFFFF) << _SLOT_BITS | slots
         return keys
 
@@ -283,7 +285,7 @@ class EpisodeReplayBuffer:
         return num
 
     def _draw(self, num: int, rng: np.random.Generator) -> IntArray:
-        """Return the slots of drawn steps, int64 [num]."""
+        """Draw steps; return their slots, int64 [num]."""
         return self._store.steps(rng.integers(self._store.num_steps, size=num))
 
     def _weights(self, slots: IntArray, beta: float) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""Episodes from Minari datasets to shards, and back."""
+"""Conversion of Minari datasets to shards, and back."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def import_from_minari(
     Args:
         dataset: A MinariDataset, or the id of one that is installed (``minari download``), e.g. "D4RL/door/human-v2".
         directory: Directory of the shards.
-        normalize_actions: Scale bounded Box actions to [-1, 1], in which modules act with
+        normalize_actions: Scale bounded Box actions to [-1, 1], the range of modules with
             ``config.normalize_actions`` (the default).
         max_env_steps: Env steps after which a shard is written.
 
     Returns:
-        The number of episodes.
+        Number of episodes.
 
     Raises:
         ImportError: Minari is not installed (``pip install 'rlzmq[minari]'``).
@@ -60,7 +60,7 @@ def import_from_minari(
 
 
 def export_to_minari(paths: str | Path | Sequence[str | Path], dataset_id: str, **options: Any) -> Any:
-    """Create a Minari dataset of recorded episodes, with actions as the environment takes them.
+    """Create a Minari dataset from recorded episodes, with actions in the environment's range.
 
     Args:
         paths: See `open_shards`.
@@ -72,7 +72,7 @@ def export_to_minari(paths: str | Path | Sequence[str | Path], dataset_id: str, 
 
     Raises:
         ImportError: Minari is not installed (``pip install 'rlzmq[minari]'``).
-        ConfigurationError: No shard is usable, or the shards do not know their spaces.
+        ConfigurationError: No shard is usable, or the shards lack their spaces.
     """
     minari = _minari()
     shards = open_shards(paths).shards
@@ -98,7 +98,7 @@ def _batch_of(episode: Any, spaces: tuple[Any, Any], normalize_actions: bool) ->
     num = len(episode.rewards)
 
     def padded(leaf: Any) -> np.ndarray:
-        """A slot for the final observation, which has no step."""
+        """Return the leaf with an extra slot for the final observation, which has no step."""
         array = np.asarray(leaf)
         return np.concatenate([array, array[-1:]])
 
@@ -144,7 +144,7 @@ def _buffers(shards: Sequence[EpisodeBatch]) -> Iterator[Any]:
                 actions=actions,
                 rewards=shard.columns[Columns.REWARDS][steps].tolist(),
                 terminations=(last & terminated).tolist(),
-                # Minari's episodes end: an unfinished one is cut off here.
+                # In Minari all episodes end, so an unfinished one is truncated here.
                 truncations=(last & (truncated or not terminated)).tolist(),
             )
             number += 1

@@ -22,7 +22,7 @@ __all__ = ["MultiAgentEpisodeReplayBuffer", "MultiAgentPrioritizedEpisodeReplayB
 
 
 class MultiAgentEpisodeReplayBuffer:
-    """Buffer of the newest steps of multi-agent episodes, with an `EpisodeReplayBuffer` for the agents of each module.
+    """Buffer of the newest steps of multi-agent episodes, with one `EpisodeReplayBuffer` per module for its agents.
 
     Example:
         >>> buffer = MultiAgentEpisodeReplayBuffer(capacity=50_000)
@@ -32,11 +32,11 @@ class MultiAgentEpisodeReplayBuffer:
         (512,)
 
     Args:
-        capacity: Agent steps that the buffer of each module holds, >= 1.
+        capacity: Maximum number of agent steps in the buffer of each module, >= 1.
         batch_size_B, batch_length_T: Default number of items per module in a sample, and of steps in an item.
-        keeps_extra_model_outputs: Whether extra model outputs are stored, or the ids of the modules of which they are;
-            without them steps take less memory.
-        seed: Seed of the generator that `sample` uses if none is passed; None: from the operating system.
+        keeps_extra_model_outputs: Whether to store extra model outputs, or the ids of the modules whose outputs to
+            store; without them, steps take less memory.
+        seed: Seed of the generator that `sample` uses by default; None: from the operating system.
 
     Attributes:
         buffers: The buffer of each module, created when its first step is added.
@@ -79,25 +79,25 @@ class MultiAgentEpisodeReplayBuffer:
     # -- facts ----------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Env steps of which at least one agent's step is stored."""
+        """Return the number of env steps with at least one stored agent step."""
         return self._env_steps.num_stored
 
     def get_module_ids(self) -> list[str]:
-        """Ids of the modules with stored steps."""
+        """Return the ids of the modules with stored steps."""
         return [module_id for module_id, buffer in self.buffers.items() if len(buffer)]
 
     def get_num_timesteps(self, module_id: str | None = None) -> int:
-        """Steps stored for a module; None: env steps, see `len`."""
+        """Return the number of steps stored for a module; None: env steps, as `len`."""
         return len(self) if module_id is None else len(self.buffers.get(module_id, ()))
 
     def get_added_timesteps(self, module_id: str | None = None) -> int:
-        """Steps added for a module over the lifetime; None: env steps."""
+        """Return the number of steps added for a module over the lifetime; None: env steps."""
         if module_id is None:
             return self._env_steps.num_added
         return self.buffers[module_id].get_added_timesteps() if module_id in self.buffers else 0
 
     def get_sampled_timesteps(self, module_id: str | None = None) -> int:
-        """Steps sampled for a module over the lifetime; None: of all modules."""
+        """Return the number of steps sampled for a module over the lifetime; None: for all modules."""
         buffers = self.buffers.values() if module_id is None else [self.buffers[module_id]]
         return sum(buffer.get_sampled_timesteps() for buffer in buffers)
 
@@ -108,11 +108,11 @@ class MultiAgentEpisodeReplayBuffer:
 
     @property
     def num_agent_steps_not_kept(self) -> int:
-        """Steps of modules that `add` left out or `remove_module` removed, over the lifetime."""
+        """Number of agent steps, over the lifetime, that `add` left out or `remove_module` removed."""
         return self._num_not_kept
 
     def get_metrics(self) -> dict[str, Any]:
-        """Return counts over the lifetime, and each module's under ``modules``."""
+        """Return the lifetime counts, and those of each module under ``modules``."""
         return {
             "num_env_steps_stored": len(self),
             "num_env_steps_added_lifetime": self._env_steps.num_added,
@@ -131,7 +131,7 @@ class MultiAgentEpisodeReplayBuffer:
             episodes: A MultiAgentEpisode, a MultiAgentEpisodeBatch, or a list of either.
             weight: Priority of the new steps, or priorities by module; None: the highest so far. Prioritised buffers
                 only.
-            module_ids: Modules whose steps are stored; those of others are counted only. None: all.
+            module_ids: Modules whose steps are stored; other modules' steps are only counted. None: all.
 
         Raises:
             TypeError: `episodes` is anything else, or a weight is given to a uniform buffer.
@@ -156,7 +156,7 @@ class MultiAgentEpisodeReplayBuffer:
             return
         chunks = rows.batch.select(mine)
         episodes = [batch.episode_ids[e] for e in rows.episode[mine].tolist()]
-        # Agents of one episode are episodes of their own here.
+        # Each agent's part is an episode in its module's buffer.
         chunks.episode_ids = [
             f"{of}/{agent}" for of, agent in zip(episodes, chunks.agent_ids or (), strict=True)
         ]
@@ -179,7 +179,7 @@ class MultiAgentEpisodeReplayBuffer:
         return self.buffers[module_id]
 
     def remove_module(self, module_id: str) -> None:
-        """Remove all steps of a module, which `undo` does not bring back."""
+        """Remove all steps of a module. `undo` does not restore them."""
         buffer = self.buffers.pop(module_id, None)
         if buffer is not None:
             self._num_not_kept += len(buffer)
@@ -188,10 +188,10 @@ class MultiAgentEpisodeReplayBuffer:
             self._env_steps.remove_module(module_id)
 
     def _add_chunks(self, buffer: Any, chunks: EpisodeBatch, weight: Any) -> IntArray:
-        """Add to a module's buffer, and return the slots of the new steps that it has not evicted at once."""
+        """Add chunks to a module's buffer; return the slots of those new steps that were not evicted at once."""
         if weight is not None:
             raise TypeError(
-                f"{type(self).__name__}.add: expected no weight, got {weight!r}: all steps are drawn alike."
+                f"{type(self).__name__}.add: expected no weight, got {weight!r}: all steps are equally likely."
             )
         slots: IntArray = buffer._add(chunks)
         return slots
@@ -204,7 +204,7 @@ class MultiAgentEpisodeReplayBuffer:
             buffer.mark()
 
     def undo(self) -> None:
-        """Remove the steps added since `mark`, and keep those removed since; see `EpisodeReplayBuffer.undo`."""
+        """Remove the steps added since `mark`; see `EpisodeReplayBuffer.undo`."""
         if self._marked is None:
             return
         for buffer in self.buffers.values():
@@ -239,11 +239,11 @@ class MultiAgentEpisodeReplayBuffer:
 
         Args:
             num_items, batch_size_B, n_step, gamma, beta, include_infos, include_extra_model_outputs, rng: See
-                `EpisodeReplayBuffer.sample`; the number of items is that of each module.
-            replay_mode: "independent": each module's items are drawn from its own steps. "synchronized": env steps
-                are drawn, uniformly, at which all the modules have stored a step, and each module's items are the
-                steps of all its agents there, in the same order. Transitions only; weights are 1.
-            modules_to_sample: Ids; None: all modules with stored steps.
+                `EpisodeReplayBuffer.sample`. The number of items is per module.
+            replay_mode: "independent": each module's items are drawn from its own steps. "synchronized": env steps at
+                which all the modules have stored a step are drawn uniformly, and each module's items are the steps of
+                all its agents there, in the same order. For transitions only; weights are 1.
+            modules_to_sample: Module ids; None: all modules with stored steps.
             sequences: ``batch_length_T``, ``lookback``, ``min_batch_length_T`` of `EpisodeReplayBuffer.sample`, for
                 independent replay.
 
@@ -251,7 +251,7 @@ class MultiAgentEpisodeReplayBuffer:
             Module id → its items, with `EpisodeBatch.module_ids` set.
 
         Raises:
-            ValueError: A module has no stored step, there is no common env step, or as `EpisodeReplayBuffer.sample`.
+            ValueError: A module has no stored step, there is no common env step, or see `EpisodeReplayBuffer.sample`.
         """
         where = f"{type(self).__name__}.sample"
         rng = self._rng if rng is None else rng
@@ -353,7 +353,7 @@ class MultiAgentEpisodeReplayBuffer:
             buffer = self._buffer_of(module_id)
             buffer.set_state(own)
             slots = buffer._store.ordered_steps()
-            # With a smaller capacity than before, only the newest steps are there.
+            # If the capacity is smaller than before, only the newest steps are stored.
             numbers = np.asarray(own["env_steps"], np.int64)[-len(slots) :]
             self._env_steps.store(module_id, buffer._store.num_slots, slots, numbers)
         self._num_episodes_added = int(state["num_episodes_added"])
@@ -363,21 +363,21 @@ class MultiAgentEpisodeReplayBuffer:
 
 
 class _EnvSteps:
-    """Which env step each stored agent step began at: env steps are numbered as they are added.
+    """Maps stored agent steps to the env steps at which they began. Env steps are numbered in the order of arrival.
 
     Attributes:
         num_added: Number of env steps added.
-        num_stored: Number of env steps of which at least one agent's step is stored.
+        num_stored: Number of env steps with at least one stored agent step.
     """
 
     def __init__(self) -> None:
         self.num_added = self.num_stored = 0
         self._by_slot: dict[str, IntArray] = {}  # module id → number of the env step, -1: none
-        self._counts = np.zeros(0, np.int32)  # stored agent steps by env step, from number _first on
+        self._counts = np.zeros(0, np.int32)  # stored agent steps by env step, starting at number _first
         self._first = 0
         # Ongoing episodes: for each chunk its first env step's time and number.
         self._chunks: dict[str, list[tuple[int, int]]] = {}
-        # `num_added` at the last mark, and what _chunks had then of the episodes that changed since.
+        # `num_added` at the last mark, and the entries of _chunks at that time for the episodes changed since.
         self._marked = 0
         self._chunks_before: dict[str, list[tuple[int, int]]] = {}
 
@@ -397,7 +397,7 @@ class _EnvSteps:
         return num_new
 
     def forget_done(self, batch: MultiAgentEpisodeBatch) -> None:
-        """Forget the chunks of the batch's episodes that ended."""
+        """Drop the chunks of the batch's episodes that have ended."""
         for e in np.flatnonzero(batch.terminated | batch.truncated).tolist():
             self._chunks.pop(batch.episode_ids[e], None)
 
@@ -406,7 +406,7 @@ class _EnvSteps:
         self._marked, self._chunks_before = self.num_added, {}
 
     def undo(self) -> None:
-        """Forget the env steps added since `mark`, of which no agent's step is stored any more."""
+        """Drop the env steps added since `mark` that have no stored agent step any more."""
         for episode_id, chunks in self._chunks_before.items():
             if chunks:
                 self._chunks[episode_id] = chunks
@@ -421,9 +421,10 @@ class _EnvSteps:
         """Return the numbers of env steps, int64 [lengths.sum()].
 
         Args:
-            episode_ids: Of C agents' chunks.
-            lengths: int64 [C], steps of each.
-            env_ts: int64 [lengths.sum()], env steps of their episodes; before the first known one counts as that.
+            episode_ids: Episode ids of C agents' chunks.
+            lengths: int64 [C], number of steps of each chunk.
+            env_ts: int64 [lengths.sum()], env steps within the episodes; one before the first known step counts as
+                that step.
         """
         numbers, end = np.empty(len(env_ts), np.int64), 0
         for episode_id, length in zip(episode_ids, lengths.tolist(), strict=True):
@@ -434,7 +435,7 @@ class _EnvSteps:
         return numbers
 
     def store(self, module_id: str, num_slots: int, slots: IntArray, numbers: IntArray) -> None:
-        """Note the env steps of newly stored steps, whose slots are below `num_slots`."""
+        """Record the env steps of newly stored steps, whose slots are below `num_slots`."""
         known = self._by_slot.get(module_id, np.empty(0, np.int64))
         if len(known) < num_slots:
             known = np.concatenate([known, np.full(num_slots - len(known), -1, np.int64)])
@@ -445,7 +446,7 @@ class _EnvSteps:
         self._counts[unique] += counts.astype(np.int32)
 
     def remove(self, module_id: str, slots: IntArray) -> None:
-        """Forget the env steps of removed steps."""
+        """Drop the env steps of removed steps."""
         known = self._by_slot.get(module_id, np.empty(0, np.int64))
         slots = slots[slots < len(known)]
         numbers = known[slots]
@@ -458,7 +459,7 @@ class _EnvSteps:
             self._counts, self._first = self._counts[num_empty:].copy(), self._first + num_empty
 
     def remove_module(self, module_id: str) -> None:
-        """Forget the env steps of all steps of a module."""
+        """Drop the env steps of all steps of a module."""
         self.remove(module_id, np.arange(len(self._by_slot.get(module_id, ()))))
         self._by_slot.pop(module_id, None)
 
@@ -468,12 +469,12 @@ class _EnvSteps:
         return numbers
 
     def get_state(self) -> dict[str, Any]:
-        """Return everything but the stored steps."""
+        """Return all state except the stored steps."""
         chunks = {episode_id: np.array(parts, np.int64) for episode_id, parts in self._chunks.items()}
         return {"chunks": chunks, "num_added": self.num_added, "first": self._first}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the output of `get_state`; the stored steps follow by `store`."""
+        """Restore the output of `get_state`; `store` adds the stored steps afterwards."""
         self.num_added, self._first = int(state["num_added"]), int(state["first"])
         self._counts = np.zeros(self.num_added - self._first, np.int32)
         self._chunks = {
@@ -483,7 +484,7 @@ class _EnvSteps:
 
 
 class MultiAgentPrioritizedEpisodeReplayBuffer(MultiAgentEpisodeReplayBuffer):
-    """A MultiAgentEpisodeReplayBuffer whose modules' buffers draw by priorities (`PrioritizedEpisodeReplayBuffer`).
+    """A MultiAgentEpisodeReplayBuffer with a `PrioritizedEpisodeReplayBuffer` per module.
 
     Args:
         capacity, batch_size_B, batch_length_T, keeps_extra_model_outputs, seed: See `MultiAgentEpisodeReplayBuffer`.
@@ -521,8 +522,8 @@ class MultiAgentPrioritizedEpisodeReplayBuffer(MultiAgentEpisodeReplayBuffer):
 def joined(samples: Mapping[str, EpisodeBatch]) -> MultiAgentEpisodeBatch:
     """Return the items of several modules side by side, as a learner trains them.
 
-    Item i of every module becomes an agent's chunk of multi-agent episode i; the agent's id is the module's. So the
-    number of env steps is that of the module with the most. Items are transitions, or sequences.
+    Item i of every module becomes an agent's chunk in multi-agent episode i, with the module's id as the agent's id.
+    The number of env steps is that of the module with the most steps. Items are transitions or sequences.
     """
     rows = []
     for place, (module_id, items) in enumerate(samples.items()):
@@ -570,7 +571,7 @@ def _as_batches(episodes: Any) -> Iterator[MultiAgentEpisodeBatch]:
 
 
 def _of_module(rows: AgentRows, module_id: str) -> NDArray[np.bool_]:
-    """Return which chunks are of a module's agents, bool [chunks]."""
+    """Return which chunks belong to a module's agents, bool [chunks]."""
     return np.array([mid == module_id for mid in rows.batch.module_ids or ()], np.bool_)
 
 

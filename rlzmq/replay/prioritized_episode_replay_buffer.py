@@ -45,7 +45,7 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
         self._tree = PriorityTree(1)
         self._greatest = 1.0
         self._drawn: IntArray = np.empty(0, np.int64)
-        # Keys with their priorities before a change, and the highest so far; None: nothing was marked.
+        # Keys with their priorities before a change, and the highest priority at that time; None: nothing was marked.
         self._changed: list[tuple[IntArray, NDArray[np.float64], float]] | None = None
         super().__init__(
             capacity,
@@ -92,7 +92,7 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
         return weights
 
     def update_priorities(self, td_errors: Any, keys: Any = None) -> None:
-        """Update the priorities of steps; steps that were evicted meanwhile are ignored.
+        """Update the priorities of steps. Steps that have been evicted in the meantime are ignored.
 
         Args:
             td_errors: float [K], any sign.
@@ -100,7 +100,7 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
                 last `sample`, in its order.
 
         Raises:
-            ValueError: Lengths differ, or an error is not finite.
+            ValueError: The lengths differ, or an error is not finite.
         """
         errors = np.abs(np.asarray(td_errors, np.float64))
         keys = self._drawn if keys is None else np.asarray(keys, np.int64)
@@ -147,6 +147,6 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
     def _add_stored(self, batch: EpisodeBatch, state: Mapping[str, Any]) -> IntArray:
         slots = super()._add_stored(batch, state)
         self._tree = self._tree.grown(self._store.num_slots)
-        # With a smaller capacity than before, only the newest steps were added.
+        # If the capacity is smaller than before, only the newest steps were added.
         self._tree.set(slots, np.asarray(state["priorities"], np.float64)[-len(slots) :])
         return slots

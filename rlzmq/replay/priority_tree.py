@@ -10,18 +10,18 @@ __all__ = ["PriorityTree"]
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-_FEW = 1024  # below, computing a common parent again costs less than finding it
+_FEW = 1024  # for fewer indices, recomputing a shared parent is cheaper than finding duplicates
 
 
 class PriorityTree:
-    """Priorities of `size` indices, initially 0, which is never drawn.
+    """Priorities of `size` indices, initially 0. Indices with priority 0 are never drawn.
 
-    Two binary trees over the indices hold the sum and the least positive priority below each node. A parent is
+    Two binary trees over the indices hold the sum and the smallest positive priority below each node. A parent is
     always computed from its children, so sums do not drift. Drawing or changing K indices takes one array
     operation of length K per level, O(K log size) in all.
 
     Args:
-        size: Number of indices; the next power of two is taken.
+        size: Number of indices, rounded up to a power of two.
     """
 
     def __init__(self, size: int) -> None:
@@ -36,7 +36,7 @@ class PriorityTree:
 
     @property
     def least(self) -> float:
-        """The least positive priority; infinite if there is none."""
+        """The smallest positive priority; infinite if there is none."""
         return float(self._least[1])
 
     def get(self, indices: IntArray) -> FloatArray:
@@ -70,7 +70,7 @@ class PriorityTree:
             least[nodes] = np.minimum(least[left], least[right])
 
     def _update_ancestors(self, node: int) -> None:
-        """Compute the nodes above one leaf, without arrays of length 1."""
+        """Recompute the nodes above one leaf, without arrays of length 1."""
         sums, least = self._sums, self._least
         while node > 1:
             node >>= 1
@@ -79,13 +79,13 @@ class PriorityTree:
             least[node] = min(least[left], least[left + 1])
 
     def draw(self, num: int, rng: np.random.Generator) -> IntArray:
-        """Return indices, int64 [num], drawn independently with probabilities proportional to their priorities."""
+        """Draw indices independently, with probabilities proportional to their priorities; int64 [num]."""
         rest = rng.random(num) * self.total
         nodes = np.ones(num, np.int64)
         while nodes.size and nodes[0] < self.size:
             left = 2 * nodes
             below = self._sums[left]
-            # Rounding errors must not lead to a subtree without priorities.
+            # A rounding error must not lead into a subtree without priorities.
             is_right = (rest >= below) & (self._sums[left + 1] > 0.0)
             rest = np.where(is_right, rest - below, rest)
             nodes = left + is_right

@@ -5,11 +5,11 @@
  u32       CRC-32 of all that follows
  u32       length of the head
  u64       length of the file
- head      msgpack: the header of `EpisodeBatch.to_wire`, the length of each frame, spaces, how actions are stored
+ head      msgpack: the header of `EpisodeBatch.to_wire`, the length of each frame, spaces, how actions are scaled
  frames    those of `EpisodeBatch.to_wire`, each at a multiple of 64 bytes
 ```
 
-A shard is written under another name (``*.shard.part``) and renamed when it is complete and on disk, so any number of
+A shard is written under another name (``*.shard.part``) and renamed once it is complete and on disk. Any number of
 processes may write into a directory while others read it. Nothing in a shard is pickled, and every size is checked.
 """
 
@@ -42,18 +42,18 @@ __all__ = ["OpenedShards", "SkippedShard", "column_form", "find_shards", "open_s
 
 _MAGIC = b"rlzmqep1"
 _PREFIX = struct.Struct("<8sIIQ")
-_FIRST_CHECKED = 12  # the CRC is of the bytes from here
+_FIRST_CHECKED = 12  # the CRC covers the bytes from here on
 _ALIGNMENT = 64
 _SUFFIX, _UNFINISHED = ".shard", ".shard.part"
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedShard:
-    """A file whose episodes are not used.
+    """A file that is not used.
 
     Attributes:
         path: Path of the file.
-        reason: What is wrong with it.
+        reason: Why it cannot be used.
     """
 
     path: Path
@@ -65,10 +65,10 @@ class OpenedShards:
     """The shards below one or several directories.
 
     Attributes:
-        shards: One EpisodeBatch per usable shard; its columns are mapped into memory and read on access. Its meta has
-            ``normalize_actions``, if that is known.
+        shards: One EpisodeBatch per usable shard. Its columns are mapped into memory and read on access; its meta has
+            ``normalize_actions``, if known.
         paths: Their files.
-        skipped: The other ones.
+        skipped: The unusable files.
     """
 
     shards: list[EpisodeBatch] = field(default_factory=list)
@@ -83,14 +83,14 @@ def write_shard(directory: str | Path, episodes: Any, *, normalize_actions: bool
     """Write episodes as a new shard of a directory.
 
     Args:
-        directory: Created if necessary; other processes may write into it at the same time.
+        directory: Created if missing; other processes may write into it at the same time.
         episodes: An EpisodeBatch, or SingleAgentEpisodes. Chunks of the same episode are joined. Infos, custom data and
             lookback parts are left out.
-        normalize_actions: Whether bounded Box actions are in [-1, 1] as modules act, and not within the space's bounds;
-            None: not known.
+        normalize_actions: Whether bounded Box actions are in [-1, 1], the range of modules, instead of the space's
+            bounds; None: unknown.
 
     Returns:
-        Path of the file.
+        Path of the new file.
 
     Raises:
         ValueError: There are no steps, or a column cannot be written (objects).
@@ -143,7 +143,7 @@ def write_shard(directory: str | Path, episodes: Any, *, normalize_actions: bool
 def _plain_space(space: Any) -> Any:
     try:
         return space_to_plain(space)
-    except NotPlainError:  # a user's own kind of space: the columns' shapes are checked all the same
+    except NotPlainError:  # a custom space; the columns' shapes are still checked
         return None
 
 
@@ -153,7 +153,8 @@ def _plain_space(space: Any) -> Any:
 def open_shards(paths: str | Path | Sequence[str | Path]) -> OpenedShards:
     """Map all shards below one or several directories into memory, in the order of their names.
 
-    Every byte is read once and compared with the shard's CRC. What is torn, altered or of another release is skipped.
+    Every byte is read once and compared with the shard's CRC. Files that are torn, altered or of another release are
+    skipped.
 
     Args:
         paths: A directory with shards at any depth, a shard's file, or a list of these.
@@ -166,14 +167,14 @@ def open_shards(paths: str | Path | Sequence[str | Path]) -> OpenedShards:
         place = Path(path)
         if not place.exists():
             raise ConfigurationError(
-                f"offline data: {place} does not exist. Give the directory that offline_data(output=…) or "
+                f"offline data: {place} does not exist. Name the directory that offline_data(output=…) or "
                 "`rlzmq record` has written."
             )
         for file in find_shards(place):
             try:
                 opened.shards.append(_open(file))
             except FileNotFoundError:
-                continue  # it was renamed, or removed, meanwhile
+                continue  # it was renamed or removed in the meantime
             except (OSError, ProtocolError) as error:
                 opened.skipped.append(SkippedShard(file, str(error)))
             else:
@@ -191,7 +192,7 @@ def open_shards(paths: str | Path | Sequence[str | Path]) -> OpenedShards:
 
 
 def find_shards(place: Path) -> list[Path]:
-    """Return the files of all shards below a directory, whole or not, by name; a file stands for itself."""
+    """Return the files of all shards below a directory, complete or not, by name; a file is returned itself."""
     if place.is_file():
         return [place]
     return sorted([*place.rglob(f"*{_SUFFIX}"), *place.rglob(f"*{_UNFINISHED}")])
@@ -201,7 +202,7 @@ def _open(path: Path) -> EpisodeBatch:
     """Map one shard.
 
     Raises:
-        ProtocolError: It is torn, altered, or not of this release.
+        ProtocolError: The file is torn, altered, or not of this release.
     """
     if path.name.endswith(_UNFINISHED):
         raise ProtocolError("unfinished: its writer is still at work, or was killed")
@@ -218,7 +219,7 @@ def _open(path: Path) -> EpisodeBatch:
     actual = zlib.crc32(content[_FIRST_CHECKED:])
     if actual != crc:
         raise ProtocolError(f"altered: expected the CRC-32 {crc:08x}, got {actual:08x}")
-    # The checksum was right: from here on only another writer's mistakes are found.
+    # The checksum was right, so from here on only a writer's mistakes are found.
     try:
         head = msgpack.unpackb(content[_PREFIX.size : _PREFIX.size + head_bytes])
         position, frames = _PREFIX.size + head_bytes, []
@@ -242,7 +243,7 @@ def _check_fit(opened: OpenedShards) -> None:
     """Check that all shards have the same observations, actions and rewards.
 
     Raises:
-        ConfigurationError: Naming file, column, and both forms.
+        ConfigurationError: They differ; the text names the file, the column, and both forms.
     """
     first = opened.shards[0]
     for shard, path in zip(opened.shards, opened.paths, strict=True):
@@ -256,7 +257,7 @@ def _check_fit(opened: OpenedShards) -> None:
 
 
 def column_form(column: Any) -> Any:
-    """Return a column's dtype and shape of one step, as text; of a tree the same tree."""
+    """Return a column's dtype and shape per step, as text; for a tree, the same tree of texts."""
     if isinstance(column, dict):
         return {key: column_form(part) for key, part in column.items()}
     if isinstance(column, tuple):

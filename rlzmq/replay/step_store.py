@@ -36,12 +36,12 @@ class Stretch:
 
     Attributes:
         t_started: Time step of the first step within the episode.
-        slots: Slots of the observations in order, one more than steps, in parts as added.
-        origins: Of each part: the origin of the batch that it came in (None: it had none), and the env step of that
-            batch that is the part's first.
+        slots: Slots of the observations in order (one more than steps), in the parts in which they were added.
+        origins: For each part, the origin of its batch (None: it had none), and the part's first env step within that
+            batch.
         num_steps: Number of steps.
         is_done: Whether the last step ended the episode.
-        is_stored: Whether it has not been evicted.
+        is_stored: False after eviction.
     """
 
     episode_id: str
@@ -61,7 +61,7 @@ class Stretch:
 
 @dataclass(slots=True)
 class _Added:
-    """Record of an added chunk, to undo the addition."""
+    """Record of an added chunk, for undoing the addition."""
 
     stretch: Stretch
     is_new: bool
@@ -72,21 +72,22 @@ class _Added:
 class StepStore:
     """Storage of a replay buffer's steps.
 
-    Consecutive chunks of an episode are joined; after a gap (a missing or late chunk) the episode continues as
-    another stretch. Whole stretches are evicted, the oldest first. A stretch that has grown to a quarter of the
-    capacity is not extended further, so that endless episodes are evicted in parts.
+    Consecutive chunks of an episode are joined. After a gap (a missing or late chunk) the episode continues as another
+    stretch. Whole stretches are evicted, oldest first. A stretch that has grown to a quarter of the capacity is not
+    extended further, so endless episodes are evicted in parts.
 
     Args:
         capacity: Maximum number of steps; a single stretch may exceed it.
         on_removed: Called with the slots of removed steps.
-        keeps_extra_model_outputs: Whether columns besides observations, actions and rewards are stored.
+        keeps_extra_model_outputs: Whether to store columns besides observations, actions and rewards.
 
     Attributes:
         columns: Trees of arrays by name, every leaf ``[num_slots, ...]`` with its original dtype.
         next, previous: int64 [num_slots], the slot of the neighbouring observation of the same stretch; -1: none.
         t: int64 [num_slots], time step within the episode.
         terminated, truncated: bool [num_slots], whether the slot's step ended its episode.
-        serial: int64 [num_slots], number of the step among all added ones; distinguishes the steps that used a slot.
+        serial: int64 [num_slots], number of the step among all added steps; distinguishes steps that used the same
+            slot.
         infos: Non-empty info dicts by slot.
         num_steps, num_evicted, num_episodes_evicted, num_added, num_episodes_added: Counts.
     """
@@ -130,7 +131,7 @@ class StepStore:
         self._stretches: dict[Stretch, None] = {}  # the oldest first
         self._newest: dict[str, Stretch] = {}
         self._num_stretches: Counter[str] = Counter()
-        self._undo: list[_Added] | None = None  # since the mark; None: nothing was marked
+        self._undo: list[_Added] | None = None  # additions since the mark; None: nothing was marked
 
     # -- facts ----------------------------------------------------------------------------------------
 
@@ -141,7 +142,7 @@ class StepStore:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the stored steps; columns take memory as they fill."""
+        """Size of the stored steps in bytes; columns take memory as they fill."""
         leaves = tree_leaves(self.columns)
         per_slot = sum(leaf.nbytes // max(1, len(leaf)) for leaf in leaves) + 5 * 8 + 2
         return int(per_slot * (self.num_slots - self._num_free))
@@ -157,12 +158,12 @@ class StepStore:
         return slots
 
     def ordered_slots(self) -> tuple[list[Stretch], IntArray]:
-        """Return all stretches, the oldest first, and the slots of their observations in that order."""
+        """Return all stretches, oldest first, and the slots of their observations in that order."""
         parts = [part for stretch in self._stretches for part in stretch.slots]
         return list(self._stretches), np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def ordered_steps(self) -> IntArray:
-        """Return the slots of the steps of all stretches, the oldest first."""
+        """Return the slots of the steps of all stretches, oldest first."""
         slots = self.ordered_slots()[1]
         return slots[self.has_step(slots)]
 
@@ -178,10 +179,10 @@ class StepStore:
 
         Args:
             batch: The chunks.
-            join: Whether a chunk may extend a stretch; otherwise each chunk becomes a stretch.
+            join: Whether a chunk may extend a stretch. If not, each chunk becomes a new stretch.
 
         Returns:
-            int64, the slots of the new steps, in the batch's order.
+            The slots of the new steps in the batch's order, int64.
 
         Raises:
             ValueError: The columns differ from those of earlier batches.
@@ -274,7 +275,7 @@ class StepStore:
         first = np.array([path[0] for path in paths], np.int64)
         self.previous[first[counts > batch.length]] = NONE
         self.next[np.array([path[-1] for path in paths], np.int64)] = NONE
-        # In order of chunks, so that the link of a chunk that continues another one of this batch is set last.
+        # In the order of the chunks, so that a chunk that continues another chunk of this batch sets the link last.
         self.next[steps], self.previous[following] = following, steps
         self._steps[self.num_steps : self.num_steps + len(steps)] = steps
         self._place[steps] = np.arange(self.num_steps, self.num_steps + len(steps))
@@ -322,7 +323,7 @@ class StepStore:
         self.num_evicted += stretch.num_steps
 
     def remove(self, steps: IntArray) -> None:
-        """Take out single steps; stretches are split around them. What was added before cannot be undone any more.
+        """Remove single steps and split stretches around them. Earlier additions can no longer be undone.
 
         Args:
             steps: Slots with a step.
@@ -340,7 +341,7 @@ class StepStore:
         self._stretches = stretches
 
     def _split(self, stretch: Stretch, path: IntArray, removed: IntArray) -> list[Stretch]:
-        """What is left of a stretch without some of its steps, by position; the others leave."""
+        """Return the parts of a stretch that remain without some steps, given by position; release the other slots."""
         pieces: list[Stretch] = []
         num_parts = np.array([len(slots) for slots in stretch.slots], np.int64)
         num_parts[0] -= 1
@@ -348,7 +349,7 @@ class StepStore:
         self._remove_steps(path[removed])
         begin = 0
         for end in [*removed.tolist(), stretch.num_steps]:
-            if begin == end:  # no step between two that leave: its observation is in use no more
+            if begin == end:  # no step between two removed ones, so the observation is unused
                 self._give_back(path[begin : begin + 1])
             else:
                 piece = Stretch(stretch.episode_id, stretch.t_started + begin, num_steps=end - begin)
@@ -379,7 +380,7 @@ class StepStore:
         return pieces
 
     def origins_of(self, steps: IntArray) -> list[tuple[Any, int]]:
-        """Return where steps came from: (origin of their batch or None, which env step of it), in no order.
+        """Return where steps came from: (origin of their batch or None, index of the env step in it), unordered.
 
         Args:
             steps: Slots with a step.
@@ -401,7 +402,7 @@ class StepStore:
         return origins
 
     def _remove_steps(self, slots: IntArray) -> None:
-        """Remove steps from `_steps`; entries at its end move into their places."""
+        """Remove steps from `_steps`; its last entries fill the gaps."""
         places = self._place[slots]
         num_left = self.num_steps - len(slots)
         is_leaving = np.zeros(len(slots), np.bool_)
@@ -415,11 +416,11 @@ class StepStore:
         self._on_removed(slots)
 
     def mark(self) -> None:
-        """Make later additions undoable."""
+        """Make later additions undoable, until the next `mark`."""
         self._undo = []
 
     def undo(self) -> None:
-        """Remove the steps added since `mark`; steps that were evicted for them are not restored."""
+        """Remove the steps added since `mark`. Steps that were evicted to make room are not restored."""
         while self._undo:
             added = self._undo.pop()
             stretch = added.stretch
@@ -454,7 +455,7 @@ class StepStore:
                 self.infos.pop(slot, None)
 
     def _reserve(self, num: int) -> None:
-        """Ensure `num` free slots. Most systems do not allocate memory that was never written to."""
+        """Reserve `num` free slots. Most systems do not allocate memory before it is written."""
         if num <= self._num_free:
             return
         size = max(self.capacity + self.capacity // 8 + 64, self.num_slots - self._num_free + num)
@@ -472,7 +473,7 @@ class StepStore:
             setattr(self, name, grown(getattr(self, name)))
         self.next[before:] = self.previous[before:] = NONE
         self._free, self._steps, self._place = grown(self._free), grown(self._steps), grown(self._place)
-        # Low numbers first, so that a buffer that is never filled touches few memory pages.
+        # Low numbers first, so that a partly filled buffer touches few memory pages.
         self._free[: self._num_free + size - before] = np.concatenate(
             [np.arange(size - 1, before - 1, -1), self._free[: self._num_free]]
         )

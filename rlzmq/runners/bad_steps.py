@@ -1,4 +1,4 @@
-"""Removes sampled steps that no loss can use; counts them, and ends the run if they are frequent."""
+"""Removes sampled steps that no loss can use, counts them, and ends the run if they are frequent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["BadSteps"]
 
 _logger = logging.getLogger("rlzmq.runners")
 
-# This many are tolerated at once; beyond that, they must be rarer than this share of the recent env steps.
+# So many are tolerated at once; beyond that, they must be rarer than this share of the recent env steps.
 _MAX_NUM, _MAX_SHARE = 4, 0.01
 _REMEMBERED_STEPS = 10_000
 _LOG_EVERY_S = 60.0
@@ -44,7 +44,7 @@ class BadSteps:
         """Return the batch without its unusable steps, and the number of steps removed.
 
         If an episode continues from an unusable step, all unfinished episodes are dropped and the next sample resets
-        the environments, since every later step could be unusable too.
+        the environments, since every later step could be unusable, too.
 
         Raises:
             EnvironmentError_: Too many values returned by the environments are unusable; has `way_there`.
@@ -100,7 +100,7 @@ class BadSteps:
         self._told_at, self._num_untold = now, 0
 
     def _best_known(self, batch: Any, found: BadValues) -> tuple[BadValue, Reproduction | None]:
-        """Return a value that can be reproduced, if there is one; else the first."""
+        """Return a value that can be reproduced, if there is one, else the first value."""
         of_envs = [value for value in found.values if value.is_of_env][:_MAX_LOOKED_AT]
         for value in of_envs:
             way = self._runner._way_to(batch, value)

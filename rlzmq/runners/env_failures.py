@@ -1,4 +1,4 @@
-"""Handles environment exceptions: recreate the environment, or stop with the steps that reproduce the failure."""
+"""Handling of environments' exceptions: recreate the environment, or stop with the steps that reproduce the failure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_SHOWN = 50  # actions in an error's text
 
 
 class FailingRunner(Protocol):
-    """The parts of an `EnvRunner` that failure handling reads and counts."""
+    """The parts of an `EnvRunner` that failure handling reads."""
 
     config: BaseConfig
     worker_index: int
@@ -53,7 +53,7 @@ class Reproduction:
     Attributes:
         seed: Seed of the reset; None: the environment continued with its own random numbers.
         random_state: State of the environment's bit generator before that reset, if it has one.
-        actions: The actions since the reset; the last one raised. An action that follows the end of an episode
+        actions: The actions since the reset; the last one raised the exception. An action after the end of an episode
             denotes a reset.
     """
 
@@ -63,13 +63,13 @@ class Reproduction:
 
     @classmethod
     def of_history(cls, history: ActionHistory, rows: Any) -> Reproduction:
-        """Create from a history, with some of its actions, leaves ``[T, ...]``."""
+        """Create from a history and a selection of its actions, leaves ``[T, ...]``."""
         actions = [] if rows is None else [_plain(row) for row in tree_unstack(rows)]
         return cls(history.seed, history.random, actions)
 
     @classmethod
     def of_agents(cls, seed: int | None, actions: Sequence[dict[Any, Any]]) -> Reproduction:
-        """Create for a multi-agent environment: one dict of actions by agent id per step."""
+        """Create for a multi-agent environment, from one dict of actions by agent id per step."""
         plain = [{agent_id: _plain(action) for agent_id, action in one.items()} for one in actions]
         return cls(seed, None, plain)
 
@@ -142,7 +142,7 @@ class EnvFailures:
         self._log(text, error)
 
     def _log(self, text: str, error: BaseException) -> None:
-        """Log the first failure of each kind with its traceback, then only the 10th, 100th, … of them."""
+        """Log the first failure of each kind with its traceback, then only the 10th, 100th, … one."""
         place = place_of(error)
         kind = (type(error).__name__, place)
         self._num_by_place[kind] = num = self._num_by_place[kind] + 1
@@ -200,7 +200,7 @@ def describe_runner(runner: FailingRunner) -> str:
 
 
 def close_env(env: Any, worker_index: int) -> None:
-    """Close a vector env and all its parts; exceptions are logged and do not stop the others."""
+    """Close a vector env and all its parts. Exceptions are logged and do not keep the other parts from closing."""
     try:
         env.close()
     except Exception:
@@ -214,6 +214,6 @@ def close_env(env: Any, worker_index: int) -> None:
 
 
 def _plain(action: Any) -> Any:
-    """Return an action as Python values, which are short to read and equivalent for the environment."""
+    """Return an action as Python values, which are shorter to read and equivalent for the environment."""
     action = tree_map(np.asarray, action)
     return tree_map(lambda leaf: leaf.item() if leaf.ndim == 0 else leaf.tolist(), action)

@@ -1,6 +1,6 @@
 """EnvRunner: samples episodes with an environment, a module and two connector pipelines.
 
-This base class owns what all runners share: sample calls, the vector env's lifecycle, seeds, counters and metrics
+This base class contains what all runners share: sample calls, the vector env's lifecycle, seeds, counters and metrics
 (modules, weights and states: EnvRunnerState). A sampler, chosen at each call, owns the sampling loop.
 """
 
@@ -43,18 +43,17 @@ class EnvRunner(EnvRunnerState):
 
     Args:
         config: An ``AlgorithmConfig``, or any object with its attributes. The runner keeps an unfrozen copy.
-        worker_index: Index within the group, 1-based; 0 for the local runner. Seeds derive from it; the
-            local runner draws the same numbers as runner 1, so that a serial run equals one with one runner
-            process.
+        worker_index: Index within the group, 1-based; 0 for the local runner. Seeds derive from it. The local runner
+            draws the same numbers as runner 1, so a serial run equals a run with one runner process.
         incarnation: Number of restarts of this runner; each incarnation draws different random numbers.
         num_workers: Number of remote runners (default: ``config.num_env_runners``).
 
     Attributes:
         use_fused: Set to False to always build real episodes.
         shared_data: Dict shared by the pieces of both pipelines between two full resets.
-        config: The runner's copy; to use another ``env_config``, change it and call ``make_env``.
+        config: The runner's copy. To use another ``env_config``, change it and call ``make_env``.
         env: The vector env; may be wrapped or changed between calls.
-        module: The module that acts (single-agent: an RLModule, multi-agent: a MultiRLModule).
+        module: The acting module (single-agent: an RLModule, multi-agent: a MultiRLModule).
         env_to_module, module_to_env: The connector pipelines.
         metrics: A MetricsLogger for callbacks and connector pieces.
         timers: Seconds per stage of the current sample call.
@@ -117,7 +116,7 @@ class EnvRunner(EnvRunnerState):
         self._bad_steps = BadSteps(self)
         self._chosen_for: list[Any] = []
         self._needs_seed = True
-        self._seed_coordinates: tuple[int, ...] = ()  # of the next seeded reset; (): at the start of the run
+        self._seed_coordinates: tuple[int, ...] = ()  # of the next seeded reset; () at the start of the run
         self._id_prefix = uuid.uuid4().hex[:20]
         self._num_episode_ids = 0
         self._recorder = _recorder_for(config)
@@ -136,25 +135,25 @@ class EnvRunner(EnvRunnerState):
         random_actions: bool = False,
         force_reset: bool = False,
     ) -> Any:
-        """Sample until enough steps or episodes are there.
+        """Sample until there are enough steps or episodes.
 
         Args:
-            num_timesteps: Minimum number of env steps (at most num_envs - 1 more); unfinished episodes
+            num_timesteps: Minimum number of env steps (at most num_envs - 1 more are sampled); unfinished episodes
                 are returned as chunks and continue in the next call.
             num_episodes: Exact number of whole episodes; all envs are reset first, and unfinished episodes are
                 discarded. At most one of the two may be given; with neither, sample a fragment
                 (``config.batch_mode`` "truncate_episodes") or num_envs episodes ("complete_episodes").
-            explore: Sample from the exploration distribution, else act greedily (default:
+            explore: Sample actions from the exploration distribution instead of acting greedily (default:
                 ``config.explore``).
             random_actions: Sample actions from the action space, without the module.
             force_reset: Reset all envs first.
 
         Returns:
-            A sequence of episodes: finished ones in order of finishing, then ongoing chunks by env index.
+            A sequence of episodes: finished ones in the order of finishing, then ongoing chunks by env index.
 
         Raises:
             AssertionError: Both counts are given, or one is negative.
-            EnvironmentError_: An environment raised and could not, or must not, be recreated.
+            EnvironmentError_: An environment raised an error and could not, or may not, be recreated.
             ClosedError: The runner was stopped.
         """
         self._assert_running()
@@ -177,7 +176,7 @@ class EnvRunner(EnvRunnerState):
         max_s: float | None = None,
         explore: bool | None = None,
     ) -> Any:
-        """Sample ``num_vector_steps`` vector steps, continuing the ongoing episodes.
+        """Sample ``num_vector_steps`` vector steps and continue the ongoing episodes.
 
         The trajectories depend only on the total number of vector steps, not on how they are split into calls.
 
@@ -214,7 +213,7 @@ class EnvRunner(EnvRunnerState):
         try:
             batch, finished, num_vector_steps = sampler.run(request)
         except BaseException:
-            sampler.forget()  # a step was interrupted: nothing can be continued
+            sampler.forget()  # a step was interrupted, so nothing can be continued
             raise
         batch, num_unusable = self._bad_steps.cut_out_of(batch)
         finished.leave_out_unusable()
@@ -244,7 +243,7 @@ class EnvRunner(EnvRunnerState):
         return batch
 
     def _choose_sampler(self) -> Any:
-        """Return the sampler for the env, modules and pipelines as they are now."""
+        """Return the sampler for the current env, modules and pipelines."""
         pipelines = self.env_to_module, self.module_to_env
         key: list[Any] = [self.module, self.use_fused]
         for pipeline in pipelines:
@@ -292,15 +291,15 @@ class EnvRunner(EnvRunnerState):
 
     @abc.abstractmethod
     def _make_sampler(self, plans: tuple[Any, Any] | None) -> Any:
-        """Return a sampler: with the two pipelines' plans one on whole columns, without them one of real episodes."""
+        """Return a sampler: on whole columns with the two pipelines' plans, with real episodes without plans."""
 
     @abc.abstractmethod
     def _steps_by_agent(self, batch: Any) -> Mapping[str, Any]:
-        """Return the entries of the batch's meta that count steps by agent and by module."""
+        """Return the entries of the batch's meta with step counts by agent and by module."""
 
     @abc.abstractmethod
     def _way_there(self, index: int) -> Reproduction | None:
-        """Return the steps that led environment ``index`` to where it is, if known."""
+        """Return the steps that led environment ``index`` to its current state, if known."""
 
     @abc.abstractmethod
     def _way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
@@ -309,19 +308,19 @@ class EnvRunner(EnvRunnerState):
     # -- unfinished episodes -------------------------------------------------------------------
 
     def _drop_unfinished_episodes(self) -> None:
-        """Drop unfinished episodes; the next sample resets all envs, whose random generators continue."""
+        """Drop unfinished episodes. The next sample resets all envs; their random generators continue."""
         if self._sampler is not None:
             self._sampler.forget()
 
     def _forget_episodes(self) -> None:
-        """Drop unfinished episodes; the next sample resets all envs with their seeds."""
+        """Drop unfinished episodes. The next sample resets all envs with their seeds."""
         self._needs_seed = True
         self._drop_unfinished_episodes()
 
     # -- environment ---------------------------------------------------------------------------
 
     def make_env(self) -> None:
-        """Recreate the vector env, e.g. after ``config.env_config`` was changed; the old one is closed.
+        """Recreate the vector env, e.g. after a change of ``config.env_config``, and close the old one.
 
         Unfinished episodes are dropped, and the next ``sample`` begins with a reset.
         """
@@ -332,7 +331,7 @@ class EnvRunner(EnvRunnerState):
         self.remake_env()
 
     def remake_env(self) -> Any:
-        """Replace a vector env that failed; the ongoing sample call continues with the new one."""
+        """Replace a failed vector env. The ongoing sample call continues with the new one."""
         context = EnvContext(
             getattr(self.config, "env_config", None) or {},
             worker_index=self.worker_index,
@@ -358,7 +357,7 @@ class EnvRunner(EnvRunnerState):
         return self.env
 
     def env_seed(self, *coordinates: int) -> int | None:
-        """Return the seed of the vector env's first reset (or of a recreated part); None without a run seed."""
+        """Return the seed of the vector env's first reset (or of a recreated part); None if the run has no seed."""
         if self.seed is None:
             return None
         return derive_seed(
@@ -391,35 +390,35 @@ class EnvRunner(EnvRunnerState):
     def count_env_failure(
         self, error: BaseException, env_index: int | None, where: str, way: Reproduction | None = None
     ) -> None:
-        """Count an environment's exception; return if the environment is to be recreated, else raise.
+        """Count an environment's exception. Return if the environment should be recreated, else raise an error.
 
         Args:
-            error: What the environment raised.
-            env_index: Index of the environment; None if it is not known.
+            error: The environment's exception.
+            env_index: Index of the environment; None if unknown.
             where: "step" or "reset".
-            way: The reset and actions that led to it, if known.
+            way: The reset and the actions that led to it, if known.
 
         Raises:
-            EnvironmentError_: ``config.restart_failed_sub_environments`` is off, or there were more failures
-                in a row than ``config.num_consecutive_env_runner_failures_tolerance``, or in 60 s than
-                ``config.env_failures_per_minute_tolerance``; from ``error``, with `way` as its ``way_there``.
+            EnvironmentError_: ``config.restart_failed_sub_environments`` is off; or there were more consecutive
+                failures than ``config.num_consecutive_env_runner_failures_tolerance``, or more in 60 s than
+                ``config.env_failures_per_minute_tolerance``. Its cause is ``error``, its ``way_there`` is `way`.
         """
         self._failures.count(error, env_index, where, way)
 
     def recover_env(self, index: int, where: str, error: Exception) -> int | None:
-        """Return the seed of the environment that replaces a failed one; see `count_env_failure`."""
+        """Return the seed for the environment that replaces a failed one; see `count_env_failure`."""
         self.count_env_failure(error, index, where, self._way_there(index))
         return self.env_seed(index, self.num_env_failures)
 
     def forget_env_failures(self) -> None:
-        """Reset the count of failures in a row, after an episode ended normally."""
+        """Reset the count of consecutive failures, after an episode ended normally."""
         self._num_failures_in_a_row = 0
 
     # -- counters and metrics ------------------------------------------------------------------
 
     @property
     def num_env_steps_sampled(self) -> int:
-        """Lifetime env steps of this runner."""
+        """Env steps of this runner over its lifetime."""
         return self.episode_metrics.num_env_steps_lifetime
 
     @property
@@ -429,7 +428,7 @@ class EnvRunner(EnvRunnerState):
         return (self._num_env_steps_lifetime_base // runners + self._num_env_steps_since_base) * runners
 
     def get_metrics(self) -> ReducedMetrics:
-        """Return the metrics since the last call under RLlib's keys, and the values that callbacks logged.
+        """Return the metrics since the last call under RLlib's keys, with the values that callbacks logged.
 
         ``algorithm.metrics.aggregate([runner.get_metrics(), …], key="env_runners")`` adds them to a run's results.
         """
@@ -443,7 +442,7 @@ class EnvRunner(EnvRunnerState):
         return ReducedMetrics(result, {**states, **logged.states})
 
     def _time_sample(self, start_s: float) -> dict[str, list[float]]:
-        """Finish timing a sample call that began at ``start_s``; return the timers since the last one."""
+        """Finish timing a sample call that began at ``start_s``; return the timers since the previous one."""
         timers = self.timers
         if self._last_sample_end is not None:
             timers.add("time_between_sampling", start_s - self._last_sample_end)
@@ -463,11 +462,11 @@ class EnvRunner(EnvRunnerState):
     # -- lifecycle -----------------------------------------------------------------------------
 
     def ping(self) -> str:
-        """Answer "pong"."""
+        """Return "pong"."""
         return "pong"
 
     def assert_healthy(self) -> None:
-        """Raise if the runner has no env or no module, or was stopped."""
+        """Raise an error if the runner has no env or no module, or was stopped."""
         self._assert_running()
         if self.env is None or self.module is None:
             raise RuntimeError(f"Env runner {self.worker_index} has no environment or no module.")
@@ -496,7 +495,7 @@ class EnvRunner(EnvRunnerState):
 
 
 def _recorder_for(config: BaseConfig) -> EpisodeRecorder | None:
-    """Return the recorder of a config's env runner; None if nothing is recorded."""
+    """Return the recorder for a config's env runner; None if nothing is recorded."""
     if config.output is None or config.in_evaluation:
         return None
     return EpisodeRecorder(
@@ -508,7 +507,7 @@ def _recorder_for(config: BaseConfig) -> EpisodeRecorder | None:
 
 
 class _Unwatched:
-    """A no-op in place of `rlzmq.roles.runner.env_watchdog.EnvWatch`."""
+    """A no-op stand-in for `rlzmq.roles.runner.env_watchdog.EnvWatch`."""
 
     def work(self, *, is_reset: bool = False) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()

@@ -18,7 +18,7 @@ HOW_TO_LIMIT = (
     "gymnasium.wrappers.TimeLimit(env, max_episode_steps=…) where the environment is made, or "
     "env_config={'max_episode_steps': …} with an id of Gymnasium"
 )
-"""Advice for episodes that never end."""
+"""Advice about episodes that never end."""
 
 # Attributes of EpisodeMetrics, and their names in results.
 _COUNTS = {"num_episodes": "num_episodes", "num_env_steps": "num_env_steps_sampled"}
@@ -45,7 +45,7 @@ class EpisodeMetrics:
     """Returns, lengths and durations of finished episodes, step counts, and timers.
 
     Args:
-        num_smoothed: Window of the means, minima and maxima, in episodes.
+        num_smoothed: Window of means, minima and maxima, in episodes.
     """
 
     num_env_steps: int
@@ -60,7 +60,9 @@ class EpisodeMetrics:
         self.agent_returns: dict[str, deque[float]] = {}
         self.module_returns: dict[str, deque[float]] = {}
         self.timers: StageTimers = StageTimers()
-        self._speeds: dict[int, list[float]] = {}  # by runner: env steps, seconds of sampling and between
+        self._speeds: dict[
+            int, list[float]
+        ] = {}  # by runner: env steps, seconds of sampling, seconds in between
         self._num_smoothed = num_smoothed
         self._num_new_returns: Counter[tuple[str, str]] = Counter()  # by attribute and id
         self.num_episodes = self.num_episodes_lifetime = 0
@@ -74,8 +76,8 @@ class EpisodeMetrics:
         """Add a fragment's metadata: step counts, finished episodes and timers.
 
         Args:
-            meta: ``num_env_steps`` (without autoreset steps); ``agent_steps`` and ``module_steps`` by id (default: all
-                of the default agent's); ``episode_metrics``, see `FinishedEpisodes.to_dict`; ``timers``.
+            meta: ``num_env_steps`` (without autoreset steps); ``agent_steps`` and ``module_steps`` by id (default:
+                all steps belong to the default agent); ``episode_metrics``, see `FinishedEpisodes.to_dict`; ``timers``.
         """
         num_env_steps = int(meta.get("num_env_steps", 0))
         self.num_env_steps += num_env_steps
@@ -144,7 +146,7 @@ class EpisodeMetrics:
             setattr(self, name, {id_: self._window(values) for id_, values in state[name].items()})
 
     def states(self) -> dict[str, dict[str, Any]]:
-        """Return everything since the last `reduce` as states that `MetricsLogger.aggregate` merges."""
+        """Return the data since the last `reduce` as states that `MetricsLogger.aggregate` merges."""
         states: dict[str, dict[str, Any]] = {}
 
         def add_count(name: str, id_: str, count: int) -> None:
@@ -188,7 +190,7 @@ class EpisodeMetrics:
         return result
 
     def _reduce_speeds(self) -> dict[str, Any]:
-        """Return how fast the runners sample, if there are several; reset the sums."""
+        """Return how fast the runners sample, if there are several, and reset the sums."""
         sums, self._speeds = self._speeds, {}
         if len(sums) < 2:
             return {}
@@ -198,7 +200,7 @@ class EpisodeMetrics:
         return {
             "runner_speed": {
                 "min": ascending[0],
-                "median": ascending[len(ascending) // 2],  # of two runners the faster one's
+                "median": ascending[len(ascending) // 2],  # with two runners, that of the faster one
                 "mean": sum(ascending) / len(ascending),
                 "slowest": min(speeds, key=speeds.__getitem__),
                 "busy_mean": sum(busy) / len(busy),
@@ -210,8 +212,8 @@ class EpisodeMetrics:
 class EpisodeResults(dict[str, Any]):
     """Results in which a statistic of episodes is NaN until an episode has ended.
 
-    So ``result["env_runners"]["episode_return_mean"] >= 450`` is then False instead of a KeyError. The key is still
-    absent for ``in``, ``get`` and iteration.
+    ``result["env_runners"]["episode_return_mean"] >= 450`` is then False instead of a KeyError. The key is still absent
+    for ``in``, ``get`` and iteration.
     """
 
     _NAMES = frozenset(name for _, name, _ in _STATISTICS)
@@ -229,10 +231,10 @@ def _newest(window: deque[Any], count: int) -> list[Any]:
 def add_fragment_metas(
     episodes: EpisodeMetrics, metrics: MetricsLogger, metas: Iterable[Mapping[str, Any]]
 ) -> None:
-    """Add fragments' metadata to episode metrics, and the values that callbacks logged to `metrics`.
+    """Add fragments' metadata to the episode metrics, and the values that callbacks logged to `metrics`.
 
     Args:
-        episodes, metrics: Receivers of the data.
+        episodes, metrics: Objects that receive the data.
         metas: Metadata per runner, in the order of its fragments.
     """
     rounds: list[list[Any]] = []  # the first fragment of each runner, then the second, …

@@ -1,8 +1,8 @@
 """EpisodeSampler: the sampling loop with one real episode per environment.
 
-Used when a connector piece or a callback wants episodes. Per vector step: modules -> module-to-env pipeline -> env step
--> each episode grows -> env-to-module pipeline over all episodes -> callbacks. Its results are those of the samplers on
-whole columns, number by number. Subclasses add what single- and multi-agent episodes do differently.
+Used when a connector piece or a callback needs episodes. Per vector step: modules -> module-to-env pipeline -> env step
+-> each episode grows -> env-to-module pipeline over all episodes -> callbacks. Its results are identical to those of
+the samplers on whole columns. Subclasses implement the differences between single- and multi-agent episodes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class EpisodeSampler(EpisodicSampler):
 
     def __init__(self, runner: EnvRunner, lookback: int) -> None:
         super().__init__(runner, lookback)
-        self._to_module: dict[str, Any] | None = None  # the modules' next inputs; None: not known yet
+        self._to_module: dict[str, Any] | None = None  # the modules' next inputs; None: not computed yet
 
     # -- defined by subclasses -----------------------------------------------------------------
 
@@ -80,7 +80,7 @@ class EpisodeSampler(EpisodicSampler):
     def _get_state(self) -> dict[str, Any]:
         return {
             "episodes": [plain_state(episode) for episode in self._episodes],
-            # An env that is about to be reset still acts on the last observation of the episode that ended.
+            # An env that is about to be reset still acts on the last observation of its ended episode.
             "acting": [
                 None if acting is episode else plain_state(acting)
                 for acting, episode in zip(self._acting, self._episodes, strict=True)
@@ -165,7 +165,7 @@ class EpisodeSampler(EpisodicSampler):
     # -- outputs and states of the modules -----------------------------------------------------
 
     def _outputs_of_random_actions(self, episode: SingleAgentEpisode, module_id: Any) -> dict[str, Any]:
-        """Return zeros of the outputs that the module gave before; its state does not change."""
+        """Return zeros in place of the outputs that the module gave before; its state does not change."""
         outputs = dict(self._templates.get(module_id, {}))
         if Columns.STATE_OUT in outputs:
             outputs[Columns.STATE_OUT] = self._state_now(episode)
@@ -181,7 +181,7 @@ class EpisodeSampler(EpisodicSampler):
         return self._initial_state(episode.module_id)
 
     def _give_state(self, episode: SingleAgentEpisode) -> None:
-        """Set the module's state before the chunk's first step, where the chunk does not know it."""
+        """Set the module's state before the chunk's first step, if the chunk lacks it."""
         if episode.initial_state is None:
             episode.initial_state = self._initial_state(episode.module_id)
 
@@ -199,12 +199,12 @@ class EpisodeSampler(EpisodicSampler):
 
 
 def is_extra(column: str) -> bool:
-    """Return whether a column is an extra model output; actions are stored by themselves."""
+    """Return whether a column is an extra model output; actions are stored separately."""
     return column not in (Columns.ACTIONS, Columns.ACTIONS_FOR_ENV)
 
 
 def fill_outputs(episode: SingleAgentEpisode, zeros: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Add model outputs that begin in mid-episode, after random actions, with the given items before."""
+    """Add model outputs that begin in mid-episode, after random actions; fill the earlier steps with `zeros`."""
     num_before = episode.rewards.len_incl_lookback()
     for name in names if num_before else ():
         episode.extra_model_outputs[name] = InfiniteLookbackBuffer(

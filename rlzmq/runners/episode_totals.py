@@ -1,4 +1,4 @@
-"""Totals of episodes: of one that goes on (EpisodeTotals), and of those that ended (FinishedEpisodes)."""
+"""Totals of episodes: EpisodeTotals for an ongoing episode, FinishedEpisodes for ended ones."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["EpisodeTotals", "FinishedEpisodes"]
 
 @dataclass
 class FinishedEpisodes:
-    """Statistics of ended episodes, one list entry each.
+    """Statistics of ended episodes, one list entry per episode.
 
     Attributes:
         returns: Sums of rewards over the whole episode, of all agents.
         lengths: Env steps of the whole episode.
         durations_s: Wall time in seconds; on whole columns, a fragment's time is spread evenly over its steps.
-        agent_returns: Multi-agent: agent id -> its return in each episode that it was in.
-        module_returns: Multi-agent: module id -> returns of the agents that it acted for.
+        agent_returns: Multi-agent: agent id -> its return in each of its episodes.
+        module_returns: Multi-agent: module id -> returns of its agents.
     """
 
     returns: list[float] = field(default_factory=list)
@@ -42,7 +42,7 @@ class FinishedEpisodes:
             self.module_returns.setdefault(module_id, []).append(value)
 
     def leave_out_unusable(self) -> None:
-        """Remove episodes without a usable return (some of their steps were left out too), and such returns by id."""
+        """Remove episodes without a usable return (some of their steps were left out), and unusable returns by id."""
         kept = [n for n, value in enumerate(self.returns) if abs(value) < LARGEST]  # False for NaN
         self.returns = [self.returns[n] for n in kept]
         self.lengths = [self.lengths[n] for n in kept]
@@ -52,7 +52,7 @@ class FinishedEpisodes:
                 returns[:] = [value for value in returns if abs(value) < LARGEST]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain lists by attribute, for a fragment's meta; without empty returns by id."""
+        """Return plain lists by attribute, for a fragment's meta, without empty returns by id."""
         return {name: value for name, value in vars(self).items() if type(value) is list or value}
 
 
@@ -60,9 +60,9 @@ class EpisodeTotals:
     """Sums over the chunks of one ongoing episode.
 
     Attributes:
-        agent_returns: Agent id -> rewards of its completed steps so far.
+        agent_returns: Agent id -> sum of the rewards of its completed steps so far.
         module_ids: Agent id -> module id; empty for single-agent episodes.
-        started_s: Start on the clock of ``time.perf_counter``.
+        started_s: Start time on the clock of ``time.perf_counter``.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class EpisodeTotals:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> EpisodeTotals:
-        """Create from a state of `get_state`; the time since then is not counted."""
+        """Create from a state of `get_state`. The time in between is not counted."""
         totals = cls()
         totals.agent_returns = from_plain(state["agent_returns"])
         totals.module_ids = from_plain(state["module_ids"])

@@ -15,13 +15,13 @@ class SampleRequest:
     """The extent of a sampling call; exactly one of the three counts is set.
 
     Attributes:
-        explore: Sample from the exploration distribution, else act greedily.
+        explore: Sample from the exploration distribution instead of acting greedily.
         random_actions: Sample actions from the action space.
         num_vector_steps: Exact number of vector steps (a lease).
         num_timesteps: Minimum number of env steps, or of agent steps (``config.count_steps_by``).
         num_episodes: Exact number of finished episodes.
         max_env_steps: With num_vector_steps: stop once this number of env steps is reached.
-        ends_at: With num_vector_steps: stop after the vector step that ends past this time.perf_counter().
+        ends_at: With num_vector_steps: stop after the vector step that ends after this time.perf_counter().
     """
 
     explore: bool
@@ -66,14 +66,14 @@ class SampleRequest:
     def num_more_vector_steps(
         self, num_vector_steps: int, num_env_steps: int, num_ends: int, num_envs: int, block: int
     ) -> int:
-        """Return the number of vector steps to make before asking again; 0 when the request is fulfilled.
+        """Return the number of vector steps to make before the next call; 0 when the request is fulfilled.
 
         Args:
             num_vector_steps: Vector steps made so far.
-            num_env_steps: Env steps so far, without autoreset steps (for ``num_timesteps`` in agent steps: these).
-            num_ends: Episodes that ended so far.
+            num_env_steps: Env steps so far, without autoreset steps; agent steps if ``num_timesteps`` counts those.
+            num_ends: Number of episodes that have ended so far.
             num_envs: Maximum number of env steps per vector step.
-            block: Vector steps at once while waiting for episodes to end.
+            block: Number of vector steps at once while waiting for episodes to end.
         """
         if self.num_episodes is not None:
             return block if num_ends < self.num_episodes else 0
@@ -84,7 +84,7 @@ class SampleRequest:
         return (self.num_vector_steps or 0) - num_vector_steps
 
     def is_over(self, num_env_steps: int) -> bool:
-        """Return whether the request ends early: enough env steps, or out of time."""
+        """Return whether the request ends early: there are enough env steps, or the time is over."""
         if self.max_env_steps is not None and num_env_steps >= self.max_env_steps:
             return True
         return self.ends_at is not None and time.perf_counter() >= self.ends_at

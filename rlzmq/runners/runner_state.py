@@ -1,4 +1,4 @@
-"""EnvRunnerState: an env runner's modules and pipelines, their weights and all its states."""
+"""EnvRunnerState: an env runner's modules and pipelines, their weights, and all its states."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STATE_COMPONENTS = (
 
 
 class EnvRunnerState(Checkpointable, abc.ABC):
-    """Base of EnvRunner: modules; weights as snapshots, connector states as deltas, all other state by component."""
+    """Base class of EnvRunner: modules, weights as snapshots, connector states as deltas, other state by component."""
 
     checkpoint_name = "env_runner"
 
@@ -47,7 +47,7 @@ class EnvRunnerState(Checkpointable, abc.ABC):
 
     @abc.abstractmethod
     def _acting_module(self) -> Any:
-        """Return the acting module of ``multi_rl_module``: the value of ``module``."""
+        """Return the acting module of ``multi_rl_module``, the value of ``module``."""
 
     @abc.abstractmethod
     def _module_spaces(self) -> dict[str, tuple[Any, Any]]:
@@ -55,7 +55,7 @@ class EnvRunnerState(Checkpointable, abc.ABC):
 
     @abc.abstractmethod
     def _drop_unfinished_episodes(self) -> None:
-        """Drop unfinished episodes; the next sample resets all envs, whose random generators continue."""
+        """Drop unfinished episodes. The next sample resets all envs; their random generators continue."""
 
     # -- modules and pipelines -----------------------------------------------------------------
 
@@ -75,12 +75,12 @@ class EnvRunnerState(Checkpointable, abc.ABC):
         self.module = self._acting_module()
 
     def get_spaces(self) -> dict[str, tuple[Any, Any]]:
-        """Spaces by name.
+        """Return the spaces by name.
 
         Returns:
             ``{"__env__": (obs, act) of the vector env, "__env_single__": (obs, act) of one env,
-            module_id: (obs after the env-to-module pipeline, act)}``; modules whose agents are not known beforehand
-            are left out.
+            module_id: (obs after the env-to-module pipeline, act)}``. Modules whose agents are not known in advance
+                are left out.
         """
         return {**self._env_spaces(), **self._module_spaces()}
 
@@ -101,9 +101,9 @@ class EnvRunnerState(Checkpointable, abc.ABC):
     def change_modules(self, config: BaseConfig, synced_module_ids: list[str] | None = None) -> None:
         """Replace the set of modules, between two samples.
 
-        New modules are built with weights from the seed or their spec; modules that remain keep theirs. Ongoing
-        episodes continue with the modules that their agents were mapped to; if one of those was removed, unfinished
-        episodes are dropped. The envs keep the settings of the runner's own config.
+        New modules get weights from the seed or their spec; remaining modules keep theirs. Ongoing episodes continue
+        with the modules that their agents were mapped to. If one of those was removed, unfinished episodes are
+        dropped. The envs keep the settings of the runner's own config.
 
         Args:
             config: The config with the new modules.
@@ -133,7 +133,7 @@ class EnvRunnerState(Checkpointable, abc.ABC):
     # -- weights -------------------------------------------------------------------------------
 
     def get_weights_layout(self) -> Any:
-        """Return the byte layout of the weights that ``set_weights`` takes (a ``WeightsLayout``)."""
+        """Return the byte layout of the weights for ``set_weights`` (a ``WeightsLayout``)."""
         if self._weights_layout is None:
             self._weights_layout = WeightsLayout.of(
                 self.multi_rl_module, inference_only=True, module_ids=self._synced_module_ids
@@ -149,8 +149,8 @@ class EnvRunnerState(Checkpointable, abc.ABC):
             buffer: ``get_weights_layout().num_bytes`` bytes.
             version: Version of the snapshot, stored with each step; 0 loads it unconditionally.
             generation: Generation of the learner group.
-            num_env_steps: Lifetime env steps of the run so far, from which exploration schedules continue; None:
-                they continue from this runner's own estimate.
+            num_env_steps: Lifetime env steps of the run so far, from which exploration schedules continue; None: they
+                continue from this runner's own estimate.
 
         Returns:
             False if a newer version (or generation) is already in use and nothing was loaded.
@@ -165,7 +165,7 @@ class EnvRunnerState(Checkpointable, abc.ABC):
         return True
 
     def copy_weights(self, module: Any, version: int, num_env_steps: int) -> None:
-        """Copy the weights of a learner's MultiRLModule in this process; arguments as for `set_weights`."""
+        """Copy the weights of a learner's MultiRLModule in this process. The arguments are those of `set_weights`."""
         self.get_weights_layout().copy(module, self.multi_rl_module)
         self._note_weights(version, 0, num_env_steps)
 
@@ -191,7 +191,7 @@ class EnvRunnerState(Checkpointable, abc.ABC):
         return {name: delta for name, delta in deltas.items() if delta}
 
     def set_connector_state(self, state: Mapping[str, Any]) -> None:
-        """Load merged connector states into the pipelines; statistics since the last delta are kept.
+        """Load merged connector states into the pipelines. Statistics since the last delta are kept.
 
         Args:
             state: ``{"env_to_module_connector": …, "module_to_env_connector": …}``; either may be missing.
@@ -209,23 +209,23 @@ class EnvRunnerState(Checkpointable, abc.ABC):
     # -- sampling state ------------------------------------------------------------------------
 
     def get_sampling_state(self, *, with_episodes: bool = True) -> dict[str, Any]:
-        """Return everything beside the weights that another runner needs to continue sampling exactly like this one.
+        """Return everything besides the weights that another runner needs to continue sampling exactly like this one.
 
-        Random streams, counters, connector states, each environment's position in its episode, and the data carried to
-        the next fragment, as plain values and arrays. Call it between two sample calls.
+        The state contains random streams, counters, connector states, each environment's position in its episode, and
+        the sampler's data for the next fragment, as plain values and arrays. Call it between two sample calls.
 
         Args:
-            with_episodes: False: leave out positions and carried data; new episodes begin.
+            with_episodes: False: leave out positions and the sampler's data, so that new episodes begin.
         """
         return get_sampling_state(self, with_episodes=with_episodes)
 
     def set_sampling_state(self, state: Mapping[str, Any]) -> int:
-        """Continue from a state that `get_sampling_state` returned.
+        """Continue from a state of `get_sampling_state`.
 
-        Environments with ``get_state()`` and ``set_state(state)`` are restored with them. Others are reset with the
-        random state that they had before their episode, and the episode's actions are replayed. New episodes begin if
-        the last observation then differs, for more than 10,000 actions, and for environments that are not stepped one
-        by one in this process.
+        Environments with ``get_state()`` and ``set_state(state)`` are restored with these methods. Others are reset
+        with the random state from before their episode, and the episode's actions are replayed. New episodes begin if
+        the last observation then differs, after more than 10,000 actions, and in environments that are not stepped
+        one by one in this process.
 
         Returns:
             The number of environments that begin new episodes.
@@ -252,7 +252,7 @@ class EnvRunnerState(Checkpointable, abc.ABC):
             Component -> plain state; ``rl_module`` by module id.
 
         Raises:
-            ValueError: An unknown name.
+            ValueError: A name is unknown.
         """
         wanted, without = _names(components), _names(not_components) or []
         state: dict[str, Any] = {}
@@ -278,8 +278,8 @@ class EnvRunnerState(Checkpointable, abc.ABC):
         """Load the components in ``state``; missing components keep their values.
 
         Args:
-            state: As returned by ``get_state``. Weights are loaded if ``weights_seq_no`` is missing, 0 or newer than
-                the current one. ``rl_module`` may also be the state of a single-agent module.
+            state: From ``get_state``. Weights are loaded if ``weights_seq_no`` is missing, 0, or newer than the
+                current one. ``rl_module`` may also be the state of a single-agent module.
         """
         for key in state:
             if key not in STATE_COMPONENTS:
@@ -309,7 +309,7 @@ class EnvRunnerState(Checkpointable, abc.ABC):
 
 
 def own_config(config: BaseConfig) -> Any:
-    """Return a copy that may be changed; a config that cannot be copied is returned as it is."""
+    """Return a copy that may be changed; a config that cannot be copied is returned itself."""
     copy = getattr(config, "copy", None)
     return config if copy is None else copy(copy_frozen=False)
 

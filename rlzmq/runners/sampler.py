@@ -1,4 +1,4 @@
-"""Sampler: the interface between an env runner and its sampling loops; EpisodicSampler: the loop over episodes."""
+"""Sampler: the interface between an env runner and its sampling loops. EpisodicSampler: the loop over episodes."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 __all__ = ["WEIGHTS_SEQ_NO", "EpisodicSampler", "Sampler"]
 
 WEIGHTS_SEQ_NO = "weights_seq_no"
-"""Column with the version of the weights that each step was sampled with."""
+"""Column with the version of the weights with which each step was sampled."""
 
 
 class Sampler(abc.ABC):
     """Samples fragments of the runner's environments; episodes continue from one fragment to the next.
 
     Args:
-        runner: Provides env, modules, pipelines, callbacks and counters.
+        runner: Provides the env, modules, pipelines, callbacks and counters.
         lookback: Number of steps before each chunk that its columns include.
 
     Attributes:
         kind: Name of the sampler in its states.
-        has_episodes: Whether unfinished episodes can be continued; else `run` must come after a `reset`.
+        has_episodes: Whether unfinished episodes can be continued. If not, call `reset` before `run`.
     """
 
     kind: ClassVar[str]
@@ -44,7 +44,7 @@ class Sampler(abc.ABC):
 
     @property
     def env(self) -> Any:
-        """The vector env that it steps."""
+        """The vector env to step."""
         return self._env
 
     def forget(self) -> None:
@@ -57,10 +57,10 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def run(self, request: SampleRequest) -> tuple[Any, FinishedEpisodes, int]:
-        """Sample what ``request`` asks for, continuing the ongoing episodes.
+        """Sample what ``request`` asks for, and continue the ongoing episodes.
 
         Returns:
-            The chunks: finished ones in order of finishing, then ongoing ones by env; statistics of the ended
+            The chunks: finished ones in the order of finishing, then ongoing ones by env; statistics of the ended
             episodes; the number of vector steps made.
         """
 
@@ -73,14 +73,14 @@ class Sampler(abc.ABC):
         return {"kind": self.kind, "lookback": self.lookback, **self._get_state()}
 
     def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
-        """Continue from a state that `get_state` returned, with the same number of environments.
+        """Continue from a state of `get_state`, with the same number of environments.
 
         Args:
             state: State from `get_state`.
-            lost: Indices of the envs whose episodes end here: they are reset in the first vector step.
+            lost: Indices of the envs whose episodes end here; they are reset in the first vector step.
 
         Raises:
-            ValueError: The state belongs to another kind of sampler, or has another lookback.
+            ValueError: The state belongs to another kind of sampler, or has a different lookback.
         """
         found, expected = (state["kind"], state["lookback"]), (self.kind, self.lookback)
         if found != expected:
@@ -94,7 +94,7 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def _set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
-        """See `set_state`; kind and lookback were checked."""
+        """Restore these entries; kind and lookback have been checked."""
 
 
 class _Ended(NamedTuple):
@@ -109,41 +109,41 @@ class _Ended(NamedTuple):
 
 
 class EpisodicSampler(Sampler):
-    """The loop of the samplers that keep an object per ongoing episode.
+    """The loop of the samplers with one object per ongoing episode.
 
-    Per vector step: act -> env step -> each episode grows -> observe -> ended episodes are replaced. An episode that
-    was not reset yet is reset by its environment's next step. By default the environments are multi-agent ones.
+    Per vector step: act -> env step -> each episode grows -> observe -> ended episodes are replaced. The next step of
+    an environment resets an episode that was not reset yet. By default the environments are multi-agent ones.
     """
 
     def __init__(self, runner: EnvRunner, lookback: int) -> None:
         super().__init__(runner, lookback)
         self._counts_agent_steps = getattr(runner.config, "count_steps_by", "env_steps") == "agent_steps"
-        self._to_reset: set[int] = set()  # envs whose episodes their next step resets
+        self._to_reset: set[int] = set()  # envs whose next step is a reset
         self._has_step_hooks = any(runner.callbacks.has(f"on_episode_{when}") for when in ("step", "start"))
 
     # -- defined by subclasses -----------------------------------------------------------------
 
     @abc.abstractmethod
     def _new_episode(self, index: int) -> Any:
-        """Return an episode of env ``index``, not reset yet."""
+        """Return a new episode of env ``index``, not reset yet."""
 
     @abc.abstractmethod
     def _begin(self, episode: Any, observation: Any, info: Any) -> None:
-        """Add what an environment's reset returned."""
+        """Add the return value of an environment's reset."""
 
     @abc.abstractmethod
     def _act(self, t: int) -> tuple[Any, Sequence[Any]]:
-        """Return the vector env's actions, and for each env what `_grow` needs to know of them."""
+        """Return the vector env's actions, and for each env the act that `_grow` needs."""
 
     @abc.abstractmethod
     def _random_actions(self) -> tuple[Any, Sequence[Any]]:
-        """As `_act`, from the action space; the modules' states do not change."""
+        """Return random actions in the form of `_act`; the modules' states do not change."""
 
     @abc.abstractmethod
     def _grow(self, index: int, episode: Any, act: Any, row: tuple[Any, Any, Any, Any, Any]) -> int:
-        """Add an env step; return the agent steps completed (0 where they are not counted).
+        """Add an env step; return the number of agent steps completed (0 if they are not counted).
 
-        It sets ``_has_ended`` if the episode is over.
+        Set ``_has_ended`` if the episode is over.
 
         Args:
             index: Index of the env.
@@ -158,18 +158,18 @@ class EpisodicSampler(Sampler):
 
     @abc.abstractmethod
     def _returns(self, episode: Any) -> tuple[Mapping[Any, float], Mapping[Any, str]]:
-        """Return the chunk's return by agent id; and module ids by agent id where they are to be counted."""
+        """Return the chunk's return by agent id, and module ids by agent id where these are counted."""
 
     @abc.abstractmethod
     def _truncate(self, episode: Any) -> None:
-        """End an episode whose environment failed."""
+        """End an episode after its environment failed."""
 
     @abc.abstractmethod
     def _batch(self, chunks: list[tuple[int, Any]], ongoing: list[tuple[int, Any]]) -> Any:
-        """Return a batch of chunks and ongoing chunks, by (env index, episode); the latter continue in new ones."""
+        """Return a batch of (env index, episode) chunks and ongoing chunks; begin new chunks for the latter."""
 
     def _restored(self, episodes: list[Any], lost: Collection[int]) -> None:
-        """Continue with restored episodes, and with new ones where they are lost."""
+        """Continue with restored episodes, or with new ones for lost envs."""
         self._episodes = episodes
         self._to_reset = {index for index, episode in enumerate(episodes) if not episode.is_reset}
         for index in lost:
@@ -194,7 +194,7 @@ class EpisodicSampler(Sampler):
         return self.env.step(actions)  # type: ignore[no-any-return]
 
     def _failed(self) -> Sequence[int]:
-        """Return the environments that raised in the last step and were reset instead."""
+        """Return the environments that raised an error in the last step and were reset instead."""
         return self.env.failed  # type: ignore[no-any-return]
 
     # -- the loop ------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class EpisodicSampler(Sampler):
         return self.num_envs - len(self._starting)
 
     def _check_agents(self) -> None:
-        """Refuse the last observations of multi-agent environments that their agents' spaces forbid."""
+        """Raise an error for last observations of multi-agent environments that do not fit their agents' spaces."""
         observed = [
             (episode.id_, episode.env_t, own)
             for episode, own in zip(self._episodes, self._observations, strict=True)
@@ -265,14 +265,14 @@ class EpisodicSampler(Sampler):
         """Truncate the episode of env ``index``, which was recreated, before this step."""
         episode = self._episodes[index]
         if not episode.is_reset:
-            return  # it failed at its reset: the episode has not begun yet
+            return  # it failed at its reset, so the episode has not begun yet
         if self._length(episode):
             self._truncate(episode)
             self._finish_episode(index, episode, self._num_steps - 1)
         self._begin_episode(index)
 
     def _replace_done(self) -> None:
-        """Call back, and begin the successors of ended episodes."""
+        """Run the callbacks of ended episodes and begin their successors."""
         if not (self._has_ended or self._has_step_hooks):
             return
         for index, episode in enumerate(self._episodes):
@@ -288,7 +288,7 @@ class EpisodicSampler(Sampler):
                 self._begin_episode(index)
 
     def _begin_episode(self, index: int) -> None:
-        """Continue env ``index`` with a new episode, which its reset will begin."""
+        """Continue env ``index`` with a new episode, which begins with the env's reset."""
         self._episodes[index] = self._new_episode(index)
         self._totals[index] = EpisodeTotals()
         self._to_reset.add(index)
@@ -303,7 +303,7 @@ class EpisodicSampler(Sampler):
     def _collect(self) -> tuple[Any, FinishedEpisodes]:
         """Return finished episodes, then ongoing chunks; the episodes continue in new chunks."""
         num_episodes, finished = self._request.num_episodes, FinishedEpisodes()
-        self._ended.sort(key=lambda entry: entry[:2])  # a failure shows one step late
+        self._ended.sort(key=lambda entry: entry[:2])  # a failure is noticed one step late
         for entry in self._ended[:num_episodes]:
             finished.add(entry.totals, entry.num_env_steps, entry.duration_s)
         chunks = [(entry.env_index, entry.episode) for entry in self._ended if len(entry.episode)]
@@ -316,7 +316,7 @@ class EpisodicSampler(Sampler):
         return self._batch(chunks, ongoing), finished
 
     def _call(self, hook: str, episode: Any, index: int, **more: Any) -> None:
-        """Call back with an episode of env ``index``."""
+        """Run a callback with an episode of env ``index``."""
         runner = self.runner
         if runner.callbacks.has(hook):
             runner.callbacks.call(

@@ -1,8 +1,8 @@
 """The sampling state of an env runner: all that it needs to continue exactly as if it had never stopped.
 
-Beside weights and connectors (`EnvRunnerState`) this is its random streams, its counters, its environments' positions
-(`rlzmq.envs.env_state`), and the data that its sampler carries from one fragment to the next. Only plain values and
-arrays: anything else, e.g. objects in ``shared_data``, is left out, and new episodes begin.
+Besides weights and connectors (`EnvRunnerState`) these are its random streams, its counters, its environments'
+positions (`rlzmq.envs.env_state`), and its sampler's data for the next fragment. Only plain values and arrays are
+saved. Anything else, e.g. objects in ``shared_data``, is left out, and new episodes begin.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ def _set_episodes(runner: Any, state: Mapping[str, Any]) -> int:
     """Restore environments and sampler; return the number of environments that begin new episodes."""
     positions, num_envs = state["envs"], int(runner.num_envs)
     if positions is None or type(runner.env) not in _WITH_POSITIONS or len(positions) != num_envs:
-        if runner._needs_seed:  # the environments were never reset
+        if runner._needs_seed:  # the environments have never been reset
             return 0
-        # Different numbers from the start of the run, but the same for every runner that restores this state.
+        # Different numbers than at the start of the run, but the same for every runner that restores this state.
         runner._needs_seed = True
         runner._seed_coordinates = (int(runner.num_env_steps_sampled) & 0x7FFFFFFF, 1, 0)
         _log.warning(

@@ -27,15 +27,15 @@ __all__ = ["VectorStepper"]
 class VectorStepper:
     """Resets and steps a runner's vector env.
 
-    Observations come as trees of arrays ``[num_envs, ...]`` in the space's dtypes, valid until the next
-    call; infos by env index, without empty ones.
+    Observations are trees of arrays ``[num_envs, ...]`` in the space's dtypes, valid until the next call. Infos are
+    by env index, without empty ones.
 
     Args:
-        runner: Owner of ``env``; its ``count_env_failure`` decides about exceptions.
+        runner: Owner of ``env``; its ``count_env_failure`` handles exceptions.
 
     Attributes:
-        failed: Indices of the environments that raised in the last step and were recreated. Their values are from a
-            reset; their actions were not used.
+        failed: Indices of the environments that raised an error in the last step and were recreated. Their values are
+            from a reset; their actions were not used.
     """
 
     def __init__(self, runner: EnvRunner) -> None:
@@ -56,7 +56,7 @@ class VectorStepper:
             seed: Environment i gets ``seed + i``; None: the generators continue.
 
         Raises:
-            EnvironmentError_: An environment raised (see ``EnvRunner.count_env_failure``), or its first
+            EnvironmentError_: An environment raised an error (see ``EnvRunner.count_env_failure``), or its first
                 observation does not fit its space.
         """
         self.failed = []
@@ -84,7 +84,7 @@ class VectorStepper:
         return self.env.action_space.sample()
 
     def example_actions(self) -> Any:
-        """Return zeros of the shape and dtype in which actions are stored, leaves ``[num_envs, ...]``."""
+        """Return zeros with the shape and dtype of stored actions, leaves ``[num_envs, ...]``."""
         zeros = create_empty_array(self.env.single_action_space, n=self.num_envs, fn=np.zeros)
 
         def as_stored(leaf: Any) -> Any:
@@ -94,7 +94,7 @@ class VectorStepper:
 
     @property
     def source(self) -> Any:
-        """The object with ``step_sparse`` and ``failed`` that the hot loop calls directly."""
+        """The object whose ``step_sparse`` and ``failed`` the hot loop uses directly."""
         return self if self._lean is None else self._lean
 
     def step_sparse(self, actions: Any) -> SparseStep:
@@ -123,9 +123,9 @@ class VectorStepper:
         """Return the steps that led an environment to a step of the last sampled fragment.
 
         Args:
-            batch: All chunks of the fragment; those of one environment in order of time.
+            batch: All chunks of the fragment; those of one environment in chronological order.
             chunk: Index of the chunk.
-            num_steps: Number of steps in it before that step.
+            num_steps: Number of steps in the chunk before that step.
         """
         lean, index = self._lean, int(batch.env_index[chunk])
         known = None if lean is None else lean.history.history_of(index)
@@ -143,13 +143,13 @@ class VectorStepper:
         num_known = 0 if rows is None else len(tree_leaves(rows)[0])
         num_actions = num_known - (lean.history.num_steps - first - num_steps)
         if num_actions < 0:
-            return None  # the actions since a later reset are known
+            return None  # only the actions since a later reset are known
         return Reproduction.of_history(
             known, None if rows is None else tree_map(lambda leaf: leaf[:num_actions], rows)
         )
 
     def _remake(self, error: Exception, where: str) -> None:
-        """Recreate the whole vector env, since it cannot tell which of its environments raised."""
+        """Recreate the whole vector env, since it cannot tell which of its environments raised the error."""
         self._runner.count_env_failure(error, None, where)
         close_env(self.env, self._runner.worker_index)
         self.env = self._runner.remake_env()
@@ -178,7 +178,7 @@ class VectorStepper:
 def cast_to_space(space: gym.Space[Any], values: Any) -> Any:
     """Return batched values as row-major arrays of the space's dtypes, without a copy if they match.
 
-    Row-major, since matrix products may round differently for other memory layouts.
+    Row-major, because matrix products may round differently for other memory layouts.
     """
     if isinstance(values, np.ndarray):
         if values.dtype == space.dtype and values.flags.c_contiguous:

@@ -1,4 +1,4 @@
-"""MultiAgentEpisodeSampler: how multi-agent episodes are sampled with real episodes."""
+"""MultiAgentEpisodeSampler: samples multi-agent environments with real episodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["MultiAgentEpisodeSampler"]
 
 
 class MultiAgentEpisodeSampler(EpisodeSampler):
-    """An EpisodeSampler of multi-agent environments and several modules."""
+    """An EpisodeSampler for multi-agent environments and several modules."""
 
     kind = "agents' episodes"
 
@@ -93,7 +93,7 @@ class MultiAgentEpisodeSampler(EpisodeSampler):
     # -- acting --------------------------------------------------------------------------------
 
     def _act(self, t: int) -> tuple[Any, Sequence[Any]]:
-        if not self._to_module:  # no agent acts: all environments are at an episode's end
+        if not self._to_module:  # no agent acts, since all environments are at an episode's end
             return [{} for _ in range(self.num_envs)], [({}, {})] * self.num_envs
         start_s = time.perf_counter()
         modules = self.runner.multi_rl_module
@@ -154,7 +154,7 @@ class MultiAgentEpisodeSampler(EpisodeSampler):
         self._begin_outputs(episode, agent_id, outputs)
 
     def _begin_outputs(self, episode: MultiAgentEpisode, agent_id: Any, outputs: Mapping[str, Any]) -> None:
-        """Fill outputs that begin in mid-episode, after random actions, with zeros before."""
+        """Fill outputs that begin in mid-episode, after random actions, with zeros for the earlier steps."""
         track, sae = episode._timeline.tracks[agent_id], episode.agent_episodes[agent_id]
         if track.output_keys is None or outputs.keys() <= track.output_keys:
             return
@@ -200,7 +200,7 @@ class MultiAgentEpisodeSampler(EpisodeSampler):
 
 
 def _copied(observations: dict[Any, Any]) -> dict[Any, Any]:
-    """Return copies of the observations: an env may overwrite its arrays in the next step."""
+    """Return copies of the observations, since an env may overwrite its arrays in the next step."""
     return {agent_id: tree_map(_own, observation) for agent_id, observation in observations.items()}
 
 

@@ -23,12 +23,12 @@ __all__ = ["collect_batch"]
 def collect_batch(
     chunks: Sequence[tuple[int, LiveEpisode]], spaces: tuple[Any, Any], mapping_fn: Any
 ) -> MultiAgentEpisodeBatch:
-    """Return the chunks, without the agents that made no step in them.
+    """Return the chunks as a batch, without the agents that made no step in them.
 
     Args:
         chunks: (env index, episode).
         spaces: (observation spaces, action spaces) by agent id.
-        mapping_fn: Agent to module.
+        mapping_fn: Maps agents to modules.
     """
     groups: dict[str, list[tuple[int, int, LiveEpisode, AgentRecord]]] = {}
     leftovers: dict[int, dict[str, Any]] = {}
@@ -127,7 +127,7 @@ def _rows(entries: list[tuple[int, int, LiveEpisode, AgentRecord]], spaces: tupl
 
 
 def _put_hanging_acts(store: ModuleStore, tracks: dict[int, dict[str, Any]]) -> None:
-    """The hanging acts themselves in place of their row numbers."""
+    """Replace the row numbers of hanging acts with the acts themselves."""
     hanging = [left for left in tracks.values() if "pending" in left]
     if not hanging:
         return
@@ -144,6 +144,6 @@ def _as_arrays(state: Any) -> Any:
 
 
 def _common(spaces: Any, agent_ids: list[Any]) -> Any:
-    """Return the space that all of the agents have; None when they differ."""
+    """Return the space shared by all agents; None if their spaces differ."""
     own = [spaces[agent_id] for agent_id in dict.fromkeys(agent_ids) if agent_id in spaces.spaces]
     return own[0] if own and all(space == own[0] for space in own) else None

@@ -1,8 +1,8 @@
 """FusedMultiAgentSampler: the multi-agent sampling loop for default and columnar connector pieces.
 
-Per vector step and module, one stacked block of observations goes through the module, and one block of
-acts comes out; agents keep row numbers only. Columns are gathered when the fragment is complete. Its
-results are those of the MultiAgentEpisodeSampler, number by number.
+Per vector step and module, one stacked block of observations goes through the module, and one block of acts comes out.
+Agents keep row numbers only. Columns are gathered when the fragment is complete. The results are identical to those of
+the MultiAgentEpisodeSampler.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FusedMultiAgentSampler(EpisodicSampler):
     """Samples fragments for a multi-agent runner whose pipelines run on whole columns.
 
     Args:
-        runner: Provides env, modules and counters.
+        runner: Provides the env, modules and counters.
         env_to_module: The env-to-module pipeline's plan.
         module_to_env: The module-to-env pipeline's plan.
     """
@@ -72,7 +72,7 @@ class FusedMultiAgentSampler(EpisodicSampler):
     def reset(self) -> None:
         self._find_modules()
         for module_id in self._stores.keys() - self.runner.multi_rl_module.keys():
-            del self._stores[module_id]  # no ongoing episode has rows in it any more
+            del self._stores[module_id]  # no ongoing episode has rows in it
         for store in self._stores.values():
             store.clear()
             store.templates = {}
@@ -81,7 +81,7 @@ class FusedMultiAgentSampler(EpisodicSampler):
         self._acting = self._observer.observe(self._episodes)
 
     def _find_modules(self) -> None:
-        """A store for every module; modules may come and go between two fragments."""
+        """Create a store for every module; modules may change between two fragments."""
         for module_id, module in self.runner.multi_rl_module.items():
             store = self._stores.get(module_id)
             if store is None or store.module_step.module is not module:
@@ -115,7 +115,7 @@ class FusedMultiAgentSampler(EpisodicSampler):
     def _set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
         stores = self._stores
         for module_id, own in state["stores"].items():
-            if module_id in stores:  # else the module was removed
+            if module_id in stores:  # otherwise the module was removed
                 stores[module_id].set_state(own)
         live_episodes = [
             set_live_state(self._live_episode(str(live["id"])), live, stores) for live in state["live"]
@@ -154,7 +154,7 @@ class FusedMultiAgentSampler(EpisodicSampler):
         try:
             self._acting = self._observer.observe(self._episodes)
         except Exception:
-            self._check_agents()  # then it is the environment's fault, which this call reports
+            self._check_agents()  # if it is the environment's fault, this call reports it
             raise
         self.runner.timers.add_stage(ENV_TO_MODULE_TIMER, start_s, time.perf_counter())
 
@@ -200,7 +200,7 @@ class FusedMultiAgentSampler(EpisodicSampler):
         ]
 
     def _random_actions(self) -> tuple[list[dict[Any, Any]], list[dict[Any, int]]]:
-        """As `_act`; the modules' earlier outputs are zeros, their states do not change."""
+        """Return random actions in the form of `_act`; the modules' outputs are zeros, their states do not change."""
         acts: list[dict[Any, int]] = [{} for _ in range(self.num_envs)]
         to_act: list[dict[Any, AgentRecord]] = [{} for _ in range(self.num_envs)]
         for _, _, rows in self._acting:
@@ -259,7 +259,7 @@ class FusedMultiAgentSampler(EpisodicSampler):
         return batch
 
     def _set_initial_states(self, old: list[AgentRecord], new: dict[int, AgentRecord]) -> None:
-        """Set the new chunks' states before their first steps: those after the old ones' last steps."""
+        """Set the states before the new chunks' first steps: the states after the old chunks' last steps."""
         for store in self._stores.values():
             own = [
                 record for record in old if record.store is store and record.act_rows and id(record) in new
@@ -272,7 +272,7 @@ class FusedMultiAgentSampler(EpisodicSampler):
                     new[id(record)].initial_state = tree_map(lambda leaf: leaf[number], states)  # noqa: B023
 
     def _carry_rows(self) -> None:
-        """Keep the rows that the ongoing chunks refer to."""
+        """Keep the rows that ongoing chunks refer to."""
         for store in self._stores.values():
             own = [
                 record for live in self._episodes for record in live.records.values() if record.store is store

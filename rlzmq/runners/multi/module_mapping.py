@@ -1,4 +1,4 @@
-"""The mapping of agents to modules: checked, and the modules' spaces that follow from it."""
+"""The checked mapping of agents to modules, and the modules' spaces that follow from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["checked_mapping", "module_spaces"]
 def checked_mapping(runner: EnvRunner) -> Callable[[Any, Any], str]:
     """Return a function that maps (agent id, episode) to a module id by the runner's ``config.policy_mapping_fn``.
 
-    It raises ConfigurationError if that returns an unknown module id.
+    The function raises ConfigurationError for an unknown module id.
     """
 
     def mapping_fn(agent_id: Any, episode: Any) -> str:
@@ -44,16 +44,16 @@ def module_spaces(
     observation_spaces: Any,
     action_spaces: gym.spaces.Dict,
 ) -> dict[str, tuple[Any, Any]]:
-    """(observation space, action space) by module id.
+    """Return (observation space, action space) by module id.
 
     Args:
         module_ids: The modules.
-        mapping_fn: Agent to module; see `agents_of_modules`.
-        observation_spaces: After the env-to-module pipeline: a Dict by module id, or by agent id.
-        action_spaces: By agent id.
+        mapping_fn: Maps agents to modules; see `agents_of_modules`.
+        observation_spaces: Spaces after the env-to-module pipeline: a Dict by module id, or by agent id.
+        action_spaces: Action spaces by agent id.
 
     Returns:
-        The modules' spaces; those that cannot be determined are left out.
+        The modules' spaces; spaces that cannot be determined are left out.
     """
     by_name = getattr(observation_spaces, "spaces", {})
     of_agents = {agent: (by_name.get(agent), space) for agent, space in action_spaces.spaces.items()}

@@ -1,7 +1,7 @@
 """ModuleStore: all observations and acts of one module's agents in one fragment, row by row.
 
-Rows are appended in the blocks in which they come (one per vector step). Agents remember only row numbers;
-columns are gathered once, when the fragment is complete.
+Rows are appended in blocks, one per vector step. Agents remember row numbers only; columns are gathered once, when the
+fragment is complete.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from rlzmq.runners.module_step import ModuleStep
 
 __all__ = ["GrowingColumn", "ModuleStore", "gather_states"]
 
-# Rows that a column has room for at first.
+# Initial capacity of a column, in rows.
 _FEWEST_ROWS = 64
 
 
 class GrowingColumn:
-    """A tree of arrays ``[rows, ...]`` with room to spare, which grow by doubling.
+    """A tree of arrays ``[rows, ...]`` with spare capacity, which grows by doubling.
 
     Args:
-        example: A block, leaves ``[B, ...]``: the first one's shapes and dtypes. Blocks of another dtype
-            give the column the common dtype.
-        capacity: Rows to make room for.
+        example: A block, leaves ``[B, ...]``, that defines shapes and dtypes. A block of another dtype changes the
+            column's dtype to the common one.
+        capacity: Number of rows to make room for.
     """
 
     __slots__ = ("_capacity", "_leaves", "_spec", "num_rows")
@@ -42,10 +42,10 @@ class GrowingColumn:
         self.num_rows: int = 0
 
     def append(self, block: Any, num_rows: int) -> None:
-        """Add a block of so many rows.
+        """Add a block of `num_rows` rows.
 
         Raises:
-            ValueError: Its structure or shapes are not the column's.
+            ValueError: The block's structure or shapes differ from the column's.
         """
         begin, end = self.num_rows, self.num_rows + num_rows
         if end > self._capacity:
@@ -94,9 +94,9 @@ class ModuleStore:
         module_step: Runs the module on a block of observations.
 
     Attributes:
-        num_observations, num_acts: Rows so far.
+        num_observations, num_acts: Number of rows so far.
         initial_block: The module's initial state as a tree of tensors ``[1, ...]``; None if stateless.
-        templates: Names of the outputs that the module gave so far -> zeros of one item.
+        templates: Names of the module's outputs so far -> zeros of one item.
     """
 
     def __init__(self, module_id: str, module_step: ModuleStep) -> None:
@@ -106,12 +106,12 @@ class ModuleStore:
         self.clear()
 
     def set_module_step(self, module_step: ModuleStep) -> None:
-        """Make this module act from now on."""
+        """Use this module for all further actions."""
         self.module_step = module_step
         self.initial_block: Any = module_step.initial_state(1) if module_step.is_stateful else None
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Drop all rows."""
         self._observations: GrowingColumn | None = None
         self._acts: dict[str, GrowingColumn] = {}
         self.num_observations: int = 0
@@ -129,7 +129,7 @@ class ModuleStore:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore exactly the rows that `get_state` returned."""
+        """Restore the rows that `get_state` returned."""
         self.clear()
         self.templates = decode(state["templates"])
         if state["num_observations"]:
@@ -148,10 +148,10 @@ class ModuleStore:
         self.num_observations += num_rows
 
     def add_acts(self, num_rows: int, columns: dict[str, Any]) -> int:
-        """Append a block of acts, leaves ``[num_rows, ...]``; return the number of its first row.
+        """Append a block of acts, leaves ``[num_rows, ...]``; return the index of its first row.
 
-        Columns that are missing in some blocks (random actions before the module's first act) have zeros
-        there, and the module's initial state for a state.
+        Columns that are missing in some blocks (random actions before the module's first act) are filled with zeros
+        there; a state is filled with the module's initial state.
         """
         acts, first = self._acts, self.num_acts
         for name, block in columns.items():
@@ -195,12 +195,12 @@ class ModuleStore:
         return {name: column.take(index) for name, column in self._acts.items()}
 
     def act_column(self, name: str, rows: NDArray[np.int64]) -> Any:
-        """Return one column of the acts in the given rows, leaves ``[*rows.shape, ...]``; None if there is none."""
+        """Return one column of the acts in the given rows, leaves ``[*rows.shape, ...]``; None if it is missing."""
         column = self._acts.get(name)
         return None if column is None else column.take(rows)
 
     def keep(self, observation_rows: Any, act_rows: Any) -> None:
-        """Forget all rows but these, which are renumbered from 0 in the given order."""
+        """Drop all rows but these, which are renumbered from 0 in the given order."""
         observations = self.observations(observation_rows) if len(observation_rows) else None
         acts = self.acts(act_rows) if len(act_rows) else None
         self.clear()
@@ -211,17 +211,17 @@ class ModuleStore:
 
 
 def gather_states(places: Sequence[tuple[Any, int, int]]) -> Any:
-    """Return one block of states, leaves ``[len(places), ...]``, from rows of other blocks.
+    """Return one block of states, leaves ``[len(places), ...]``, gathered from rows of other blocks.
 
     Args:
-        places: (tree of tensors ``[B, ...]``, row in it, B); agents that acted together share a block.
+        places: (tree of tensors ``[B, ...]``, row in it, B). Agents that acted together share a block.
     """
     first, _, num_rows = places[0]
     if num_rows == len(places) and all(
         block is first and row == n for n, (block, row, _) in enumerate(places)
     ):
         return first
-    blocks: dict[int, tuple[Any, int]] = {}  # id -> block, number of rows before it
+    blocks: dict[int, tuple[Any, int]] = {}  # id -> block, offset of its first row
     total = 0
     index = []
     for block, row, num_rows in places:

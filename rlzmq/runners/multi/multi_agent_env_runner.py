@@ -22,10 +22,10 @@ __all__ = ["MultiAgentEnvRunner"]
 
 
 class MultiAgentEnvRunner(EnvRunner):
-    """Samples episodes of several agents, whose modules ``config.policy_mapping_fn`` names.
+    """Samples episodes of several agents. ``config.policy_mapping_fn`` maps agents to modules.
 
-    `sample` returns a `MultiAgentEpisodeBatch`: a sequence of MultiAgentEpisodes, without the agents that made
-    no step in their chunk. Its ``num_timesteps`` are agent steps with ``config.count_steps_by="agent_steps"``.
+    `sample` returns a `MultiAgentEpisodeBatch`: a sequence of MultiAgentEpisodes, without agents that made no step in
+    their chunk. With ``config.count_steps_by="agent_steps"``, its ``num_timesteps`` counts agent steps.
 
     Example:
         >>> config = (
@@ -62,7 +62,7 @@ class MultiAgentEnvRunner(EnvRunner):
         came = self.env.histories[value.env_index]
         goes_on = not (batch.terminated[e] or batch.truncated[e])
         if not goes_on or len(came.episode_actions) != batch.env_t[e]:
-            return None  # of an episode that is over
+            return None  # the episode is over
         return Reproduction.of_agents(came.episode_seed, came.episode_actions[: value.num_env_steps])
 
     # -- construction --------------------------------------------------------------------------

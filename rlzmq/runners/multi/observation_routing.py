@@ -1,4 +1,4 @@
-"""ObservationRouter: from agents' latest observations to rows of the stores and the modules' next inputs."""
+"""ObservationRouter: moves agents' latest observations into rows of the stores and the modules' next inputs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["Acting", "ObservationRouter"]
 IntArray = NDArray[np.int64]
 
 Acting = list[tuple[ModuleStore, Any, list[tuple[int, AgentRecord]]]]
-"""By module: its store, the observations ``[B, ...]`` to act on, and (env index, agent's record) of each."""
+"""For each module: its store, the observations ``[B, ...]`` to act on, and (env index, agent's record) of each."""
 
 
 Items = list[tuple[int, AgentRecord, Any, bool]]
 Observed = dict[ModuleStore, Items]
-"""By module: (env index, agent's record, observation, whether the agent acts on it) of each."""
+"""For each module: (env index, agent's record, observation, whether the agent acts on it) of each."""
 
 
 class ObservationRouter:
@@ -49,14 +49,15 @@ class ObservationRouter:
         self._shapes = {agent_id: space.shape for agent_id, space in self._spaces.items()}
 
     def observe(self, live_episodes: Sequence[LiveEpisode]) -> Acting:
-        """Give the latest observations their rows, and determine the next inputs of the modules.
+        """Assign rows to the latest observations, and determine the next inputs of the modules.
 
         Raises:
-            ValueError: Observations of different shapes for one module (or for a piece, other than the space's).
+            ValueError: Observations of one module have different shapes (or, for a piece, shapes other than the
+                space's).
         """
         observed: Observed = {}
         by_agent: dict[Any, Items] = {}
-        next_stores: dict[ModuleStore, None] = {}  # in the order of their first agents that act
+        next_stores: dict[ModuleStore, None] = {}  # in the order of their first acting agents
         for index, live in enumerate(live_episodes):
             is_over = live.is_done
             for record, observation in live.observed:
@@ -73,7 +74,7 @@ class ObservationRouter:
                     by_agent.setdefault(record.agent_id, []).append(item)
             live.observed = []
         for store, items in observed.items():
-            if not store.num_observations:  # all later ones are compared with these
+            if not store.num_observations:  # all later observations are compared with these
                 self._check(items)
         blocks = self._through_pieces(observed, by_agent) if by_agent else self._as_they_are(observed)
         acting: Acting = []
@@ -101,9 +102,9 @@ class ObservationRouter:
         return blocks
 
     def _through_pieces(self, observed: Observed, by_agent: dict[Any, Items]) -> dict[ModuleStore, Any]:
-        """Run the pieces on each agent's observations of all envs at once, as the per-episode pieces take them.
+        """Run the pieces on each agent's observations of all envs at once, in the form that per-episode pieces take.
 
-        An agent's module may be another one in each env.
+        An agent's module may differ between envs.
         """
         rows: list[ObservedRows] = []
         stored: list[Any] = []
@@ -126,7 +127,7 @@ class ObservationRouter:
         )
 
     def _read(self, block: Any, items: Items) -> Any:
-        """Return the readers' results for all observations for one module."""
+        """Return the readers' results for all observations of one module."""
         records = [item[1] for item in items]
         return self._plan.read(
             block, ObservedRows(None, records, self._action_spaces.get(records[0].agent_id))
@@ -166,11 +167,11 @@ class ObservedRows:
     Args:
         agent_id: The agent; None: several agents.
         records: The agents' chunks, row by row.
-        action_space: Theirs; gives form to the actions before the first one.
+        action_space: Their action space; defines the structure of the actions before the first one.
 
     Attributes:
         num_rows, is_first, num_previous, agent_id: See `RowsContext`.
-        records: As given.
+        records: The argument.
     """
 
     def __init__(self, agent_id: Any, records: Sequence[AgentRecord], action_space: Any) -> None:
@@ -187,8 +188,8 @@ class ObservedRows:
         """See `RowsContext.window`.
 
         Raises:
-            ValueError: A window of steps that should end with the current, unfinished one.
-            KeyError: No module has given the column yet.
+            ValueError: The window should end with the current, unfinished step.
+            KeyError: No module has provided the column yet.
         """
         if current and column != Columns.OBS:
             raise ValueError(

@@ -33,18 +33,18 @@ class _EpisodeFace(MultiAgentEpisode):
 
 
 class AgentRecord:
-    """One agent's chunk as row numbers of its module's store.
+    """An agent's chunk as row numbers of its module's store.
 
     Attributes:
         agent_id: The agent.
         store: Its module's rows.
         track: Its track; ``track.pending.action`` is the row of a hanging act.
-        observation_rows, act_rows, rewards: By position, the lookback part first.
+        observation_rows, act_rows, rewards: By position; the lookback part comes first.
         infos: Non-empty infos by position of their observation.
         lookback: Number of steps before the chunk's start.
         t_started: The agent's time step at the chunk's start.
         initial_state: The module's state before the chunk's first step; None if stateless.
-        state: The module's state now: (tree of tensors ``[B, ...]``, row in it, B); None if stateless.
+        state: The module's current state: (tree of tensors ``[B, ...]``, row in it, B); None if stateless.
     """
 
     __slots__ = (
@@ -76,11 +76,11 @@ class AgentRecord:
 
     @property
     def num_steps(self) -> int:
-        """Own steps, lookback not counted."""
+        """The agent's own steps, without the lookback."""
         return len(self.act_rows) - self.lookback
 
     def carry_on(self, begin: int) -> AgentRecord:
-        """Return the record of the next chunk, which stores the observations from the begin-th on."""
+        """Return the record of the next chunk, which stores the observations from position `begin` on."""
         record = AgentRecord(self.agent_id, self.store, self.track.carry_on(begin))
         record.observation_rows = self.observation_rows[begin:]
         record.act_rows = self.act_rows[begin:]
@@ -97,15 +97,15 @@ class LiveEpisode:
 
     Args:
         id_: The episode's id.
-        mapping_fn: Agent to module.
+        mapping_fn: Maps agents to modules.
         spaces: (observation spaces, action spaces) by agent id.
         stores: Module id -> store.
 
     Attributes:
         records: Agent id -> record, in order of appearance.
         timeline: The agents' tracks.
-        observed: Agents with a new observation at the latest env step, and the observation, in the order of
-            `records`; rows are given out later.
+        observed: The agents with a new observation at the latest env step, with the observation, in the order of
+            `records`. Rows are assigned later.
     """
 
     face: _EpisodeFace
@@ -129,15 +129,15 @@ class LiveEpisode:
 
     @property
     def env_t(self) -> int:
-        """Env steps of the whole episode."""
+        """Number of env steps of the whole episode."""
         return self.timeline.env_t
 
     def __len__(self) -> int:
-        """Return the env steps of this chunk."""
+        """Return the number of env steps of this chunk."""
         return self.timeline.env_t - self.timeline.env_t_started
 
     def begin(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> None:
-        """The reset observations."""
+        """Begin the episode with its reset observations."""
         before = self.timeline.saved()
         infos = checked_infos(infos, f"episode {self.id_}, env step {self.timeline.env_t}")
         events = self.timeline.reset(observations, infos)
@@ -155,10 +155,10 @@ class LiveEpisode:
         truncateds: Mapping[Any, Any],
         infos: Mapping[Any, Any],
     ) -> int:
-        """Add one env step, with the rows of the agents' acts; return the number of agent steps completed.
+        """Add one env step with the rows of the agents' acts; return the number of completed agent steps.
 
         Raises:
-            MultiAgentEnvError: See `MultiAgentEpisode.add_env_step`; the episode is unchanged then.
+            MultiAgentEnvError: See `MultiAgentEpisode.add_env_step`. The episode is unchanged.
         """
         acted = {agent_id: record for agent_id, record in self.records.items() if agent_id in rows}
         self.observed = observed = []
@@ -204,10 +204,10 @@ class LiveEpisode:
         truncateds: Mapping[Any, Any],
         infos: Mapping[Any, Any],
     ) -> bool:
-        """Return whether every agent present acted and completed a step with plausible data.
+        """Return whether every present agent acted and completed a step with plausible data.
 
-        All other steps, including invalid ones, are handled by the timeline. These loops are the cheapest way to see
-        it: most steps are plain, and they cost less than one call per agent.
+        The timeline handles all other steps, including invalid ones. Most steps are plain, and these loops cost less
+        than one call per agent.
         """
         tracks = self.timeline.tracks
         num_to_act = sum(not (track.terminated or track.truncated) for track in tracks.values())
@@ -235,7 +235,7 @@ class LiveEpisode:
     def _stores_of_new(
         self, events: list[AgentEvent], before: SavedTimeline | None
     ) -> dict[Any, ModuleStore]:
-        """Return the stores of new agents; if the mapping function fails, none is added."""
+        """Return the stores of new agents. If the mapping function fails, no agent is added."""
         if before is None:
             return {}
         try:
@@ -289,7 +289,7 @@ class LiveEpisode:
         return returns, {agent_id: record.store.module_id for agent_id, record in self.records.items()}
 
     def cut(self, lookback: int) -> LiveEpisode:
-        """Return the continuation, as of `MultiAgentEpisode.cut`; agents that are done do not come along."""
+        """Return the continuation of the episode, like `MultiAgentEpisode.cut`. Agents that are done are left out."""
         old = self.timeline
         chunk = LiveEpisode.__new__(LiveEpisode)
         chunk.id_, chunk._stores, chunk.face = self.id_, self._stores, self.face

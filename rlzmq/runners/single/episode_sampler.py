@@ -1,4 +1,4 @@
-"""SingleAgentEpisodeSampler: how single-agent episodes are sampled with real episodes."""
+"""SingleAgentEpisodeSampler: samples single-agent environments with real episodes."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _DEFAULT_PIECES = [
 
 
 class SingleAgentEpisodeSampler(EpisodeSampler):
-    """An EpisodeSampler of one agent and one module in a vector env.
+    """An EpisodeSampler for one agent and one module in a vector env.
 
-    Where only the user's env-to-module pieces need episodes, the default ones after them and the module-to-env pieces
+    If only the user's env-to-module pieces need episodes, the default pieces after them and the module-to-env pieces
     still run on whole columns.
 
     Attributes:
@@ -60,9 +60,7 @@ class SingleAgentEpisodeSampler(EpisodeSampler):
         self._module_step = ModuleStep(runner.module, runner.generator)
         self._num_user_pieces = None if plan is None else _num_user_pieces(pipeline)
         self._normalize = None if plan is None else plan.normalize
-        self._module_observations: Any = (
-            None  # the module's next inputs, if the default pieces were not called
-        )
+        self._module_observations: Any = None  # the module's next inputs, if the default pieces do not run
 
     @property
     def env(self) -> Any:
@@ -141,7 +139,7 @@ class SingleAgentEpisodeSampler(EpisodeSampler):
     # -- acting --------------------------------------------------------------------------------
 
     def _begin_fragment(self) -> None:
-        self._names: list[str] = []  # the outputs of the fragment's last step
+        self._names: list[str] = []  # outputs of the fragment's last step
         self._module_step.begin(explore=self._request.explore)
         super()._begin_fragment()
 
@@ -155,7 +153,7 @@ class SingleAgentEpisodeSampler(EpisodeSampler):
             return
         pipeline, arguments = self.runner.env_to_module, self._pipeline_arguments()
         batch = pipeline.run_pieces(0, first_default, batch={}, **arguments)
-        if batch:  # a piece added columns: the default pieces do the rest
+        if batch:  # a piece added columns, and the default pieces do the rest
             self._to_module = pipeline.run_pieces(
                 first_default, len(pipeline.connectors), batch=batch, **arguments
             )
@@ -188,7 +186,7 @@ class SingleAgentEpisodeSampler(EpisodeSampler):
         return for_env, list(zip(columns[Columns.ACTIONS], outputs_by_env, strict=True))
 
     def _begin_outputs(self, names: list[str], outputs: list[dict[str, Any]]) -> None:
-        """Fill outputs that begin in mid-episode, after random actions, with zeros before."""
+        """Fill outputs that begin in mid-episode, after random actions, with zeros for the earlier steps."""
         template = self._templates.setdefault(DEFAULT_MODULE_ID, {})
         zeros = {name: tree_map(np.zeros_like, outputs[0][name]) for name in names if name not in template}
         for episode in self._episodes:
@@ -263,7 +261,7 @@ def _items(observations: Any) -> list[Any]:
 
 
 def _num_user_pieces(pipeline: EnvToModulePipeline) -> int | None:
-    """Return how many pieces come before the default ones; None if all must run, e.g. since they are timed."""
+    """Return the number of pieces before the default ones; None if all must run, e.g. because they are timed."""
     if pipeline.watches_pieces:
         return None
     types = [type(piece) for piece in pipeline.connectors]

@@ -1,9 +1,9 @@
 """Columns of one fragment, filled once per vector step, and the episode chunks found in them.
 
 A fragment's columns are env-major, ``[num_envs, num_slots, ...]`` with ``num_slots = lookback + T + 1``.
-Slot ``lookback`` holds the observations that the fragment begins with, in front of it lie the last
-``lookback`` slots of the fragment before. The step taken at slot s leads to the observation at s + 1.
-An autoreset step is a slot between two chunks that belongs to neither.
+Slot ``lookback`` holds the observations at the fragment's begin; the slots before it are the last ``lookback`` slots of
+the previous fragment. The step at slot s leads to the observation at s + 1. An autoreset step is a slot between two
+chunks that belongs to neither.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ColumnBlock:
         return write_tree
 
     def grow(self, num_slots: int) -> None:
-        """Make room for ``num_slots`` slots; what is written stays."""
+        """Make room for ``num_slots`` slots and keep the written values."""
         old = self.num_slots
         if num_slots <= old:
             return
@@ -130,9 +130,9 @@ class ChunkTable:
     Attributes:
         env_index: int64[C].
         first_step: int64[C], first step, counted from the fragment's begin.
-        length: int64[C], steps.
+        length: int64[C], number of steps.
         terminated, truncated: bool[C].
-        continues: bool[C], the chunk's episode began before the fragment.
+        continues: bool[C], whether the chunk's episode began before the fragment.
         num_finished: Number of chunks that ended their episode.
     """
 
@@ -177,9 +177,9 @@ def find_chunks(
         begin = starts_with_reset.astype(np.int64)
         table = ChunkTable(np.arange(num_envs), begin, num_steps - begin, none, none, ~starts_with_reset, 0)
         return table if (table.length > 0).all() else table.select(table.length > 0)
-    # (step, env) of every episode end, by step, then env
+    # (step, env) of every episode end, sorted by step, then env
     end_step, end_env = np.nonzero(done)
-    # The same by env, then step, with the ends before and after in one env side by side.
+    # The same, sorted by env, then step, so that consecutive ends of one env are neighbours.
     by_env = np.lexsort((end_step, end_env))
     env, step = end_env[by_env], end_step[by_env]
     begin = np.empty_like(step)

@@ -1,7 +1,7 @@
 """FusedSampler: the sampling loop on whole columns, for default and columnar connector pieces.
 
-Per vector step: module act -> action columns -> env step -> reward, flag and observation columns. Nothing
-is made per environment or per episode; the episodes are found in the flags when the fragment is complete.
+Per vector step: module act -> action columns -> env step -> reward, flag and observation columns. Nothing is created
+per environment or per episode. The episodes are found from the flags when the fragment is complete.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FusedSampler"]
 
-# Vector steps between two checks whether enough episodes are done.
+# Vector steps between two checks whether enough episodes have ended.
 _BLOCK_STEPS = 64
 
 # Fragments of a few steps are written into the same columns one after the other, and copied out of them: making columns
@@ -60,7 +60,7 @@ class FusedSampler(Sampler):
     """Samples fragments for a runner whose pipelines run on whole columns.
 
     Args:
-        runner: Provides env stepper, module and counters.
+        runner: Provides the env stepper, module and counters.
         env_to_module: The env-to-module pipeline's plan.
         module_to_env: The module-to-env pipeline's plan.
     """
@@ -193,7 +193,7 @@ class FusedSampler(Sampler):
         self._truncated = np.pad(self._truncated, ((0, capacity - old), (0, 0)))
 
     def _advance(self, block: ColumnBlock, num_steps: int, request: SampleRequest) -> None:
-        """Run the hot loop: ``num_steps`` vector steps, fewer if the request is fulfilled before."""
+        """Run the hot loop for ``num_steps`` vector steps, or fewer if the request is fulfilled earlier."""
         runner, num_envs = self.runner, self.num_envs
         source, normalize, has_pieces = self.stepper.source, self._normalize, self._has_pieces
         to_store, read, rows = self._to_store, self._plan.read, self._rows
@@ -221,7 +221,7 @@ class FusedSampler(Sampler):
                 actions_for_env = self.stepper.sample_random_actions()
                 outputs = {Columns.ACTIONS: actions_for_env}
                 if state is not None and Columns.STATE_OUT in block.columns:
-                    outputs[Columns.STATE_OUT] = tree_map(to_numpy, state)  # it stays as it was
+                    outputs[Columns.STATE_OUT] = tree_map(to_numpy, state)  # the state is unchanged
             else:
                 outputs, state = module_step(observations, state, global_steps + num_env_steps * num_workers)
                 if timed:
@@ -361,7 +361,7 @@ class FusedSampler(Sampler):
         return self._plan.write(observations, self._rows)
 
     def _output_writers(self, block: ColumnBlock, outputs: dict[str, Any]) -> dict[str, Writer]:
-        """Return writers of the model outputs' columns; add new columns."""
+        """Return writers for the model outputs' columns; add new columns."""
         for name, values in outputs.items():
             for leaf in tree_leaves(values):
                 if leaf.shape[:1] != (self.num_envs,):
@@ -435,7 +435,7 @@ class FusedSampler(Sampler):
 
 
 def _sums(values: NDArray[Any], start: NDArray[np.int64], length: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the sums of the disjoint slices ``start … start + length - 1``; the last slot is in none of them."""
+    """Return the sums of the disjoint slices ``start … start + length - 1``; no slice contains the last slot."""
     if len(start) == 0:
         return np.zeros(0)
     if len(start) == 1:

@@ -16,17 +16,17 @@ __all__ = ["OngoingEpisodes"]
 
 
 class OngoingEpisodes:
-    """Ids, steps, returns and start times of the episodes that each env is in.
+    """Ids, steps, returns and start times of each env's current episode.
 
     Args:
-        num_envs: Number of environments; a new episode begins in each.
-        new_id: Makes episode ids.
+        num_envs: Number of environments; a new episode begins in each one.
+        new_id: Creates episode ids.
 
     Attributes:
         ids: Episode id per env.
-        steps: int64[N], env steps so far.
-        returns: float64[N], rewards so far.
-        started_s: float64[N], start on the clock of ``time.perf_counter``.
+        steps: int64[N], number of env steps so far.
+        returns: float64[N], sum of rewards so far.
+        started_s: float64[N], start time on the clock of ``time.perf_counter``.
     """
 
     def __init__(self, num_envs: int, new_id: Callable[[], str]) -> None:
@@ -38,7 +38,7 @@ class OngoingEpisodes:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], new_id: Callable[[], str]) -> OngoingEpisodes:
-        """Create from a state of `get_state`; the time since then is not counted."""
+        """Create from a state of `get_state`. The time in between is not counted."""
         ongoing = cls(0, new_id)
         ongoing.ids = [str(episode_id) for episode_id in state["ids"]]
         ongoing.steps = np.array(state["steps"], np.int64)
@@ -56,13 +56,13 @@ class OngoingEpisodes:
         }
 
     def begin_anew(self, index: int) -> None:
-        """Discard the episode of env ``index`` without a trace and begin another."""
+        """Discard the episode of env ``index`` without counting it, and begin another."""
         self.ids[index] = self._new_id()
         self.steps[index] = 0
         self.returns[index] = 0.0
 
     def close(self, index: int, finished: FinishedEpisodes) -> None:
-        """End the episode of env ``index`` at a fragment's border; its chunks were returned before."""
+        """End the episode of env ``index`` between two fragments; its chunks have been returned already."""
         if self.steps[index]:
             finished.returns.append(float(self.returns[index]))
             finished.lengths.append(int(self.steps[index]))
@@ -83,8 +83,8 @@ class OngoingEpisodes:
             table: The chunks.
             chunk_returns: float64[C].
             begin_s: Start time of the fragment.
-            num_steps: Its vector steps.
-            finished: The episodes that ended are added here.
+            num_steps: The fragment's number of vector steps.
+            finished: Receives the ended episodes.
 
         Returns:
             The episode id of each chunk.

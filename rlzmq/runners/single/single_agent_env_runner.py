@@ -22,10 +22,9 @@ __all__ = ["SingleAgentEnvRunner"]
 class SingleAgentEnvRunner(EnvRunner):
     """Samples episodes of one agent with one RLModule in ``num_envs_per_env_runner`` environments.
 
-    Two samplers give identical results: the fused one, on whole columns, is used while all connector
-    pieces are default or columnar ones, untimed, and no callback wants single episodes; else the one that
-    builds real episodes. The choice follows from the pipelines as they are at each call; when it changes,
-    unfinished episodes are dropped.
+    Two samplers give identical results. The fused one, on whole columns, is used if all connector pieces are default or
+    columnar ones, untimed, and no callback needs single episodes. Otherwise, the one that builds real episodes is
+    used. The choice is made at each call; when it changes, unfinished episodes are dropped.
 
     Example:
         >>> config = PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=2)
@@ -36,7 +35,7 @@ class SingleAgentEnvRunner(EnvRunner):
     """
 
     def _steps_by_agent(self, batch: Any) -> Mapping[str, Any]:
-        return {}  # all of the default agent
+        return {}  # all steps belong to the default agent
 
     def _make_sampler(self, plans: tuple[Any, Any] | None) -> FusedSampler | SingleAgentEpisodeSampler:
         return SingleAgentEpisodeSampler(self) if plans is None else FusedSampler(self, *plans)
