@@ -1,4 +1,4 @@
-"""StepHistory: the actions of a vector env's environments since an earlier reset of each."""
+"""StepHistory: the actions of a vector env's environments, each since an earlier reset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlzmq.envs.rng_state import plain_random, random_state, set_random_state
 
 __all__ = ["ActionHistory", "StepHistory"]
 
-# Minimum number of steps between recorded resets: reading the random state at every reset would slow
+# Minimum number of steps between recorded resets, because reading the random state at every reset would slow
 # short episodes by some percent.
 _STEPS_BETWEEN_BEGINS = 256
 # Actions are written into arrays for so many steps.
@@ -25,14 +25,14 @@ _STEPS_PER_BLOCK = 256
 
 @dataclass(slots=True)
 class ActionHistory(History):
-    """An environment's reset, and its actions since; an action after an episode's end is a reset.
+    """An environment's reset, and its actions since then. An action after an episode's end is a reset.
 
     Attributes:
-        step: Number of the vector step after the reset.
+        step: Index of the vector step after the reset.
         seed, random: See `History`.
-        actions: Actions since, leaves ``[T, ...]``; None where T = 0. While it is recorded, only those before `step`,
-            if the environment was itself restored.
-        due_in: In how many steps `StepHistory.begin` must be called at a reset.
+        actions: The actions since then, leaves ``[T, ...]``; None if T = 0. While the history is recorded, only those
+            before `step`, if the environment itself was restored.
+        due_in: Number of steps until `StepHistory.begin` must be called at a reset.
     """
 
     step: int
@@ -48,7 +48,7 @@ class ActionHistory(History):
 
     @staticmethod
     def set_random(env: Any, state: Mapping[str, Any] | None) -> None:
-        """Set a random state that `get_random` returned."""
+        """Set a random state from `get_random`."""
         set_random_state(env, state)
 
     def get_state(self) -> dict[str, Any]:
@@ -92,8 +92,8 @@ class StepHistory:
         num_envs: Number of environments.
 
     Attributes:
-        num_steps: Vector steps so far.
-        due: For each environment, the number of steps after which `begin` must be called at its resets.
+        num_steps: Number of vector steps so far.
+        due: For each environment, the number of steps after which `begin` must be called at a reset.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -164,12 +164,12 @@ class StepHistory:
         self.due[index] = self.num_steps + due_in
 
     def restart(self, index: int, seed: int | None) -> None:
-        """Record that environment `index` was replaced and reset with `seed` in the current vector step."""
+        """Record that environment `index` was replaced, and reset with `seed` in the current vector step."""
         self._begins[index] = None if seed is None else ActionHistory(self.num_steps, seed, None)
         self.due[index] = self.num_steps
 
     def history_of(self, index: int) -> ActionHistory | None:
-        """Return a reset of environment `index`, and all actions since; None if they are unknown or too many."""
+        """Return a reset of environment `index` and all actions since; None if they are unknown or too many."""
         begin = self._begins[index]
         first = self._blocks[0][0] if self._blocks else self.num_steps
         if begin is None or begin.step < first:

@@ -32,12 +32,12 @@ class ActorCriticLearner(TorchLearner):
     """Base of learners with an entropy bonus, whose coefficient follows the schedule ``config.entropy_coeff``.
 
     Attributes:
-        entropy_coeff_schedulers_per_module: Module id → its schedule; `current` is the coefficient that the loss uses.
+        entropy_coeff_schedulers_per_module: Module id → its schedule; `current` is the loss's coefficient.
     """
 
     @classmethod
     def rl_module_required_apis(cls) -> list[type]:
-        """`ValueFunctionAPI`."""
+        """Return `ValueFunctionAPI`."""
         return [ValueFunctionAPI]
 
     def __init__(self, **kwargs: Any) -> None:

@@ -14,7 +14,7 @@ _add_param_group = torch.optim.Optimizer.add_param_group
 
 
 class LeanAdam(torch.optim.Adam):
-    """torch.optim.Adam(fused=True), bit for bit, at about half its cost per step for small models.
+    """``torch.optim.Adam(fused=True)``, bit for bit, at about half its cost per step for small models.
 
     Omits step hooks, the profiler's mark around each step, closures, and the import of torch's compiler (about a
     second), which torch's wrappers trigger on first use.
@@ -45,7 +45,7 @@ class LeanAdam(torch.optim.Adam):
         """Apply one step with the existing gradients.
 
         Raises:
-            ValueError: A closure was given.
+            ValueError: A closure is given.
         """
         if closure is not None:
             raise ValueError("LeanAdam.step takes no closure.")

@@ -20,11 +20,11 @@ class LearnerCompiler:
     """Compiles the parts that the config names, with its backend and mode.
 
     Args:
-        config: With ``torch_compile_learner_what_to_compile``, ``…_dynamo_backend`` and ``…_dynamo_mode``.
+        config: Read for ``torch_compile_learner_what_to_compile``, ``…_dynamo_backend`` and ``…_dynamo_mode``.
         device: Device of the modules.
 
     Raises:
-        ConfigurationError: The backend does not exist or fails to compile ``x + 1`` on this machine.
+        ConfigurationError: The backend does not exist, or fails to compile ``x + 1`` on this machine.
     """
 
     def __init__(self, config: BaseConfig, device: torch.device) -> None:
@@ -56,7 +56,7 @@ class LearnerCompiler:
             ) from error
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function, compiled at its first call, and again for new shapes."""
+        """Return the function, which compiles itself at its first call and for new shapes."""
         return torch.compile(function, backend=self._backend, mode=self._mode)
 
     def compile_step(self, step: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -64,7 +64,7 @@ class LearnerCompiler:
         return self._compile_in_parts(step)
 
     def compile_module(self, module: Any) -> None:
-        """Compile the module's training forward pass from now on; modules without one are left alone."""
+        """Compile the module's training forward pass. Modules without one are unchanged."""
         if isinstance(module, torch.nn.Module):
             forward = self._compile_in_parts(module._forward_train)  # type: ignore[arg-type]
             object.__setattr__(module, "_forward_train", forward)

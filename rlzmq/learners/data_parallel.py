@@ -17,15 +17,15 @@ __all__ = ["DataParallelForward"]
 class DataParallelForward:
     """Averages gradients over ranks, whichever modules, columns and parameters a rank's loss involves.
 
-    One DistributedDataParallel holds all modules, so that its buckets are reduced in one fixed order. A rank
-    whose minibatch lacks a module, or whose loss leaves a parameter out, contributes zeros to it instead of
-    leaving its peers waiting: an edge without a gradient ties every parameter to the loss.
+    One DistributedDataParallel holds all modules, so its buckets are reduced in one fixed order. A rank whose minibatch
+    lacks a module, or whose loss does not depend on a parameter, contributes zeros instead of making its peers wait: an
+    edge without a gradient ties every parameter to the loss.
 
     Args:
         modules: All modules, by id.
         forward_train: The training forward pass: module id → batch in, module id → outputs out.
         group: The ranks; world_size ≥ 2.
-        ddp_kwargs: Further arguments of DistributedDataParallel.
+        ddp_kwargs: Additional arguments of DistributedDataParallel.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class DataParallelForward:
         return outputs
 
     def backward(self, loss: Tensor) -> None:
-        """Run the backward pass; afterwards every parameter's gradient is the ranks' mean.
+        """Run the backward pass. Afterwards every parameter's gradient is the mean over the ranks.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -66,7 +66,7 @@ class DataParallelForward:
     def close(self) -> None:
         """Release the process group, even if the wrapped module is still referenced (e.g. by a traceback).
 
-        Gloo closes its connections, and thereby notifies the peers, only when the last reference to the group is gone.
+        Gloo closes its connections, which notifies the peers, only when the last reference to the group is gone.
         """
         ddp: Any = self._ddp
         ddp.process_group = ddp.reducer = ddp.logger = None
@@ -87,7 +87,7 @@ class _TrainForward(nn.Module):
 
 
 class _Touch(torch.autograd.Function):
-    """The identity of the loss, with an edge but no gradient to each parameter."""
+    """The identity of the loss, with an edge without a gradient to each parameter."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *parameters: Tensor) -> Tensor:
@@ -102,9 +102,9 @@ class _Touch(torch.autograd.Function):
 def _run_backward(loss: Tensor) -> None:
     """Run ``loss.backward()`` without the caller's context variables in the engine's thread-local state.
 
-    `Tensor.backward` stores them there, and every all-reduce that DistributedDataParallel starts meanwhile keeps them.
-    The last owner is then a gloo thread, which needs the GIL to release them; if the group is closed at that moment,
-    its destructor waits for that thread while holding the GIL: a deadlock.
+    `Tensor.backward` stores them there, and every all-reduce that DistributedDataParallel starts during the call keeps
+    them. Their last owner is then a gloo thread, which needs the GIL to release them. If the group is closed at that
+    moment, its destructor waits for that thread while holding the GIL: a deadlock.
     """
     engine: Any = torch.autograd.Variable._execution_engine
     one = torch.ones_like(loss)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["DesynchronizedError", "RankGroup", "Vote", "loopback_interface", "parameter_hash"]
 
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
-# Texts of a failed collective (gloo, NCCL, the stores); any other RuntimeError is a bug and is not converted.
+# Texts of a failed collective (gloo, NCCL, the stores). Any other RuntimeError is a bug and is not converted.
 _PEER_LOST_MARKS = (
     "gloo",
     "nccl",
@@ -42,7 +42,7 @@ _PEER_LOST_MARKS = (
 
 
 _LOOK_EVERY_S = 0.005  # interval of polling the store (a file or a server)
-_MAX_VOTES = 500  # that fit into a page; more verdicts go through the process group
+_MAX_VOTES = 500  # more verdicts than fit into a page go through the process group
 _log = logging.getLogger("rlzmq.learners")
 
 
@@ -56,7 +56,7 @@ class RankGroup:
     Guarantees:
 
     * Every method is a collective: all ranks must call the same methods in the same order.
-    * If a peer dies, the others' collective raises `PeerLostError` within milliseconds; if a peer hangs, after
+    * If a peer dies, the collective of the others raises `PeerLostError` within milliseconds; if a peer hangs, after
       `timeout_s`. Afterwards only `close` may be called.
     * Ranks of different generations never connect: each generation has its own part of the store.
 
@@ -68,21 +68,21 @@ class RankGroup:
         world_size: Number of ranks.
         store: A torch.distributed Store that all ranks can reach and that outlives them.
         timeout_s: Seconds after which a collective without its peers fails.
-        forming_timeout_s: Seconds for ranks to connect to each other once all have reached the store; None:
+        forming_timeout_s: Seconds in which ranks must connect to each other once all have reached the store; None:
             `timeout_s`.
-        is_called_off: Polled while this rank waits for the others in the store; True aborts the wait.
+        is_called_off: Polled while this rank waits for the others in the store. True aborts the wait.
         generation: Increases by one each time the group is re-formed.
         device: Device of the collectives' tensors; None: the CPU, or the current CUDA device for NCCL.
         interface: Network interface to listen on, e.g. `loopback_interface()` if all ranks share a machine;
             None: taken from the environment (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME).
 
     Attributes:
-        num_entered: Number of waits for peers that this rank has entered, equal on all ranks after each wait: a rank
-            with a lower number is the one that others wait for.
+        num_entered: Number of waits for peers that this rank has entered. It is equal on all ranks after each wait,
+            so the others wait for a rank with a lower number.
         waited_s: Seconds spent on exchanges with peers.
 
     Raises:
-        PeerLostError: Not all ranks arrived in time, or the wait was aborted. Nothing remains of the attempt: the
+        PeerLostError: Not all ranks arrived in time, or the wait was aborted. The attempt leaves nothing behind: the
             same process can form the next generation.
         ValueError: `rank` is out of range.
     """
@@ -128,7 +128,7 @@ class RankGroup:
                 raise
 
     def _meet(self, store: Store, timeout_s: float, is_called_off: Callable[[], bool]) -> None:
-        """Wait until every rank is there; unlike torch's own wait, name missing ranks and allow aborting."""
+        """Wait until every rank has arrived. Unlike torch's own wait, name missing ranks and allow aborting."""
         deadline = time.monotonic() + timeout_s
         store.set(f"here/{self.rank}", "1")
         missing = set(range(self.world_size))
@@ -143,12 +143,12 @@ class RankGroup:
             time.sleep(_LOOK_EVERY_S)
 
     def _connect(self, backend: str, store: Store, timeout_s: float, forming_timeout_s: float) -> None:
-        # torch counts the default groups that a process has created, or tried to, and uses the count as prefix in the
-        # store: ranks with different histories would never connect.
+        # torch uses the number of default groups that a process has created, or tried to create, as prefix in the
+        # store, so ranks with different histories would never connect.
         if self._owns_group:
             dist.distributed_c10d._world.group_count = 0
         faults.at("learner.met")
-        hook = sys.excepthook  # each group wraps it again and never unwraps it
+        hook = sys.excepthook  # each group wraps it and never unwraps it
         try:
             dist.init_process_group(
                 backend,
@@ -160,7 +160,7 @@ class RankGroup:
         finally:
             sys.excepthook = hook
         self.process_group = dist.group.WORLD
-        # Connects every pair now: if a peer died before the first collective, the wait could exceed the timeout.
+        # Connect every pair now: if a peer died before the first collective, the wait could exceed the timeout.
         self._barrier()
         faults.at("learner.connected")
         self._votes = self.share_rows(8 * _MAX_VOTES)
@@ -170,7 +170,7 @@ class RankGroup:
 
     @classmethod
     def of(cls, process_group: dist.ProcessGroup, *, generation: int = 0) -> RankGroup:
-        """Wrap a process group that its owner created (e.g. by torchrun) and will destroy."""
+        """Wrap a process group that its owner created (e.g. torchrun) and will destroy."""
         group = cls.__new__(cls)
         group.rank = dist.get_rank(process_group)
         group.world_size = dist.get_world_size(process_group)
@@ -190,16 +190,16 @@ class RankGroup:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether the ranks share memory, the same on all of them."""
+        """Whether the ranks share memory; the same on all of them."""
         return self._votes is not None
 
     def share_rows(self, row_bytes: int) -> SharedRows | None:
-        """Return memory that all ranks share, if they are on one host and use its CPU; else None on all ranks.
+        """Return memory shared by all ranks if they are on one host and use its CPU; otherwise None on all ranks.
 
-        A collective. The first time that the memory is missing, rank 0 logs why.
+        A collective. If the memory is missing, rank 0 logs why, once.
 
         Args:
-            row_bytes: Bytes that a rank publishes in one exchange.
+            row_bytes: Number of bytes that a rank publishes in one exchange.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -228,7 +228,7 @@ class RankGroup:
         return tensor
 
     def broadcast(self, tensor: Tensor, source_rank: int) -> Tensor:
-        """Return `source_rank`'s tensor on every rank; shapes and dtypes must be equal on all ranks.
+        """Return `source_rank`'s tensor on every rank. Shapes and dtypes must be equal on all ranks.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -274,13 +274,13 @@ class RankGroup:
     def start_vote(self, ok: Sequence[bool], *, step_id: int, num_skipped: int = 0) -> Vote:
         """Start one all-reduce of all ranks' verdicts; read it with `Vote.result`.
 
-        If started before the backward pass, it overlaps with the gradients and costs no extra round trip.
+        If it is started before the backward pass, it overlaps with the gradients and costs no extra round trip.
 
         Args:
             ok: One verdict per item voted on (e.g. per module: is its loss finite); the same number on all
                 ranks.
-            step_id: Id of this step; must be the same on all ranks.
-            num_skipped: Number of steps skipped so far; must be the same on all ranks.
+            step_id: Id of this step; equal on all ranks.
+            num_skipped: Number of steps skipped so far; equal on all ranks.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -313,11 +313,11 @@ class RankGroup:
         return lowest
 
     def vote(self, ok: Sequence[bool], *, step_id: int, num_skipped: int = 0) -> list[bool]:
-        """Return the result of `start_vote` directly."""
+        """Run `start_vote` and return its result."""
         return self.start_vote(ok, step_id=step_id, num_skipped=num_skipped).result()
 
     def agree(self, digest: str) -> bool:
-        """Return whether all ranks pass the same hex digest (at least 16 digits), e.g. `parameter_hash`.
+        """Return whether all ranks passed the same hex digest (at least 16 digits), e.g. a `parameter_hash`.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -341,17 +341,17 @@ class RankGroup:
         dist.all_reduce(torch.zeros(1, device=self.device), group=self.process_group)
 
     def typed_errors(self, what: str, *, computes: bool = False) -> AbstractContextManager[None]:
-        """Raise failures of the block, which may wait for peers, as PeerLostError that names the operation.
+        """Convert failures of the block's waits for peers into PeerLostError that names the operation.
 
         Args:
             what: The operation.
-            computes: The block also computes; that part of its time does not count in `waited_s`.
+            computes: Whether the block also computes; that part of its time does not count in `waited_s`.
         """
         return _Exchange(self, what, computes)
 
 
 class _Exchange:
-    """The context of `RankGroup.typed_errors`: a class, because it is entered several times per minibatch."""
+    """The context of `RankGroup.typed_errors`. It is a class because it is entered several times per minibatch."""
 
     def __init__(self, group: RankGroup, what: str, computes: bool) -> None:
         self._group, self._what, self._computes = group, what, computes
@@ -385,10 +385,10 @@ class Vote:
         self._lowest = lowest
 
     def result(self) -> list[bool]:
-        """Return for each item whether all ranks voted ok; waits for the slowest rank.
+        """Return for each item whether all ranks voted ok. Waits for the slowest rank.
 
         Raises:
-            DesynchronizedError: The ranks are at different steps or generations, or skipped different ones.
+            DesynchronizedError: The ranks are at different steps or generations, or skipped different steps.
             PeerLostError: A peer died or hangs.
         """
         group = self._group
@@ -419,7 +419,7 @@ def parameter_hash(state: Mapping[str, Any]) -> str:
     """Return the SHA-256 (hex) of named tensors or arrays: names, dtypes, shapes and all bits of their values.
 
     Args:
-        state: E.g. ``module.state_dict()``; the order of names does not matter.
+        state: A state dict, e.g. ``module.state_dict()``; the order of names does not matter.
     """
     digest = hashlib.sha256()
     for name in sorted(state):

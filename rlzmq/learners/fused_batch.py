@@ -1,8 +1,8 @@
 """The learner connector's default pieces as one pass over whole columns of an EpisodeBatch.
 
-Returns bit for bit the same as the per-episode protocol, at the cost of one gather per column. With an estimator
-(GAE, V-trace) every chunk has one extra, masked row here too, to bootstrap from; `rlzmq.learners.train_batch`
-drops such rows.
+The results are bitwise equal to those of the per-episode protocol, at the cost of one gather per column. With an
+estimator (GAE, V-trace) every chunk has one extra, masked row to bootstrap from, as in the protocol;
+`rlzmq.learners.train_batch` drops these rows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def fused_columns(
     episodes: EpisodeBatch | MultiAgentEpisodeBatch,
     device: torch.device,
 ) -> dict[str, dict[str, Any]] | None:
-    """Return the train batch of episodes on columns: module id → column → CPU tensor ``[rows, ...]``.
+    """Return the train batch for episodes on columns: module id → column → CPU tensor ``[rows, ...]``.
 
     Args:
         learner_connector: The pipeline.
@@ -51,7 +51,7 @@ def fused_columns(
         device: Device of the module.
 
     Returns:
-        None if a piece of the pipeline, or the data, requires the per-episode protocol.
+        The train batch; None if a piece of the pipeline, or the data, requires the per-episode protocol.
     """
     plan = getattr(learner_connector, "columnar_plan", lambda: None)()
     if plan is None or plan.multi_agent != isinstance(episodes, MultiAgentEpisodeBatch):
@@ -213,7 +213,7 @@ def _states(episodes: EpisodeBatch, module: Any, rows: _Rows, longest: int) -> A
     before = episodes.start[chunks] + steps - 1
 
     def rows_of(state_out: Any, stored: Any) -> Any:
-        # a slot before the first column slot is never read: its row is overwritten below
+        # a slot before the first column slot is never used: its row is overwritten below
         states = state_out[np.maximum(before, 0)]
         if begin is None:
             states[is_first] = stored

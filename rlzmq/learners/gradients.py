@@ -31,9 +31,9 @@ def clip_gradients(
     Args:
         gradients: Gradients of one optimizer's parameters.
         grad_clip: The threshold; None: no clipping.
-        grad_clip_by: What the threshold limits: "value" every element, "norm" each tensor's 2-norm,
+        grad_clip_by: The limited quantity: "value" every element, "norm" each tensor's 2-norm,
             "global_norm" the 2-norm of all gradients together.
-        norm: Their finite `global_norm`.
+        norm: The gradients' `global_norm`; finite.
 
     Raises:
         ValueError: `grad_clip_by` is not one of the three.

@@ -13,11 +13,11 @@ One update, in this order::
         apply_gradients                     the ranks' vote, then every optimizer's step
     after_gradient_based_update(timesteps)  once
 
-If minibatches took no step because their loss or gradients were not finite, the env steps at fault are searched for,
-and the update is repeated without them from its beginning (`rlzmq.learners.unusable`).
+If minibatches took no step because their loss or gradients were not finite, the learner searches for the env steps at
+fault and repeats the whole update without them (`rlzmq.learners.unusable`).
 
-Works alone in a notebook on a list of episodes. As one of several ranks (`setup_distributed`) it averages gradients
-with its peers; an update then happens on all ranks or on none.
+A Learner works alone, e.g. in a notebook on a list of episodes. As one of several ranks (`setup_distributed`) it
+averages gradients with its peers; an update then happens on all ranks or on none.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ __all__ = ["Learner", "TorchLearner"]
 
 _logger = logging.getLogger(__name__)
 
-# Data that make a loss overflow are rare; after this many updates without a step there must be another cause.
+# Data that make a loss overflow are rare. After this many updates without a step there must be another cause.
 _MAX_UPDATES_IN_VAIN = 10
-# Number of searches per update: some steps are found only once worse ones are removed.
+# Number of searches per update: some steps are found only after worse ones are removed.
 _MAX_SEARCHES = 3
 _OVER = object()
 
 
 @dataclass
 class _Trained:
-    """Totals of what an update has trained so far; `batch` has the counts of all its batches, not their rows."""
+    """Totals of an update so far. `batch` has the counts of all its batches, but not their rows."""
 
     batch: TrainBatch = field(default_factory=TrainBatch)
     num_batches: int = 0
@@ -78,7 +78,7 @@ class _Trained:
 
 
 class Learner(LearnerHooks):
-    """Holds the modules and their optimizers, and updates them.
+    """Owns the modules and their optimizers, and updates them.
 
     Subclasses define `compute_loss_for_module` and may override other hooks.
 
@@ -90,25 +90,25 @@ class Learner(LearnerHooks):
     Args:
         config: The AlgorithmConfig.
         module_spec: RLModuleSpec or MultiRLModuleSpec of the modules to train.
-        module: An existing module instead of a spec.
+        module: An existing module, instead of a spec.
         rank: Index of this learner among its peers.
         num_ranks: Number of learners.
 
     Attributes:
         config: The AlgorithmConfig.
         module: The MultiRLModule (None before `build`).
-        metrics: MetricsLogger for a subclass's values: values logged under ``(module_id, name)`` are part of the
+        metrics: MetricsLogger for a subclass's values. Values logged under ``(module_id, name)`` are part of the
             results of `update`; the run's results merge those of several ranks by their reduction.
         weights_seq_no: Version of the weights, which increases by one per update.
         num_gradient_updates_lifetime: Minibatches trained so far.
-        num_env_steps_trained_lifetime: Env steps trained so far, each counted once regardless of its epochs.
+        num_env_steps_trained_lifetime: Env steps trained so far; each is counted once, regardless of its epochs.
         num_env_steps_of_all_ranks_lifetime: The same for all ranks together; the default input of schedules.
         num_module_steps_trained_lifetime: Module id → its steps trained so far, on all ranks together.
         trained_module_ids: Modules that the current (or last) update trains, on any rank.
         num_minibatches_per_epoch: For the current (or last) update.
-        was_trained: Whether the last update took a step; else all of its minibatches were not finite.
-        num_updates_in_vain: Number of updates in a row that took no step.
-        left_out: Steps left out of the last update, on any rank, because the loss was not finite with them.
+        was_trained: Whether the last update took a step; False if none of its minibatches was finite.
+        num_updates_in_vain: Number of consecutive updates without a step.
+        left_out: Steps left out of the last update, on any rank, because they made the loss not finite.
         device: Device of the modules.
     """
 
@@ -149,9 +149,9 @@ class Learner(LearnerHooks):
         self._reduced_before_s = 0.0
 
     def build(self) -> None:
-        """Make the module, the learner connector and the optimizers. Idempotent.
+        """Create the module, the learner connector and the optimizers. Idempotent.
 
-        The initial weights follow from ``config.seed`` and are the same on every rank; torch's global random state is
+        The initial weights depend only on ``config.seed`` and are equal on all ranks. torch's global random state is
         not changed.
 
         Raises:
@@ -187,31 +187,32 @@ class Learner(LearnerHooks):
         """Train on one source of data.
 
         Args:
-            batch: A ready train batch: module id → column → array or tensor ``[rows, ...]`` (or just column → … for
-                the default module), or a result of `prepare`.
-            batches: Several of these, trained as one.
+            batch: A train batch: module id → column → array or tensor ``[rows, ...]`` (or just column → … for the
+                default module), or a result of `prepare`.
+            batches: Several of these, trained as one batch.
             episodes: SingleAgentEpisodes, MultiAgentEpisodes, an EpisodeBatch or a list of EpisodeBatches;
                 processed by the learner connector.
-            data_iterators: Iterators of ready train batches, each used as one minibatch; at most
-                `num_total_minibatches` of them.
+            data_iterators: Iterators over train batches, each used as one minibatch; at most `num_total_minibatches`
+                of them.
             timesteps: Lifetime counters for schedules, at least ``{"num_env_steps_sampled_lifetime": n}``. Default:
                 the env steps that all ranks have trained so far.
             num_epochs: Number of uses of each row; None: as configured.
             minibatch_size: Timesteps per minibatch; None: as configured (where None means the whole batch).
-            shuffle_batch_per_epoch: Draw a new order of rows for every epoch, including the first. None: as
-                configured; PPO's default is True, which decorrelates the rows of a minibatch from the start.
+            shuffle_batch_per_epoch: Whether to draw a new order of the rows for every epoch, including the first;
+                None: as configured. PPO's default is True, which decorrelates the rows of a minibatch from the start.
             num_total_minibatches: Exact number of minibatches, e.g. as agreed by all ranks.
 
         Returns:
-            ``{module_id: {metric: number}, "__all_modules__": {…}}``; means over the last epoch's
-            minibatches. Values logged with `metrics` appear twice: as values, and in ``__all_modules__`` under
-            ``metrics_states`` in the form that ``metrics.aggregate`` of another logger accepts. If the episodes have no
-            steps, nothing is trained and ``weights_seq_no``, counters and schedules do not change, unless the source
-            keeps data; one of several ranks still takes part in the others' update.
+            ``{module_id: {metric: number}, "__all_modules__": {…}}``: means over the last epoch's minibatches. Values
+            logged with `metrics` appear twice: as values, and in ``__all_modules__`` under ``metrics_states`` in the
+            form that ``metrics.aggregate`` of another logger accepts.
+
+                If the episodes have no steps, nothing is trained, and ``weights_seq_no``, counters and schedules do
+                not change, unless the source keeps data. One of several ranks still takes part in the others' update.
 
         Raises:
-            ValueError: Not exactly one source was given.
-            NotFiniteError: This was the tenth update in a row without a step, on all ranks.
+            ValueError: Not exactly one source of data is given.
+            NotFiniteError: This was the tenth consecutive update without a step, on all ranks.
             PeerLostError: Another rank died or hangs. The weights are those before the update.
             DesynchronizedError: The ranks are not at the same step. The weights are those before the update.
         """
@@ -287,12 +288,12 @@ class Learner(LearnerHooks):
     def _leave_out_unusable(self, start: UpdateStart, fresh: Any) -> bool:
         """Prepare to repeat the update after some of its minibatches took no step. A collective.
 
-        The steps that made the loss overflow are searched for with the weights from the beginning of the update. Then
-        the learner is restored to that point, and the steps are removed from the drawn batches and from the source.
+        The search for steps that made the loss overflow uses the weights from the beginning of the update. Then the
+        learner is restored to that point, and the steps are removed from the drawn batches and from the source.
 
         Returns:
-            False if none are found on any rank, or if they are most of the trained steps: then the weights or the loss
-            are at fault, and nothing changes.
+            False if no steps are found on any rank, or if they are most of the trained steps. Then the weights or the
+            loss are at fault, and nothing changes.
         """
         searches: dict[int, UnusableSteps] = {}
         for drawn in self._drawn:
@@ -343,7 +344,7 @@ class Learner(LearnerHooks):
     def prepare(self, episodes: Any) -> TrainBatch:
         """Run the learner connector before `update`, e.g. on another thread while an update runs.
 
-        Only for pipelines that do not use the weights (PPO's does, for its advantages).
+        Allowed only for pipelines that do not use the weights. PPO's does, for its advantages.
 
         Args:
             episodes: See `update`.
@@ -367,7 +368,7 @@ class Learner(LearnerHooks):
                 train_batch.drop(module_id)
 
     def _train_on_source(self, episodes: Any, options: Mapping[str, Any]) -> _Trained:
-        """Add fresh episodes to the rank's source and train the batches it returns."""
+        """Add fresh episodes to the rank's source and train the batches that it returns."""
         source = self.source
         num_fresh = num_env_steps_of(episodes)
         source.set_rank(self.rank, self.num_ranks)
@@ -389,7 +390,7 @@ class Learner(LearnerHooks):
             yield drawn
 
     def _train_on(self, train_batches: Iterable[TrainBatch], options: Mapping[str, Any]) -> _Trained:
-        """Train the batches one after the other; all ranks must have the same number."""
+        """Train the batches one after the other. All ranks must have the same number of batches."""
         done = _Trained()
         iterator = iter(train_batches)
         while True:
@@ -460,7 +461,7 @@ class Learner(LearnerHooks):
             self._num_module_steps[module_id] = before + agreed.num_rows[module_id]
 
     def _train_minibatch(self, minibatch: dict[str, dict[str, Any]]) -> None:
-        """Take one step, with its stages timed."""
+        """Take one step and time its stages."""
         start, reduced_s = time.perf_counter(), self._reduced_s()
         losses = self._losses_of(minibatch)
         middle, reduced_until_s = time.perf_counter(), self._reduced_s()
@@ -488,14 +489,14 @@ class Learner(LearnerHooks):
         self.num_passes += 1
 
     def _reduced_s(self) -> float:
-        """Return the seconds in collectives with the other ranks so far."""
+        """Return the number of seconds spent in collectives with the other ranks so far."""
         return 0.0 if self.group is None else self.group.waited_s
 
     def _leave_out_skipped(self, done: _Trained, start: UpdateStart) -> None:
-        """Remove the traces of modules that took no optimizer step.
+        """Undo the effects of modules that took no optimizer step.
 
         Raises:
-            NotFiniteError: This happened in too many updates in a row.
+            NotFiniteError: Too many consecutive updates took no step.
         """
         num_minibatches = done.num_minibatches
         skipped = [m for m in self.trained_module_ids if self._num_skipped.get(m, 0) >= num_minibatches > 0]
@@ -512,7 +513,7 @@ class Learner(LearnerHooks):
         self.source.rollback(start.source)
         self.left_out = [
             item for item in self.left_out if item.is_fresh
-        ]  # what lay in a buffer is there again
+        ]  # steps from a buffer are in it again
         for drawn in self._drawn:
             self.source.replace(drawn, None)
         done.batch.num_env_steps = self._num_env_steps_agreed = 0
@@ -631,4 +632,4 @@ class Learner(LearnerHooks):
 
 
 class TorchLearner(Learner):
-    """Alias of `Learner` as a separate class, so that mix-ins of `Learner` may follow it among the bases."""
+    """An alias of `Learner` as a separate class, so that mix-ins of `Learner` may follow it in a list of bases."""

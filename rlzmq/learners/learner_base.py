@@ -44,13 +44,13 @@ _COMPONENTS = (
 
 
 class LearnerBase(Checkpointable):
-    """The part of a Learner that owns its state; see `rlzmq.learners.learner.Learner` for its use."""
+    """The part of a Learner that owns its state. For its use, see `rlzmq.learners.learner.Learner`."""
 
     checkpoint_name = "learner_group/learner"
 
     @classmethod
     def rl_module_required_apis(cls) -> list[type]:
-        """Return what every trained module must implement: classes of `rlzmq.modules.apis`."""
+        """Return the interfaces that every trained module must implement, classes of `rlzmq.modules.apis`."""
         return []
 
     def __init__(
@@ -88,10 +88,10 @@ class LearnerBase(Checkpointable):
     # -- building ----------------------------------------------------------------------------------
 
     def build(self) -> None:
-        """Make the module, the learner connector and the optimizers. Idempotent.
+        """Create the module, the learner connector and the optimizers. Idempotent.
 
-        The initial weights follow from ``config.seed`` and are the same on every rank; torch's global random
-        state is not changed.
+        The initial weights depend only on ``config.seed`` and are equal on all ranks. torch's global random state is
+        not changed.
 
         Raises:
             ConfigurationError: A module cannot be built, or lacks what this learner needs.
@@ -113,7 +113,7 @@ class LearnerBase(Checkpointable):
         self.configure_optimizers()
 
     def make_source(self) -> BatchSource:
-        """Return this rank's batch source; by default every fresh step, in one update. Algorithms override this."""
+        """Return this rank's batch source; by default, each fresh step is trained once. Algorithms override this."""
         return FreshBatch()
 
     def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
@@ -128,16 +128,16 @@ class LearnerBase(Checkpointable):
 
     @classmethod
     def check_module(cls, module_id: str, module: Any, config: BaseConfig) -> None:
-        """Check that learners of this class can train a module; also before it is added to a run.
+        """Check that learners of this class can train a module. Also called before a module is added to a run.
 
         Args:
-            module_id: Its id.
+            module_id: The module's id.
             module: The RLModule.
             config: The run's config.
 
         Raises:
-            TypeError: It lacks an interface of `rl_module_required_apis`.
-            ConfigurationError: The config's settings are not made for it.
+            TypeError: The module lacks an interface of `rl_module_required_apis`.
+            ConfigurationError: The config's settings do not fit the module.
         """
         if isinstance(module, SelfSupervisedLossAPI) or not _is_trainable(module):
             return
@@ -170,7 +170,7 @@ class LearnerBase(Checkpointable):
         return self._module_configs[module_id]
 
     def configure_optimizers(self) -> None:
-        """Register all optimizers once the modules are built; by default one per module."""
+        """Register all optimizers after the modules are built; by default one per module."""
         for module_id in self.module:
             self.configure_optimizers_for_module(module_id, self._module_configs[module_id])
 
@@ -202,7 +202,8 @@ class LearnerBase(Checkpointable):
         """Add an optimizer; call it from `configure_optimizers_for_module`.
 
         Args:
-            module_id: The module with which the optimizer is updated; if left out, it steps with every minibatch.
+            module_id: The module whose updates step the optimizer; by default, the optimizer steps with every
+                minibatch.
             optimizer_name: Unique within the module.
             optimizer: A torch optimizer.
             params: The optimizer's parameters.
@@ -235,7 +236,7 @@ class LearnerBase(Checkpointable):
         return list(module.parameters()) if isinstance(module, nn.Module) else []
 
     def get_param_ref(self, param: Tensor) -> Tensor:
-        """Return the key of a parameter in gradient dicts, which is the parameter itself."""
+        """Return the key of a parameter in gradient dicts: the parameter itself."""
         return param
 
     def filter_param_dict_for_optimizer(
@@ -254,12 +255,12 @@ class LearnerBase(Checkpointable):
         config_overrides: Mapping[str, Any] | None = None,
         new_should_module_be_updated: Any = None,
     ) -> None:
-        """Add a module with its optimizers. All ranks must do it between the same two updates.
+        """Add a module with its optimizers. All ranks must do this between the same two updates.
 
         Args:
-            module_id: Its id, which must be new.
+            module_id: The module's id, which must be new.
             module_spec: Its RLModuleSpec.
-            config_overrides: Settings for this module alone.
+            config_overrides: Settings for this module only.
             new_should_module_be_updated: New ``policies_to_train``: ids, or ``fn(module_id, batch) -> bool``.
 
         Raises:
@@ -285,7 +286,7 @@ class LearnerBase(Checkpointable):
         self._on_modules_changed()
 
     def remove_module(self, module_id: str, *, new_should_module_be_updated: Any = None) -> None:
-        """Remove a module and its optimizers. All ranks must do it between the same two updates.
+        """Remove a module and its optimizers. All ranks must do this between the same two updates.
 
         Raises:
             KeyError: There is no such module.
@@ -300,9 +301,9 @@ class LearnerBase(Checkpointable):
         self._on_modules_changed()
 
     def _set_source_modules(self) -> None:
-        """Tell a source that keeps data which modules there are.
+        """Pass the set of modules to a source that keeps data.
 
-        A function as `policies_to_train` may choose each of them, with the data.
+        If `policies_to_train` is a function, it may choose any of them, depending on the data.
         """
         if not self.source.keeps_data:
             return
@@ -324,7 +325,7 @@ class LearnerBase(Checkpointable):
         return bool(trained(module_id, multi_agent_batch)) if callable(trained) else module_id in trained
 
     def _on_modules_changed(self) -> None:
-        """Handle that a module was added or removed."""
+        """React to an added or removed module."""
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -335,12 +336,13 @@ class LearnerBase(Checkpointable):
         not_components: str | Sequence[str] | None = None,
         inference_only: bool = False,
     ) -> dict[str, Any]:
-        """Return all that an equal Learner needs to continue exactly like this one: named arrays, plain values.
+        """Return everything that an equal Learner needs to continue exactly like this one: named arrays, plain values.
 
         Args:
-            components: Only these: "rl_module" (or "rl_module/<module_id>"), "optimizer", "weights_seq_no",
-                "counters", "learner_connector", "metrics", "random" (the seed of each update's random numbers),
-                "extra", "source" (content of the batch source, each rank's own); None: all but "source".
+            components: Only these components: "rl_module" (or "rl_module/<module_id>"), "optimizer",
+                "weights_seq_no", "counters", "learner_connector", "metrics", "random" (the seed of each update's
+                random numbers), "extra", "source" (the content of the batch source, which differs per rank); None:
+                all but "source".
             not_components: Components to leave out.
             inference_only: Whether to leave out the modules' parts that only learners need.
 
@@ -385,10 +387,10 @@ class LearnerBase(Checkpointable):
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Load the components of a state from `get_state`; missing components keep their state.
+        """Load the components of a state from `get_state`. Missing components keep their state.
 
         Raises:
-            ValueError: A component is unknown, or weights do not fit.
+            ValueError: A component is unknown, or the weights do not fit.
             KeyError: The optimizer state is for other modules or optimizers.
         """
         self._check_built()
@@ -423,7 +425,7 @@ class LearnerBase(Checkpointable):
 
         Args:
             path: A checkpoint written by `save_to_path`, an algorithm's checkpoint, or a path into one.
-            component: Only this part is at `path`: ``"rl_module/p0"`` also accepts a module's own checkpoint.
+            component: Only this part is at `path`; ``"rl_module/p0"`` also accepts a module's own checkpoint.
 
         Raises:
             CheckpointError: There is no such checkpoint, or it is incomplete or altered.
@@ -441,7 +443,8 @@ class LearnerBase(Checkpointable):
 
         Args:
             path: See `restore_from_path`.
-            args, kwargs: Arguments of the constructor, since a checkpoint holds states but no code.
+            args, kwargs: Arguments of the constructor. They are needed because a checkpoint contains states but no
+                code.
         """
         learner = cls(*args, **kwargs)
         learner.build()
@@ -452,14 +455,14 @@ class LearnerBase(Checkpointable):
         return {}
 
     def _set_metrics_state(self, state: Any) -> None:
-        """Do nothing; overridden where a Learner has metrics."""
+        """Do nothing. Learners with metrics override this."""
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return a subclass's state beyond modules and optimizers, as plain values and arrays. Override both."""
+        """Return a subclass's state beyond modules and optimizers as plain values and arrays. Override both methods."""
         return {}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Load the state that `get_extra_state` returned."""
+        """Load a state from `get_extra_state`."""
 
     def _parameter_names(self) -> dict[int, str]:
         names: dict[int, str] = {}
@@ -473,7 +476,7 @@ class LearnerBase(Checkpointable):
 
     @property
     def _module(self) -> Any:
-        """Alias of `module`, for losses written for RLlib, which use ``self._module[module_id]``."""
+        """Alias of `module` for losses written for RLlib, which use ``self._module[module_id]``."""
         return self.module
 
     def _setting(self, name: str, default: Any) -> Any:
@@ -487,7 +490,7 @@ class LearnerBase(Checkpointable):
     def _random_stream(self) -> Iterator[None]:
         """Set torch's global random state for one update (dropout, noise in a loss) and restore it afterwards.
 
-        It depends only on seed, rank and weights version, so a repeated update draws the same numbers.
+        The state depends only on seed, rank and weights version, so a repeated update draws the same numbers.
         """
         seed = derive_seed(self._seed, "learner", self.rank, self.weights_seq_no)
         generators = [torch.default_generator]
@@ -504,7 +507,7 @@ class LearnerBase(Checkpointable):
 
     @contextmanager
     def _torch_threads(self) -> Iterator[None]:
-        """Use ``config.torch_num_threads`` torch threads within the block and restore the number afterwards."""
+        """Use ``config.torch_num_threads`` torch threads in the block and restore the number afterwards."""
         wanted = self._setting("torch_num_threads", None)
         before = torch.get_num_threads()
         if wanted is None or wanted == before:

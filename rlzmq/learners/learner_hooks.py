@@ -24,7 +24,7 @@ NUM_ENV_STEPS_LIFETIME = "num_env_steps_sampled_lifetime"
 
 
 class LearnerHooks(LearnerRanks):
-    """The part of a Learner that computes losses and gradients and applies steps; see `Learner`."""
+    """The part of a Learner that computes losses and gradients and takes steps; see `Learner`."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -44,7 +44,7 @@ class LearnerHooks(LearnerRanks):
         )
 
     def leave_distributed(self) -> None:
-        """Leave the group, if any; allowed right after a failure of the group."""
+        """Leave the group, if there is one. Allowed right after a failure of the group."""
         self._vote = None
         super().leave_distributed()
 
@@ -145,7 +145,7 @@ class LearnerHooks(LearnerRanks):
             loss_per_module: Module id → 0-d tensor.
 
         Returns:
-            Parameter → gradient, for the parameters of all modules that are trained in this update.
+            Parameter → gradient, for the parameters of all modules trained in this update.
         """
         entries = self._optimizers.of_modules(self.trained_module_ids)
         for entry in self._optimizers:
@@ -168,7 +168,7 @@ class LearnerHooks(LearnerRanks):
         return {p: p.grad for entry in entries for p in entry.parameters if p.grad is not None}
 
     def _weighted_sum(self, losses: Mapping[str, Tensor]) -> Tensor:
-        """Return the sum of this rank's losses, weighted by its rows; it requires a gradient in any case."""
+        """Return the sum of this rank's losses, weighted by its rows. It always requires a gradient."""
         weighted = [
             loss if (weight := self._loss_weights[module_id]) == 1.0 else loss * weight
             for module_id, loss in losses.items()
@@ -179,7 +179,7 @@ class LearnerHooks(LearnerRanks):
         return total if total.requires_grad else total.detach().requires_grad_()
 
     def postprocess_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
-        """Change the gradients before they are applied; by default separately for each module.
+        """Change the gradients before they are applied; by default, separately for each module.
 
         Args:
             gradients_dict: Parameter → gradient.
@@ -229,7 +229,7 @@ class LearnerHooks(LearnerRanks):
         return module_gradients_dict
 
     def apply_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> None:
-        """Step the optimizers of each trained module whose gradients are finite on all ranks.
+        """Step the optimizers of each trained module if its gradients are finite on all ranks.
 
         A module with a NaN or infinite gradient takes no step on this minibatch, since one such step would corrupt
         Adam's state. The step is counted (``num_nonfinite_gradients_skipped``), with one warning per update.
@@ -262,7 +262,7 @@ class LearnerHooks(LearnerRanks):
         return [m not in losses or math.isfinite(losses[m].detach()) for m in self.trained_module_ids]
 
     def _verdicts(self) -> list[bool]:
-        """Return this rank's verdicts on its losses; a subclass may not have used `compute_gradients`."""
+        """Return this rank's verdicts on its losses, even if a subclass has not used `compute_gradients`."""
         return [*(self._finite_losses or [True] * len(self.trained_module_ids)), True]
 
     def _start_vote(self) -> Vote:
@@ -294,7 +294,7 @@ class LearnerHooks(LearnerRanks):
             self._optimizers.update_learning_rates(module_id, self._clock(timesteps))
 
     def log_stats(self, module_id: str, values: Mapping[str, Tensor | float]) -> None:
-        """Log scalars of one minibatch (tensors are not read yet); results are means over the last epoch."""
+        """Log scalars of one minibatch; results are means over the last epoch. Tensors are not read until then."""
         self._stats.log(module_id, values)
 
     def mean_stats(self, name: str) -> dict[str, float]:
@@ -302,8 +302,9 @@ class LearnerHooks(LearnerRanks):
         return self._stats.means_of(name, self.num_minibatches_per_epoch)
 
     def mean_stats_over_ranks(self, name: str) -> dict[str, float]:
-        """Return module id → mean of one logged scalar over the last epoch and all ranks, for the modules that
-        this update trained. A collective.
+        """Return module id → mean of one logged scalar over the last epoch and all ranks. A collective.
+
+        Only modules that this update trained are included.
 
         Raises:
             PeerLostError: A peer died or hangs.

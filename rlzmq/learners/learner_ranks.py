@@ -36,20 +36,20 @@ _log = logging.getLogger("rlzmq.learners")
 
 COMPARE_EVERY_UPDATES = 100
 """Number of updates between comparisons of the ranks' weights; they are also compared after each re-forming."""
-# After so many updates, of which the first warms up, rank 0 logs whether several ranks pay.
+# After this many updates (the first one warms up), rank 0 logs whether several ranks are worthwhile.
 _NUM_MEASURED_UPDATES = 6
 
 
 @dataclass(frozen=True)
 class UpdateAgreement:
-    """The plan of one update that all ranks agreed on.
+    """The plan of an update, agreed by all ranks.
 
     Attributes:
         module_ids: Modules with data on any rank, sorted.
         num_minibatches: Number of steps that every rank takes.
         num_rows: Module id → real timesteps of all ranks.
         num_env_steps: Env steps of all ranks.
-        loss_weights: Module id → factor of this rank's loss that makes the ranks' mean the mean over all
+        loss_weights: Module id → factor for this rank's loss that makes the ranks' mean equal to the mean over all
             rows.
     """
 
@@ -100,8 +100,8 @@ class LearnerRanks(LearnerBase):
 
     Attributes:
         group: The RankGroup; None for a single learner.
-        num_divergences: Number of times that ranks held different weights; see `mend_divergence`.
-        num_passes: Minibatches that went through the loss on this rank, with any outcome.
+        num_divergences: How often the ranks held different weights; see `mend_divergence`.
+        num_passes: Number of minibatches that went through the loss on this rank, successfully or not.
     """
 
     num_ranks: int
@@ -116,7 +116,7 @@ class LearnerRanks(LearnerBase):
         self._data_parallel: DataParallelForward | SharedGradients | None = None
         self._snapshot = UpdateSnapshot()
         self._tensors = StructureCache(_tensors)
-        self._speedups: list[float] = []  # of the first updates
+        self._speedups: list[float] = []  # in the first updates
 
     def setup_distributed(
         self,
@@ -132,16 +132,16 @@ class LearnerRanks(LearnerBase):
         interface: str | None = None,
         is_called_off: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Join a group of learners, leaving the current one first.
+        """Join a group of learners, after leaving the current one.
 
-        Each rank keeps its state: use `broadcast_state` to update new ranks. With a world size of one no group is
+        Each rank keeps its state; use `broadcast_state` to update new ranks. With a world size of one, no group is
         formed, and updates are those of a single learner.
 
         Args:
             process_group: An existing torch process group, e.g. created by torchrun; otherwise the arguments below.
             backend: None: "nccl" with GPUs, else "gloo".
-            rank: Index of this learner; None: as given to the constructor.
-            world_size: Number of learners; None: as given to the constructor.
+            rank: Index of this learner; None: that of the constructor.
+            world_size: Number of learners; None: that of the constructor.
             store: A torch.distributed Store that all ranks can reach and that outlives them.
             timeout_s: Seconds after which a silent peer counts as lost; None:
                 ``config.learner_timeout_s``.
@@ -150,7 +150,7 @@ class LearnerRanks(LearnerBase):
 
         Raises:
             PeerLostError: Not all ranks arrived in time.
-            ValueError: A store is needed and missing.
+            ValueError: A store is needed but missing.
         """
         self.leave_distributed()
         if process_group is not None:
@@ -181,14 +181,13 @@ class LearnerRanks(LearnerBase):
         )
 
     def leave_distributed(self) -> None:
-        """Leave the group, if any; allowed right after a failure of the group."""
+        """Leave the group, if there is one. Allowed right after a failure of the group."""
         self._on_modules_changed()
         if self.group is not None:
             self.group.close()
             self.group = None
             self.num_ranks = 1
-            # DistributedDataParallel is part of reference cycles that keep the group alive: see
-            # RankGroup.close.
+            # DistributedDataParallel is part of reference cycles that keep the group alive; see RankGroup.close.
             gc.collect()
 
     def broadcast_state(self, source_rank: int) -> None:
@@ -214,7 +213,7 @@ class LearnerRanks(LearnerBase):
         Nothing is sent if all ranks have the same number of updates and bitwise equal weights.
 
         Returns:
-            The rank whose state all ranks now hold.
+            The rank whose state all ranks have now.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -246,10 +245,10 @@ class LearnerRanks(LearnerBase):
         return self.group is None or self.group.agree(self.parameter_hash())
 
     def mend_divergence(self) -> bool:
-        """If ranks hold different weights (e.g. after a bit flip), load rank 0's state on all. A collective.
+        """If the ranks hold different weights (e.g. after a bit flip), load rank 0's state on all. A collective.
 
         Returns:
-            Whether they differed, which is logged as an error and counted in `num_divergences`.
+            Whether the weights differed, which is logged as an error and counted in `num_divergences`.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -258,7 +257,7 @@ class LearnerRanks(LearnerBase):
             return False
         self.num_divergences += 1
         _log.error(
-            "learner rank %d: the ranks hold different weights at update %d; all take over those of rank 0.",
+            "learner rank %d: the ranks hold different weights at update %d; all ranks load those of rank 0.",
             self.rank,
             self.weights_seq_no,
         )
@@ -289,8 +288,9 @@ class LearnerRanks(LearnerBase):
     ) -> UpdateAgreement:
         """Agree with all ranks on the plan of this update, before the first gradient.
 
-        Ranks whose batches are exactly ``train_batch_size_per_learner`` steps agree by construction; this verifies it,
-        and equalizes data from other sources: all ranks take the largest number of minibatches that any of them needs.
+        If all batches have exactly ``train_batch_size_per_learner`` steps, the ranks agree anyway, and this verifies
+        it. Data from other sources is equalized: all ranks take the largest number of minibatches that any of them
+        needs.
 
         Args:
             num_rows: Module id → real timesteps of this rank; the same module ids on all ranks.
@@ -328,7 +328,7 @@ class LearnerRanks(LearnerBase):
         )
 
     def commit_update(self, *, num_skipped: int) -> None:
-        """Take the last vote of an update: either all ranks completed all of its steps, or none keeps any.
+        """Take the last vote of an update: either all ranks completed all of its steps, or none keeps any of them.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -342,22 +342,22 @@ class LearnerRanks(LearnerBase):
             faults.at("learner.voted")
 
     def speedup_over_one_rank(self, update_s: float, waited_s: float) -> float:
-        """Return an update's estimated rate as a multiple of one rank's; rank 0 logs it after the run's first updates.
+        """Return an update's estimated rate as a multiple of one rank's. Rank 0 logs it after the run's first updates.
 
-        One rank alone would compute as long as all ranks together, and wait for nobody.
+        A single rank would compute as long as all ranks together, without waiting.
 
         Args:
             update_s: Seconds that the update took.
-            waited_s: Seconds of them spent on exchanges with peers.
+            waited_s: Seconds of these spent on exchanges with peers.
         """
         assert self.group is not None
         num_at_once = self.num_ranks
-        if self.group.shares_memory:  # else on several hosts, or on GPUs
+        if self.group.shares_memory:  # otherwise on several hosts or GPUs
             num_at_once = min(num_at_once, len(os.sched_getaffinity(0)))
         speedup = num_at_once * (1.0 - waited_s / update_s)
         if len(self._speedups) < _NUM_MEASURED_UPDATES:
             self._speedups.append(speedup)
-            is_new_run = self.weights_seq_no <= 2 * _NUM_MEASURED_UPDATES  # else the group was formed again
+            is_new_run = self.weights_seq_no <= 2 * _NUM_MEASURED_UPDATES  # otherwise the group was re-formed
             if len(self._speedups) == _NUM_MEASURED_UPDATES and self.rank == 0 and is_new_run:
                 typical = statistics.median(self._speedups[1:])
                 _log.log(
@@ -371,13 +371,13 @@ class LearnerRanks(LearnerBase):
 
     @property
     def progress(self) -> int:
-        """A number that increases while this rank works, readable from any thread (see `RankGroup.num_entered`)."""
+        """A number that increases while this rank works; may be read from any thread (see `RankGroup.num_entered`)."""
         group = self.group or self._group_aside
         return self.num_passes if group is None else group.num_entered
 
     @contextmanager
     def group_aside(self) -> Iterator[None]:
-        """Detach from the group within the block: collectives return this rank's own values."""
+        """Detach from the group in the block, so that collectives return this rank's own values."""
         self._group_aside = self.group
         self.group = None
         try:
@@ -397,7 +397,7 @@ class LearnerRanks(LearnerBase):
         return [msgpack.unpackb(packed) for packed in self.group.gather_bytes(msgpack.packb(value))]
 
     def mean_over_ranks(self, values: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
-        """Return the weighted mean of each named value over all ranks; the names must be equal on all ranks.
+        """Return the weighted mean of each named value over all ranks. The names must be equal on all ranks.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -420,7 +420,7 @@ class LearnerRanks(LearnerBase):
         """Restore weights, optimizers, counters, metrics and source if the block raises.
 
         If the error arose on this rank (e.g. in a loss), the rank also leaves the group, so that its peers fail at once
-        instead of waiting for it.
+        instead of waiting.
         """
         start = UpdateStart(self)
         try:

@@ -12,23 +12,23 @@ class MaskedMean:
     """Means of several tensors over the same entries.
 
     Args:
-        mask: Which entries count; None: all.
+        mask: The entries that count; None: all.
     """
 
     def __init__(self, mask: Tensor | None) -> None:
-        # A mask that leaves nothing out is common, and costs a tenth of a small recurrent network's update. On a GPU,
-        # looking would wait for it; in a compiled step it would split the graph.
+        # Masking without a masked entry is common and would cost a tenth of a small recurrent network's update, so
+        # check for it. On a GPU, the check would wait for the GPU; in a compiled step, it would split the graph.
         is_read = mask is not None and mask.device.type == "cpu" and not torch.compiler.is_compiling()
         self._mask = None if mask is None or (is_read and bool(mask.all())) else mask
         self._share = None if self._mask is None else self._mask.sum().clamp(min=1).reciprocal()
 
     def __call__(self, values: Tensor) -> Tensor:
-        """Return the mean of `values` where the mask is True; 0 if it is True nowhere."""
+        """Return the mean of `values` where the mask is True; 0 if it is False everywhere."""
         if self._mask is None or self._share is None:
             return values.mean()
         return torch.where(self._mask, values, 0.0).sum() * self._share
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean of `values` where `mask` is True (everywhere if None); 0 if it is True nowhere."""
+    """Return the mean of `values` where `mask` is True (everywhere if None); 0 if it is False everywhere."""
     return MaskedMean(mask)(values)

@@ -1,4 +1,4 @@
-"""Minibatches of a train batch, all of the same size and with a number known in advance."""
+"""Minibatches of a train batch: equal in size, with a number known in advance."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rlzmq.episodes.columns import Columns
 
 __all__ = ["CyclicRows", "MinibatchIterator", "ModuleRows", "num_minibatches_of"]
 
-# Size of the blocks in which minibatches are gathered: one kernel per column serves many minibatches, and a block
-# still fits a core's cache.
+# Size of the blocks in which minibatches are gathered. One kernel per column serves many minibatches, and a block still
+# fits into a core's cache.
 _BLOCK_BYTES = 4 * 2**20
-# A train batch up to this size moves to the GPU at once; a larger one stays in host memory and moves block by block.
+# A train batch up to this size is moved to the GPU at once; a larger one stays in host memory and is moved in blocks.
 _RESIDENT_BYTES = 256 * 2**20
 
 
 def num_minibatches_of(num_rows: int, minibatch_rows: int | None, num_epochs: int) -> int:
     """Return how many minibatches use every row at least `num_epochs` times: ``ceil(epochs * rows / minibatch)``.
 
-    Without a minibatch size every epoch is one minibatch of all rows.
+    Without a minibatch size, every epoch is one minibatch of all rows.
     """
     if num_rows == 0:
         return 0
@@ -37,8 +37,8 @@ class CyclicRows:
     """An endless stream of row indices, epoch after epoch.
 
     Args:
-        num_rows: Rows of the batch, ≥ 1.
-        rng: Generator of each epoch's permutation, including the first; None: rows in their order.
+        num_rows: Number of rows in the batch, ≥ 1.
+        rng: Generator of each epoch's permutation, including the first; None: no permutation.
     """
 
     def __init__(self, num_rows: int, rng: np.random.Generator | None) -> None:
@@ -67,8 +67,8 @@ class ModuleRows:
     Args:
         columns: Column name → tensor, or a tree (dict, tuple, list) of tensors, each ``[num_rows, ...]``. The
             column ``infos`` remains a list.
-        minibatch_rows: Rows of each minibatch; None: all rows.
-        rng: Generator of the permutations; None: rows in their order.
+        minibatch_rows: Number of rows per minibatch; None: all rows.
+        rng: Generator of the permutations; None: no permutation.
         device: Device of the minibatches.
     """
 
@@ -90,7 +90,7 @@ class ModuleRows:
         if any(leaf.shape[:1] != (self.num_rows,) for leaf in self._leaves):
             self._check_rows(columns)
         self.minibatch_rows: int = minibatch_rows or self.num_rows
-        # Every minibatch holds all rows, so their order does not matter and no row is moved.
+        # Every minibatch contains all rows, so their order does not matter and no row is moved.
         self._whole = self.minibatch_rows == self.num_rows
         self._stream = CyclicRows(self.num_rows, rng)
         self._device = device
@@ -145,19 +145,20 @@ class ModuleRows:
 class MinibatchIterator:
     """Minibatches of a batch of one or several modules, epoch after epoch.
 
-    Each module's rows form an endless cycle (a new permutation per epoch), cut into minibatches of exactly
-    `minibatch_size` rows; a minibatch larger than the module's batch repeats rows. Iteration ends when every module was
-    covered `num_epochs` times, so modules with fewer rows are seen more often.
+    Each module's rows form an endless cycle (with a new permutation per epoch), cut into minibatches of exactly
+    `minibatch_size` rows. A minibatch larger than the module's batch repeats rows. Iteration ends when every module has
+    been covered `num_epochs` times, so modules with fewer rows are seen more often.
 
     Args:
         batch: Module id → column name → tensor (or tree of tensors), ``[rows, ...]`` each.
-        minibatch_size: Timesteps of each minibatch; None: the whole batch. If a row holds several timesteps
-            (``[B, T, ...]``, see `timesteps`), as many rows as hold that many timesteps on average, at least
+        minibatch_size: Timesteps per minibatch; None: the whole batch. If a row holds several timesteps (``[B, T,
+            ...]``, see `timesteps`), a minibatch has as many rows as contain that many timesteps on average, at least
             one.
         num_epochs: Minimum number of uses of each row.
-        shuffle: Draw a new permutation for every epoch, including the first; else rows keep their order.
-        seed: Seed of the permutations; each module has an independent stream.
-        num_minibatches: Overrides the number that `num_epochs` gives, with the one that all learners agreed on.
+        shuffle: Whether to draw a new permutation for every epoch, including the first; otherwise rows keep their
+            order.
+        seed: Seed of the permutations. Each module has an independent stream.
+        num_minibatches: Number agreed by all learners; replaces the one derived from `num_epochs`.
         timesteps: Module id → real timesteps in its batch, for modules whose rows hold several.
         device: Device of the minibatches.
     """

@@ -1,4 +1,4 @@
-"""OfflineLearner: base of the learners that train on recorded data."""
+"""OfflineLearner: base class of the learners that train on recorded data."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _log = logging.getLogger(__name__)
 
 
 class OfflineLearner(TorchLearner):
-    """Trains on the shards of ``config.input_``; `OfflineShards` gives each rank its part of them.
+    """Trains on the shards of ``config.input_``. `OfflineShards` gives each rank its part of them.
 
-    Results have, for all modules, ``dataset_num_iters_trained`` (batches of each rank in this update),
+    Results contain, for all modules, ``dataset_num_iters_trained`` (batches of each rank in this update),
     ``dataset_num_epochs``, ``num_shards`` and ``num_shards_skipped``.
     """
 
     trains_whole_episodes: ClassVar[bool] = False
-    """Whether the loss needs whole episodes and not single steps; with stateful modules it always gets them."""
+    """Whether the loss needs whole episodes instead of single steps. Stateful modules always get whole episodes."""
 
     def __init__(self, **kwargs: Any) -> None:
         self._opened = OpenedShards()
@@ -44,11 +44,11 @@ class OfflineLearner(TorchLearner):
         """Open the shards.
 
         Raises:
-            ConfigurationError: None is usable, or their columns do not fit together.
+            ConfigurationError: No shard is usable, or their columns do not fit together.
         """
         config = self.config
         if config.input_ is None:
-            return FreshBatch()  # an algorithm that is built to evaluate, without its data
+            return FreshBatch()  # the algorithm was built for evaluation, without its data
         self._opened = opened = open_shards(config.input_)
         for skipped in opened.skipped:
             _log.warning("offline data: skipped %s: %s", skipped.path, skipped.reason)
@@ -64,7 +64,7 @@ class OfflineLearner(TorchLearner):
         """Build the module and check that the data fits it.
 
         Raises:
-            ConfigurationError: Observations or actions in the data have another form than the spaces.
+            ConfigurationError: Observations or actions in the data do not have the structure of the spaces.
         """
         if self.module is not None:
             return
@@ -78,7 +78,7 @@ class OfflineLearner(TorchLearner):
 
     def _check_shard(self, shard: EpisodeBatch, path: str, module: Any) -> None:
         config = self.config
-        # A learner connector may turn the recorded observations into those of the module.
+        # A learner connector may convert the recorded observations into those of the module.
         spaces = [module.observation_space]
         if config.learner_connector is not None:
             spaces = [config.observation_space] if config.observation_space is not None else []
@@ -86,7 +86,7 @@ class OfflineLearner(TorchLearner):
         if spaces and not any(_fits(space, observations) for space in spaces):
             raise ConfigurationError(
                 f"offline data, {path}, column 'obs': expected observations of {spaces[0]}, got "
-                f"{shard.observation_space or _shapes(observations)}. Give the environment (or observation_space) that "
+                f"{shard.observation_space or _shapes(observations)}. Set the environment (or observation_space) that "
                 "the data was recorded with, or a learner_connector that converts it."
             )
         actions, space = shard.columns[Columns.ACTIONS], module.action_space
@@ -95,7 +95,7 @@ class OfflineLearner(TorchLearner):
         if is_other or not _fits(space, actions):
             raise ConfigurationError(
                 f"offline data, {path}, column 'actions': expected actions of {space}, got "
-                f"{shard.action_space or _shapes(actions)}. Give the environment (or action_space) that the data was "
+                f"{shard.action_space or _shapes(actions)}. Set the environment (or action_space) that the data was "
                 "recorded with."
             )
         stored = shard.meta.get("normalize_actions")
@@ -104,12 +104,12 @@ class OfflineLearner(TorchLearner):
                 f"offline data, {path}: its actions are {'' if stored else 'not '}normalised to [-1, 1], but "
                 f"config.normalize_actions={config.normalize_actions}. Set .environment(normalize_actions={stored})."
             )
-        # What runners record may lie beyond a Box's bounds, and is clipped as the environment does.
+        # Recorded actions may lie beyond a Box's bounds; they are clipped, as the environment does.
         if stored is None:
             self._check_range(shard, path, space)
 
     def _check_range(self, shard: EpisodeBatch, path: str, space: gym.Space[Any]) -> None:
-        what, advice = str(space), "Give the action_space that the data was recorded with"
+        what, advice = str(space), "Set the action_space that the data was recorded with"
         if isinstance(space, gym.spaces.Discrete):
             low, high = int(space.start), int(space.start + space.n) - 1
         elif (
@@ -135,7 +135,7 @@ class OfflineLearner(TorchLearner):
             )
 
     def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
-        """Log how far the data was used."""
+        """Log how much of the data was used."""
         super().after_gradient_based_update(timesteps=timesteps)
         if isinstance(self.source, OfflineShards):
             values = {
@@ -152,7 +152,7 @@ def _shapes(column: Any) -> Any:
 
 
 def _fits(space: gym.Space[Any], column: Any) -> bool:
-    """Return whether a column has the structure and shapes of a space's items, and integers where these have."""
+    """Return whether a column has the structure and shapes of a space's items, and integers where the space does."""
     wanted = space_filler(space, 0, lead=(1,))
     if optree.tree_structure(wanted) != optree.tree_structure(column):
         return False

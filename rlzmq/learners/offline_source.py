@@ -24,7 +24,7 @@ _TRAINED_ON = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
 
 
 class DrawnBatches:
-    """Count of the batches that each rank has drawn, which says where the ranks are in their data."""
+    """Number of batches that each rank has drawn, which determines the ranks' position in their data."""
 
     def __init__(self) -> None:
         self.num_drawn: int = 0
@@ -39,22 +39,22 @@ class DrawnBatches:
 
 
 class OfflineShards(BatchSource):
-    """Recorded episodes (`rlzmq.replay.open_shards`), epoch by epoch; each rank trains its part.
+    """Recorded episodes (`rlzmq.replay.open_shards`), epoch by epoch. Each rank trains its part.
 
-    Each epoch visits all of the rank's steps, or whole episodes, in a new random order, as batches of equal size; what
-    is left at the end of an epoch waits for another one. A batch follows from its number, the seed and the rank alone:
-    a run that is resumed, or whose group of ranks has changed, continues where the group was. The next batch is read
-    from the files on a thread while the current one is trained.
+    Each epoch visits all of the rank's steps, or whole episodes, in a new random order, as batches of equal size. The
+    remainder of an epoch waits for a later epoch. A batch depends only on its number, the seed and the rank, so a run
+    that is resumed, or whose group of ranks has changed, continues at the same position. The next batch is read from
+    the files on a thread while the current one is trained.
 
-    Steps with NaN or infinity are left out, and steps that made a loss overflow are from then on; `num_left_out` counts
-    the latter.
+    Steps with NaN or infinity are left out. Steps that made a loss overflow are left out from then on; `num_left_out`
+    counts these.
 
     Args:
-        shards: EpisodeBatches with the same observations, actions and rewards; other columns are not used.
-        batch_size: Env steps of a batch; with whole episodes their mean is at least this.
-        batches_per_update: Number of batches that an update trains; None: those of an epoch.
+        shards: EpisodeBatches with the same observations, actions and rewards. Other columns are not used.
+        batch_size: Env steps per batch; with whole episodes, a lower bound of their mean.
+        batches_per_update: Number of batches per update; None: those of an epoch.
         whole_episodes: Use batches of whole episodes instead of single steps.
-        seed: Seed of the orders.
+        seed: Seed of the random orders.
 
     Raises:
         ConfigurationError: There are no steps.
@@ -76,16 +76,16 @@ class OfflineShards(BatchSource):
         self._whole_episodes = whole_episodes
         self._seed = seed
         self._shards = [_with_keys(shard, index) for index, shard in enumerate(shards)]
-        self._left_out: set[int] = set()  # keys of steps: which shard, and which slot of it
+        self._left_out: set[int] = set()  # keys of steps, made of the shard and its slot
         self._ahead: tuple[int, _Ahead] | None = None
         self._initial_state: Any = None
-        self._num_empty = 0  # batches without a usable step in a row
+        self._num_empty = 0  # consecutive batches without a usable step
         self._take_part(0, 1)
 
     def begin_sequences_with(self, initial_state: Any) -> None:
-        """Train a stateful module: batches have whole episodes, whose sequences all begin with one state.
+        """Train a stateful module: batches contain whole episodes, and all sequences begin with the same state.
 
-        Recorded states, which another module has computed, are not used.
+        Recorded states are not used, since another module has computed them.
 
         Args:
             initial_state: The module's initial state, a tree of arrays without batch dimension.
@@ -98,7 +98,7 @@ class OfflineShards(BatchSource):
     # -- parts and orders -------------------------------------------------------------------------
 
     def set_rank(self, rank: int, num_ranks: int) -> None:
-        """Select the rank's part: episodes are assigned in turn.
+        """Select the rank's part. Episodes are assigned to ranks in turn.
 
         Raises:
             ConfigurationError: There are no steps for this rank.
@@ -126,7 +126,7 @@ class OfflineShards(BatchSource):
         self._order: tuple[int, list[NDArray[np.int64]]] = (-1, [])
 
     def _batches_of_epoch(self, epoch: int) -> list[NDArray[np.int64]]:
-        """Return the items of each batch of an epoch: places of episodes, or of steps, of this rank."""
+        """Return the items of each batch of an epoch: positions of this rank's episodes or steps."""
         known, order = self._order
         if known == epoch:
             return order
@@ -137,7 +137,9 @@ class OfflineShards(BatchSource):
             ends = np.cumsum(self._length[items])
             places = np.arange(1, num)
             cuts = np.searchsorted(ends, places * (int(ends[-1]) / num)) + 1
-            cuts = np.maximum.accumulate(np.concatenate([[0], cuts - places]))[1:] + places  # none is empty
+            cuts = (
+                np.maximum.accumulate(np.concatenate([[0], cuts - places]))[1:] + places
+            )  # no batch is empty
             order = np.split(items, np.minimum(cuts, len(items) - num + places))
         else:
             items = rng.permutation(int(self._ends[-1]))[: num * self.batch_size]
@@ -146,7 +148,7 @@ class OfflineShards(BatchSource):
         return order
 
     def _read(self, number: int) -> EpisodeBatch:
-        """Read a batch, counted from the beginning of training, into memory."""
+        """Read a batch into memory. Batches are numbered from the beginning of training."""
         epoch, index = divmod(number, self.num_batches_per_epoch)
         items = self._batches_of_epoch(epoch)[index]
         if self._whole_episodes:
@@ -230,7 +232,7 @@ class OfflineShards(BatchSource):
 
     @property
     def num_left_out(self) -> int:
-        """Recorded steps that are not given any more, since they made a loss overflow."""
+        """Number of recorded steps that are left out because they made a loss overflow."""
         return len(self._left_out)
 
     def remove_steps(self, batch: Any, steps: NDArray[np.int64]) -> list[tuple[Any, int]]:
@@ -275,7 +277,7 @@ class _Ahead:
     def _run(self) -> None:
         try:
             self._batch = self._read()
-        except BaseException as error:  # raised where the batch is asked for
+        except BaseException as error:  # raised by `result`
             self._error = error
 
     def join(self) -> None:
@@ -292,7 +294,7 @@ class _Ahead:
 
 
 def _with_keys(shard: EpisodeBatch, index: int) -> EpisodeBatch:
-    """Return the shard with the columns that are trained on, and one with a key of each slot."""
+    """Return the shard with its trained columns, and a column with a key for each slot."""
     columns = {name: shard.columns[name] for name in _TRAINED_ON}
     columns[_KEY] = (np.int64(index) << _SLOT_BITS) + np.arange(len(columns[Columns.REWARDS]))
     return EpisodeBatch(

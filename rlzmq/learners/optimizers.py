@@ -1,4 +1,4 @@
-"""Each module's named optimizers: their parameters, learning-rate schedules and state."""
+"""OptimizerRegistry: each module's named optimizers, with their parameters, learning-rate schedules and state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RegisteredOptimizer:
         name: Unique within the module.
         optimizer: A torch optimizer.
         parameters: The optimized parameters.
-        learning_rate: Its schedule; None: the optimizer's settings are not changed.
+        learning_rate: Its schedule; None: the optimizer's learning rate is not changed.
     """
 
     module_id: str
@@ -92,7 +92,7 @@ class OptimizerRegistry:
         return list(self._by_module.get(module_id, {}).values())
 
     def of_modules(self, module_ids: Iterable[str]) -> list[RegisteredOptimizer]:
-        """Return the optimizers that step when these modules are trained, those of `ALL_MODULES` last."""
+        """Return the optimizers that step when these modules are trained; those of `ALL_MODULES` come last."""
         return [
             entry for module_id in (*sorted(module_ids), ALL_MODULES) for entry in self.of_module(module_id)
         ]
@@ -114,7 +114,7 @@ class OptimizerRegistry:
         """Return every optimizer's state as named arrays and plain scalars.
 
         Args:
-            names: ``id(parameter)`` → name. Parameters without a name are named by position.
+            names: ``id(parameter)`` → name. Parameters without a name are identified by position.
 
         Returns:
             ``{module id: {optimizer: {"state": {parameter: {key: array or scalar}}, "groups": [{key:
@@ -126,10 +126,10 @@ class OptimizerRegistry:
         }
 
     def set_state(self, state: Mapping[str, Any], names: Mapping[int, str]) -> None:
-        """Load a state from `get_state`; modules and optimizers missing in it keep their state.
+        """Load a state from `get_state`. Modules and optimizers missing in it keep their state.
 
-        A constant learning rate stays the configured one, so that a run may be resumed with another; one that follows
-        a schedule is the state's until the schedule's next value.
+        A constant learning rate stays the configured one, so a run may be resumed with another one. A scheduled
+        learning rate is the state's until the schedule's next value.
 
         Raises:
             KeyError: The state names an unknown module or optimizer.
@@ -143,7 +143,7 @@ class OptimizerRegistry:
 
 
 def make_adam(parameters: Sequence[Tensor], learning_rate: float) -> torch.optim.Adam:
-    """Return an Adam optimizer, as one kernel if all parameters are on one CPU or CUDA device."""
+    """Return an Adam optimizer; it is fused into one kernel if all parameters are on one CPU or CUDA device."""
     devices = {p.device for p in parameters}
     lean = len(devices) == 1 and all(p.is_floating_point() for p in parameters)
     if lean and next(iter(devices)).type in ("cpu", "cuda"):
@@ -166,7 +166,7 @@ def _parameter_names(optimizer: Optimizer, names: Mapping[int, str]) -> list[str
 
 def _get_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    # read directly: Optimizer.state_dict imports torch's compiler when first called
+    # read directly, since Optimizer.state_dict imports torch's compiler at its first call
     return {
         "state": {
             name: {key: _to_plain(value) for key, value in optimizer.state[parameter].items()}
@@ -187,7 +187,7 @@ def _set_state(optimizer: Optimizer, state: Mapping[str, Any], names: Mapping[in
         raise KeyError(
             f"optimizer state of an unknown parameter {unknown[0]!r}.{did_you_mean(unknown[0], positions)}"
         )
-    # LeanAdam's state is read and set directly: state_dict and load_state_dict import torch's compiler
+    # LeanAdam's state is accessed directly, since state_dict and load_state_dict import torch's compiler
     is_lean = type(optimizer) is LeanAdam
     mine = optimizer.param_groups if is_lean else optimizer.state_dict()["param_groups"]
     if len(mine) != len(state["groups"]):
@@ -225,7 +225,7 @@ def _from_plain(value: Any) -> Any:
 
 
 def _like(value: Any, mine: Any) -> Any:
-    """Return a setting in the optimizer's type: plain formats may lack tuples and tensors."""
+    """Return a setting in the optimizer's type, since plain formats may lack tuples and tensors."""
     if isinstance(mine, Tensor):
         return torch.as_tensor(value, dtype=mine.dtype, device=mine.device)
     return tuple(value) if isinstance(mine, tuple) else value

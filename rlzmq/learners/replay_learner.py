@@ -1,4 +1,4 @@
-"""ReplayLearner: base of learners that draw from a replay buffer (DQN, SAC)."""
+"""ReplayLearner: base class of learners that draw from a replay buffer (DQN, SAC)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rlzmq.replay import (
 
 __all__ = ["ReplayLearner", "importance_weights"]
 
-# By name, and whether for multi-agent episodes.
+# Buffer type by name, and whether it is for multi-agent episodes.
 _BUFFERS: dict[tuple[str, bool], Any] = {
     ("EpisodeReplayBuffer", False): EpisodeReplayBuffer,
     ("EpisodeReplayBuffer", True): MultiAgentEpisodeReplayBuffer,
@@ -53,19 +53,19 @@ class _ReplaySettings(Protocol):
 
 
 class ReplayLearner(TargetNetworkLearner):
-    """Base of learners whose batches are transitions drawn from a replay buffer.
+    """Base class of learners whose batches are drawn from a replay buffer.
 
-    After each minibatch's step the priorities of its rows become their TD errors. Subclasses call `note_td_errors` in
+    After each minibatch's step, the TD errors of its rows become their priorities. Subclasses call `note_td_errors` in
     their loss.
 
     Columns of a train batch: ``obs``, ``actions``, ``rewards`` (sums of ``n_step`` rewards), ``new_obs``,
-    ``terminateds``, ``truncateds``, ``n_step`` (int64), ``weights`` (float32), ``replay_key`` (int64). A stateful
-    module's are sequences ``[B, T, …]`` with ``state_in`` ``[B, …]`` and ``loss_mask``, False where padded and in the
+    ``terminateds``, ``truncateds``, ``n_step`` (int64), ``weights`` (float32), ``replay_key`` (int64). Stateful modules
+    get sequences ``[B, T, …]`` with ``state_in`` ``[B, …]`` and ``loss_mask``, which is False in the padding and in the
     burn-in, without ``n_step`` and ``weights``.
     """
 
     trains_sequences: ClassVar[bool] = False
-    """Whether the loss takes the sequences of stateful modules."""
+    """Whether the loss supports the sequences of stateful modules."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -76,11 +76,11 @@ class ReplayLearner(TargetNetworkLearner):
         return cast(_ReplaySettings, self.config)
 
     def build(self) -> None:
-        """Build the modules; for stateful ones the buffer stores states, and gives sequences.
+        """Build the modules. For stateful ones, the buffer stores states and returns sequences.
 
         Raises:
-            ConfigurationError: A module is stateful, and the settings or this learner are not made for it; or there is
-                a burn-in, and none is.
+            ConfigurationError: A module is stateful, and the settings or this learner do not support that; or there
+                is a burn-in without a stateful module.
         """
         if self.module is not None:
             return
@@ -118,7 +118,7 @@ class ReplayLearner(TargetNetworkLearner):
 
     @classmethod
     def check_module(cls, module_id: str, module: Any, config: BaseConfig) -> None:
-        """Check a module as Learner does; a stateful one must be trainable on sequences from the buffer."""
+        """Check a module, like Learner. A stateful module must be trainable on sequences from the buffer."""
         super().check_module(module_id, module, config)
         if not module.is_stateful():
             return
@@ -159,7 +159,7 @@ class ReplayLearner(TargetNetworkLearner):
             )
 
     def make_source(self) -> BatchSource:
-        """Return this rank's replay buffer; the ranks share the capacity equally."""
+        """Return this rank's replay buffer. The ranks share the capacity equally."""
         settings = self._replay_settings
         plan, given, burn_ins = settings.update_plan(), settings.replay_buffer_config, self._burn_ins()
         arguments: dict[str, Any] = {
@@ -178,8 +178,8 @@ class ReplayLearner(TargetNetworkLearner):
         return source
 
     def note_td_errors(self, module_id: str, batch: Mapping[str, Any], td_errors_B: Tensor) -> None:
-        """Set the TD errors of a module's rows, float [B]; if the minibatch's step is taken, they become priorities."""
-        if REPLAY_KEY in batch:  # not for batches that the user made
+        """Set the TD errors of a module's rows, float [B]. They become priorities if the minibatch's step is taken."""
+        if REPLAY_KEY in batch:  # absent in batches made by the user
             self._td_errors[module_id] = (batch[REPLAY_KEY], td_errors_B.detach())
 
     def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
@@ -187,7 +187,7 @@ class ReplayLearner(TargetNetworkLearner):
         self._td_errors = {}
 
     def apply_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> None:
-        """Step the optimizers and update target networks and priorities."""
+        """Step the optimizers, then update target networks and priorities."""
         super().apply_gradients(gradients_dict)
         noted, self._td_errors = self._td_errors, {}
         for module_id, (keys_B, td_errors_B) in noted.items():
@@ -198,6 +198,6 @@ class ReplayLearner(TargetNetworkLearner):
 
 
 def importance_weights(batch: Mapping[str, Any]) -> Tensor:
-    """Return the column ``weights``, float [B]; without one, all are 1."""
+    """Return the column ``weights``, float [B]; all 1 if it is missing."""
     weights: Tensor | None = batch.get("weights")
     return torch.ones_like(batch[Columns.REWARDS], dtype=torch.float32) if weights is None else weights

@@ -29,17 +29,17 @@ __all__ = ["REPLAY_KEY", "BurnIn", "EpisodeReplay", "divide_states"]
 ReplayBuffer = EpisodeReplayBuffer | MultiAgentEpisodeReplayBuffer
 
 REPLAY_KEY = "replay_key"
-"""Column of sampled batches, int64: identifies the step that a row begins with."""
+"""Column of sampled batches, int64: identifies the first step of a row."""
 
 
 @dataclass(frozen=True)
 class BurnIn:
-    """What comes before the drawn steps of a stateful module's sequences.
+    """The burn-in before the drawn steps of a stateful module's sequences.
 
     Args:
-        num_steps: Steps before the drawn ones that warm up the state, as far as they are stored.
+        num_steps: Number of steps before the drawn ones that warm up the state, as far as they are stored.
         initial_state: The module's state in new episodes, a tree of arrays.
-        num_drawn: Most steps drawn for a sequence.
+        num_drawn: Maximum number of steps drawn for a sequence.
     """
 
     num_steps: int
@@ -48,7 +48,7 @@ class BurnIn:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of `EpisodeReplayBuffer.sample`: the last ``state_out`` before the burn-in is needed, too."""
+        """Arguments of `EpisodeReplayBuffer.sample`. They include the ``state_out`` of the step before the burn-in."""
         return {
             "batch_length_T": self.num_drawn,
             "lookback": self.num_steps + 1,
@@ -56,10 +56,10 @@ class BurnIn:
         }
 
     def extend(self, batch: EpisodeBatch) -> None:
-        """Begin a sample's sequences earlier, with the column ``loss_mask`` False there, and set their initial states.
+        """Extend a sample's sequences to the burn-in, where ``loss_mask`` is False, and set their initial states.
 
-        That is the ``state_out`` of the step before; a new episode's state where no step before is stored, as at an
-        episode's begin.
+        The initial state is the ``state_out`` of the step before. If that step is not stored, e.g. at the beginning
+        of an episode, it is the state of a new episode.
         """
         num_before = np.minimum(batch.lookback, self.num_steps)
         for name, change in (
@@ -83,14 +83,14 @@ class BurnIn:
 
 
 def divide_states(states: Sequence[Mapping[str, Any]], num_ranks: int) -> list[dict[str, Any]] | None:
-    """Divide the states of all ranks' replay buffers among another number of ranks.
+    """Divide the states of all ranks' replay buffers among a different number of ranks.
 
     Args:
         states: Results of `BatchSource.get_state`, by rank.
         num_ranks: The new number of ranks.
 
     Returns:
-        A state for each rank; None: they are not of replay buffers.
+        A state for each rank; None if the states are not those of replay buffers.
     """
     if not all("buffer" in state for state in states):
         return None
@@ -98,19 +98,20 @@ def divide_states(states: Sequence[Mapping[str, Any]], num_ranks: int) -> list[d
 
 
 class EpisodeReplay(BatchSource):
-    """A replay buffer: every update adds its fresh steps and draws batches at the configured ratio.
+    """A replay buffer. Every update adds its fresh steps and draws batches at the configured ratio.
 
-    A rank whose buffer holds fewer steps than a batch draws at most what it holds, so that a rank that has just joined
-    has less weight. Steps evicted for an update that failed are not restored.
+    A rank whose buffer holds fewer steps than a batch draws at most the number that it holds, so that a rank that has
+    just joined has less weight. Steps evicted for a failed update are not restored.
 
     Args:
         buffer: An EpisodeReplayBuffer or a MultiAgentEpisodeReplayBuffer, or a subclass.
-        batch_size: Env steps of a batch on each rank.
+        batch_size: Env steps per batch on each rank.
         train_ratio, warm_up: See `ReplayRatio`; set by `UpdatePlan`.
-        options: Further arguments of `buffer.sample`: n_step, gamma, beta, …
+        options: Additional arguments of `buffer.sample`: n_step, gamma, beta, …
 
     Attributes:
-        burn_ins: By the id of each stateful module, whose batches are sequences; those of others are transitions.
+        burn_ins: The burn-in of each stateful module, by id. Their batches are sequences; those of others are
+            transitions.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Settings that change over a run: a number, or a piecewise-linear curve over lifetime env steps."""
+"""Schedule: a setting that changes over a run, as a number or a piecewise-linear curve over lifetime env steps."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ __all__ = ["Schedule"]
 
 
 class Schedule:
-    """The value of a setting as a function of the env steps sampled so far.
+    """The value of a setting as a function of the lifetime env steps.
 
     >>> lr = Schedule([(0, 1e-3), (1000, 1e-4)], name="lr")
     >>> lr.value(0), lr.value(500), lr.value(10**9)
     (0.001, 0.00055, 0.0001)
 
     Args:
-        value_or_points: A number (constant), or at least two ``(env steps, value)`` pairs whose env steps start
-            at 0 and increase. The value is interpolated linearly between points and constant after the last
-            one.
+        value_or_points: A number (constant), or at least two ``(env steps, value)`` pairs whose env steps start at 0
+            and increase. Values are interpolated linearly between points and constant after the last one.
         name: The setting's name, for error messages.
 
     Raises:

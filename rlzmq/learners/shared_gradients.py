@@ -1,4 +1,4 @@
-"""SharedGradients: gradients of ranks on one host, averaged in memory that they share."""
+"""SharedGradients: averages the gradients of ranks on one host in shared memory."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _ALIGN_BYTES = 64
 class SharedGradients:
     """Averages gradients over ranks like `DataParallelForward`, in one exchange after the backward pass.
 
-    The means are summed in the order of the ranks, so all ranks get the same bits; for two ranks those of
-    DistributedDataParallel with gloo. As there, rank 0's parameters and buffers reach all ranks when the object is
-    made, its buffers before each forward pass, and a parameter without a gradient on a rank counts as zeros.
+    The means are summed in the order of the ranks, so all ranks get the same bits. With two ranks they equal those of
+    DistributedDataParallel with gloo. As there, all ranks receive rank 0's parameters and buffers at the construction
+    and its buffers before each forward pass. A parameter without a gradient on a rank counts as zeros.
 
     Args:
         forward_train: The training forward pass: module id → batch in, module id → outputs out.
         group: The ranks.
         parameters: All trainable parameters.
         buffers: All buffers.
-        rows: Rows for the gradients and for the buffers; None if there are no buffers.
+        rows: Shared rows for the gradients and for the buffers; the latter are None if there are no buffers.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class SharedGradients:
         forward_train: Callable[[dict[str, Any]], dict[str, Any]],
         group: RankGroup,
     ) -> Self | None:
-        """Return one for these modules; None on all ranks if they cannot share memory. A collective.
+        """Return an object for these modules; None on all ranks if they cannot share memory. A collective.
 
         Raises:
             PeerLostError: A peer died or hangs.
         """
         ordered = [modules[module_id] for module_id in sorted(modules)]
-        everything = nn.ModuleList(ordered)  # each tensor once, also if modules share it
+        everything = nn.ModuleList(ordered)  # each tensor once, even if modules share it
         parameters = [p for p in everything.parameters() if p.requires_grad]
         buffers = list(everything.buffers())
         if not group.shares_memory or not parameters:
@@ -95,9 +95,9 @@ class SharedGradients:
         return self._forward_train(batch) if batch else {}
 
     def backward(self, loss: Tensor) -> None:
-        """Run the backward pass; afterwards every parameter's gradient is the ranks' mean.
+        """Run the backward pass. Afterwards every parameter's gradient is the mean over the ranks.
 
-        The gradients share one buffer, which the next backward pass overwrites.
+        The gradients share a buffer, which the next backward pass overwrites.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -119,7 +119,7 @@ class SharedGradients:
             parameter.grad = mean
 
     def close(self) -> None:
-        """Leave the peers. Idempotent."""
+        """Leave the group. Idempotent."""
         for rows in (self._rows, self._buffer_rows):
             if rows is not None:
                 rows.close()
@@ -137,7 +137,7 @@ class SharedGradients:
 
 
 class _Placed:
-    """Tensors of a `_Layout` in a row of bytes: each one's view, and one flat block per dtype."""
+    """Tensors of a `_Layout` in a row of bytes: a view of each one, and one flat block per dtype."""
 
     def __init__(self, views: list[Tensor], blocks: list[Tensor]) -> None:
         self.views = views
@@ -145,7 +145,7 @@ class _Placed:
 
 
 class _Layout:
-    """Where tensors lie in a row of bytes: those of one dtype one after the other."""
+    """The positions of tensors in a row of bytes; those of one dtype are adjacent."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         order = sorted(range(len(tensors)), key=lambda index: str(tensors[index].dtype))
@@ -171,7 +171,7 @@ class _Layout:
                 tensor = self._tensors[index]
                 part = block[offset : offset + tensor.numel()]
                 offset += tensor.numel()
-                # the parameter's strides, as fused optimizers need them; dense ones, if it has gaps
+                # the parameter's strides, which fused optimizers need; dense strides if it has gaps
                 views[index] = part.as_strided(tensor.shape, torch.empty_like(tensor).stride())
         return _Placed([views[index] for index in range(len(self._tensors))], blocks)
 

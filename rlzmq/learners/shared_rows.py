@@ -1,8 +1,8 @@
-"""SharedRows: memory that all learner ranks of one host map, with a row for each rank.
+"""SharedRows: memory mapped by all learner ranks of one host, with a row for each rank.
 
-A waiting rank spins for a moment, then sleeps on a semaphore in that memory, so an exchange costs microseconds where
-one over a loopback socket costs most of a millisecond. The memory has no name: nothing remains of it once the last rank
-has ended, however it ended.
+A waiting rank spins for a moment and then sleeps on a semaphore in that memory. An exchange costs microseconds, where
+one over a loopback socket costs most of a millisecond. The memory has no name, so nothing remains of it after the last
+rank has ended, for any reason.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from rlzmq.core.machine import boot_id
 
 __all__ = ["SEVERAL_HOSTS", "SharedRows"]
 
-# A rank that comes a little later than its peers finds them awake; on busy cores, longer spinning delays those peers.
+# A rank that arrives a little later than its peers finds them awake. On busy cores, longer spinning delays those peers.
 _SPIN_S = 100e-6
-# How often a sleeping rank checks that the peer it waits for is still there.
+# How often a sleeping rank checks that the peer it waits for still exists.
 _LOOK_EVERY_S = 0.02
 _LINE_BYTES = 128  # a pair of cache lines, so that no two semaphores share one (a sem_t has at most 64 bytes)
 _PAGE_BYTES = mmap.PAGESIZE
 _NONCE_BYTES = 16
 
 SEVERAL_HOSTS = "the ranks are on several hosts"
-"""Why ranks share no memory where none is missing."""
+"""The reason why ranks on several hosts share no memory."""
 
 
 class _Group(Protocol):
-    """What ranks need to agree on the memory; see `rlzmq.learners.distributed.RankGroup`."""
+    """The interface that ranks need to agree on the memory; see `rlzmq.learners.distributed.RankGroup`."""
 
     rank: int
     world_size: int
@@ -51,10 +51,10 @@ class _Timespec(ctypes.Structure):
 
 
 class _Semaphores:
-    """POSIX semaphores shared by processes. Posting one and taking one order memory on every architecture."""
+    """POSIX semaphores shared by processes. Posting and taking one orders memory on every architecture."""
 
     def __init__(self) -> None:
-        # PyDLL keeps the GIL during the call, which is shorter than releasing it; CDLL releases it.
+        # PyDLL keeps the GIL during the call, which takes less time than releasing it; CDLL releases it.
         brief, sleeping = ctypes.PyDLL(None), ctypes.CDLL(None, use_errno=True)
         self.initialize = brief.sem_init
         self.initialize.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint)
@@ -69,7 +69,7 @@ class _Semaphores:
 
 
 class _Peer:
-    """Another rank: whether it is there, and the semaphores between it and this rank."""
+    """Another rank: whether it still exists, and the semaphores between it and this rank."""
 
     def __init__(self, rank: int, pid: int, posted_by_it: int, posted_by_me: int, has_left: Tensor) -> None:
         self.rank = rank
@@ -89,11 +89,11 @@ class _Peer:
 
 
 class SharedRows:
-    """One row of bytes per rank, exchanged again and again: every rank fills its own, and reads all of them.
+    """One row of bytes per rank, for repeated exchanges: every rank fills its own row and reads all rows.
 
-    An exchange is `begin`, `post`, `wait`; all ranks must make the same ones in the same order. There are two sets of
-    rows, used in turn, so that a rank fills its next row while slower peers still read the last ones: rows that were
-    waited for remain as they are until this rank posts once more.
+    An exchange is `begin`, `post`, `wait`. All ranks must make the same exchanges in the same order. There are two
+    sets of rows, used in turn, so that a rank can fill its next row while slower peers still read the previous ones.
+    The rows of a `wait` do not change until this rank calls `post` again.
 
     Only one thread may use an object. Create it with `map`.
 
@@ -128,10 +128,10 @@ class SharedRows:
 
         Args:
             group: The ranks.
-            row_bytes: Bytes of a row, at least; the same number on all ranks.
+            row_bytes: Minimum number of bytes per row; equal on all ranks.
 
         Returns:
-            The rows, or on all ranks why there are none.
+            The rows, or the reason why there are none, on all ranks.
         """
         row_bytes = -(-row_bytes // _PAGE_BYTES) * _PAGE_BYTES
         fd = rows = None
@@ -166,23 +166,23 @@ class SharedRows:
     def begin(self) -> int:
         """Return the set (0 or 1) in which this rank may now fill its row.
 
-        Waits for an exchange that was posted and not waited for.
+        If an exchange was posted without a wait, wait for it first.
         """
         if self._is_posted:
             self.wait()
         return self._turn
 
     def post(self) -> None:
-        """Publish this rank's row, which it filled since `begin`. Does not wait."""
+        """Publish this rank's row, filled since `begin`. Does not block."""
         self._is_posted = True
         for peer in self._peers:
             self._semaphores.post(peer.posted_by_me)
 
     def wait(self) -> int:
-        """Wait until every rank has published its row; return the set in which all can be read.
+        """Wait until every rank has published its row; return the set in which all rows can be read.
 
         Raises:
-            DistNetworkError: A peer died, left, or did not come in time.
+            DistNetworkError: A peer died, left, or did not arrive in time.
         """
         for peer in self._peers:
             if self._semaphores.try_to_take(peer.posted_by_it) != 0:
@@ -194,7 +194,7 @@ class SharedRows:
         semaphores = self._semaphores
         began_at = time.perf_counter()
         while time.perf_counter() - began_at < _SPIN_S:
-            # without sched_yield, which would cost this rank a time slice where other processes want the core
+            # no sched_yield, which would cost this rank a time slice when other processes want the core
             if semaphores.try_to_take_and_switch(peer.posted_by_it) == 0:
                 return
         until = _Timespec()
@@ -205,14 +205,14 @@ class SharedRows:
             if semaphores.take_before(peer.posted_by_it, time.CLOCK_MONOTONIC, until) == 0:
                 return
             if peer.is_gone():
-                if semaphores.try_to_take(peer.posted_by_it) == 0:  # its last one
+                if semaphores.try_to_take(peer.posted_by_it) == 0:  # its last post
                     return
                 raise dist.DistNetworkError(f"rank {peer.rank} has ended or left the group")
             if now >= deadline:
                 raise dist.DistNetworkError(f"rank {peer.rank} did not come within {self._timeout_s:g} s")
 
     def close(self) -> None:
-        """Leave; peers that wait for this rank fail. Idempotent."""
+        """Leave the group; peers that wait for this rank fail. Idempotent."""
         self._left[0] = 1
         for peer in self._peers:
             peer.close()
@@ -230,7 +230,7 @@ def _begin_of_rows(world_size: int) -> int:
 
 
 def _create(world_size: int, row_bytes: int) -> int:
-    """Return the descriptor of new memory; a full system shows here, not when a row is first written."""
+    """Return the descriptor of new memory. If the system has no room, this fails here, not at the first write."""
     size = _begin_of_rows(world_size) + 2 * world_size * row_bytes
     fd = os.memfd_create("rlzmq_ranks")
     try:

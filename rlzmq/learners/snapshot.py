@@ -17,22 +17,22 @@ __all__ = ["UpdateSnapshot"]
 
 
 class UpdateSnapshot:
-    """Copies of weights, buffers and optimizer state, so that an update happens whole or not at all.
+    """Copies of weights, buffers and optimizer states, so that an update is applied completely or not at all.
 
-    A learner takes one before each update. If a peer dies during the update, the survivors return to the weights that
-    all of them had, and the update's data can be trained again; likewise if some of the data made the loss overflow.
-    The memory of the copies is used again for the next update.
+    A learner takes a snapshot before each update. If a peer dies during the update, the survivors return to the weights
+    that all of them had, and the update's data can be trained again; likewise if some of the data made the loss
+    overflow. The next update reuses the memory of the copies.
     """
 
     def __init__(self) -> None:
         self._saved: list[Tensor] = []  # weights and buffers, then tensors of optimizer states
         self._copies: list[Tensor] = []
-        self._addresses: list[int] = []  # of what was saved; they change with ``tensor.data = …``
+        self._addresses: list[int] = []  # of the saved tensors; they change with ``tensor.data = …``
         self._num_weights = 0
         self._optimizers: list[tuple[Optimizer, dict[Any, dict[str, Any]]]] = []
 
     def take(self, tensors: Iterable[Tensor], optimizers: Iterable[Optimizer]) -> None:
-        """Copy all values, in place of those copied before.
+        """Copy all values, replacing the previous copies.
 
         Args:
             tensors: Parameters and buffers.
@@ -54,7 +54,7 @@ class UpdateSnapshot:
         with torch.no_grad():
             addresses = [tensor.data_ptr() for tensor in saved]
             if addresses == self._addresses and all(map(is_, saved, self._saved)):
-                if saved:  # the function takes no empty lists
+                if saved:  # the function does not accept empty lists
                     torch._foreach_copy_(self._copies, saved)
             else:
                 self._saved, self._addresses = saved, addresses
@@ -72,18 +72,18 @@ class UpdateSnapshot:
                 }
 
     def restore_not_finite(self) -> None:
-        """Restore the buffers that became NaN or infinite, e.g. a BatchNorm's statistics."""
+        """Restore the buffers that have become NaN or infinite, e.g. a BatchNorm's statistics."""
         with torch.no_grad():
             for tensor, saved in zip(self._weights, self._copies, strict=False):
                 if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
                     continue
-                # One kernel: the sum is finite only if all elements are.
+                # One kernel: the sum is finite only if all elements are finite.
                 if not math.isfinite(tensor.sum()) and not bool(torch.isfinite(tensor).all()):
                     tensor.copy_(saved)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Use the saved weights and buffers within the block."""
+        """Use the saved weights and buffers in the block."""
         weights = self._weights
         with torch.no_grad():
             newer = [tensor.detach().clone() for tensor in weights]

@@ -11,7 +11,7 @@ update:  fresh episodes ──add──► source ──batches──► learner
 | `EpisodeReplay` | a replay buffer | the number of batches given by `ReplayRatio` |
 | `OfflineShards` | none | a fixed number of batches from files |
 
-A source belongs to its rank and is never sent between ranks: a rank that joins starts with an empty source, and the
+A source belongs to its rank and is never sent between ranks. A rank that joins starts with an empty source, and the
 content of a dead rank's source is lost and counted as ``buffer_lost``.
 """
 
@@ -39,14 +39,14 @@ class Progress(Protocol):
 
 
 class BatchSource(ABC):
-    """Takes in fresh episodes and returns the batches of each update.
+    """Receives fresh episodes and returns the batches of each update.
 
     An update calls `add` once, then `batches`. If the update fails and will be repeated, `rollback` undoes both.
 
     Attributes:
         source_id: Unique id within the run, by which the driver notices that a source is gone.
-        progress: Counts that decide, besides the fresh data, what an update trains. They are part of the learners'
-            state and the same on all ranks. None: there are none.
+        progress: Counts that determine, together with the fresh data, what an update trains. They are part of the
+            learners' state and equal on all ranks. None: there are no counts.
     """
 
     def __init__(self) -> None:
@@ -59,11 +59,11 @@ class BatchSource(ABC):
         self._rank = rank, num_ranks
 
     def set_modules(self, module_ids: Collection[str], trained: Collection[str]) -> None:  # noqa: B027
-        """Set the learner's modules; called before each update and when one was removed.
+        """Set the learner's modules. Called before each update and after a module was removed.
 
         Args:
-            module_ids: Modules that can be trained. A source that stores steps by module forgets those of others.
-            trained: Those that updates may train now; batches are for these.
+            module_ids: Modules that can be trained. A source that stores steps by module drops those of other modules.
+            trained: Modules that updates may train now; only these get batches.
         """
 
     @abstractmethod
@@ -72,7 +72,7 @@ class BatchSource(ABC):
 
     @abstractmethod
     def plan_batches(self, num_fresh: int, num_ranks: int) -> int:
-        """Return the number of batches in this update; several ranks use the smallest number of any rank.
+        """Return the number of batches in this update. Several ranks use the smallest number of any rank.
 
         Args:
             num_fresh: Fresh env steps of the update, over all ranks.
@@ -81,7 +81,7 @@ class BatchSource(ABC):
 
     @abstractmethod
     def batches(self, num_batches: int, rng: np.random.Generator) -> Iterator[Any]:
-        """Yield the batches of the update, as values of the types that `add` accepts.
+        """Yield the batches of the update, in the types that `add` accepts.
 
         Args:
             num_batches: At most the result of `plan_batches`.
@@ -90,24 +90,28 @@ class BatchSource(ABC):
 
     @property
     def keeps_data(self) -> bool:
-        """Whether later updates may train data taken in by this one. If so, ranks must agree on the number of batches,
-        and an update without batches still counts."""
+        """Whether later updates may train the data of this one.
+
+        If so, ranks must agree on the number of batches, and an update without batches still counts.
+        """
         return False
 
     @property
     def num_env_steps(self) -> int:
-        """Env steps kept for later updates."""
+        """Number of env steps kept for later updates."""
         return 0
 
     @property
     def num_added(self) -> int:
-        """Env steps taken in since the source was created or its state was set."""
+        """Number of env steps added since the source was created or its state was set."""
         return 0
 
     @property
     def num_agent_steps_not_kept(self) -> int:
-        """Agent steps that were not stored, or removed, because the learner has no such module; since `num_added`'s
-        beginning."""
+        """Number of agent steps that were not stored, or removed, because the learner has no such module.
+
+        Counted from the same time as `num_added`.
+        """
         return 0
 
     @property
@@ -116,57 +120,57 @@ class BatchSource(ABC):
         return 0
 
     def replace(self, batch: Any, usable: Any) -> bool:
-        """Keep `usable` in place of a batch from `batches` that in part made a loss overflow.
+        """Keep only `usable` of a batch from `batches`, since the rest of it made a loss overflow.
 
         Args:
             batch: The identical object that `batches` returned.
             usable: The usable part; None: nothing.
 
         Returns:
-            Whether the unusable part is no longer kept. A source that does not know the origin of a batch may return it
-            again; it is then found again.
+            Whether the unusable part has been removed. A source that does not know the origin of a batch may return
+            that part again; it is then found again.
         """
         return not self.keeps_data
 
     def remove_steps(self, batch: Any, steps: NDArray[np.int64]) -> list[tuple[Any, int]] | None:
-        """Give single env steps no more, that made a loss overflow.
+        """Stop returning single env steps that made a loss overflow.
 
         Args:
-            batch: An EpisodeBatch that `batches` gave, or what is left of one.
-            steps: Which env steps of it.
+            batch: An EpisodeBatch from `batches`, or a part of one.
+            steps: Indices of its env steps.
 
         Returns:
-            (origin of the batch that the step came in, which env step of that it was) of each that was taken in as
-            fresh data and leaves now; None: this source knows whole batches only, see `replace`.
+            (origin of the step's batch, index of the env step in it) for each removed step that was added as fresh
+            data; None: this source can remove whole batches only, see `replace`.
         """
         return None
 
     def update_priorities(self, module_id: str, td_errors: Any, keys: Any) -> None:  # noqa: B027
-        """Note the errors of a module's drawn steps; ignored by sources that do not draw by priority.
+        """Update the priorities of a module's drawn steps. Ignored by sources that do not draw by priority.
 
         Args:
-            module_id: Id.
+            module_id: The module's id.
             td_errors: float [K].
             keys: int64 [K], the train batch's column ``replay_key``.
         """
 
     @abstractmethod
     def checkpoint(self) -> Any:
-        """Return what `rollback` needs; cheap, no data is copied."""
+        """Return the data that `rollback` needs. Cheap: no data is copied."""
 
     @abstractmethod
     def rollback(self, checkpoint: Any) -> None:
         """Restore the source to a result of `checkpoint`."""
 
     def get_state(self) -> dict[str, Any]:
-        """Return the kept data as plain values and arrays, between two updates; for checkpoints that include it."""
+        """Return the kept data as plain values and arrays, for checkpoints. Call it between two updates."""
         return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Replace all kept data by a state from `get_state`.
 
         Raises:
-            ValueError: The state is of another kind of source.
+            ValueError: The state belongs to another kind of source.
         """
         if state:
             raise ValueError(f"{type(self).__name__}: expected the empty state, got {sorted(state)}.")
@@ -199,8 +203,9 @@ class FreshBatch(BatchSource):
 class CircularBuffer(BatchSource):
     """The newest N batches, each trained up to K times (IMPACT, arXiv:1912.00167).
 
-    Each batch has K uses. An update draws one to K of the remaining uses uniformly, so that N (K - 1) / 2 remain on
-    average: enough to mix the last N batches, few enough that hardly any expires unused.
+    Each batch has K uses. An update draws one to K of the remaining uses uniformly, so that N (K - 1) / 2 uses remain
+    on
+    average: enough to mix the last N batches, but so few that hardly any expires unused.
 
     Args:
         num_batches: N, >= 1.

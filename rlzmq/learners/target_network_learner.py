@@ -26,11 +26,11 @@ class _TargetNetworkSettings(Protocol):
 
 
 class TargetNetworkUpdates(TorchLearner):
-    """Base of learners with target networks: updates and counts them; subclasses decide when.
+    """Base class of learners with target networks. It updates and counts them; subclasses decide when.
 
     Attributes:
         num_target_updates: Number of updates of the target networks.
-        last_target_update_ts: Lifetime env steps at the last one.
+        last_target_update_ts: Lifetime env steps at the last update.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -39,10 +39,10 @@ class TargetNetworkUpdates(TorchLearner):
         self.last_target_update_ts: int = 0
 
     def update_targets_if_due(self, num_env_steps: int, period: int) -> None:
-        """Update the target networks of the modules in training if `period` env steps have passed since the last time.
+        """Update the target networks of the trained modules if `period` env steps have passed since the last update.
 
         Args:
-            num_env_steps: Lifetime env steps now.
+            num_env_steps: Current lifetime env steps.
             period: Env steps, >= 0.
         """
         if num_env_steps - self.last_target_update_ts < period:
@@ -77,9 +77,9 @@ class TargetNetworkUpdates(TorchLearner):
 
 
 class TargetNetworkLearner(TargetNetworkUpdates):
-    """Base of learners that bootstrap from target networks, which follow after each minibatch's step if they are due.
+    """Base class of learners that bootstrap from target networks. Updates are due after a minibatch's step.
 
-    Train batches have next observations, column ``new_obs``.
+    Train batches contain next observations, column ``new_obs``.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -88,11 +88,11 @@ class TargetNetworkLearner(TargetNetworkUpdates):
 
     @classmethod
     def rl_module_required_apis(cls) -> list[type]:
-        """`TargetNetworkAPI`."""
+        """Return `TargetNetworkAPI`."""
         return [TargetNetworkAPI]
 
     def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
-        """Return the config's pipeline, with next observations."""
+        """Return the config's pipeline, extended by next observations."""
         pipeline = super().make_learner_connector(observation_space, action_space)
         if pipeline is not None and self._setting("add_default_connectors_to_learner_pipeline", True):
             add_next_observations(pipeline)
@@ -104,9 +104,9 @@ class TargetNetworkLearner(TargetNetworkUpdates):
         """Register an Adam optimizer for each part of a module.
 
         Args:
-            module_id: Id.
-            parts: Name → (parameters, learning rate or schedule); one of them may have None for the parameters: all
-                trainable ones that no other part has.
+            module_id: The module's id.
+            parts: Name → (parameters, learning rate or schedule). One of them may have None as parameters: all
+                trainable parameters that belong to no other part.
         """
         named = {id(p) for parameters, _ in parts.values() for p in parameters or ()}
         module = self.module[module_id].unwrapped()
@@ -126,7 +126,7 @@ class TargetNetworkLearner(TargetNetworkUpdates):
         self._num_env_steps = self._clock(timesteps)
 
     def apply_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> None:
-        """Step the optimizers, then, if due, update the target networks."""
+        """Step the optimizers, then update the target networks if due."""
         super().apply_gradients(gradients_dict)
         period = cast(_TargetNetworkSettings, self.config).target_network_update_freq
         self.update_targets_if_due(self._num_env_steps, period)
@@ -137,9 +137,9 @@ class TargetNetworkLearner(TargetNetworkUpdates):
 
 
 def discounts(batch: Mapping[str, Any], gamma: float) -> Tensor:
-    """Return the factor of each row's bootstrapped value, γ^n_step, and 0 after a terminal step: float [B].
+    """Return the factor of each row's bootstrapped value: γ^n_step, or 0 after a terminal step; float [B].
 
-    Without a column ``n_step`` (batches that do not come from a replay buffer) n is 1.
+    Without a column ``n_step`` (batches that do not come from a replay buffer), n is 1.
     """
     terminateds = batch[Columns.TERMINATEDS]
     n_step = batch.get("n_step")

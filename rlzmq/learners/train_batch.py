@@ -1,4 +1,4 @@
-"""Builds one train batch per module from the data given to a Learner (episodes, ready batches)."""
+"""TrainBatchBuilder: builds one train batch per module from a Learner's data (episodes, ready batches)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BATCHES = (EpisodeBatch, MultiAgentEpisodeBatch)
 
 @dataclass
 class TrainBatch:
-    """The data of one update: real rows only, for each module.
+    """The data of an update: only real rows, by module.
 
     Attributes:
         columns: Module id → column → tensor or tree of tensors, ``[rows, ...]``; for stateful modules ``[B, T,
@@ -41,12 +41,12 @@ class TrainBatch:
     mean_weights_seq_no: dict[str, float] = field(default_factory=dict)
 
     def drop(self, module_id: str) -> None:
-        """Remove a module's rows; its env steps remain counted."""
+        """Remove a module's rows. Its env steps remain counted."""
         for part in (self.columns, self.num_module_steps, self.mean_weights_seq_no):
             part.pop(module_id, None)
 
     def add_counts(self, other: TrainBatch) -> None:
-        """Add another batch's counters, but not its rows."""
+        """Add another batch's counters, without its rows."""
         self.num_env_steps += other.num_env_steps
         for module_id, version in other.mean_weights_seq_no.items():
             num_before, num_added = self.num_module_steps.get(module_id, 0), other.num_module_steps[module_id]
@@ -71,8 +71,8 @@ class TrainBatch:
 class TrainBatchBuilder:
     """Builds train batches from episodes or ready batches.
 
-    Episodes on columns go through the learner connector in one fused pass if its pieces allow it, else through its
-    per-episode protocol; both return bitwise equal train batches.
+    Episodes on columns go through the learner connector in one fused pass if its pieces allow it, otherwise through its
+    per-episode protocol. Both give bitwise equal train batches.
 
     Args:
         learner_connector: The LearnerConnectorPipeline.
@@ -93,7 +93,7 @@ class TrainBatchBuilder:
         batches: Sequence[Mapping[str, Any]] | None = None,
         episodes: Any = None,
     ) -> TrainBatch:
-        """Return the train batch of exactly one source; a TrainBatch as `batch` is returned unchanged.
+        """Return the train batch for exactly one source. A TrainBatch given as `batch` is returned unchanged.
 
         Raises:
             ValueError: The source is empty.
@@ -127,7 +127,7 @@ class TrainBatchBuilder:
             num_env_steps = sum(episode.env_steps() for episode in episodes)
         if columns is None:
             if isinstance(episodes, _BATCHES):
-                episodes = episodes[:]  # a copy: what pieces write must not accumulate over updates
+                episodes = episodes[:]  # a copy, since the pieces' changes must not accumulate over updates
             episodes = [episode for episode in episodes if len(episode)]
             outputs = self._by_module(
                 self.learner_connector(
@@ -180,7 +180,7 @@ class TrainBatchBuilder:
 
 
 def _num_trained_env_steps(episodes: EpisodeBatch | MultiAgentEpisodeBatch) -> int:
-    """Return the number of env steps without those that agents' losses leave out."""
+    """Return the number of env steps, without those that the agents' losses leave out."""
     groups = (
         [(np.arange(len(episodes)), episodes)]
         if isinstance(episodes, EpisodeBatch)
@@ -227,9 +227,9 @@ def _as_tensors(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _real_rows(columns: dict[str, Any], stateful: bool) -> tuple[dict[str, Any], int]:
-    """Return columns without rows that no loss may see, and the number of real timesteps.
+    """Return the columns without rows that no loss may see, and the number of real timesteps.
 
-    The mask of a stateless module is removed; that of a stateful module remains for padded steps.
+    The mask of a stateless module is removed. That of a stateful module is kept, for padded steps.
     """
     mask = columns.get(Columns.LOSS_MASK)
     if mask is None:
@@ -239,7 +239,7 @@ def _real_rows(columns: dict[str, Any], stateful: bool) -> tuple[dict[str, Any],
     if not bool(keep.all()):
         rows = keep.nonzero().squeeze(1)
         chosen = rows.tolist() if Columns.INFOS in columns else []
-        for name in list(columns):  # one by one, so that only one column is in memory twice
+        for name in list(columns):  # one by one, so that at most one column is in memory twice
             column = columns.pop(name)
             columns[name] = (
                 [column[row] for row in chosen]

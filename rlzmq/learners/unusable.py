@@ -1,4 +1,4 @@
-"""UnusableSteps: finds the steps of an update that made a loss overflow, and the batches without them."""
+"""UnusableSteps: finds the steps of an update that made a loss overflow, and returns the batches without them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = ["LeftOut", "UnusableSteps", "as_batches"]
 
 _log = logging.getLogger("rlzmq.learners")
 
-_STEPS = "steps_of_whole"  # in the meta of a cut batch: its env steps within the whole
+_STEPS = "steps_of_whole"  # in the meta of a cut batch: its env steps within the whole batch
 
-# Halvings per search, each a forward and a backward pass. A part not narrowed down by then is left out whole.
+# Number of halvings per search, each a forward and a backward pass. A part that is still too large is left out whole.
 _MAX_HALVINGS = 100
 _MAX_SHOWN = 5
 
@@ -37,7 +37,7 @@ class LeftOut:
     Attributes:
         origin: Origin of the batch, from its meta; None: unknown.
         first, num_steps: Env steps of the original batch, as counted by `slice_steps`.
-        is_fresh: Whether they arrived with this update; else they were in a buffer before it.
+        is_fresh: Whether they arrived with this update. If not, they were in a buffer before.
     """
 
     origin: Any
@@ -48,16 +48,15 @@ class LeftOut:
 
 @dataclass(slots=True)
 class UnusableSteps:
-    """A search in some batches for the env steps that by themselves make a loss or its gradients NaN or
-    infinite.
+    """Searches some batches for env steps that alone make a loss or its gradients NaN or infinite.
 
     Args:
         learner: A Learner with the weights from the beginning of the update.
-        batches: EpisodeBatches or MultiAgentEpisodeBatches, in full length.
+        batches: EpisodeBatches or MultiAgentEpisodeBatches, uncut.
 
     Attributes:
         found: (index of the batch, first env step, end), in order.
-        num_steps: Env steps of all batches.
+        num_steps: Number of env steps in all batches.
     """
 
     learner: Any
@@ -78,7 +77,7 @@ class UnusableSteps:
         """Search; yield before each pass through the loss, so that ranks may wait for each other.
 
         Parts of a minibatch's size are tried first, then halves of the unusable ones. If both halves of a part are
-        usable by themselves, the whole part is unusable. Each rank searches alone; only the learner's buffers change.
+        usable, the whole part is unusable. Each rank searches alone, and only the learner's buffers change.
         """
         size = self.learner._setting("minibatch_size", None) or max(1, self.num_steps)
         try:
@@ -114,7 +113,7 @@ class UnusableSteps:
         return usable or [self.batches[0].slice_steps(0, 0)]
 
     def steps(self) -> Iterator[tuple[Any, Any]]:
-        """(batch, int64 [K]: env steps of it) of what was found."""
+        """Yield (batch, int64 [K]: its env steps) for the steps found."""
         for index, batch in enumerate(self.batches):
             steps = [np.arange(begin, end) for of, begin, end in self.found if of == index]
             if steps:
@@ -168,7 +167,7 @@ def _steps_of_whole(batch: Any) -> Any:
 
 
 def as_batches(episodes: Any) -> list[Any]:
-    """Return `Learner.update`'s episodes as a list of batches on columns; [] if that is not possible."""
+    """Return `Learner.update`'s episodes as a list of batches on columns; [] if this is not possible."""
     kinds = (EpisodeBatch, MultiAgentEpisodeBatch)
     listed: list[Any] = [episodes] if isinstance(episodes, kinds) else list(episodes)
     if listed and all(isinstance(item, kinds) for item in listed):
@@ -183,7 +182,7 @@ def as_batches(episodes: Any) -> list[Any]:
 
 @contextmanager
 def _alone(learner: Any) -> Iterator[None]:
-    """Isolate the learner: what a loss draws, logs or asks other ranks for has no effect within the block."""
+    """Isolate the learner: random draws, logged values and requests to other ranks have no effect in the block."""
     stats, learner._stats = learner._stats, UpdateStats()
     metrics = learner.metrics.get_state()
     try:

@@ -13,7 +13,7 @@ __all__ = ["UpdateStats"]
 
 
 class UpdateStats:
-    """Scalars logged per module and minibatch; their means over the last epoch are the update's results.
+    """Scalars logged per module and minibatch. Their means over the last epoch are the update's results.
 
     Reading a scalar tensor costs a device synchronisation, so tensors are only collected here.
     """
@@ -43,7 +43,7 @@ class UpdateStats:
         }
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all values."""
         self._values.clear()
 
 

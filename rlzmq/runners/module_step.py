@@ -1,4 +1,4 @@
-"""ModuleStep: the module's action computation for a whole vector step, arrays in, arrays out."""
+"""ModuleStep: computes the module's actions for a whole vector step, arrays in, arrays out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ModuleStep:
 
     Args:
         module: The RLModule, in eval mode.
-        generator: Random generator of the actions.
+        generator: Random generator for the actions.
         device: Device of the module; None: CPU.
 
     Attributes:
@@ -94,12 +94,12 @@ class ModuleStep:
         """Compute actions.
 
         Args:
-            observations: Tree of arrays ``[N, ...]``, not changed, read before the call returns.
+            observations: Tree of arrays ``[N, ...]``; not modified, and read before the call returns.
             state: Tree of tensors ``[N, ...]`` for stateful modules, else None.
             t: Lifetime env steps of the whole run, for exploration schedules.
 
         Returns:
-            Columns as arrays ``[N, ...]``, including actions; and the next state.
+            Columns as arrays ``[N, ...]``, including actions, and the next state.
 
         Raises:
             ValueError: The module's outputs lack the columns for actions, or a state.
@@ -176,7 +176,7 @@ class ModuleStep:
         return columns, state_out
 
     def _with_logp(self, outputs: Any) -> Any:
-        """Return the outputs, with log-probabilities if the module chose the actions itself while exploring."""
+        """Return the outputs, with log-probabilities if the module itself chose the actions while exploring."""
         if Columns.ACTIONS not in outputs or not self._explore:
             return outputs
         inputs = outputs.get(Columns.ACTION_DIST_INPUTS)

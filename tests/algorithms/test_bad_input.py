@@ -134,7 +134,7 @@ DATA: dict[str, tuple[Callable[[Path, Any], None], str]] = {
     ),
     "actions of another shape": (
         lambda path, actions: record(path, OBSERVATIONS, gym.spaces.Box(-1.0, 1.0, (5,), np.float32)),
-        r"column 'actions': expected actions of .* got Box\(-1.0, 1.0, \(5,\), float32\)\. Give the environment",
+        r"column 'actions': expected actions of .* got Box\(-1.0, 1.0, \(5,\), float32\)\. Set the environment",
     ),
     "actions of another kind": (
         lambda path, actions: record(path, OBSERVATIONS, BOX if actions is DISCRETE else DISCRETE),
