@@ -1,4 +1,4 @@
-"""How pieces read episodes, add items to the batch, and how lists of items become arrays."""
+"""Helpers of pieces: reading episodes, adding items to the batch, and batching lists of items into arrays."""
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ __all__ = ["BatchItemMethods", "BatchedNdArray", "batch_items", "batch_key"]
 class BatchedNdArray(np.ndarray[Any, Any]):
     """An array whose first axis is already the batch axis.
 
-    `ConnectorV2.add_n_batch_items` tags whole columns with it, so that batching concatenates them
-    instead of stacking.
+    `ConnectorV2.add_n_batch_items` marks whole columns with it, so that batching concatenates them instead of stacking
+    them.
     """
 
     def __new__(cls, array: Any) -> BatchedNdArray:
-        """Return a view on `array` (no copy)."""
+        """Return a view of `array`, without a copy."""
         return np.asarray(array).view(cls)
 
 
 def batch_items(items: Sequence[Any]) -> Any:
     """Batch a list of trees into one tree of arrays ``[B, ...]``.
 
-    Items made of `BatchedNdArray` count with all their rows (they are concatenated), all others as
-    one row each (they are stacked); both may occur in one list. Items that are torch tensors give a
-    tensor.
+    Items made of `BatchedNdArray` are concatenated and count with all their rows. All other items are stacked and count
+    as one row each. Both may occur in one list. If items are torch tensors, the result is a tensor.
 
     Raises:
         ValueError: Shapes or structures of the items differ; the text names both.
@@ -75,7 +74,7 @@ def _concatenate(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 class BatchItemMethods:
-    """The static helpers of ConnectorV2, of use in every piece's ``__call__``."""
+    """Static helper methods of ConnectorV2, for use in every piece's ``__call__``."""
 
     @staticmethod
     def single_agent_episode_iterator(
@@ -83,17 +82,17 @@ class BatchItemMethods:
         agents_that_stepped_only: bool = True,
         zip_with_batch_column: Mapping[tuple[Any, ...], list[Any]] | list[Any] | None = None,
     ) -> Iterator[Any]:
-        """All SingleAgentEpisodes, in the order of the batch: by episode, then by agent.
+        """Yield all SingleAgentEpisodes in the order of the batch: by episode, then by agent.
 
         Args:
-            episodes: SingleAgentEpisodes, MultiAgentEpisodes, batches of either, also mixed.
-            agents_that_stepped_only: Of MultiAgentEpisodes, only agents that have a new observation at
-                the last env step. Learner pipelines pass False.
-            zip_with_batch_column: A batch column in phase 2. If given, yields pairs (episode, item),
-                the k-th item of a key going to the k-th episode of that key.
+            episodes: SingleAgentEpisodes, MultiAgentEpisodes, batches of either, or a mixture.
+            agents_that_stepped_only: In MultiAgentEpisodes, yield only agents with a new observation at the last env
+                step. Learner pipelines pass False.
+            zip_with_batch_column: A batch column in phase 2. If given, yield pairs (episode, item); the k-th item of
+                a key belongs to the k-th episode of that key.
 
         Raises:
-            ValueError: If the column has no item for one of the episodes.
+            ValueError: The column has no item for one of the episodes.
         """
         if zip_with_batch_column is None:
             yield from _iterate(episodes, agents_that_stepped_only)
@@ -124,14 +123,12 @@ class BatchItemMethods:
 
         Args:
             batch: In phase 1 or 2.
-            column: Column name; created where missing.
+            column: Column name; the column is created if missing.
             item_to_add: A tree without batch axis.
-            single_agent_episode: Where the item comes from; None: a plain list is kept under the
-                column.
+            single_agent_episode: The episode that the item belongs to; None: the column is a plain list.
 
         Raises:
-            ValueError: If the column already holds the other kind (plain list / by episode), or
-                batched data.
+            ValueError: The column already holds the other kind (plain list / by episode), or batched data.
         """
         key = None if single_agent_episode is None else batch_key(single_agent_episode)
         _items_of(batch, column, key).append(item_to_add)
@@ -148,10 +145,10 @@ class BatchItemMethods:
 
         Args:
             batch: In phase 1 or 2.
-            column: Column name; created where missing.
-            items_to_add: A list of `num_items` items, or a tree of arrays ``[num_items, ...]``,
-                which is kept as ONE entry of BatchedNdArrays.
-            num_items: How many.
+            column: Column name; the column is created if missing.
+            items_to_add: A list of `num_items` items, or a tree of arrays ``[num_items, ...]``, which is stored as a
+                single entry of BatchedNdArrays.
+            num_items: Number of items.
             single_agent_episode: See `add_batch_item`.
 
         Raises:
@@ -183,17 +180,16 @@ class BatchItemMethods:
         column: str | Sequence[str],
         func: Callable[[Any, Any, Any, Any], Any],
     ) -> None:
-        """Replace every item of one or several columns by a function of it.
+        """Replace every item of one or several columns by a function of the item.
 
         Args:
             batch: In phase 2.
-            column: A column name, or a list of them: `func` then gets and returns a tuple of items.
-            func: ``func(item, episode_id, agent_id, module_id) -> new item``; ids are None where
-                unknown. An item that was added as one array for many steps comes as that
-                BatchedNdArray, ``[num_items, ...]``.
+            column: A column name, or a list of names; `func` then receives and returns a tuple of items.
+            func: ``func(item, episode_id, agent_id, module_id) -> new item``; unknown ids are None. Items that were
+                added as one array for many steps are passed as that BatchedNdArray, ``[num_items, ...]``.
 
         Raises:
-            ValueError: If a column is missing, not in phase 2, or the columns' items do not match.
+            ValueError: A column is missing, not in phase 2, or the columns' items do not match.
         """
         columns = [column] if isinstance(column, str) else list(column)
         for name in columns:
@@ -222,7 +218,7 @@ class BatchItemMethods:
     def switch_batch_from_column_to_module_ids(
         batch: dict[str, dict[str, Any]],
     ) -> dict[str, dict[str, Any]]:
-        """Turn ``{column: {module_id: data}}`` into ``{module_id: {column: data}}``."""
+        """Convert ``{column: {module_id: data}}`` to ``{module_id: {column: data}}``."""
         by_module: dict[str, dict[str, Any]] = {}
         for column, column_data in batch.items():
             for module_id, data in column_data.items():
@@ -244,7 +240,7 @@ def _iterate(episodes: Sequence[Any], agents_that_stepped_only: bool) -> Iterato
             yield episode
         elif hasattr(episode, "agent_episodes"):
             observed = episode.get_agents_that_observed() if agents_that_stepped_only else None
-            # In the order of agent_episodes: sets of ids have no order that other processes share.
+            # In the order of agent_episodes, because the order of a set of ids differs between processes.
             for agent_id, agent_episode in episode.agent_episodes.items():
                 if observed is None or agent_id in observed:
                     yield agent_episode
@@ -255,7 +251,7 @@ def _iterate(episodes: Sequence[Any], agents_that_stepped_only: bool) -> Iterato
 
 
 def _items_of(batch: dict[str, Any], column: str, key: tuple[Any, ...] | None) -> list[Any]:
-    """Return the list that items of (column, key) go into."""
+    """Return the list that holds the items of (column, key)."""
     if key is None:
         items = batch.setdefault(column, [])
     else:
@@ -270,7 +266,7 @@ def _items_of(batch: dict[str, Any], column: str, key: tuple[Any, ...] | None) -
 
 
 def _tag_like(old: Any, new: Any) -> Any:
-    """Keep the many-steps mark on results of array-wise functions."""
+    """Mark the result of an array-wise function as many steps if its input was."""
     if isinstance(old, BatchedNdArray) and not isinstance(new, (BatchedNdArray, dict, tuple, list)):
         return BatchedNdArray(new)
     return new

@@ -1,19 +1,19 @@
-"""Connector pieces in the fused, whole-column path.
+"""Connector pieces on the fused path, which works on whole columns.
 
-A pipeline made only of default pieces and of *columnar* pieces needs no per-episode dicts: the env
-runner and the learner then work on whole arrays. What they need to know is here.
+A pipeline of only default pieces and *columnar* pieces needs no per-episode dicts, so the env runner and the learner
+work on whole arrays. This module documents the interface.
 
-**Pieces.** A piece that can work on whole arrays says ``columnar = True`` and implements
-``transform_observations(observations, rows) -> observations``. Observations are trees of arrays
-``[N, ...]``, one row per observation; `rows` (`RowsContext`) tells which rows begin an episode and
-reads the values before each row. The same method serves the env runner (a row = one sub-env at
-this vector step) and the learner (a row = any slot of an EpisodeBatch). Two kinds:
+**Pieces.** A columnar piece sets ``columnar = True`` and implements
+``transform_observations(observations, rows) -> observations``. Observations are trees of arrays ``[N, ...]``, one row
+per observation. `rows` (`RowsContext`) tells which rows begin an episode, and gives access to the values before each
+row. The same method serves the env runner (a row = one sub-env at this vector step) and the learner (a row = any slot
+of an EpisodeBatch). There are two kinds:
 
-* *writers* (``writes_episodes = True``: MeanStdFilter, FlattenObservations,
-  PrevActionsPrevRewards): what they return is what the episode stores, so learners see it too;
-* *readers* (FrameStacking): what they return goes to the module only.
+* *writers* (``writes_episodes = True``: MeanStdFilter, FlattenObservations, PrevActionsPrevRewards): episodes store
+  their result, so learners see it, too;
+* *readers* (FrameStacking): their result goes to the module only.
 
-**Env runner**, per vector step, for every row (also final observations, also resets)::
+**Env runner**, per vector step, for every row (including final observations and resets)::
 
     plan = env_to_module_pipeline.columnar_plan()      # None: use the generic path
     rows = VectorStepRows(columns, num_envs)           # columns: leaves [N, S, ...]; once
@@ -26,14 +26,14 @@ this vector step) and the learner (a row = any slot of an EpisodeBatch). Two kin
     normalize = module_to_env_pipeline.columnar_plan().normalize
     actions_for_env = normalize.apply_vectorized(actions) if normalize else actions
 
-A multi-agent env runner makes rows agent by agent (a row = this agent in one sub-env), of the agents that
-have a new observation at this vector step; ``rows.agent_id`` is the agent, and an agent's steps before the
-row are its own steps, however many env steps lie between them. Readers that do not ask for the agent
-(``agent_by_agent = False``) get the rows of all agents of a module at once.
+A multi-agent env runner creates rows per agent (a row = this agent in one sub-env), for the agents with a new
+observation at this vector step. ``rows.agent_id`` is the agent. An agent's steps before the row are its own steps, with
+any number of env steps between them. Readers with ``agent_by_agent = False`` get the rows of all agents of a module at
+once.
 
-The runner keeps at least `plan.required_lookback` slots (multi-agent: of each agent's own steps) before
-each chunk. Statistics (MeanStdFilter) are updated inside `write`, exactly once per row, all N rows first
-and then normalised: the per-episode protocol does the same, so both paths give identical numbers.
+The runner keeps at least `plan.required_lookback` slots (multi-agent: of each agent's own steps) before each chunk.
+`write` updates statistics (MeanStdFilter) exactly once per row: first with all N rows, then it normalises. The
+per-episode protocol does the same, so both paths give identical numbers.
 
 **Learner**, on an EpisodeBatch::
 
@@ -61,14 +61,14 @@ IntArray = npt.NDArray[np.int64]
 
 
 class RowsContext(Protocol):
-    """What a columnar piece may know about the N rows that it transforms.
+    """What a columnar piece knows about the N rows that it transforms.
 
     Attributes:
         num_rows: N.
-        is_first: bool[N]: the row's observation is its episode's first (a reset observation).
-        num_previous: int64[N]: how many steps of the same episode lie before the row and can be
-            read (chunk and lookback); 0 for an episode's first observation.
-        agent_id: The agent that all rows belong to; None in single-agent use, or where they are several's.
+        is_first: bool[N], whether the row's observation is its episode's first (a reset observation).
+        num_previous: int64[N], number of readable steps of the same episode before the row (chunk and lookback); 0
+            for an episode's first observation.
+        agent_id: The agent of all rows; None in single-agent use, or if the rows belong to several agents.
     """
 
     num_rows: int
@@ -80,10 +80,10 @@ class RowsContext(Protocol):
         """Return the last `num` values of a column before (or up to) each row.
 
         Args:
-            column: E.g. ``Columns.OBS`` or ``Columns.REWARDS``.
+            column: A column name, e.g. ``Columns.OBS`` or ``Columns.REWARDS``.
             num: Length of the window, >= 1.
-            current: Whether the window ends with the row's own slot (for observations, once they
-                are stored) or with the slot before it (for actions, rewards).
+            current: Whether the window ends with the row's own slot (for observations, once they are stored) instead
+                of the slot before it (for actions, rewards).
 
         Returns:
             A tree of arrays ``[N, num, ...]``, oldest first; zeros where the episode has no value.
@@ -94,13 +94,13 @@ class RowsContext(Protocol):
 class VectorStepRows:
     """Rows of an env runner: N sub-envs at one slot of their columns ``[N, S, ...]``.
 
-    One object serves a whole run: call `move_to` before every vector step.
+    One object serves a whole run. Call `move_to` before every vector step.
 
     Args:
-        columns: Column name -> tree of arrays ``[N, S, ...]``; looked up at every use, so entries
-            may be replaced when a fragment begins.
+        columns: Column name -> tree of arrays ``[N, S, ...]``. It is looked up at every use, so entries may be
+            replaced when a fragment begins.
         num_rows: N, the number of sub-envs.
-        agent_id: The agent whose columns these are; None in single-agent use.
+        agent_id: The agent of these columns; None in single-agent use.
     """
 
     def __init__(self, columns: Mapping[str, Any], num_rows: int, agent_id: Any = None) -> None:
@@ -112,7 +112,7 @@ class VectorStepRows:
         self.num_previous: IntArray = np.zeros(num_rows, np.int64)
 
     def move_to(self, slot: int, *, is_first: BoolArray, num_previous: IntArray) -> None:
-        """Set the slot of the current observations, and what is known of each row.
+        """Set the slot of the current observations, and the facts about each row.
 
         Args:
             slot: Index into the second axis of the columns.
@@ -152,7 +152,7 @@ class FlatRows:
         slots: int64[N], the slot of each row's observation.
         is_first: bool[N].
         num_previous: int64[N].
-        agent_id: The agent that all rows belong to; None in single-agent use.
+        agent_id: The agent of all rows; None in single-agent use.
     """
 
     def __init__(
@@ -175,13 +175,13 @@ class FlatRows:
     def of_batch(
         cls, batch: EpisodeBatch, slots: IntArray, chunks: IntArray, agent_id: Any = None
     ) -> FlatRows:
-        """Rows of an EpisodeBatch.
+        """Return rows of an EpisodeBatch.
 
         Args:
             batch: The chunks.
             slots: int64[N], slots within ``start - lookback … start + length`` of their chunk.
-            chunks: int64[N], the index of the chunk that each slot belongs to.
-            agent_id: The agent that all rows belong to; None in single-agent use.
+            chunks: int64[N], index of each slot's chunk.
+            agent_id: The agent of all rows; None in single-agent use.
         """
         step = slots - batch.start[chunks]
         return cls(
@@ -208,7 +208,7 @@ class FlatRows:
 
 
 def window_mask(num_previous: IntArray, num: int, *, current: bool) -> BoolArray | None:
-    """Return which entries ``[N, num]`` of a window the episode does not have; None when it has all."""
+    """Return which entries ``[N, num]`` of a window are missing in the episode; None if there are none."""
     num_needed = num - int(current)
     if len(num_previous) == 0 or np.minimum.reduce(num_previous) >= num_needed:
         return None

@@ -1,4 +1,4 @@
-"""ConnectorV2: one step of the conversion from episodes to a module's batch, or from its outputs to actions.
+"""ConnectorV2: one step in the conversion of episodes to a module's batch, or of its outputs to actions.
 
 **Protocol.** ``piece(rl_module=, batch=, episodes=, explore=, shared_data=, metrics=) -> batch``.
 The batch is a dict that passes through these phases (infos are neither batched nor padded):
@@ -10,9 +10,9 @@ The batch is a dict that passes through these phases (infos are neither batched 
 4. ``{column: array}``, for a MultiRLModule ``{module_id: {column: array}}``
 5. the same with tensors
 
-**State.** A stateful piece keeps two things: its full state (`get_state`/`set_state`: exact
-copy, for checkpoints) and, if its state is learned from samples, the delta since the last
-synchronisation. The driver synchronises the runners as follows::
+**State.** A stateful piece has a full state (`get_state`/`set_state`: an exact copy, for checkpoints) and, if its
+state is learned from samples, the delta since the last synchronisation. The driver synchronises the runners as
+follows::
 
     deltas = [runner.env_to_module.get_delta() for runner in runners]   # starts new deltas
     driver.env_to_module.merge_deltas(deltas)                           # folds all into the driver's
@@ -20,10 +20,10 @@ synchronisation. The driver synchronises the runners as follows::
     for runner in runners:
         runner.env_to_module.apply_merged_state(merged)   # keeps samples after its last delta
 
-`merge_states(states)` is RLlib's form of it: the states of all runners in, one merged state out, to
-be given to `set_state` of everybody.
+`merge_states(states)` is RLlib's form of it: it takes the states of all runners and returns one merged state for
+everybody's `set_state`.
 
-**Whole columns.** `rlzmq.connectors.columnar` documents how a piece takes part in the fused path:
+**Whole columns.** `rlzmq.connectors.columnar` documents how a piece supports the fused path:
 declare ``columnar = True`` (and ``writes_episodes``) and implement `transform_observations`.
 """
 
@@ -50,7 +50,7 @@ __all__ = ["BatchedNdArray", "ConnectorV2", "RowsContext", "batch_key"]
 class _RecomputesAfterInit(abc.ABCMeta):
     """Metaclass that computes a piece's output spaces after its ``__init__``.
 
-    So a subclass may set its attributes before or after ``super().__init__(...)``.
+    This allows a subclass to set its attributes before or after ``super().__init__(...)``.
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +63,7 @@ class _RecomputesAfterInit(abc.ABCMeta):
 class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterInit):
     """Base class of all connector pieces and pipelines.
 
-    Subclasses implement `__call__` only; those that change spaces override
+    Subclasses implement `__call__`. Those that change spaces also override
     `recompute_output_observation_space` and/or `recompute_output_action_space`.
 
     Example::
@@ -75,10 +75,10 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
                 return batch
 
     Args:
-        input_observation_space: Of one env (multi-agent: a Dict by agent id); usually left to the
-            pipeline that the piece is put into.
-        input_action_space: Likewise.
-        kwargs: Ignored here, for subclasses that pass on all they got.
+        input_observation_space: Observation space of one env (multi-agent: a Dict by agent id); usually set by the
+            pipeline that contains the piece.
+        input_action_space: Action space of one env, likewise.
+        kwargs: Ignored here, so that subclasses may pass on all their arguments.
     """
 
     checkpoint_name = "connector"
@@ -87,11 +87,13 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
     """Whether `transform_observations` (or, on the learner, `compute_columns`) is implemented."""
 
     writes_episodes: ClassVar[bool] = False
-    """Whether the observations that this piece returns are also what the episodes store."""
+    """Whether episodes store the observations that this piece returns."""
 
     agent_by_agent: ClassVar[bool] = True
-    """Whether `transform_observations` asks for the agent (``rows.agent_id``, spaces, statistics). If not, rows
-    of all agents of a module come in one call, with agent_id None."""
+    """Whether `transform_observations` depends on the agent (``rows.agent_id``, spaces, statistics).
+
+    If not, it gets the rows of all agents of a module in one call, with agent_id None.
+    """
 
     def __init__(
         self,
@@ -121,12 +123,12 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
         """Change or extend the batch (in place or not) and return it.
 
         Args:
-            rl_module: The RLModule or MultiRLModule; None where a piece needs none.
+            rl_module: The RLModule or MultiRLModule; None if a piece needs none.
             batch: In one of the phases above.
             episodes: SingleAgentEpisodes, MultiAgentEpisodes, or an EpisodeBatch.
-            explore: Whether actions will be, or are, exploratory. False in learner pipelines.
-            shared_data: Scratch dict shared by the pieces of one call; env-to-module and
-                module-to-env share one between two full resets.
+            explore: Whether actions are exploratory. False in learner pipelines.
+            shared_data: Scratch dict shared by the pieces of one call. Env-to-module and module-to-env pipelines
+                share one between two full resets.
             metrics: MetricsLogger or None.
         """
 
@@ -137,7 +139,7 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
         input_observation_space: gym.Space[Any] | None,
         input_action_space: gym.Space[Any] | None,
     ) -> gym.Space[Any] | None:
-        """Return the observation space after this piece; unchanged unless overridden."""
+        """Return the observation space after this piece. The default is the input space."""
         return input_observation_space
 
     def recompute_output_action_space(
@@ -145,12 +147,12 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
         input_observation_space: gym.Space[Any] | None,
         input_action_space: gym.Space[Any] | None,
     ) -> gym.Space[Any] | None:
-        """Return the action space after this piece; unchanged unless overridden."""
+        """Return the action space after this piece. The default is the input space."""
         return input_action_space
 
     @property
     def input_observation_space(self) -> gym.Space[Any] | None:
-        """The observation space before this piece; setting it recomputes the output spaces."""
+        """Observation space before this piece. Setting it recomputes the output spaces."""
         return self._input_observation_space
 
     @input_observation_space.setter
@@ -159,7 +161,7 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
 
     @property
     def input_action_space(self) -> gym.Space[Any] | None:
-        """The action space before this piece; setting it recomputes the output spaces."""
+        """Action space before this piece. Setting it recomputes the output spaces."""
         return self._input_action_space
 
     @input_action_space.setter
@@ -169,7 +171,7 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
     def set_input_spaces(
         self, observation_space: gym.Space[Any] | None, action_space: gym.Space[Any] | None
     ) -> None:
-        """Set both input spaces at once and recomputes both output spaces."""
+        """Set both input spaces at once and recompute both output spaces."""
         self._input_observation_space = observation_space
         self._input_action_space = action_space
         self._recompute_output_spaces()
@@ -185,12 +187,12 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
 
     @property
     def observation_space(self) -> gym.Space[Any] | None:
-        """The observation space after this piece; None while the input space is unknown."""
+        """Observation space after this piece; None while the input space is unknown."""
         return self._observation_space
 
     @property
     def action_space(self) -> gym.Space[Any] | None:
-        """The action space after this piece; None while the input space is unknown."""
+        """Action space after this piece; None while the input space is unknown."""
         return self._action_space
 
     # -- state ----------------------------------------------------------------------------------
@@ -206,13 +208,13 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore exactly what `get_state` gave."""
+        """Restore a state from `get_state` exactly."""
 
     def reset_state(self) -> None:
         """Reset to the state after construction."""
 
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return one state out of those of several copies of this piece. Default: the first one."""
+        """Merge the states of several copies of this piece into one. By default, return the first one."""
         return dict(states[0]) if states else {}
 
     def get_delta(self) -> dict[str, Any]:
@@ -223,41 +225,41 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
         """Merge the deltas of other copies of this piece into this one's state."""
 
     def apply_merged_state(self, state: dict[str, Any]) -> None:
-        """Take over the merged state of all copies, and keep this one's unsent delta."""
+        """Load the merged state of all copies, and keep this piece's unsent delta."""
         self.set_state(state)
 
     def freeze_statistics(self) -> None:
-        """Stop learning from samples, for evaluation. Nothing to do in most pieces."""
+        """Stop learning from samples, for evaluation. By default, do nothing."""
 
     # -- whole columns (see rlzmq.connectors.columnar) ------------------------------------------
 
     @property
     def last_step_only(self) -> bool:
-        """Whether a call handles each episode's last observation only; learner pipelines refuse such pieces."""
+        """Whether a call handles only each episode's last observation. Learner pipelines reject such pieces."""
         return self.writes_episodes
 
     @property
     def required_lookback(self) -> int:
-        """How many earlier steps of an episode the piece looks at (frame stacking: frames - 1)."""
+        """Number of earlier steps of an episode that the piece needs (frame stacking: frames - 1)."""
         return 0
 
     def transform_observations(self, observations: Any, rows: RowsContext) -> Any:
-        """Transform many observations: the columnar form of `__call__`.
+        """Transform many observations, the columnar form of `__call__`.
 
         Args:
-            observations: Tree of arrays ``[N, ...]``; not to be changed in place.
-            rows: What is known of each row, and the values before it.
+            observations: Tree of arrays ``[N, ...]``. Do not modify them in place.
+            rows: The facts about each row, and the values before it.
 
         Returns:
-            A new tree of arrays ``[N, ...]`` as `observation_space` says.
+            A new tree of arrays ``[N, ...]`` that fits `observation_space`.
         """
         raise NotImplementedError(f"{type(self).__name__} is not columnar.")
 
     def compute_columns(self, episodes: EpisodeBatch) -> dict[str, Any]:
-        """Compute the columns that a learner piece adds: the columnar form of `__call__`.
+        """Compute the columns that a learner piece adds, the columnar form of `__call__`.
 
         Returns:
-            Column name -> array ``[num_env_steps, ...]``, rows in the order of
+            Column name -> array ``[num_env_steps, ...]``, with rows in the order of
             ``episodes.step_slots()``.
         """
         return {}
@@ -265,16 +267,16 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
     # -- tensors (see rlzmq.connectors.torch_piece) ---------------------------------------------
 
     def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
-        """Return what the piece does, as operations on tensors: ``rlzmq export`` and ``rlzmq serve`` need it.
+        """Return the piece as operations on tensors, for ``rlzmq export`` and ``rlzmq serve``.
 
-        Statistics become constants. A subclass that changes `__call__` needs its own.
+        Statistics become constants. A subclass that changes `__call__` needs its own method.
 
         Args:
-            rl_module: The RLModule that acts.
-            agent_id: The agent that it plays; None in single-agent use.
+            rl_module: The acting RLModule.
+            agent_id: The agent that it acts for; None in single-agent use.
 
         Raises:
-            ConfigurationError: The piece has no such form.
+            ConfigurationError: The piece has no form in torch operations.
         """
         raise ConfigurationError(
             f"{type(self).__name__} has no form in torch operations: write {type(self).__name__}.to_torch(self, *, "

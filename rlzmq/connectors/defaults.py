@@ -1,4 +1,4 @@
-"""Building a config's pipelines from user and default pieces, in RLlib's order."""
+"""Builds a config's pipelines from user and default pieces, in RLlib's order."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def build_env_to_module(
 ) -> EnvToModulePipeline:
     """Build the env-to-module pipeline: the user's pieces, then the default ones.
 
-    Where the model settings enable ``lstm_use_prev_action`` or ``lstm_use_prev_reward``, a
-    PrevActionsPrevRewards piece comes between them, unless the user gave one.
+    If the model settings enable ``lstm_use_prev_action`` or ``lstm_use_prev_reward``, a PrevActionsPrevRewards piece is
+    added between them, unless the user's pieces include one.
 
     Args:
-        config: AlgorithmConfig, or anything with its attributes.
-        env: The (vector) env; goes to the user's callable.
+        config: AlgorithmConfig, or an object with its attributes.
+        env: The (vector) env; passed to the user's callable.
         spaces: ``{"__env__": (obs, act), "__env_single__": (obs, act)}``; the latter are the pipeline's
             input spaces. None: the env's own.
         device: Torch device of the module's inputs.
 
     Raises:
-        ConfigurationError: If the user's callable returned something that is not a piece or a list of pieces.
+        ConfigurationError: The user's callable did not return a piece or a list of pieces.
     """
     setting = "env_to_module_connector"
     observation_space, action_space = _single_spaces(env, spaces)
@@ -71,9 +71,9 @@ def build_env_to_module(
 def build_module_to_env(
     config: BaseConfig, env: Any = None, spaces: Mapping[str, Any] | None = None
 ) -> ModuleToEnvPipeline:
-    """Build the module-to-env pipeline: the user's pieces in the middle of the default ones.
+    """Build the module-to-env pipeline: the user's pieces between the default ones.
 
-    Arguments and errors as of `build_env_to_module`.
+    Arguments and errors are those of `build_env_to_module`.
     """
     setting = "module_to_env_connector"
     observation_space, action_space = _single_spaces(env, spaces)
@@ -102,16 +102,16 @@ def build_learner(
 ) -> LearnerConnectorPipeline:
     """Build the learner pipeline: the user's pieces, then the default ones.
 
-    Algorithms add their own pieces to it: see `add_estimator` and `add_next_observations`.
+    Algorithms add their own pieces; see `add_estimator` and `add_next_observations`.
 
     Args:
-        config: AlgorithmConfig, or anything with its attributes.
-        observation_space: Of one env (multi-agent: a Dict by agent id), or None.
-        action_space: Likewise.
+        config: AlgorithmConfig, or an object with its attributes.
+        observation_space: Observation space of one env (multi-agent: a Dict by agent id), or None.
+        action_space: Action space of one env, likewise.
         device: Torch device of the train batch.
 
     Raises:
-        ConfigurationError: As of `build_env_to_module`.
+        ConfigurationError: See `build_env_to_module`.
     """
     arguments = {
         "observation_space": observation_space,
@@ -136,13 +136,13 @@ def build_learner(
 
 
 def add_estimator(pipeline: LearnerConnectorPipeline, estimator: learner.WholeBatchEstimator) -> None:
-    """Add what an estimator needs: one extra step per chunk first of all, the estimator itself last of all."""
+    """Add an estimator as the last piece, and as the first piece the one that gives each chunk an extra step."""
     pipeline.prepend(learner.AddOneTsToEpisodesAndTruncate())
     pipeline.append(estimator)
 
 
 def add_next_observations(pipeline: LearnerConnectorPipeline) -> None:
-    """Add next observations after observations to a learner pipeline, as DQN and SAC need."""
+    """Add next observations after observations to a learner pipeline, for DQN and SAC."""
     pipeline.insert_after(
         common.AddObservationsFromEpisodesToBatch, learner.AddNextObservationsFromEpisodesToTrainBatch()
     )
@@ -151,11 +151,11 @@ def add_next_observations(pipeline: LearnerConnectorPipeline) -> None:
 def change_modules(pipeline: ConnectorPipelineV2, config: BaseConfig) -> None:
     """Update a built pipeline for the current modules and agent mapping.
 
-    States of the pieces stay; the spaces are propagated again.
+    The pieces keep their states; the spaces are propagated again.
 
     Args:
-        pipeline: Of a multi-agent config.
-        config: The config with the modules as they are now.
+        pipeline: The pipeline of a multi-agent config.
+        config: The config with the current modules.
     """
     for piece in flat_pieces(pipeline.connectors):
         if isinstance(piece, common.AgentToModuleMapping):
@@ -180,7 +180,7 @@ def _mapping_fn(config: BaseConfig) -> Callable[..., Any]:
 
 
 def _specs(config: BaseConfig) -> Any:
-    """Return module id -> spec (or None), from the policies or else the MultiRLModuleSpec."""
+    """Return module id -> spec (or None), from the policies or, if there are none, the MultiRLModuleSpec."""
     specs = getattr(getattr(config, "rl_module_spec", None), "rl_module_specs", None)
     policies = config.policies
     if isinstance(specs, Mapping) and isinstance(policies, Mapping):
@@ -189,7 +189,7 @@ def _specs(config: BaseConfig) -> Any:
 
 
 def _previous_pieces(config: BaseConfig, pieces: Sequence[ConnectorV2]) -> list[ConnectorV2]:
-    """Return a PrevActionsPrevRewards piece if any module's settings need it."""
+    """Return a list with a PrevActionsPrevRewards piece if any module's settings need it, else an empty list."""
     num_actions, num_rewards = (
         int(any(settings.get(f"lstm_use_prev_{what}") for settings in _model_settings(config)))
         for what in ("action", "reward")
@@ -206,7 +206,7 @@ def _previous_pieces(config: BaseConfig, pieces: Sequence[ConnectorV2]) -> list[
 
 
 def _model_settings(config: BaseConfig) -> list[dict[str, Any]]:
-    """Return the model settings of the config, its specs, and its modules' own overrides."""
+    """Return the model settings of the config, of its specs, and of its modules' overrides."""
     outer = getattr(config, "rl_module_spec", None)
     policies = getattr(config, "policies", None)
     specs = [outer, *(getattr(outer, "rl_module_specs", None) or {}).values()]
@@ -265,7 +265,7 @@ def _user_pieces(
 
 
 def _called(func: Any, setting: str, arguments: dict[str, Any], aliases: Mapping[str, str]) -> Any:
-    """Call the user's function with the arguments that it takes, by name or else by position."""
+    """Call the user's function with those arguments that it accepts, by name or else by position."""
     try:
         parameters = list(inspect.signature(func).parameters.values())
     except (TypeError, ValueError):

@@ -63,7 +63,7 @@ def explain_pipeline(
 
 
 def _copied(data: Any) -> Any:
-    """Return a deep copy with detached tensors: torch deep-copies only leaf tensors."""
+    """Return a deep copy with detached tensors, since torch deep-copies only leaf tensors."""
     tensors = [value for value in _leaves(data) if isinstance(value, torch.Tensor)]
     return copy.deepcopy(data, {id(tensor): tensor.detach().clone() for tensor in tensors})
 
@@ -77,7 +77,7 @@ def _leaves(data: Any) -> Iterator[Any]:
 
 
 def describe_batch(data: Any, indent: int = 2) -> list[str]:
-    """Return lines that show a batch's nesting, numbers of items, shapes and dtypes."""
+    """Return lines that show a batch's nesting, number of items, shapes and dtypes."""
     pad = " " * indent
     if isinstance(data, dict):
         if not data:

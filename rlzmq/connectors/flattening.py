@@ -1,4 +1,4 @@
-"""Nested spaces as flat float vectors."""
+"""Flattening of nested spaces to float vectors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["flat_size", "flatten_tensors", "flatten_values"]
 
 
 def flat_size(space: gym.Space[Any]) -> int:
-    """Return how many floats `flatten_values` makes of one element.
+    """Return the number of floats that `flatten_values` makes of one element.
 
     Raises:
-        UnsupportedSpaceError: If the space has no fixed size.
+        UnsupportedSpaceError: The space has no fixed size.
     """
     if isinstance(space, gym.spaces.Dict):
         return sum(flat_size(part) for part in space.spaces.values())
@@ -37,7 +37,7 @@ def flat_size(space: gym.Space[Any]) -> int:
 
 
 def flatten_values(space: gym.Space[Any], values: Any, num_lead: int = 0) -> npt.NDArray[np.float32]:
-    """Elements of a space as float32 vectors: Dict parts in sorted key order, discrete parts one-hot.
+    """Flatten elements of a space to float32 vectors: Dict parts in sorted key order, discrete parts one-hot.
 
     Args:
         space: The space of one element.
@@ -48,7 +48,7 @@ def flatten_values(space: gym.Space[Any], values: Any, num_lead: int = 0) -> npt
         float32 ``[*lead, flat_size(space)]``.
 
     Raises:
-        ValueError: If a discrete value lies outside of its space.
+        ValueError: A discrete value is outside of its space.
     """
     parts: list[npt.NDArray[np.float32]] = []
     _collect(space, values, num_lead, parts)
@@ -70,7 +70,7 @@ def _collect(space: gym.Space[Any], values: Any, num_lead: int, parts: list[npt.
 
 
 def flatten_tensors(space: gym.Space[Any], values: Any) -> Any:
-    """Return `flatten_values` of a batch of tensors, float32 ``[B, flat_size(space)]``; values are not checked."""
+    """Return `flatten_values` of a batch of tensors, float32 ``[B, flat_size(space)]``. Values are not checked."""
     import torch
 
     parts: list[Any] = []

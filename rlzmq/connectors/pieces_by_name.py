@@ -14,7 +14,7 @@ PieceRef: TypeAlias = str | type[ConnectorV2] | ConnectorV2
 
 
 class PiecesByName(ConnectorV2):
-    """Base of pipelines: uniquely named pieces with a common state.
+    """Base class of pipelines: uniquely named pieces with a common state.
 
     Attributes:
         connectors: The pieces, in order.
@@ -34,7 +34,7 @@ class PiecesByName(ConnectorV2):
         return names
 
     def index(self, name_or_class: PieceRef) -> int:
-        """Return the position of a piece; argument and errors as of `insert_before`."""
+        """Return the position of a piece. Argument and errors are those of `insert_before`."""
         names = self.piece_names
         for index, piece in enumerate(self.connectors):
             if isinstance(name_or_class, str):
@@ -62,8 +62,8 @@ class PiecesByName(ConnectorV2):
         """Return piece name -> state, without stateless pieces.
 
         Args:
-            components: Only these pieces; None: all.
-            not_components: All but these.
+            components: Names of the pieces to include; None: all.
+            not_components: Names of pieces to leave out.
         """
         wanted, unwanted = name_set(components), name_set(not_components) or set()
         state = {}
@@ -75,10 +75,10 @@ class PiecesByName(ConnectorV2):
         return state
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore what `get_state` returned; pieces that it does not name keep their state.
+        """Restore a state from `get_state`. Pieces that it does not name keep their state.
 
         Raises:
-            ValueError: If the state names a piece that this pipeline does not have.
+            ValueError: The state names a piece that this pipeline does not have.
         """
         for name, piece_state in state.items():
             self.connectors[self.index(name)].set_state(piece_state)
@@ -89,7 +89,7 @@ class PiecesByName(ConnectorV2):
             piece.reset_state()
 
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Merge the states of copies of this pipeline, piece by piece, by name."""
+        """Merge the states of copies of this pipeline, piece by piece, matched by name."""
         merged = {}
         for name, piece in zip(self.piece_names, self.connectors, strict=True):
             of_piece = [state[name] for state in states if state.get(name)]
@@ -106,7 +106,7 @@ class PiecesByName(ConnectorV2):
         return {name: delta for name, delta in zip(self.piece_names, deltas, strict=True) if delta}
 
     def merge_deltas(self, deltas: Sequence[dict[str, Any]]) -> None:
-        """Merge deltas of copies of this pipeline into its pieces, by name."""
+        """Merge the deltas of copies of this pipeline into its pieces, matched by name."""
         by_name: dict[str, list[dict[str, Any]]] = {}
         for delta in deltas:
             for name, piece_delta in delta.items():
@@ -115,7 +115,7 @@ class PiecesByName(ConnectorV2):
             self.connectors[self.index(name)].merge_deltas(piece_deltas)
 
     def apply_merged_state(self, state: dict[str, Any]) -> None:
-        """Take over a merged state; each piece keeps its unsent delta."""
+        """Load a merged state; each piece keeps its unsent delta."""
         for name, piece_state in state.items():
             self.connectors[self.index(name)].apply_merged_state(piece_state)
 
@@ -126,12 +126,12 @@ class PiecesByName(ConnectorV2):
 
     @property
     def required_lookback(self) -> int:
-        """The most that any piece looks back, in steps."""
+        """The largest lookback of any piece, in steps."""
         return max((piece.required_lookback for piece in self.connectors), default=0)
 
 
 def name_set(names: Any) -> set[Any] | None:
-    """Return one name or several as a collection of names, or None."""
+    """Return one name or several as a set of names, or None."""
     if names is None:
         return None
     return {names} if isinstance(names, str) else set(names)

@@ -1,4 +1,4 @@
-"""Pipelines that call connector pieces in order and propagate their spaces."""
+"""Pipelines, which call connector pieces in order and propagate their spaces."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ __all__ = [
 
 
 class ConnectorPipelineV2(PiecesByName):
-    """Calls its pieces in order; is itself a piece, so pipelines nest.
+    """Calls its pieces in order. A pipeline is itself a piece, so pipelines can be nested.
 
-    Every piece has a unique name: its class name, with ``_2``, ``_3``, … for further pieces of one
-    class. States, timers and error texts use it. After every edit, of a nested pipeline too, the spaces are
-    propagated again.
+    Every piece has a unique name: its class name, with ``_2``, ``_3``, … for further pieces of the same class. States,
+    timers and error texts use it. After every edit, including edits of a nested pipeline, the spaces are propagated
+    again.
 
     Args:
-        input_observation_space: Of one env (multi-agent: a Dict by agent id).
-        input_action_space: Likewise.
+        input_observation_space: Observation space of one env (multi-agent: a Dict by agent id).
+        input_action_space: Action space of one env, likewise.
         connectors: The pieces.
 
     Attributes:
-        connectors: The pieces, in order. Edit through the methods, which also update the spaces.
-        time_pieces: Whether every piece must really be called, to be timed; off by default: it costs
-            sampling speed, since no piece can then be left out in favour of the fused path.
-        after_piece: Called with each piece's name and the batch it returned, for debugging; None: off.
+        connectors: The pieces, in order. Edit them through the methods, which also update the spaces.
+        time_pieces: Whether every piece is really called, to be timed. Off by default, because it prevents the fused
+            path and so reduces the sampling speed.
+        after_piece: Called with each piece's name and the batch that it returned, for debugging; None: off.
     """
 
     def __init__(
@@ -58,9 +58,11 @@ class ConnectorPipelineV2(PiecesByName):
     ) -> None:
         self.connectors: list[ConnectorV2] = [_checked(piece) for piece in connectors or ()]
         self.time_pieces = False
-        self._timers: dict[int, list[float]] = {}  # by the piece's id, which is quicker to find than its name
+        self._timers: dict[
+            int, list[float]
+        ] = {}  # by the piece's id, which is faster to look up than its name
         self.after_piece: Callable[[str, dict[str, Any]], None] | None = None
-        # the pipeline that this one is a piece of
+        # The pipeline that contains this one.
         self._outer: weakref.ref[ConnectorPipelineV2] | None = None
         super().__init__(input_observation_space, input_action_space)
 
@@ -77,11 +79,11 @@ class ConnectorPipelineV2(PiecesByName):
         metrics: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Run the batch through all pieces. Arguments as of ConnectorV2; batch defaults to ``{}``.
+        """Run the batch through all pieces. The arguments are those of ConnectorV2; batch defaults to ``{}``.
 
         Raises:
-            ValueError: If a piece returned something that is not a dict; the text names the piece.
-            Exception: Whatever a piece raised, with a note that names the piece.
+            ValueError: A piece returned something that is not a dict; the text names the piece.
+            Exception: An error raised by a piece, with a note that names the piece.
         """
         return self.run_pieces(
             0,
@@ -108,7 +110,7 @@ class ConnectorPipelineV2(PiecesByName):
         metrics: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Run the batch through pieces ``begin … end - 1`` only; otherwise as calling the pipeline."""
+        """Run the batch through pieces ``begin … end - 1`` only; otherwise like `__call__`."""
         batch = {} if batch is None else batch
         shared_data = {} if shared_data is None else shared_data
         for index in range(begin, end):
@@ -147,9 +149,9 @@ class ConnectorPipelineV2(PiecesByName):
 
     @property
     def piece_timers(self) -> dict[str, list[float]]:
-        """Piece name -> [number of calls, total seconds], of the pieces that were called.
+        """Piece name -> [number of calls, total seconds], for the pieces that were called.
 
-        Fused paths call none. Runners and learners take these timers into their results.
+        Fused paths call no pieces. Runners and learners include these timers in their results.
         """
         named = zip(self.piece_names, self.connectors, strict=True)
         return {name: list(self._timers[id(piece)]) for name, piece in named if id(piece) in self._timers}
@@ -180,10 +182,10 @@ class ConnectorPipelineV2(PiecesByName):
     ) -> str:
         """Describe the batch after each piece, from a trial call without side effects.
 
-        Episodes, batch, shared data and the pieces' states are left as they were.
+        The call does not change episodes, batch, shared data or the pieces' states.
 
         Args:
-            print_it: Also print the text.
+            print_it: Whether to print the text, too.
 
         Returns:
             One block per piece: its name, and the batch's columns with shapes and dtypes.
@@ -204,31 +206,31 @@ class ConnectorPipelineV2(PiecesByName):
     # -- editing --------------------------------------------------------------------------------
 
     def prepend(self, connector: ConnectorV2) -> None:
-        """Put a piece first."""
+        """Insert a piece at the beginning."""
         self._insert(0, connector)
 
     def append(self, connector: ConnectorV2) -> None:
-        """Put a piece last."""
+        """Append a piece at the end."""
         self._insert(len(self.connectors), connector)
 
     def insert_before(self, name_or_class: PieceRef, connector: ConnectorV2) -> None:
-        """Put a piece before another one.
+        """Insert a piece before another one.
 
         Args:
-            name_or_class: Piece name, class (the first piece of it), or the piece itself.
+            name_or_class: Piece name, class (its first piece), or the piece itself.
             connector: The new piece.
 
         Raises:
-            ValueError: If there is no such piece; the text suggests a name.
+            ValueError: There is no such piece; the text suggests a name.
         """
         self._insert(self.index(name_or_class), connector)
 
     def insert_after(self, name_or_class: PieceRef, connector: ConnectorV2) -> None:
-        """Put a piece after another one; arguments and errors as of `insert_before`."""
+        """Insert a piece after another one. Arguments and errors are those of `insert_before`."""
         self._insert(self.index(name_or_class) + 1, connector)
 
     def remove(self, name_or_class: PieceRef) -> None:
-        """Take out one piece; argument and errors as of `insert_before`."""
+        """Remove one piece. Argument and errors are those of `insert_before`."""
         del self.connectors[self.index(name_or_class)]
         self._propagate_from_outermost()
 
@@ -253,7 +255,7 @@ class ConnectorPipelineV2(PiecesByName):
         observation_space, action_space = self._input_observation_space, self._input_action_space
         self._adopt_pieces()
         for piece in self.connectors:
-            # In a pipeline without spaces a piece keeps the spaces it was given.
+            # In a pipeline without spaces, a piece keeps its own spaces.
             piece.set_input_spaces(
                 piece.input_observation_space if observation_space is None else observation_space,
                 piece.input_action_space if action_space is None else action_space,
@@ -296,8 +298,8 @@ class ConnectorPipelineV2(PiecesByName):
         """Return one piece by position or name; a list of pieces by slice or by (base) class.
 
         Raises:
-            IndexError: No piece at this position.
-            ValueError: No piece of this name; the text suggests one.
+            IndexError: There is no piece at this position.
+            ValueError: There is no piece of this name; the text suggests one.
         """
         if isinstance(key, str):
             return self.connectors[self.index(key)]
@@ -313,29 +315,29 @@ class ConnectorPipelineV2(PiecesByName):
 
 
 class EnvToModulePipeline(ConnectorPipelineV2):
-    """From episodes to the module's input batch, in an env runner."""
+    """Converts episodes to the module's input batch, in an env runner."""
 
     def columnar_plan(self) -> EnvToModulePlan | None:
-        """Return how to run on whole columns; None when a piece needs the per-episode protocol."""
+        """Return the plan for whole columns; None if a piece needs the per-episode protocol."""
         return None if self.watches_pieces else env_to_module_plan(self.connectors)
 
 
 class ModuleToEnvPipeline(ConnectorPipelineV2):
-    """From the module's outputs to actions for the vector env, in an env runner."""
+    """Converts the module's outputs to actions for the vector env, in an env runner."""
 
     def columnar_plan(self) -> ModuleToEnvPlan | None:
-        """Return how to run on whole columns; None when a piece needs the per-episode protocol."""
+        """Return the plan for whole columns; None if a piece needs the per-episode protocol."""
         return None if self.watches_pieces else module_to_env_plan(self.connectors)
 
 
 class LearnerConnectorPipeline(ConnectorPipelineV2):
-    """From episodes to the train batch, in a learner.
+    """Converts episodes to the train batch, in a learner.
 
-    The pieces get copies of the caller's episodes (sharing their data until written to), so the
-    caller's stay as they are; chunks of one episode get different ids, so their rows never mix.
+    The pieces receive copies of the caller's episodes (which share their data until they are written to), so the
+    caller's episodes do not change. Chunks of one episode get different ids, so their rows never mix.
 
     Raises:
-        ConfigurationError: If a piece handles last observations only: it is one for env-to-module pipelines.
+        ConfigurationError: A piece handles only last observations, so it belongs into env-to-module pipelines.
     """
 
     # The pieces, and their plan.
@@ -378,7 +380,7 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
         )
 
     def columnar_plan(self) -> LearnerPlan | None:
-        """Return how to run on whole columns; None when a piece needs the per-episode protocol."""
+        """Return the plan for whole columns; None if a piece needs the per-episode protocol."""
         if self.watches_pieces:
             return None
         pieces = flat_pieces(self.connectors)

@@ -1,7 +1,7 @@
 """Plans for running pipelines on whole columns.
 
-Each `*_plan` function checks a pipeline's pieces and returns a small plan of the non-default ones, or
-None when a piece needs the per-episode protocol. `rlzmq.connectors.columnar` shows how plans are used.
+Each `*_plan` function checks a pipeline's pieces and returns a small plan of the non-default ones, or None if a piece
+needs the per-episode protocol. `rlzmq.connectors.columnar` shows how plans are used.
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ class EnvToModulePlan:
     Attributes:
         writers: Pieces whose results the episodes store, in order.
         readers: Pieces whose results go to the module only, in order.
-        stored_observation_space: Of what the writers return: the space of the obs column
-            (multi-agent: a Dict by agent id).
-        observation_space: Of what the module gets, before the mapping to modules.
-        required_lookback: Slots to keep before each chunk, for readers and the next fragment.
+        stored_observation_space: Space of the writers' result, the obs column (multi-agent: a Dict by agent id).
+        observation_space: Space of the module's observations, before the mapping to modules.
+        required_lookback: Number of slots to keep before each chunk, for readers and the next fragment.
         multi_agent: Whether the default pieces are the multi-agent ones.
         device: NumpyToTensor's device; None: CPU.
     """
@@ -56,7 +55,7 @@ class EnvToModulePlan:
     device: Any
 
     def write(self, observations: Any, rows: RowsContext) -> Any:
-        """Convert the env's observations ``[N, ...]`` to the stored ones; updates statistics."""
+        """Convert the env's observations ``[N, ...]`` to the stored ones, and update statistics."""
         for piece in self.writers:
             observations = piece.transform_observations(observations, rows)
         return observations
@@ -73,7 +72,7 @@ class ModuleToEnvPlan:
     """The module-to-env pipeline on whole columns.
 
     Attributes:
-        normalize: Piece that converts actions to the env's (`apply_vectorized`), or None if they are equal.
+        normalize: Piece that converts actions to the env's (`apply_vectorized`); None if they are equal.
     """
 
     normalize: NormalizeAndClipActions | None
@@ -86,11 +85,11 @@ class LearnerPlan:
     Attributes:
         observation_pieces: Pieces that change observations, in order.
         column_pieces: Pieces that add columns, in order.
-        add_one_ts: Every chunk gets one more, masked step (AddOneTsToEpisodesAndTruncate).
-        next_observations: The batch has ``Columns.NEXT_OBS``.
-        infos: The batch has ``Columns.INFOS``.
-        estimator: The last piece, which computes with the weights (advantages), or None.
-        required_lookback: Steps that the chunks should have before their start.
+        add_one_ts: Whether every chunk gets an extra, masked step (AddOneTsToEpisodesAndTruncate).
+        next_observations: Whether the batch has ``Columns.NEXT_OBS``.
+        infos: Whether the batch has ``Columns.INFOS``.
+        estimator: The last piece, which uses the weights (for advantages), or None.
+        required_lookback: Number of steps that chunks should have before their start.
         multi_agent: Whether the default pieces are the multi-agent ones.
         device: NumpyToTensor's device; None: CPU.
     """
@@ -141,7 +140,7 @@ class LearnerPlan:
         return observations
 
     def extra_columns(self, batch: EpisodeBatch) -> dict[str, Any]:
-        """Return the columns that user pieces add: column name -> array ``[num_env_steps, ...]``."""
+        """Return the columns added by user pieces: column name -> array ``[num_env_steps, ...]``."""
         columns: dict[str, Any] = {}
         for piece in self.column_pieces:
             columns.update(piece.compute_columns(batch))
@@ -149,7 +148,7 @@ class LearnerPlan:
 
 
 def env_to_module_plan(pieces: Sequence[ConnectorV2]) -> EnvToModulePlan | None:
-    """Return the plan of an env-to-module pipeline; None when it needs the per-episode protocol."""
+    """Return the plan of an env-to-module pipeline; None if it needs the per-episode protocol."""
     flat = flat_pieces(pieces)
     heads = (
         common.AddObservationsFromEpisodesToBatch,
@@ -181,7 +180,7 @@ def env_to_module_plan(pieces: Sequence[ConnectorV2]) -> EnvToModulePlan | None:
 
 
 def module_to_env_plan(pieces: Sequence[ConnectorV2]) -> ModuleToEnvPlan | None:
-    """Return the plan of a module-to-env pipeline; None when it has user pieces."""
+    """Return the plan of a module-to-env pipeline; None if it has user pieces."""
     types = [type(piece) for piece in flat_pieces(pieces)]
     single: list[type[ConnectorV2]] = [
         module_to_env.GetActions,
@@ -198,7 +197,7 @@ def module_to_env_plan(pieces: Sequence[ConnectorV2]) -> ModuleToEnvPlan | None:
 
 
 def learner_plan(pieces: Sequence[ConnectorV2]) -> LearnerPlan | None:
-    """Return the plan of a learner pipeline; None when it needs the per-episode protocol."""
+    """Return the plan of a learner pipeline; None if it needs the per-episode protocol."""
     flat = flat_pieces(pieces)
     add_one_ts = bool(flat) and type(flat[0]) is learner.AddOneTsToEpisodesAndTruncate
     rest = flat[int(add_one_ts) :]
@@ -269,7 +268,7 @@ def _split_defaults(
 def _changes_observations_after(first: type[ConnectorV2], pieces: Sequence[ConnectorV2]) -> bool:
     """Return whether a piece after `first` changes observations without changing those already in the batch.
 
-    (Frame stacking changes both.)
+    Frame stacking changes both, for example.
     """
     types = [type(piece) for piece in pieces]
     after = pieces[types.index(first) + 1 :] if first in types else []
@@ -280,7 +279,7 @@ def _changes_observations_after(first: type[ConnectorV2], pieces: Sequence[Conne
 
 
 def _is_columnar(piece: ConnectorV2) -> bool:
-    """Return whether the columnar form is current: no subclass overrides the per-episode form only."""
+    """Return whether the columnar form is up to date: no subclass overrides only the per-episode form."""
     if not piece.columnar:
         return False
     mro = type(piece).__mro__

@@ -1,4 +1,4 @@
-"""Copies of episodes for learner connector pieces to change."""
+"""Copies of episodes that learner connector pieces may change."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["private_copies"]
 
 
 def private_copies(episodes: Sequence[Any]) -> list[Any]:
-    """Return copies of episodes that can be extended and changed without changing the originals.
+    """Return copies of episodes that can be extended and changed without an effect on the originals.
 
-    Arrays are shared until the first write. Further chunks of one episode get their own ids (the
-    id with ``_1``, ``_2``, … behind it), so that their items in the batch are kept apart.
+    Arrays are shared until the first write. Further chunks of one episode get their own ids (the id followed by ``_1``,
+    ``_2``, …), so that their items in the batch are kept apart.
 
     Args:
-        episodes: SingleAgentEpisodes, MultiAgentEpisodes, batches of either, also mixed.
+        episodes: SingleAgentEpisodes, MultiAgentEpisodes, batches of either, or a mixture.
     """
     num_seen: dict[Any, int] = {}
     return [
@@ -38,7 +38,7 @@ def _flat(episodes: Sequence[Any]) -> Iterator[Any]:
 
 
 def single_agent_copy(episode: Any) -> Any:
-    """Return a SingleAgentEpisode that shares its arrays with the given one, until one of them writes."""
+    """Return a SingleAgentEpisode that shares its arrays with the given one until one of them is written to."""
     return episode.slice(slice(0, len(episode)))
 
 

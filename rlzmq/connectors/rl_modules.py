@@ -13,16 +13,16 @@ from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 __all__ = ["initial_state", "is_multi_rl_module", "max_seq_len", "module_for_key", "stateful_module_for_key"]
 
 AUTO_MAX_SEQ_LEN = 20
-"""Steps of a training sequence where the model's settings leave it open."""
+"""Number of steps of a training sequence if the model's settings do not define it."""
 
 
 def is_multi_rl_module(rl_module: Any) -> bool:
-    """Return whether it maps module ids to modules (MultiRLModule, or a plain dict)."""
+    """Return whether `rl_module` maps module ids to modules (MultiRLModule, or a plain dict)."""
     return hasattr(rl_module, "foreach_module") or isinstance(rl_module, Mapping)
 
 
 def module_for_key(rl_module: Any, key: tuple[Any, ...] | None) -> Any:
-    """Return the module that the items under a batch key are for; None when it is not there."""
+    """Return the module for the items under a batch key; None if it does not exist."""
     if not is_multi_rl_module(rl_module):
         return rl_module
     module_id = key[2] if key is not None and len(key) == 3 else DEFAULT_MODULE_ID
@@ -30,7 +30,7 @@ def module_for_key(rl_module: Any, key: tuple[Any, ...] | None) -> Any:
 
 
 def stateful_module_for_key(rl_module: Any, key: tuple[Any, ...] | None) -> Any:
-    """Like `module_for_key`, and None when that module is not stateful."""
+    """Return the result of `module_for_key` if that module is stateful, else None."""
     module = module_for_key(rl_module, key)
     return module if module is not None and module.is_stateful() else None
 
@@ -45,24 +45,24 @@ def is_stateful(rl_module: Any) -> bool:
 
 
 def initial_state(module: Any) -> Any:
-    """Return the state that episodes begin with: a tree of numpy arrays without batch axis."""
+    """Return the state at the beginning of an episode: a tree of numpy arrays without batch axis."""
     return tree_map(as_numpy, module.get_initial_state())
 
 
 def as_numpy(leaf: Any) -> Any:
-    """Return a numpy array of a tensor (or of anything else that is array-like)."""
+    """Convert a tensor (or anything array-like) to a numpy array."""
     if hasattr(leaf, "detach"):
         return leaf.detach().cpu().numpy()
     return np.asarray(leaf)
 
 
 def max_seq_len(module: Any, key: tuple[Any, ...] | None = None) -> int:
-    """Return the length of the sequences that a stateful module is trained on.
+    """Return the length of a stateful module's training sequences.
 
-    ``model_config["max_seq_len"]``; "auto", and none for ``use_lstm``, mean 20 steps.
+    It is ``model_config["max_seq_len"]``. "auto", and a missing value with ``use_lstm``, mean 20 steps.
 
     Raises:
-        ValueError: If its model_config has none.
+        ValueError: The module's model_config has none.
     """
     config = module.model_config
     value = config.get("max_seq_len") if isinstance(config, Mapping) else getattr(config, "max_seq_len", None)

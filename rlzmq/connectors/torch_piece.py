@@ -1,4 +1,4 @@
-"""TorchPiece: a connector piece as operations on tensors, for policies that are exported or served."""
+"""TorchPiece: a connector piece as operations on tensors, for exported or served policies."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def _kept(batch: Batch, memory: Memory) -> Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchPiece:
-    """What a connector piece does to a batch of rows, each of another episode; it has no statistics to learn.
+    """A connector piece as functions on a batch of rows, each of a different episode, without statistics to learn.
 
-    The functions use torch operations that `torch.export` can trace, with a number of rows B that may
-    differ from call to call. They return new dicts and tensors, and do not change those that they get.
-    A piece that only changes the layout of data (e.g. from arrays to tensors) is ``TorchPiece()``.
+    The functions use torch operations that `torch.export` can trace. The number of rows B may differ from call to call.
+    They return new dicts and tensors and do not modify their arguments. A piece that only changes the layout of data
+    (e.g. from arrays to tensors) is ``TorchPiece()``.
 
     Example::
 
@@ -41,15 +41,15 @@ class TorchPiece:
                 return TorchPiece(forward=lambda batch, memory: ({**batch, "obs": -batch["obs"]}, memory))
 
     Attributes:
-        forward: ``(batch, memory) -> (batch, memory)``. In env-to-module pipelines the batch has ``obs``
-            (and ``rewards``, see below); in module-to-env pipelines what the module returned.
-        initial_memory: What the piece remembers at the beginning of an episode: name -> tree of arrays
-            without batch axis. Its keys name the inputs and outputs of the exported file.
-        remember: ``(batch, memory) -> memory``, called when the actions are known, with ``batch["actions"]``.
+        forward: ``(batch, memory) -> (batch, memory)``. In env-to-module pipelines the batch has ``obs`` (and
+            ``rewards``, see below); in module-to-env pipelines it has the module's outputs.
+        initial_memory: The piece's memory at the beginning of an episode: name -> tree of arrays without batch axis.
+            Its keys name the inputs and outputs of the exported file.
+        remember: ``(batch, memory) -> memory``, called once the actions are known, with ``batch["actions"]``.
         reads_rewards: Whether ``batch["rewards"]`` is needed: float32 ``[B]``, the reward of each row's
             previous action, 0 at the beginning of an episode.
-        forward_exploration: ``(batch, memory, generator) -> (batch, memory)``: replaces `forward` while the policy
-            explores; None: it does the same then. Exported files do not explore.
+        forward_exploration: ``(batch, memory, generator) -> (batch, memory)``, replaces `forward` while the policy
+            explores; None: `forward` is used. Exported files do not explore.
     """
 
     forward: Callable[[Batch, Memory], tuple[Batch, Memory]] = _unchanged

@@ -1,4 +1,4 @@
-"""Writing processed observations back into episodes."""
+"""Functions that write processed observations back into episodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def agent_space(space: Any, agent_id: Any) -> Any:
 def map_agent_spaces(
     space: Any, func: Any, multi_agent: bool, agent_ids: Collection[Any] | None = None
 ) -> Any:
-    """`func` of the space, or in multi-agent use of every (listed) agent's part of it."""
+    """Return `func` of the space, or in multi-agent use of every (listed) agent's part of it."""
     if multi_agent and isinstance(space, gym.spaces.Dict):
         return gym.spaces.Dict(
             {
@@ -36,9 +36,9 @@ def map_agent_spaces(
 
 
 def rewrite_last_observation(episode: Any, observation: Any, space: Any) -> None:
-    """Replace the last observation, and the episode's observation space where one is given.
+    """Replace the last observation, and the episode's observation space if a space is given.
 
-    Observations of array-backed episodes become a list where the older ones are of another shape or dtype.
+    Observations of array-backed episodes become a list if the older ones have another shape or dtype.
     """
     if space is not None and episode.observation_space is not space:
         episode.observation_space = space
@@ -53,7 +53,7 @@ def rewrite_last_observation(episode: Any, observation: Any, space: Any) -> None
 
 
 def rewrite_all_observations(episode: Any, observations: Any, space: Any) -> None:
-    """Replace all observations, lookback included, by a list or a tree of arrays of as many items."""
+    """Replace all observations, including the lookback, with a list or a tree of arrays with as many items."""
     episode.observations = InfiniteLookbackBuffer(observations, episode.observations.lookback, space)
     if space is not None:
         episode.observation_space = space

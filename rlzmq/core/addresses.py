@@ -93,7 +93,7 @@ def split_tcp(address: str) -> tuple[str, int]:
     """Return host and port of ``tcp://host:port``; the port may be 0 or ``*`` (the system chooses).
 
     Raises:
-        ConfigurationError: If it is not of that form.
+        ConfigurationError: It is not of that form.
     """
     scheme, rest = _split(address)
     host, colon, port = rest.rpartition(":")

@@ -69,7 +69,7 @@ def local_path(path: str | Path) -> Path:
     Other URIs, such as ``s3://…``, give a `CloudPath`, which has the methods of Path that checkpoints need.
 
     Raises:
-        CheckpointError: If it is a URI of no filesystem that is known here, or of another machine's files.
+        CheckpointError: It is a URI of no filesystem that is known here, or of another machine's files.
     """
     text = os.fspath(path)
     scheme = _SCHEME.match(text)
@@ -100,8 +100,8 @@ def write_checkpoint(
         The absolute path.
 
     Raises:
-        CheckpointError: If the disk is full or the place cannot be written; what was at `path` stays.
-        TypeError: If a state holds what is neither plain nor an array.
+        CheckpointError: The disk is full or the place cannot be written; what was at `path` stays.
+        TypeError: A state holds what is neither plain nor an array.
     """
     target = local_path(path)
     if isinstance(target, CloudPath):
@@ -139,7 +139,7 @@ def read_checkpoint(path: str | Path, component: str | None = None) -> dict[str,
         ``{name: state}``.
 
     Raises:
-        CheckpointError: If there is none, a file is missing, torn or altered, or the version is unknown.
+        CheckpointError: There is none, a file is missing, torn or altered, or the version is unknown.
     """
     folder = _present(local_path(path))
     manifest = read_manifest(folder)
@@ -393,8 +393,8 @@ def _bytes_of(path: Path, max_bytes: int) -> bytes:
     """Return a regular file's content. Pipes and devices, which may never end, are not read.
 
     Raises:
-        OSError: If it cannot be read.
-        ValueError: If it is no plain file, or larger than `max_bytes`.
+        OSError: It cannot be read.
+        ValueError: It is no plain file, or larger than `max_bytes`.
     """
     if isinstance(path, CloudPath):
         return path.read_bytes(max_bytes)

@@ -100,7 +100,7 @@ class CheckpointSeries:
 
         Raises:
             CheckpointError: It could not be written, e.g. for lack of space.
-            TypeError: If a component holds what cannot be stored.
+            TypeError: A component holds what cannot be stored.
         """
         target = self.path / f"{iteration:06d}"
         try:

@@ -37,7 +37,7 @@ class Checkpointable:
             path: The directory, or ``s3://…``; one that exists is replaced. None: a new temporary one.
 
         Raises:
-            CheckpointError: If it cannot be written; what was there stays.
+            CheckpointError: It cannot be written; what was there stays.
         """
         return write_part(path, self.checkpoint_name, self.get_state(), type(self))  # type: ignore[attr-defined]
 
@@ -49,7 +49,7 @@ class Checkpointable:
             component: The part of the state that `path` holds, e.g. ``"rl_module/p0"``; the rest is unchanged.
 
         Raises:
-            CheckpointError: If nothing of that kind is there, or it is torn or altered.
+            CheckpointError: Nothing of that kind is there, or it is torn or altered.
         """
         self.set_state(read_part(path, self.checkpoint_name, component))  # type: ignore[attr-defined]
 
@@ -82,7 +82,7 @@ def read_part(path: str | Path, name: str, component: str | None = None) -> Any:
         component: Path of the state below the part's name; None for the whole state.
 
     Raises:
-        CheckpointError: If it is not there.
+        CheckpointError: It is not there.
     """
     folder, inside = find_inside(path)
     tree: dict[str, Any] = {}

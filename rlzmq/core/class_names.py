@@ -42,7 +42,7 @@ def class_from_name(name: str, base: type[Any]) -> type[Any]:
         base: Required base class.
 
     Raises:
-        ConfigurationError: If the name is malformed, cannot be imported, or is no subclass of ``base``.
+        ConfigurationError: The name is malformed, cannot be imported, or is no subclass of ``base``.
     """
     module_name, colon, qualname = name.partition(":")
     advice = f"Pass the class itself instead, e.g. from_checkpoint(path, module_class=My{base.__name__})."

@@ -26,7 +26,7 @@ class CloudPath:
         uri: ``"s3://bucket/runs/mine"``, ``"gs://…"``, or of any other filesystem that fsspec knows.
 
     Raises:
-        CheckpointError: If there is no such filesystem, or its driver is not installed.
+        CheckpointError: There is no such filesystem, or its driver is not installed.
     """
 
     def __init__(self, uri: str) -> None:
@@ -110,8 +110,8 @@ class CloudPath:
         """Read the object.
 
         Raises:
-            OSError: If there is none, or the store does not answer.
-            ValueError: If it is larger than `max_bytes`.
+            OSError: There is none, or the store does not answer.
+            ValueError: It is larger than `max_bytes`.
         """
         filesystem, key = self._store
         with _store_errors():
@@ -124,7 +124,7 @@ class CloudPath:
         """Put an object here, as a whole.
 
         Raises:
-            OSError: If the store does not take it.
+            OSError: The store does not take it.
         """
         filesystem, key = self._store
         with _store_errors():

@@ -70,7 +70,7 @@ def parse_faults(text: str) -> list[tuple[str, str, str, int]]:
     """Parse ``RLZMQ_FAULT`` into (name, place or "", action, n).
 
     Raises:
-        ValueError: If the text has another form; the message shows the expected one.
+        ValueError: The text has another form; the message shows the expected one.
     """
     faults = []
     for item in filter(None, text.split(",")):

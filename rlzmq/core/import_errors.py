@@ -39,8 +39,8 @@ class MissingNameFinder:
         """Raise an error for unknown names in rlzmq, and find nothing else.
 
         Raises:
-            ImportError: If a name of the package is being imported (``from rlzmq import X``).
-            ModuleNotFoundError: If a module of it is (``import rlzmq.x``); the text names the whole path.
+            ImportError: A name of the package is being imported (``from rlzmq import X``).
+            ModuleNotFoundError: A module of it is (``import rlzmq.x``); the text names the whole path.
         """
         if not fullname.startswith("rlzmq."):
             return None

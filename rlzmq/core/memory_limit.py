@@ -29,7 +29,7 @@ def limit_memory(num_bytes: int | None, setting: str) -> None:
         setting: Name of the setting, for the error message.
 
     Raises:
-        ConfigurationError: If the process holds more already.
+        ConfigurationError: The process holds more already.
     """
     if num_bytes is None:
         return

@@ -97,7 +97,7 @@ class MetricsLogger:
                 ``<key>_<reduction>``.
 
         Raises:
-            ValueError: If there is no such reduction, an option does not go with it, or the key was logged with
+            ValueError: There is no such reduction, an option does not go with it, or the key was logged with
                 another one before.
         """
         path = _path(key)
@@ -169,7 +169,7 @@ class MetricsLogger:
             throughput: The value's last throughput instead, for what is logged with_throughput.
 
         Raises:
-            KeyError: If nothing was logged there and no default was given.
+            KeyError: Nothing was logged there and no default was given.
         """
         path = () if key is None else _path(key)
         stat = self._stats.get(path)
@@ -242,7 +242,7 @@ class MetricsLogger:
         """Forget one metric, or all below a key.
 
         Raises:
-            KeyError: If there is none (unless `key_error` is False).
+            KeyError: There is none (unless `key_error` is False).
         """
         doomed = [path for path in self._stats if path[: len(key)] == key]
         if not doomed and key_error:

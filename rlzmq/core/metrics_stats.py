@@ -106,7 +106,7 @@ def check_stats_cls_lookup(lookup: Mapping[str, Any] | None) -> dict[str, type[S
     """Return the lookup as a dict.
 
     Raises:
-        TypeError: If a name is not a str, or a value is not a usable subclass of StatsBase.
+        TypeError: A name is not a str, or a value is not a usable subclass of StatsBase.
     """
     for name, cls in (lookup or {}).items():
         if not isinstance(name, str) or not (isinstance(cls, type) and issubclass(cls, StatsBase)):
@@ -135,7 +135,7 @@ class Stat:
         clears_window: Whether the window's values are forgotten at each reduce.
 
     Raises:
-        ValueError: If an option has no such value, or does not go with this reduction.
+        ValueError: An option has no such value, or does not go with this reduction.
     """
 
     count: int
@@ -412,7 +412,7 @@ class CustomStat:
         """Create an empty metric of the kind that `state` describes.
 
         Raises:
-            ValueError: If the lookup lacks its class.
+            ValueError: The lookup lacks its class.
         """
         name = state["custom"]
         if name not in lookup:

@@ -286,7 +286,7 @@ def from_plain(tree: Any) -> Any:
     """Return the value that `to_plain` was given.
 
     Raises:
-        ValueError: If it is no such tree (unknown tag, wrong size or dtype, too deep).
+        ValueError: It is no such tree (unknown tag, wrong size or dtype, too deep).
     """
     return _reader.read(tree)
 

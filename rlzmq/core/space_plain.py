@@ -37,7 +37,7 @@ def space_from_plain(plain: Any) -> gym.Space[Any] | None:
     """Return the space that `space_to_plain` converted.
 
     Raises:
-        ValueError: If the value is no space's plain form.
+        ValueError: The value is no space's plain form.
     """
     return space_from_parts(from_plain(plain))
 
@@ -104,7 +104,7 @@ def space_from_parts(
         allocate: Called with the bytes that a Box is about to take; may raise.
 
     Raises:
-        ValueError: If these are no space's parts.
+        ValueError: These are no space's parts.
     """
     try:
         return _decode(parts, 0, allocate)

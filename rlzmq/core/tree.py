@@ -54,7 +54,7 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Apply ``function`` to every leaf of ``tree`` (and the matching leaves of ``others``).
 
     Raises:
-        ValueError: If the structures differ (missing or extra keys, other node types).
+        ValueError: The structures differ (missing or extra keys, other node types).
     """
     if not isinstance(tree, (dict, tuple)):
         return function(tree, *others)
@@ -111,7 +111,7 @@ def num_items(batch: Any) -> int:
     """Return the number of items in a batched tree: the common first dimension of its leaves.
 
     Raises:
-        ValueError: If the leaves disagree, or one has no first dimension.
+        ValueError: The leaves disagree, or one has no first dimension.
     """
     if isinstance(batch, np.ndarray) and batch.ndim:
         return len(batch)
@@ -147,7 +147,7 @@ def tree_stack(items: Sequence[Any], *, objects: bool = False) -> Any:
         The tree with leaves ``[len(items), ...]``.
 
     Raises:
-        ValueError: If an item's structure or shape differs from the first one's (its position is named),
+        ValueError: An item's structure or shape differs from the first one's (its position is named),
             when strings and numbers are mixed, or (without ``objects``) when items are no numbers, strings or
             arrays of them.
     """
@@ -288,7 +288,7 @@ def one_hot(space: gym.Space[Any], value: Any) -> Any:
         are returned as they are.
 
     Raises:
-        ValueError: If a value is not a number, or lies outside of its Discrete or MultiDiscrete space.
+        ValueError: A value is not a number, or lies outside of its Discrete or MultiDiscrete space.
     """
     if isinstance(space, gym.spaces.Dict):
         return {key: one_hot(sub_space, value[key]) for key, sub_space in space.spaces.items()}

@@ -170,7 +170,7 @@ def track_leftovers(track: AgentTrack, num_steps: int) -> dict[str, Any]:
     """Return the data of a track that the columns do not hold.
 
     Raises:
-        ValueError: If a reward of no step yet is not one number.
+        ValueError: A reward of no step yet is not one number.
     """
     left: dict[str, Any] = {}
     if track.pending is not None:

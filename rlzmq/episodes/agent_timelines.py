@@ -224,7 +224,7 @@ class Timeline:
             The changes to the agents' episodes, in order of the agents' appearance.
 
         Raises:
-            MultiAgentEnvError: If data contradict earlier steps; nothing is changed then.
+            MultiAgentEnvError: Data contradict earlier steps; nothing is changed then.
         """
         env_t = self.env_t + 1
         if self.is_done:

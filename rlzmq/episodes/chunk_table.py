@@ -17,7 +17,7 @@ def chosen_positions(chosen: Any, num: int) -> np.ndarray:
     """Convert positions (negative ones count from the end) or a bool mask to int64 positions in ``0 … num-1``.
 
     Raises:
-        IndexError: If a position does not exist or a mask has the wrong length.
+        IndexError: A position does not exist or a mask has the wrong length.
     """
     chosen = np.asarray(chosen)
     if chosen.dtype != np.bool_:

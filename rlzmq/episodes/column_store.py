@@ -157,7 +157,7 @@ class ColumnStore:
         Items other than numbers, strings and arrays of them become an array of dtype object.
 
         Raises:
-            ValueError: If items differ in structure, shape or kind, naming the first item that does
+            ValueError: Items differ in structure, shape or kind, naming the first item that does
                 (position counted from the lookback part's first item).
         """
         if self._items is None:
@@ -238,7 +238,7 @@ class ColumnStore:
         """Return one item (no ``lead``) or several as arrays ``[*lead, ...]`` in this column's form.
 
         Raises:
-            ValueError: If the structure, a shape or a kind differs from the column's.
+            ValueError: The structure, a shape or a kind differs from the column's.
         """
         arrays = self._arrays
         if isinstance(arrays, np.ndarray) and arrays.dtype.hasobject:

@@ -63,7 +63,7 @@ class EpisodeBatch(BatchColumns):
         Those of the arguments, arrays as int64, bool and float64.
 
     Raises:
-        ValueError: If the table's parts differ in length.
+        ValueError: The table's parts differ in length.
     """
 
     __slots__ = ()
@@ -107,7 +107,7 @@ class EpisodeBatch(BatchColumns):
         """Return this batch, or, where the list or an item of it was changed, a new one with the changes.
 
         Raises:
-            ValueError: If the items do not fit together, see `from_episodes`.
+            ValueError: The items do not fit together, see `from_episodes`.
         """
         if self._is_ordinary:
             batch = EpisodeBatch.from_episodes(self)
@@ -163,7 +163,7 @@ class EpisodeBatch(BatchColumns):
         as lookback, and its initial state is the ``state_out`` of the step before.
 
         Raises:
-            ValueError: If there are fewer steps, or ``num_steps`` is negative.
+            ValueError: There are fewer steps, or ``num_steps`` is negative.
         """
         if (updated := self.updated()) is not self:
             return updated.split(num_steps)
@@ -216,7 +216,7 @@ class EpisodeBatch(BatchColumns):
         ``meta`` is about single batches and is empty in the result of more than one.
 
         Raises:
-            ValueError: If the batches have different columns.
+            ValueError: The batches have different columns.
         """
         return episode_gather.concat(cls, [batch.updated() for batch in batches])
 
@@ -226,7 +226,7 @@ class EpisodeBatch(BatchColumns):
 
         Raises:
             TypeError: For anything but SingleAgentEpisodes.
-            ValueError: If an episode has no observation, columns that do not fit the others', a reward that
+            ValueError: An episode has no observation, columns that do not fit the others', a reward that
                 is not one number, or items that are no numbers, strings or arrays of them.
         """
         return episode_gather.from_episodes(cls, list(episodes))
@@ -263,7 +263,7 @@ class EpisodeBatch(BatchColumns):
             observation_space, action_space: Spaces of one item, which the receiver knows.
 
         Raises:
-            ProtocolError: If header and frames are not valid; the message gives the place, the expected and
+            ProtocolError: Header and frames are not valid; the message gives the place, the expected and
                 the actual value.
         """
         return episode_wire.from_wire(

@@ -78,7 +78,7 @@ class EpisodeChunks(EpisodeColumns):
             ``custom_data``.
 
         Raises:
-            RuntimeError: If this episode is done.
+            RuntimeError: This episode is done.
             ValueError: For a negative lookback.
         """
         if self.is_done:
@@ -182,7 +182,7 @@ class EpisodeChunks(EpisodeColumns):
         part is left out; its ``custom_data`` updates this one's.
 
         Raises:
-            ValueError: If the other is no continuation (another id, this one done, a gap in time, another
+            ValueError: The other is no continuation (another id, this one done, a gap in time, another
                 first observation) or has other columns. This episode is then as before.
         """
         self._check_continuation(other)

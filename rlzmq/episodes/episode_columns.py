@@ -212,7 +212,7 @@ class EpisodeColumns:
         """Return one value or several of an extra model output; other arguments as in `get_observations`.
 
         Raises:
-            KeyError: If the episode has no such column.
+            KeyError: The episode has no such column.
             IndexError: No such time step, and no ``fill``.
         """
         buffer = self._extra(key)
@@ -235,8 +235,8 @@ class EpisodeColumns:
             neg_index_as_lookback: As in `get_observations`.
 
         Raises:
-            IndexError: If no such time step, or ``new_data`` has another number of items.
-            ValueError: If a numpy episode's items have another structure, shape or kind (string or number).
+            IndexError: No such time step, or ``new_data`` has another number of items.
+            ValueError: A numpy episode's items have another structure, shape or kind (string or number).
         """
         self._set("observations", self.observations, new_data, at_indices, neg_index_as_lookback)
 
@@ -260,7 +260,7 @@ class EpisodeColumns:
         """Overwrite values of an extra model output; arguments and errors as in `set_observations`.
 
         Raises:
-            KeyError: If the episode has no such column (columns only begin with a chunk's first step).
+            KeyError: The episode has no such column (columns only begin with a chunk's first step).
         """
         self._set(key, self._extra(key), new_data, at_indices, neg_index_as_lookback)
 

@@ -91,7 +91,7 @@ def plain_state(episode: _Episode) -> dict[str, Any]:
     """Return an episode's state for packing, without functions.
 
     Raises:
-        NotPlainError: If an item has no plain form; the message names its path.
+        NotPlainError: An item has no plain form; the message names its path.
     """
     state = {name: value for name, value in episode.get_state().items() if not callable(value)}
     to_plain(state, f"episode {episode.id_!r}")

@@ -41,7 +41,7 @@ class FrameReader:
         frames: Buffers: bytes, memoryviews, arrays.
 
     Raises:
-        ProtocolError: If there are too many, and by every method when a frame is not as expected.
+        ProtocolError: There are too many, and by every method when a frame is not as expected.
     """
 
     def __init__(self, frames: Sequence[Any]) -> None:

@@ -164,7 +164,7 @@ class InfiniteLookbackBuffer(ColumnStore):
             ``[num_items, ...]``: views where the items are an unfilled slice, copies otherwise.
 
         Raises:
-            IndexError: If an int or a list's element names no item and there is no ``fill``.
+            IndexError: An int or a list's element names no item and there is no ``fill``.
             ValueError: ``one_hot_discrete`` without a space.
             TypeError: For any other kind of index.
         """
@@ -289,8 +289,8 @@ class InfiniteLookbackBuffer(ColumnStore):
             neg_index_as_lookback: As in `get`.
 
         Raises:
-            IndexError: If an index names no item, or ``new_data`` has another number of items.
-            ValueError: If an item's structure or (array-backed) shape or kind differs from the column's.
+            IndexError: An index names no item, or ``new_data`` has another number of items.
+            ValueError: An item's structure or (array-backed) shape or kind differs from the column's.
         """
         if at_indices is None:
             at_indices = slice(None)
@@ -331,7 +331,7 @@ class InfiniteLookbackBuffer(ColumnStore):
         """Take one item out and return it (``index`` as in `get`).
 
         Raises:
-            IndexError: If there is no such item.
+            IndexError: There is no such item.
         """
         total = self.len_incl_lookback()
         position = resolve_int(_as_index(index), self.lookback, total, False)
@@ -375,7 +375,7 @@ class InfiniteLookbackBuffer(ColumnStore):
         """Return the buffer that `get_state` was called on.
 
         Raises:
-            ValueError: If the state was not returned by `get_state`.
+            ValueError: The state was not returned by `get_state`.
         """
         data = state["objects"] if "objects" in state else from_plain(state["data"])
         if state["finalized"] == isinstance(data, list):

@@ -140,7 +140,7 @@ class MultiAgentEpisodeBatch(MultiAgentBatchColumns):
         """Return a batch of episodes' chunks, copied into columns; nothing of them is lost.
 
         Raises:
-            ValueError: If an agent's data do not make columns (items of different shapes).
+            ValueError: An agent's data do not make columns (items of different shapes).
         """
         return multi_agent_gather.from_episodes(cls, list(episodes))
 
@@ -178,7 +178,7 @@ class MultiAgentEpisodeBatch(MultiAgentBatchColumns):
         is in exactly one part; its first part is not done.
 
         Raises:
-            ValueError: If there are fewer env steps, or `num_steps` is negative.
+            ValueError: There are fewer env steps, or `num_steps` is negative.
         """
         if (updated := self.updated()) is not self:
             return updated.split(num_steps)
@@ -273,7 +273,7 @@ class MultiAgentEpisodeBatch(MultiAgentBatchColumns):
             observation_space, action_space: Dicts of spaces by agent id, which the receiver knows.
 
         Raises:
-            ProtocolError: If header and frames are not valid; the message gives the place and the expected value.
+            ProtocolError: Header and frames are not valid; the message gives the place and the expected value.
         """
         return multi_agent_wire.from_wire(
             cls, header, frames, observation_space=observation_space, action_space=action_space

@@ -49,7 +49,7 @@ class MultiAgentChunks:
             A MultiAgentEpisode of the same id, ``env_t_started = self.env_t``, length 0.
 
         Raises:
-            RuntimeError: If the episode is done.
+            RuntimeError: The episode is done.
             ValueError: A negative lookback.
         """
         old = self._timeline
@@ -175,7 +175,7 @@ class MultiAgentChunks:
             other: A chunk of the same episode that starts where this one ends.
 
         Raises:
-            ValueError: If it is another episode, does not start here, this one is done, or an agent's data
+            ValueError: It is another episode, does not start here, this one is done, or an agent's data
                 do not join.
         """
         mine, theirs = self._timeline, other._timeline

@@ -77,8 +77,8 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         custom_data: User data, deep-copied by `cut` and merged by `concat_episode`.
 
     Raises:
-        ValueError: If lengths of lists do not match.
-        MultiAgentEnvError: If the data contradict each other (see `add_env_step`).
+        ValueError: Lengths of lists do not match.
+        MultiAgentEnvError: The data contradict each other (see `add_env_step`).
     """
 
     SKIP_ENV_TS_TAG = "S"
@@ -165,7 +165,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
             infos: Their info dicts.
 
         Raises:
-            ValueError: If the episode was reset or stepped before, or is done. The episode is unchanged then,
+            ValueError: The episode was reset or stepped before, or is done. The episode is unchanged then,
                 as after an error of `agent_to_module_mapping_fn`.
         """
         if self.is_done or self.agent_episodes or self.env_t != 0:
@@ -206,7 +206,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
             extra_model_outputs: Agent -> {key: value} of the actions, e.g. ``{"a": {"action_logp": -0.7}}``.
 
         Raises:
-            MultiAgentEnvError: If the episode or an agent with data is done already; an agent acted without
+            MultiAgentEnvError: The episode or an agent with data is done already; an agent acted without
                 (or twice on one) observation, was given an observation without having acted, acted and
                 observed without a reward, or acted and was truncated without a last observation; rewards
                 to be added up are no numbers, extra model outputs are no dict, or (array-backed) an item does
@@ -455,7 +455,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
                 actions, of waiting agents, and those before an agent's first observation.
 
         Raises:
-            ValueError: If a reward is not one number.
+            ValueError: A reward is not one number.
         """
         total = sum(sae.get_return() for sae in self.agent_episodes.values())
         if include_hanging_rewards:
@@ -516,7 +516,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         Columns of objects without a plain form are included unchanged.
 
         Raises:
-            NotPlainError: If a value of ``custom_data`` has no plain form; the message names its path.
+            NotPlainError: A value of ``custom_data`` has no plain form; the message names its path.
         """
         where = f"episode {self.id_!r}"
         spaces = {
@@ -545,7 +545,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         """Return the episode that `get_state` was called on.
 
         Raises:
-            ValueError: If the state was not returned by `get_state`.
+            ValueError: The state was not returned by `get_state`.
         """
         try:
             spaces: dict[str, dict[Any, Any]] = {

@@ -136,7 +136,7 @@ class MultiAgentGetters:
             ``[{agent_id: item}, …]``, one dict per env step.
 
         Raises:
-            IndexError: If an int or a list's element names no step and there is no `fill`.
+            IndexError: An int or a list's element names no step and there is no `fill`.
             ValueError: ``return_list=True`` together with ``env_steps=False``.
         """
         return self._get(

@@ -50,7 +50,7 @@ def timeline_from_plain(plain: Mapping[str, Any]) -> Timeline:
     """Return the timeline that `timeline_to_plain` was given.
 
     Raises:
-        ValueError: If it is none, or its numbers contradict each other.
+        ValueError: It is none, or its numbers contradict each other.
     """
     try:
         data = plain["objects"] if "objects" in plain else from_plain(plain)

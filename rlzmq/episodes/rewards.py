@@ -42,7 +42,7 @@ def as_reward(reward: Any) -> Any:
     """Return a reward that is one number: itself, or the number in an array or tensor of one element.
 
     Raises:
-        ValueError: If it is not one number.
+        ValueError: It is not one number.
     """
     reward = kept_reward(reward)
     if type(reward) in REWARD_TYPES or isinstance(reward, (int, float)):
@@ -54,7 +54,7 @@ def as_rewards(rewards: Any) -> Any:
     """Return rewards of one number each as a list or an array ``[num_items]``, without changing them in place.
 
     Raises:
-        ValueError: If one of them is not one number (its position is named).
+        ValueError: One of them is not one number (its position is named).
     """
     rewards = kept_rewards(rewards)
     if isinstance(rewards, np.ndarray):

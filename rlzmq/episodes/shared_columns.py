@@ -82,7 +82,7 @@ class SharedColumns:
         """Create the attribute ``name`` of an episode; buffers are views of the columns.
 
         Raises:
-            AttributeError: If episodes have no such attribute.
+            AttributeError: Episodes have no such attribute.
         """
         _, position, row = episode._source
         value: Any

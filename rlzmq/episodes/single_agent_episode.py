@@ -66,7 +66,7 @@ class SingleAgentEpisode(EpisodeChunks):
             chunks made by `cut`, `slice` and `EpisodeBatch` know it without any lookback), else None.
 
     Raises:
-        ValueError: If the columns' lengths do not fit together.
+        ValueError: The columns' lengths do not fit together.
     """
 
     __slots__ = ()
@@ -148,7 +148,7 @@ class SingleAgentEpisode(EpisodeChunks):
         """Add the observation (and infos) that ``env.reset()`` returned.
 
         Raises:
-            RuntimeError: If the episode has an observation already, or is done.
+            RuntimeError: The episode has an observation already, or is done.
         """
         if self.is_terminated or self.is_truncated or self.observations.len_incl_lookback():
             raise RuntimeError(
@@ -184,8 +184,8 @@ class SingleAgentEpisode(EpisodeChunks):
             extra_model_outputs: Values of further columns. Every step must have the same keys.
 
         Raises:
-            RuntimeError: If the episode is done, or was never reset.
-            ValueError: If extra keys come too late or are missing, or (array-backed) an item has another
+            RuntimeError: The episode is done, or was never reset.
+            ValueError: Extra keys come too late or are missing, or (array-backed) an item has another
                 structure, shape or kind (number, string or object) than its column. The episode is then as
                 before.
         """
@@ -271,7 +271,7 @@ class SingleAgentEpisode(EpisodeChunks):
         """Return the sum of this chunk's rewards, lookback left out.
 
         Raises:
-            ValueError: If a reward is not one number.
+            ValueError: A reward is not one number.
         """
         try:
             rewards = as_rewards(self.rewards.get())
@@ -331,7 +331,7 @@ class SingleAgentEpisode(EpisodeChunks):
             This episode.
 
         Raises:
-            ValueError: If a column's items differ in structure or shape, or are numbers and strings, naming
+            ValueError: A column's items differ in structure or shape, or are numbers and strings, naming
                 the first one that does not fit.
         """
         if len(self) == 0:
@@ -367,7 +367,7 @@ class SingleAgentEpisode(EpisodeChunks):
         Columns that hold other objects are in the state as they are: it can be pickled then, but not packed.
 
         Raises:
-            NotPlainError: If a value of ``custom_data`` has no plain form, naming the path.
+            NotPlainError: A value of ``custom_data`` has no plain form, naming the path.
         """
         return episode_state.get_state(self)
 
@@ -376,7 +376,7 @@ class SingleAgentEpisode(EpisodeChunks):
         """Return the episode that `get_state` was called on.
 
         Raises:
-            ValueError: If the state was not returned by `get_state`.
+            ValueError: The state was not returned by `get_state`.
         """
         episode = episode_state.from_state(SingleAgentEpisode, state)
         episode.validate()

@@ -29,7 +29,7 @@ def checked_flags(flags: Mapping[Any, Any], name: str, where: str) -> Mapping[An
         where: Description of the env step, for the error message.
 
     Raises:
-        MultiAgentEnvError: If a value has another type.
+        MultiAgentEnvError: A value has another type.
     """
     if _FLAG_TYPES.issuperset(map(type, flags.values())):
         return flags
@@ -46,7 +46,7 @@ def checked_infos(infos: Mapping[Any, Any], where: str) -> Mapping[Any, Any]:
     """Return the infos by agent id, each of them a mapping or None.
 
     Raises:
-        MultiAgentEnvError: If a value has another type.
+        MultiAgentEnvError: A value has another type.
     """
     if not _INFO_TYPES.issuperset(map(type, infos.values())):
         for agent_id, info in infos.items():
@@ -62,7 +62,7 @@ def checked_rewards(rewards: Mapping[Any, Any], where: str) -> Mapping[Any, Any]
     """Return the rewards by agent id, each of them one number or None (not given).
 
     Raises:
-        MultiAgentEnvError: If a value has another type.
+        MultiAgentEnvError: A value has another type.
     """
     if _REWARD_OR_NONE.issuperset(map(type, rewards.values())):
         return rewards
@@ -79,7 +79,7 @@ def as_flag(flag: Any) -> bool:
     """Return a done flag as a bool; None (not given) is False. See `checked_flags`.
 
     Raises:
-        ValueError: If it is not a flag.
+        ValueError: It is not a flag.
     """
     if flag is None or isinstance(flag, (bool, np.bool_)):
         return bool(flag)

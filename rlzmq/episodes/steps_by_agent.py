@@ -43,8 +43,8 @@ class StepDicts:
             extra_model_outputs.
 
         Raises:
-            ValueError: If lengths of lists do not match.
-            MultiAgentEnvError: If the data contradict each other.
+            ValueError: Lengths of lists do not match.
+            MultiAgentEnvError: The data contradict each other.
         """
         self._check_lengths(where)
         timeline.env_t = timeline.env_t_started - timeline.lookback

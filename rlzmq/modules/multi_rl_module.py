@@ -89,7 +89,7 @@ class MultiRLModule(RLModule):
             override: Replace a module that has the id already.
 
         Raises:
-            ValueError: If the id is taken, or is no non-empty string.
+            ValueError: The id is taken, or is no non-empty string.
         """
         if not isinstance(module_id, str) or not module_id:
             raise ValueError(f"a module id is a non-empty string, got {module_id!r}")
@@ -103,7 +103,7 @@ class MultiRLModule(RLModule):
         """Remove a module.
 
         Raises:
-            KeyError: If there is none of this id (unless ``raise_err_if_not_found`` is False).
+            KeyError: There is none of this id (unless ``raise_err_if_not_found`` is False).
         """
         if module_id not in self._rl_modules:
             if raise_err_if_not_found:
@@ -341,7 +341,7 @@ class MultiRLModuleSpec:
             seed: As of :meth:`RLModuleSpec.build`, for every module.
 
         Raises:
-            ConfigurationError: If a module cannot be built; the text names its id.
+            ConfigurationError: A module cannot be built; the text names its id.
         """
         if module_id is not None:
             spec = self[module_id]
@@ -365,8 +365,8 @@ class MultiRLModuleSpec:
         """Add specs by id.
 
         Raises:
-            TypeError: If a value is no RLModuleSpec.
-            ValueError: If an id is there already and ``override`` is False.
+            TypeError: A value is no RLModuleSpec.
+            ValueError: An id is there already and ``override`` is False.
         """
         if not isinstance(rl_module_specs, Mapping):
             raise TypeError(

@@ -37,7 +37,7 @@ def check_acting_outputs(module: RLModule) -> None:
         module: One policy's module. The library's own modules are not checked.
 
     Raises:
-        ConfigurationError: If a column is missing, or has another shape or type than its space needs.
+        ConfigurationError: A column is missing, or has another shape or type than its space needs.
     """
     trial = _Trial.of(module, num_steps=1)
     if trial is None or (outputs := trial.run("_forward_exploration", t=0)) is None:

@@ -148,7 +148,7 @@ class RLModule:
             Column -> tensor; ``action_dist_inputs`` or ``actions``, and ``state_out`` if stateful.
 
         Raises:
-            ValueError: If a required column is missing; names the module and the column.
+            ValueError: A required column is missing; names the module and the column.
         """
         return self.check_outputs(self._forward_inference(batch, **kwargs), "_forward_inference")
 
@@ -160,7 +160,7 @@ class RLModule:
         """Compute the loss inputs, with gradients.
 
         Raises:
-            RuntimeError: If the module was built inference_only.
+            RuntimeError: The module was built inference_only.
         """
         if self.inference_only:
             raise RuntimeError(
@@ -180,7 +180,7 @@ class RLModule:
             method: ``"_forward_inference"`` or ``"_forward_exploration"``, for the error message.
 
         Raises:
-            TypeError: If it is no dict.
+            TypeError: It is no dict.
             ValueError: Actions (or the state of a stateful module) are missing.
         """
         if type(outputs) is not dict and not isinstance(outputs, Mapping):
@@ -201,7 +201,7 @@ class RLModule:
         """Return one column of what a forward pass returned.
 
         Raises:
-            ValueError: If it is not there; names the module, the column and what there is.
+            ValueError: It is not there; names the module, the column and what there is.
         """
         if column not in outputs:
             raise self._missing_output(outputs, (column,), method)
@@ -285,8 +285,8 @@ class RLModule:
             path: As of :meth:`from_checkpoint`.
 
         Raises:
-            CheckpointError: If there is none, or it is torn or altered.
-            ValueError: If its weights do not fit.
+            CheckpointError: There is none, or it is torn or altered.
+            ValueError: Its weights do not fit.
         """
         restore_module(self, path)
 
@@ -301,8 +301,8 @@ class RLModule:
                 TorchRLModule, the one that the checkpoint names, which is then imported.
 
         Raises:
-            CheckpointError: If there is no checkpoint, or it is torn or altered.
-            ConfigurationError: If the class it names cannot be found, or is none of an RLModule.
+            CheckpointError: There is no checkpoint, or it is torn or altered.
+            ConfigurationError: The class it names cannot be found, or is none of an RLModule.
         """
         if module_class is None and cls not in (RLModule, TorchRLModule):
             module_class = cls
@@ -406,7 +406,7 @@ class TorchRLModule(nn.Module, RLModule):
                 False: load what fits by name.
 
         Raises:
-            ValueError: If a parameter is missing, unknown, or of another shape; names them. Nothing was
+            ValueError: A parameter is missing, unknown, or of another shape; names them. Nothing was
                 loaded then.
         """
         own = self.state_dict(keep_vars=True)

@@ -100,7 +100,7 @@ def read_module_states(path: str | Path, module_id: str | None = None) -> dict[s
             taken whatever its id. None: all, by module id.
 
     Raises:
-        CheckpointError: If there is no such module.
+        CheckpointError: There is no such module.
     """
     components = _read(path)
     states = _states(components, _about(components, path))
@@ -130,8 +130,8 @@ def restore_module(module: Any, path: str | Path, *, module_ids: Collection[str]
         module_ids: Of a MultiRLModule, only these.
 
     Raises:
-        CheckpointError: If no checkpoint, or none that has the module.
-        ValueError: If its weights do not fit.
+        CheckpointError: No checkpoint, or none that has the module.
+        ValueError: Its weights do not fit.
     """
     components = _read(path)
     about = _about(components, path)

@@ -80,8 +80,8 @@ class RLModuleSpec:
             module_id: The module's id, for the seed and for error messages.
 
         Raises:
-            ConfigurationError: If a space is missing, or the default models have no such setting.
-            UnsupportedSpaceError: If the default models cannot handle a space.
+            ConfigurationError: A space is missing, or the default models have no such setting.
+            UnsupportedSpaceError: The default models cannot handle a space.
         """
         module_class = self.module_class or class_from_name(_DEFAULT_CLASS, RLModule)
         with seeded(seed, module_id):
@@ -162,8 +162,8 @@ class RLModuleSpec:
         """Return plain values, with the class as ``"module:qualname"``.
 
         Raises:
-            NotPlainError: If a space is not one of Gymnasium's own.
-            ConfigurationError: If a DefaultModelConfig holds an initialiser without a name.
+            NotPlainError: A space is not one of Gymnasium's own.
+            ConfigurationError: A DefaultModelConfig holds an initialiser without a name.
         """
         return {
             "module_class": None if self.module_class is None else class_name(self.module_class),
@@ -184,7 +184,7 @@ class RLModuleSpec:
             module_class: The class to use; None imports the one that is named.
 
         Raises:
-            ConfigurationError: If an unknown key, or a class that cannot be found or is no RLModule.
+            ConfigurationError: An unknown key, or a class that cannot be found or is no RLModule.
         """
         known = {field.name for field in dataclasses.fields(cls)}
         for key in plain:

@@ -94,7 +94,7 @@ class WeightsLayout:
             uint8 ``[num_bytes]``.
 
         Raises:
-            ValueError: If the module has another layout, or ``out`` another size or dtype.
+            ValueError: The module has another layout, or ``out`` another size or dtype.
         """
         if out is None:
             out = _aligned_zeros(self.num_bytes)
@@ -121,7 +121,7 @@ class WeightsLayout:
             buffer: ``num_bytes`` bytes: bytes, memoryview, or a uint8 array; it is not kept.
 
         Raises:
-            ValueError: If the block has another size, or the module another layout. Nothing was loaded.
+            ValueError: The block has another size, or the module another layout. Nothing was loaded.
         """
         block = np.frombuffer(buffer, np.uint8)
         if block.size != self.num_bytes:

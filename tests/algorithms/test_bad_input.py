@@ -118,7 +118,7 @@ def two(directory: Path, first: Any, second: Any) -> None:
 WIDER = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
 DATA: dict[str, tuple[Callable[[Path, Any], None], str]] = {
     "nothing": (lambda path, actions: None, r"expected shards .* got none\s+Record episodes"),
-    "no directory": (lambda path, actions: path.rmdir(), "does not exist. Give the directory"),
+    "no directory": (lambda path, actions: path.rmdir(), "does not exist. Name the directory"),
     "other files": (
         lambda path, actions: (path / "data.parquet").touch(),
         r"expected shards .* got none\s+Record",

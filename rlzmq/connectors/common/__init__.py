@@ -1,4 +1,4 @@
-"""Default pieces that several pipelines share."""
+"""Default pieces shared by several pipelines."""
 
 from rlzmq.connectors.common.add_observations import AddObservationsFromEpisodesToBatch
 from rlzmq.connectors.common.add_states import AddStatesFromEpisodesToBatch

@@ -1,4 +1,4 @@
-"""AddObservationsFromEpisodesToBatch: the ``obs`` column."""
+"""AddObservationsFromEpisodesToBatch: adds the ``obs`` column."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["AddObservationsFromEpisodesToBatch", "add_observations_of_steps", "d
 
 
 class _OfSteps(dict[Any, list[Any]]):
-    """An ``obs`` column read from the episodes; it is rebuilt when later pieces change their observations."""
+    """An ``obs`` column read from the episodes. It is rebuilt when later pieces change their observations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,20 +42,20 @@ def add_observations_of_steps(batch: dict[str, Any], episodes: Iterable[Any]) ->
 
 
 def drop_observations_of_steps(batch: dict[str, Any]) -> None:
-    """Remove the ``obs`` column if `add_observations_of_steps` made it, so that it can be rebuilt."""
+    """Remove the ``obs`` column if `add_observations_of_steps` added it, so that it can be rebuilt."""
     column = batch.get(Columns.OBS)
     if isinstance(column, _OfSteps) and column.is_untouched():
         del batch[Columns.OBS]
 
 
 class AddObservationsFromEpisodesToBatch(ConnectorV2):
-    """Adds each episode's last observation, or on the learner those of all its steps.
+    """Adds each episode's last observation, or on the learner the observations of all its steps.
 
-    No-op if an earlier piece added observations.
+    Does nothing if an earlier piece has added observations.
 
     Args:
         input_observation_space, input_action_space: See ConnectorV2.
-        as_learner_connector: Add the observations of all steps (without the final one).
+        as_learner_connector: Whether to add the observations of all steps (without the final one).
     """
 
     def __init__(
@@ -87,5 +87,5 @@ class AddObservationsFromEpisodesToBatch(ConnectorV2):
         return batch
 
     def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
-        """See ConnectorV2; tensors have this layout already."""
+        """See ConnectorV2. Tensors have this layout already."""
         return TorchPiece()

@@ -1,4 +1,4 @@
-"""AddStatesFromEpisodesToBatch: the ``state_in`` column of stateful modules."""
+"""AddStatesFromEpisodesToBatch: adds the ``state_in`` column of stateful modules."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["AddStatesFromEpisodesToBatch"]
 
 
 class AddStatesFromEpisodesToBatch(ConnectorV2):
-    """Adds ``state_in``: a tree without time axis per episode, or on the learner per sequence.
+    """Adds ``state_in``: a tree without time axis, per episode or on the learner per sequence.
 
-    In env runners: the last ``state_out``, or the module's initial state in a new episode. On the
-    learner: the state before each sequence's first step. Before a chunk's first step that is, in this
-    order: the state stored with the chunk (``episode.initial_state``), the last ``state_out`` of the
-    lookback, the module's initial state for chunks that begin their episode.
+    In env runners it is the last ``state_out``, or the module's initial state in a new episode. On the learner it is
+    the state before each sequence's first step. Before a chunk's first step that is, in this order: the state stored
+    with the chunk (``episode.initial_state``), the last ``state_out`` of the lookback, or the module's initial state
+    for chunks that begin their episode.
 
     Args:
         input_observation_space, input_action_space: See ConnectorV2.
-        as_learner_connector: Add the states of training sequences.
+        as_learner_connector: Whether to add the states of training sequences.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
         """See ConnectorV2.
 
         Raises:
-            ValueError: If the state before a chunk's first step is nowhere to be found.
+            ValueError: The state before a chunk's first step is unknown.
         """
         if Columns.STATE_IN in batch or not is_stateful(rl_module):
             return batch
@@ -79,7 +79,7 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
         self.add_n_batch_items(batch, Columns.STATE_IN, states, num_sequences, episode)
 
     def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
-        """See ConnectorV2; the memory is the module's state."""
+        """See ConnectorV2. The memory is the module's state."""
         if not is_stateful(rl_module):
             return TorchPiece()
 
@@ -95,7 +95,7 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
 
 
 def _state_after(episode: Any, module: Any) -> Any:
-    """Return the state that the module acts from at the episode's last observation."""
+    """Return the state from which the module acts on the episode's last observation."""
     state_out = episode.extra_model_outputs.get(Columns.STATE_OUT)
     if state_out is not None and state_out.len_incl_lookback():
         return state_out.get(-1)
@@ -111,7 +111,7 @@ def state_before_chunk(episode: Any, module: Any) -> Any:
     """Return the module's state before the first step of a chunk; see AddStatesFromEpisodesToBatch.
 
     Raises:
-        ValueError: If it is nowhere to be found.
+        ValueError: The state is unknown.
     """
     stored = getattr(episode, "initial_state", None)
     if stored is not None:

@@ -1,4 +1,4 @@
-"""AddTimeDimToBatchAndZeroPad: sequences for stateful modules."""
+"""AddTimeDimToBatchAndZeroPad: builds sequences for stateful modules."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from rlzmq.episodes.columns import Columns
 __all__ = ["SINGLE_TIME_RANK_FLAG", "AddTimeDimToBatchAndZeroPad", "num_sequences", "split_and_zero_pad"]
 
 SINGLE_TIME_RANK_FLAG = "_added_single_ts_time_rank"
-"""Key in shared_data: RemoveSingleTsTimeRankFromBatch has a time axis to remove."""
+"""Key in shared_data: whether RemoveSingleTsTimeRankFromBatch has a time axis to remove."""
 
 _UNTOUCHED = (Columns.INFOS, Columns.STATE_IN, Columns.SEQ_LENS)
 
 
 class AddTimeDimToBatchAndZeroPad(ConnectorV2):
-    """Gives the data of stateful modules a time axis; others stay as they are.
+    """Adds a time axis to the data of stateful modules. Other modules' data is unchanged.
 
-    In env runners every item ``[...]`` becomes ``[1, ...]``. On the learner the steps of each chunk
-    become ``ceil(len / max_seq_len)`` sequences ``[max_seq_len, ...]``, the last one padded with zeros
-    on the right, and two columns are added: ``seq_lens`` (how many steps of a sequence are there) and,
-    unless it is there already, ``loss_mask`` (False where padded). Two chunks never share a sequence.
+    In env runners every item ``[...]`` becomes ``[1, ...]``. On the learner the steps of each chunk become
+    ``ceil(len / max_seq_len)`` sequences ``[max_seq_len, ...]``, the last one padded with zeros on the right. Two
+    columns are added: ``seq_lens`` (number of real steps in a sequence) and, unless it exists already, ``loss_mask``
+    (False in the padding). Two chunks never share a sequence.
 
     Args:
         input_observation_space, input_action_space: See ConnectorV2.
-        as_learner_connector: Make training sequences.
+        as_learner_connector: Whether to build training sequences.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class AddTimeDimToBatchAndZeroPad(ConnectorV2):
         """See ConnectorV2.
 
         Raises:
-            ValueError: If a column has not one item per step, or a stateful module no max_seq_len.
+            ValueError: A column does not have one item per step, or a stateful module has no max_seq_len.
         """
         if not is_stateful(rl_module):
             return batch
@@ -136,19 +136,19 @@ def _sequences(
 
 
 def split_and_zero_pad(rows: npt.NDArray[Any], lengths: Iterable[int], max_seq_len: int) -> npt.NDArray[Any]:
-    """Cut the rows of several chunks into sequences of one length, padded with zeros.
+    """Cut the rows of several chunks into sequences of equal length, padded with zeros.
 
     Args:
-        rows: ``[sum(lengths), ...]``, chunk after chunk.
-        lengths: Steps of each chunk.
-        max_seq_len: Steps of each sequence.
+        rows: ``[sum(lengths), ...]``, one chunk after the other.
+        lengths: Number of steps of each chunk.
+        max_seq_len: Number of steps of each sequence.
 
     Returns:
         ``[num_sequences, max_seq_len, ...]``; a chunk's last sequence is padded on the right.
     """
     lengths = np.asarray(list(lengths), np.int64)
     num_rows = -(-lengths // max_seq_len)
-    # Where each step lands if the sequences of all chunks are laid end to end.
+    # The position of each step if the sequences of all chunks are concatenated.
     shift = np.cumsum(num_rows * max_seq_len - lengths) - (num_rows * max_seq_len - lengths)
     targets = np.arange(len(rows)) + np.repeat(shift, lengths)
     padded = np.zeros((int(num_rows.sum()) * max_seq_len, *rows.shape[1:]), rows.dtype)
@@ -157,12 +157,12 @@ def split_and_zero_pad(rows: npt.NDArray[Any], lengths: Iterable[int], max_seq_l
 
 
 def num_sequences(length: int, max_seq_len: int) -> int:
-    """Return how many sequences a chunk of `length` steps is cut into."""
+    """Return the number of sequences that a chunk of `length` steps is cut into."""
     return -(-length // max_seq_len)
 
 
 def _sequence_lengths(lengths: Sequence[int], max_seq_len: int) -> npt.NDArray[np.int64]:
-    """Return how many steps each sequence holds, int64[num_sequences]."""
+    """Return the number of real steps in each sequence, int64[num_sequences]."""
     return np.concatenate(
         [np.minimum(length - np.arange(0, length, max_seq_len), max_seq_len) for length in lengths]
     ).astype(np.int64)

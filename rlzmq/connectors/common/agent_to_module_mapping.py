@@ -1,4 +1,4 @@
-"""AgentToModuleMapping: from data by episode and agent to data by module."""
+"""AgentToModuleMapping: regroups data by episode and agent into data by module."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rlzmq.episodes.columns import Columns
 __all__ = ["MAP_STRUCTURE", "AgentToModuleMapping", "agents_of_modules"]
 
 MAP_STRUCTURE = "memorized_map_structure"
-"""Key in shared_data: which batch row is whose. Single-agent: a list of episode ids; multi-agent:
-module id -> list of (episode id, agent id)."""
+"""Key in shared_data: the owner of each batch row. Single-agent: a list of episode ids; multi-agent: module id ->
+list of (episode id, agent id)."""
 
 _LEARNER_COLUMNS = (Columns.ACTIONS, Columns.REWARDS, Columns.LOSS_MASK, Columns.TERMINATEDS)
 
@@ -24,15 +24,15 @@ _LEARNER_COLUMNS = (Columns.ACTIONS, Columns.REWARDS, Columns.LOSS_MASK, Columns
 class AgentToModuleMapping(ConnectorV2):
     """Regroups ``{column: {(episode, agent, module): [items]}}`` to ``{module: {column: [items]}}``.
 
-    In env runners, data of done agents is dropped: they have no next action.
+    In env runners, data of done agents is dropped, since they have no next action.
 
     Args:
         input_observation_space, input_action_space: See ConnectorV2; Dicts by agent id.
         rl_module_specs: Module id -> RLModuleSpec, or a collection of module ids.
-        agent_to_module_mapping_fn: ``fn(agent_id, episode) -> module_id``; used for the spaces only, as
-            every episode knows the modules of its agents.
-        as_learner_connector: Keep the data of agents that are done. None: keep it if the batch holds
-            columns that only learners use (actions, rewards, …).
+        agent_to_module_mapping_fn: ``fn(agent_id, episode) -> module_id``. Used for the spaces only, since every
+            episode knows its agents' modules.
+        as_learner_connector: Whether to keep the data of done agents. None: keep it if the batch has columns that
+            only learners use (actions, rewards, …).
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class AgentToModuleMapping(ConnectorV2):
         self._as_learner_connector = as_learner_connector
 
     def change_modules(self, rl_module_specs: Any, agent_to_module_mapping_fn: Callable[..., Any]) -> None:
-        """Update the modules and the agent mapping; arguments as of the class."""
+        """Update the modules and the agent mapping. The arguments are those of the class."""
         self._rl_module_specs = rl_module_specs
         self._mapping_fn = agent_to_module_mapping_fn
 
@@ -85,10 +85,10 @@ class AgentToModuleMapping(ConnectorV2):
         shared_data: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """See ConnectorV2. Columns already under a module id stay there.
+        """See ConnectorV2. Columns already grouped by module id are unchanged.
 
         Raises:
-            ValueError: If a column is not keyed by (episode, agent, module).
+            ValueError: A column is not keyed by (episode, agent, module).
         """
         keeps_done = self._as_learner_connector
         if keeps_done is None:
@@ -132,11 +132,11 @@ class AgentToModuleMapping(ConnectorV2):
 
 
 def _is_module_data(data: Any) -> bool:
-    """Return whether this is ``{column: …}`` of a module rather than a column's items by key."""
+    """Return whether this is a module's ``{column: …}`` instead of a column's items by key."""
     return isinstance(data, dict) and bool(data) and not any(isinstance(key, tuple) for key in data)
 
 
-# Enough calls for random mapping functions: a module drawn once in 20 calls is missed 6 times in 1,000.
+# Number of calls, enough for random mapping functions: a module drawn once in 20 calls is missed 6 times in 1,000.
 _MAX_ROUNDS = 100
 
 
@@ -145,17 +145,17 @@ def agents_of_modules(
     spaces: Mapping[Any, Any],
     module_ids: Collection[str],
 ) -> dict[str, Any]:
-    """Return an agent of each module.
+    """Return one agent of each module.
 
     Args:
-        mapping_fn: ``fn(agent_id, episode) -> module id``; it may draw. It is asked with episodes that have ``id_`` and
-            ``agent_ids`` only. One that needs more of an episode is taken to name any module.
-        spaces: Agent id → what tells agents apart, e.g. (observation space, action space).
+        mapping_fn: ``fn(agent_id, episode) -> module id``; it may be random. It is called with episodes that have
+            only ``id_`` and ``agent_ids``. A function that needs more of an episode is assumed to return any module.
+        spaces: Agent id → the facts that distinguish agents, e.g. (observation space, action space).
         module_ids: All modules.
 
     Returns:
-        Module id → agent id. Modules that no agent is known to be mapped to have any agent if all are alike, and else
-        are left out.
+        Module id → agent id. Modules to which no agent is known to be mapped get any agent if all agents are alike,
+        and are left out otherwise.
     """
     agents: dict[str, Any] = {}
     for round_ in range(_MAX_ROUNDS):
@@ -177,7 +177,7 @@ def _targets(
 ) -> Collection[str]:
     try:
         return [str(mapping_fn(agent_id, episode))]
-    except Exception:  # it reads other attributes of the episode
+    except Exception:  # the function reads other attributes of the episode
         return module_ids
 
 

@@ -1,4 +1,4 @@
-"""BatchIndividualItems: from lists of items to arrays."""
+"""BatchIndividualItems: batches lists of items into arrays."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["BatchIndividualItems"]
 
 
 class BatchIndividualItems(ConnectorV2):
-    """Turns every column's items into one tree of arrays ``[B, ...]``; infos become one list.
+    """Converts every column's items to one tree of arrays ``[B, ...]``. Infos become one list.
 
-    Single-agent data goes under ``"default_policy"`` when `rl_module` is a MultiRLModule.
+    Single-agent data is stored under ``"default_policy"`` if `rl_module` is a MultiRLModule.
 
     Args:
         input_observation_space, input_action_space: See ConnectorV2.
-        multi_agent: The batch is ``{module_id: {column: [items]}}``.
+        multi_agent: Whether the batch is ``{module_id: {column: [items]}}``.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class BatchIndividualItems(ConnectorV2):
 
 
 def _batched(name: str, data: Any) -> Any:
-    """Return one column batched; data that is already batched is unchanged."""
+    """Return one column, batched. Data that is batched already is unchanged."""
     if isinstance(data, dict) and data and all(isinstance(key, tuple) for key in data):
         data = [item for items in data.values() for item in items]
     elif isinstance(data, dict) and not data:

@@ -1,4 +1,4 @@
-"""FrameStacking: the last observations, concatenated; one class for both pipelines."""
+"""FrameStacking: concatenates the last observations; one class for both pipelines."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ OBSERVATION_READERS = "observation_readers"
 
 
 class FrameStacking(ConnectorV2):
-    """Gives the module the last `num_frames` observations, concatenated on their last axis.
+    """Concatenates the last `num_frames` observations along their last axis, for the module.
 
-    Box ``(84, 84, 1)`` becomes ``(84, 84, num_frames)``, Box ``(4,)`` becomes ``(4 * num_frames,)``; oldest
-    first, zeros before an episode's first observation. Episodes keep the single frames, so the learner
-    pipeline needs the twin piece, and chunks a lookback of ``num_frames - 1`` steps
+    Box ``(84, 84, 1)`` becomes ``(84, 84, num_frames)``, Box ``(4,)`` becomes ``(4 * num_frames,)``. The oldest frame
+    comes first; frames before an episode's first observation are zeros. Episodes keep the single frames, so the
+    learner pipeline needs the corresponding piece, and chunks need a lookback of ``num_frames - 1`` steps
     (``config.env_runners(episode_lookback_horizon=...)``).
 
     Args:
         input_observation_space, input_action_space: See ConnectorV2.
-        num_frames: How many observations, >= 1.
-        multi_agent: Spaces are Dicts by agent id.
-        as_learner_connector: Stack the observations of all steps (else of the last one).
+        num_frames: Number of observations, >= 1.
+        multi_agent: Whether the spaces are Dicts by agent id.
+        as_learner_connector: Whether to stack the observations of all steps instead of the last one.
     """
 
     columnar: ClassVar[bool] = True
@@ -59,18 +59,18 @@ class FrameStacking(ConnectorV2):
 
     @property
     def last_step_only(self) -> bool:
-        """Whether the piece handles the last step only: in env-to-module pipelines."""
+        """Whether the piece handles only the last step: True in env-to-module pipelines."""
         return not self._all_steps
 
     @property
     def required_lookback(self) -> int:
-        """Number of earlier steps needed: num_frames - 1."""
+        """Number of earlier steps needed: ``num_frames - 1``."""
         return self.num_frames - 1
 
     def recompute_output_observation_space(
         self, input_observation_space: Any, input_action_space: Any
     ) -> Any:
-        """Return the Box with its last axis `num_frames` times as long."""
+        """Return the Box with its last axis repeated `num_frames` times."""
         if self._multi_agent and isinstance(input_observation_space, gym.spaces.Dict):
             return gym.spaces.Dict(
                 {aid: self._stacked(s) for aid, s in input_observation_space.spaces.items()}
@@ -84,7 +84,7 @@ class FrameStacking(ConnectorV2):
                 "that "
                 "makes one (FlattenObservations) before it, or pass multi_agent=True for a Dict by agent id."
             )
-        # Zeros stand for missing frames, so they belong to the space.
+        # Zeros stand for missing frames, so they are part of the space.
         low = np.minimum(space.low, np.zeros((), space.dtype))
         high = np.maximum(space.high, np.zeros((), space.dtype))
         return gym.spaces.Box(
@@ -101,7 +101,7 @@ class FrameStacking(ConnectorV2):
         shared_data: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """See ConnectorV2; adds the ``obs`` column, and stacks a ``new_obs`` that is there already."""
+        """See ConnectorV2. Adds the ``obs`` column, and stacks ``new_obs`` if it exists."""
         if not self._all_steps:
             for episode in self.single_agent_episode_iterator(episodes):
                 num_observations = len(episode.observations)
@@ -134,14 +134,14 @@ class FrameStacking(ConnectorV2):
         return _join_frames(np.moveaxis(windows, -1, 1))
 
     def transform_observations(self, observations: Any, rows: RowsContext) -> Any:
-        """Columnar form of `__call__`; `observations` are already in their slots."""
+        """Columnar form of `__call__`. The `observations` are in their slots already."""
         return _join_frames(rows.window(Columns.OBS, self.num_frames, current=True))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_frames={self.num_frames})"
 
     def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
-        """See ConnectorV2; the memory is the previous frames."""
+        """See ConnectorV2. The memory is the previous frames."""
         import torch
 
         num_previous = self.num_frames - 1
@@ -167,7 +167,7 @@ def _join_frames(windows: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 class FrameStackingEnvToModule(FrameStacking):
-    """FrameStacking for env-to-module pipelines; arguments as there.
+    """FrameStacking for env-to-module pipelines, with the same arguments.
 
     Example:
         >>> import gymnasium as gym
@@ -177,7 +177,7 @@ class FrameStackingEnvToModule(FrameStacking):
 
 
 class FrameStackingLearner(FrameStacking):
-    """The learner's twin of FrameStackingEnvToModule; arguments as of FrameStacking."""
+    """FrameStacking for learner pipelines, the counterpart of FrameStackingEnvToModule; with the same arguments."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""NumpyToTensor: from arrays to torch tensors."""
+"""NumpyToTensor: converts arrays to torch tensors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["NumpyToTensor", "to_tensor"]
 
 
 class NumpyToTensor(ConnectorV2):
-    """Turns all arrays of the batch, at any depth, into tensors; infos stay lists.
+    """Converts all arrays of the batch, at any depth, to tensors. Infos remain lists.
 
-    float64 becomes float32; other dtypes stay.
+    float64 becomes float32; other dtypes are unchanged.
 
     Args:
         input_observation_space, input_action_space: See ConnectorV2.
-        as_learner_connector: Whether it makes train batches, which hold numbers only.
-        pin_memory: Put CPU tensors into pinned memory.
+        as_learner_connector: Whether the piece builds train batches, which may contain only numbers.
+        pin_memory: Whether to put CPU tensors into pinned memory.
         device: Torch device; None: CPU.
     """
 
@@ -44,7 +44,7 @@ class NumpyToTensor(ConnectorV2):
         """See ConnectorV2.
 
         Raises:
-            ValueError: If a learner's batch has strings or Python objects in a column.
+            ValueError: A learner's batch has strings or Python objects in a column.
         """
         return {name: self._convert(name, data) for name, data in batch.items()}
 
@@ -66,7 +66,7 @@ class NumpyToTensor(ConnectorV2):
         return tree_map(convert, data)
 
     def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
-        """See ConnectorV2; float64 becomes float32."""
+        """See ConnectorV2. float64 becomes float32."""
         import torch
 
         def single(leaf: Any) -> Any:
@@ -79,7 +79,7 @@ class NumpyToTensor(ConnectorV2):
 
 
 def to_tensor(leaf: Any, device: Any = None, *, pin_memory: bool = False) -> Any:
-    """Convert an array to a tensor (sharing memory where possible); return anything else unchanged."""
+    """Convert an array to a tensor (sharing memory if possible); return anything else unchanged."""
     import torch
 
     if isinstance(leaf, (np.ndarray, np.generic)):
@@ -92,7 +92,7 @@ def to_tensor(leaf: Any, device: Any = None, *, pin_memory: bool = False) -> Any
         if tensor.dtype is torch.float64:
             tensor = (
                 tensor.float()
-            )  # too large numbers become infinity, which the learner notices in the loss
+            )  # numbers that are too large become infinity, which the learner notices in the loss
     elif isinstance(leaf, torch.Tensor):
         tensor = leaf
     else:

@@ -1,4 +1,4 @@
-"""FlattenObservations: nested observations as flat vectors."""
+"""FlattenObservations: flattens nested observations into vectors."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ __all__ = ["FlattenObservations"]
 
 
 class FlattenObservations(ConnectorV2):
-    """Writes observations back into the episodes as float32 vectors; on the learner also into the batch.
+    """Flattens observations to float32 vectors in the episodes, and on the learner also in the batch.
 
-    Dict parts come in sorted key order, Discrete and MultiDiscrete parts one-hot encoded.
+    Parts of a Dict are sorted by key; Discrete and MultiDiscrete parts are one-hot encoded.
 
     Example:
         >>> import gymnasium as gym
@@ -41,11 +41,11 @@ class FlattenObservations(ConnectorV2):
 
     Args:
         input_observation_space, input_action_space: See ConnectorV2.
-        multi_agent: The space is a Dict by agent id; each agent's part is flattened.
-        agent_ids: Only these agents' observations, or this one's; None: all.
+        multi_agent: Whether the space is a Dict by agent id; each agent's part is flattened.
+        agent_ids: The agents (or one agent) whose observations to flatten; None: all.
         keys_to_remove: Keys (or one key) of (each agent's) Dict observations to leave out.
-        as_learner_connector: Flatten all observations of the episodes, not only the last ones, and fill the
-            ``obs`` column with those of their steps, unless it is there already.
+        as_learner_connector: Whether to flatten all observations of the episodes instead of the last ones, and to
+            fill the ``obs`` column with those of their steps, unless it exists already.
     """
 
     columnar: ClassVar[bool] = True
@@ -69,13 +69,13 @@ class FlattenObservations(ConnectorV2):
 
     @property
     def last_step_only(self) -> bool:
-        """Whether the piece handles the last step only: unless `as_learner_connector`."""
+        """Whether the piece handles only the last step: True unless `as_learner_connector`."""
         return not self._as_learner_connector
 
     def recompute_output_observation_space(
         self, input_observation_space: Any, input_action_space: Any
     ) -> Any:
-        """Return a Box ``(flat_size,)``, multi-agent a Dict of them."""
+        """Return a Box ``(flat_size,)``, or in multi-agent use a Dict of them."""
         return map_agent_spaces(input_observation_space, self._flat_space, self._multi_agent, self._agent_ids)
 
     def _flat_space(self, space: Any) -> gym.spaces.Box:
@@ -92,7 +92,7 @@ class FlattenObservations(ConnectorV2):
             )
         for key in self._keys_to_remove - space.spaces.keys():
             raise ConfigurationError(
-                f"FlattenObservations: keys_to_remove has {key!r}, which {space} has not."
+                f"FlattenObservations: keys_to_remove has {key!r}, which {space} lacks."
                 f"{did_you_mean(key, space.spaces)}"
             )
         return gym.spaces.Dict({key: s for key, s in space.spaces.items() if key not in self._keys_to_remove})
@@ -101,7 +101,7 @@ class FlattenObservations(ConnectorV2):
         """See ConnectorV2.
 
         Raises:
-            ValueError: If no input observation space is known, or a discrete value is not in its space.
+            ValueError: The input observation space is unknown, or a discrete value is not in its space.
         """
         for episode in self.single_agent_episode_iterator(
             episodes, agents_that_stepped_only=not self._as_learner_connector

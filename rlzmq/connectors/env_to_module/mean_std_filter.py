@@ -1,4 +1,4 @@
-"""MeanStdFilter: observations with running mean 0 and standard deviation 1."""
+"""MeanStdFilter: normalises observations to running mean 0 and standard deviation 1."""
 
 from __future__ import annotations
 
@@ -21,29 +21,28 @@ __all__ = ["MeanStdFilter"]
 
 # Added to the standard deviation, so that constant features give 0 instead of 0 / 0.
 _SMALL = 1e-6
-# Of sums of squared differences: what float32, in which observations come, can hold.
+# Bound of sums of squared differences: the range of float32, the dtype of observations.
 _MOST = float(np.finfo(np.float32).max)
 
 
 class MeanStdFilter(ConnectorV2):
-    """Normalises observations by the statistics of all observations seen so far, agent by agent.
+    """Normalises observations by the statistics of all observations seen so far, separately for each agent.
 
-    Box parts become float32 ``(x - mean) / std``, clipped; other parts stay. The result is written back
-    into the episodes, so learners see it too. The k-th observation of a call is normalised by statistics
-    that include it and those before it. With fewer than two observations seen, the deviation counts as 1.
+    Box parts become float32 ``(x - mean) / std``, clipped; other parts are unchanged. The result is written back into
+    the episodes, so learners see it, too. The k-th observation of a call is normalised with statistics that include
+    it and those before it. If fewer than two observations have been seen, the deviation counts as 1.
 
-    Runners learn apart and agree through `get_delta`, `merge_deltas` and `apply_merged_state` (or
-    RLlib's `merge_states`): what travels is (count, mean, M2) of the observations since the last
-    synchronisation, merged by the parallel-variance formula, so the merged filter equals one filter that
-    saw all observations.
+    Runners learn separately and are synchronised by `get_delta`, `merge_deltas` and `apply_merged_state` (or RLlib's
+    `merge_states`). The exchanged data are (count, mean, M2) of the observations since the last synchronisation. They
+    are merged by the parallel-variance formula, so the merged filter equals one filter that saw all observations.
 
     Args:
         input_observation_space, input_action_space: See ConnectorV2.
-        multi_agent: The space is a Dict by agent id.
-        de_mean_to_zero: Subtract the mean.
-        de_std_to_one: Divide by the standard deviation.
-        clip_by_value: Clip results to [-c, c]; None: don't.
-        update_stats: Learn from the observations; False in evaluation.
+        multi_agent: Whether the space is a Dict by agent id.
+        de_mean_to_zero: Whether to subtract the mean.
+        de_std_to_one: Whether to divide by the standard deviation.
+        clip_by_value: Bound c: results are clipped to [-c, c]; None: no clipping.
+        update_stats: Whether to learn from the observations; False in evaluation.
     """
 
     columnar: ClassVar[bool] = True
@@ -67,8 +66,8 @@ class MeanStdFilter(ConnectorV2):
         self.clip_by_value = clip_by_value
         self._update_stats = update_stats
         self._box_indices: dict[Any, list[int]] = {}
-        # By agent id (DEFAULT_AGENT_ID in single-agent use): what all copies agreed on, what this one saw
-        # since, and both together.
+        # By agent id (DEFAULT_AGENT_ID in single-agent use): the statistics at the last synchronisation, those since
+        # then, and both together.
         self._base: dict[Any, RunningStats] = {}
         self._delta: dict[Any, RunningStats] = {}
         self._total: dict[Any, RunningStats] = {}
@@ -78,7 +77,7 @@ class MeanStdFilter(ConnectorV2):
     def recompute_output_observation_space(
         self, input_observation_space: Any, input_action_space: Any
     ) -> Any:
-        """Box parts become float32 Boxes bounded by `clip_by_value`."""
+        """Return the space with Box parts replaced by float32 Boxes bounded by `clip_by_value`."""
         self._box_indices = {}
         return map_agent_spaces(input_observation_space, self._filtered_space, self._multi_agent)
 
@@ -95,7 +94,7 @@ class MeanStdFilter(ConnectorV2):
     # -- calling --------------------------------------------------------------------------------
 
     def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
-        """See ConnectorV2; the batch stays as it is."""
+        """See ConnectorV2. The batch is unchanged."""
         by_agent: dict[Any, list[Any]] = {}
         for episode in self.single_agent_episode_iterator(episodes):
             by_agent.setdefault(episode.agent_id, []).append(episode)
@@ -108,7 +107,7 @@ class MeanStdFilter(ConnectorV2):
         return batch
 
     def transform_observations(self, observations: Any, rows: RowsContext) -> Any:
-        """Columnar form of `__call__`; updates the statistics once with every row."""
+        """Columnar form of `__call__`. Updates the statistics once with every row."""
         return self._filter(observations, rows.agent_id)
 
     def _filter(self, observations: Any, agent_id: Any) -> Any:
@@ -135,8 +134,10 @@ class MeanStdFilter(ConnectorV2):
     def _learned(
         self, stats: RunningStats, leaves: list[Any], chosen: list[int], samples: list[Any]
     ) -> RunningStats | None:
-        """Return the statistics with these samples, and the filtered samples in their `leaves`; None, without changes,
-        where one of them is NaN, infinite or absurd: it would stay in the statistics for ever."""
+        """Return the statistics with these samples, and put the filtered samples into their `leaves`.
+
+        None, without changes, if a sample is NaN, infinite or absurd, since it would stay in the statistics forever.
+        """
         filtered = []
         num = stats.num + len(samples[0])
         degrees_of_freedom = np.arange(stats.num, num, dtype=np.float64)
@@ -169,7 +170,7 @@ class MeanStdFilter(ConnectorV2):
         return values.astype(np.float32)  # type: ignore[no-any-return]
 
     def _box_leaves(self, agent_id: Any, num_leaves: int) -> list[int]:
-        """Return the indices of the leaves to filter: those of Box spaces, or all while no space is known."""
+        """Return the indices of the leaves to filter: those of Box spaces, or all leaves while the space is unknown."""
         indices = self._box_indices.get(agent_id)
         if indices is None:
             space = agent_space(self.input_observation_space, agent_id)
@@ -199,8 +200,8 @@ class MeanStdFilter(ConnectorV2):
     ) -> dict[str, Any]:
         """Return ``{agent_id: {"base": stats, "delta": stats, "total": stats}}``; single-agent: ``"default_agent"``.
 
-        `base` is what was agreed on at the last synchronisation, `delta` what was seen since, `total`
-        both; stats are ``{"num": int, "means": [arrays], "m2s": [arrays]}``, one array per Box part.
+        `base` has the statistics at the last synchronisation, `delta` those since then, `total` both. Stats are
+        ``{"num": int, "means": [arrays], "m2s": [arrays]}``, one array per Box part.
         """
         nothing = RunningStats()
         return {
@@ -213,7 +214,7 @@ class MeanStdFilter(ConnectorV2):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore exactly what `get_state` gave."""
+        """Restore a state from `get_state` exactly."""
         self.reset_state()
         for key, of_agent in state.items():
             self._base[key] = RunningStats.from_state(of_agent["base"])
@@ -221,11 +222,11 @@ class MeanStdFilter(ConnectorV2):
             self._total[key] = RunningStats.from_state(of_agent["total"])
 
     def reset_state(self) -> None:
-        """Forget everything."""
+        """Reset all statistics."""
         self._base, self._delta, self._total = {}, {}, {}
 
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Merge the deltas of all `states` into their latest common base; the result's delta is empty."""
+        """Merge the deltas of all `states` into their latest common base. The result's delta is empty."""
         merged = {}
         for key in dict.fromkeys([*self._base, *(key for state in states for key in state)]):
             of_agent = [state[key] for state in states if key in state]
@@ -242,14 +243,14 @@ class MeanStdFilter(ConnectorV2):
         return merged
 
     def get_delta(self) -> dict[str, Any]:
-        """Return ``{agent_id: stats}`` of samples since the last call, which become part of the base."""
+        """Return ``{agent_id: stats}`` of the samples since the last call, and add them to the base."""
         delta = {key: stats.get_state() for key, stats in self._delta.items() if stats.num}
         self._base = dict(self._total)
         self._delta = {}
         return delta
 
     def merge_deltas(self, deltas: Sequence[dict[str, Any]]) -> None:
-        """Fold other copies' deltas into the base, in the given order."""
+        """Merge other copies' deltas into the base, in the given order."""
         for delta in deltas:
             for key, stats in delta.items():
                 base = self._base.get(key, RunningStats())
@@ -257,7 +258,7 @@ class MeanStdFilter(ConnectorV2):
                 self._sum_up(key)
 
     def apply_merged_state(self, state: dict[str, Any]) -> None:
-        """Take the merged statistics as base; what was seen since the last `get_delta` stays on top."""
+        """Use the merged statistics as base, and keep those since the last `get_delta` on top."""
         for key, of_agent in state.items():
             base = RunningStats.from_state(of_agent["base"])
             self._base[key] = base.merged(RunningStats.from_state(of_agent["delta"]))
@@ -269,12 +270,12 @@ class MeanStdFilter(ConnectorV2):
         return f"MeanStdFilter(num_seen={nums}, update_stats={self._update_stats})"
 
     def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
-        """See ConnectorV2; the statistics become constants, in float64 as in `__call__`."""
+        """See ConnectorV2. The statistics become constants, in float64 as in `__call__`."""
         import torch
 
         space = agent_space(self.input_observation_space, agent_id)
         stats = self._total.get(DEFAULT_AGENT_ID if agent_id is None else agent_id) or RunningStats()
-        # Leaf -> (mean, deviation); clones, so that no later sample changes them.
+        # Leaf -> (mean, deviation), as clones, so that later samples do not change them.
         constants = {
             leaf: tuple(
                 torch.tensor(value, dtype=torch.float64)

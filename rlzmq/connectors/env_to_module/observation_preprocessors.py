@@ -1,4 +1,4 @@
-"""Base classes for the user's own observation preprocessing."""
+"""Base classes for the user's observation preprocessing."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = [
 
 
 class SingleAgentObservationPreprocessor(ConnectorV2):
-    """Replaces every new observation by ``preprocess(observation, episode)``, in the episode.
+    """Replaces every new observation in the episode with ``preprocess(observation, episode)``.
 
-    Learners therefore see the result. Where it is of another space, also override
-    `recompute_output_observation_space`. In multi-agent use it is called per agent.
+    Learners therefore see the result. If it is in another space, also override `recompute_output_observation_space`. In
+    multi-agent use, `preprocess` is called per agent.
 
     Example::
 
@@ -37,16 +37,16 @@ class SingleAgentObservationPreprocessor(ConnectorV2):
 
         Args:
             observation: The episode's last observation.
-            episode: The SingleAgentEpisode so far, `observation` included.
+            episode: The SingleAgentEpisode so far, including `observation`.
         """
 
     @property
     def last_step_only(self) -> bool:
-        """Whether the piece is columnar: unless a subclass overrides `__call__`."""
+        """Whether the piece handles only the last step: True unless a subclass overrides `__call__`."""
         return type(self).__call__ is SingleAgentObservationPreprocessor.__call__
 
     def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
-        """See ConnectorV2; the batch stays as it is."""
+        """See ConnectorV2. The batch is unchanged."""
         for episode in self.single_agent_episode_iterator(episodes):
             processed = self.preprocess(episode.get_observations(-1), episode)
             space = agent_space(self.observation_space, episode.agent_id)
@@ -55,9 +55,9 @@ class SingleAgentObservationPreprocessor(ConnectorV2):
 
 
 class MultiAgentObservationPreprocessor(ConnectorV2):
-    """Replaces all agents' new observations by ``preprocess(observations, episode)``, in the episodes.
+    """Replaces all agents' new observations in the episodes with ``preprocess(observations, episode)``.
 
-    Where they are of other spaces, also override `recompute_output_observation_space` (a Dict by agent id).
+    If they are in other spaces, also override `recompute_output_observation_space` (a Dict by agent id).
     """
 
     @abc.abstractmethod
@@ -65,23 +65,23 @@ class MultiAgentObservationPreprocessor(ConnectorV2):
         """Return the processed observations.
 
         Args:
-            observations: Agent id -> observation, of the agents that have one at the last env step.
+            observations: Agent id -> observation, for the agents with one at the last env step.
             episode: The MultiAgentEpisode so far.
 
         Returns:
-            Agent id -> observation, of the same agents (agents left out keep theirs).
+            Agent id -> observation, for the same agents. Agents left out keep their observations.
         """
 
     @property
     def last_step_only(self) -> bool:
-        """Whether the piece is columnar: unless a subclass overrides `__call__`."""
+        """Whether the piece handles only the last step: True unless a subclass overrides `__call__`."""
         return type(self).__call__ is MultiAgentObservationPreprocessor.__call__
 
     def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
-        """See ConnectorV2; the batch stays as it is.
+        """See ConnectorV2. The batch is unchanged.
 
         Raises:
-            ValueError: `preprocess` returned an agent that has no observation at this step.
+            ValueError: `preprocess` returned an agent without an observation at this step.
         """
         for episode in episodes:
             observations = {
@@ -102,8 +102,8 @@ class MultiAgentObservationPreprocessor(ConnectorV2):
 class WriteObservationsToEpisodes(ConnectorV2):
     """Overwrites every episode's last observation with its item of the ``obs`` column.
 
-    For pieces that put processed observations into the batch, so that learners see them too. The batch stays
-    as it is; episodes get this piece's observation space.
+    Use it after pieces that put processed observations into the batch, so that learners see them, too. The batch is
+    unchanged; episodes get this piece's observation space.
     """
 
     last_step_only = True
@@ -112,7 +112,7 @@ class WriteObservationsToEpisodes(ConnectorV2):
         """See ConnectorV2.
 
         Raises:
-            ValueError: If the batch has no ``obs`` column, or no item for one of the episodes.
+            ValueError: The batch has no ``obs`` column, or no item for one of the episodes.
         """
         if Columns.OBS not in batch:
             raise ValueError(

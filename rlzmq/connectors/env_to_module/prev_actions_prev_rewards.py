@@ -1,4 +1,4 @@
-"""PrevActionsPrevRewards: observations with the last actions and rewards beside them."""
+"""PrevActionsPrevRewards: adds the last actions and rewards to observations."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = ["PrevActionsPrevRewards"]
 
 
 class PrevActionsPrevRewards(ConnectorV2):
-    """Makes observations Dicts of the original one, the last actions and the last rewards.
+    """Replaces observations with Dicts of the original one, the last actions and the last rewards.
 
     ``{"_orig_obs": …, "prev_n_actions": float32[n_prev_actions * A], "prev_n_rewards":
-    float32[n_prev_rewards]}``, oldest first, zeros before an episode's first step. A is the size of a
-    flattened action (discrete parts one-hot). The result is written back into the episodes.
+    float32[n_prev_rewards]}``, oldest first, with zeros before an episode's first step. A is the size of a flattened
+    action (discrete parts are one-hot). The result is written back into the episodes.
 
     Args:
         input_observation_space, input_action_space: See ConnectorV2.
-        multi_agent: Spaces are Dicts by agent id.
-        n_prev_actions: How many actions; 0: without the key.
-        n_prev_rewards: How many rewards; 0: without the key.
+        multi_agent: Whether the spaces are Dicts by agent id.
+        n_prev_actions: Number of actions; 0: the key is left out.
+        n_prev_rewards: Number of rewards; 0: the key is left out.
     """
 
     columnar: ClassVar[bool] = True
@@ -69,7 +69,7 @@ class PrevActionsPrevRewards(ConnectorV2):
     def recompute_output_observation_space(
         self, input_observation_space: Any, input_action_space: Any
     ) -> Any:
-        """Return the Dict space, multi-agent a Dict of them; None while the action space is unknown."""
+        """Return the Dict space, or in multi-agent use a Dict of them; None while the action space is unknown."""
         if input_action_space is None:
             return None
         if self._multi_agent and isinstance(input_observation_space, gym.spaces.Dict):
@@ -95,10 +95,10 @@ class PrevActionsPrevRewards(ConnectorV2):
         return gym.spaces.Dict(spaces)
 
     def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
-        """See ConnectorV2; the batch stays as it is.
+        """See ConnectorV2. The batch is unchanged.
 
         Raises:
-            ValueError: If the action space is unknown.
+            ValueError: The action space is unknown.
         """
         for episode in self.single_agent_episode_iterator(episodes):
             augmented = {self.ORIG_OBS_KEY: episode.get_observations(-1)}
@@ -134,7 +134,7 @@ class PrevActionsPrevRewards(ConnectorV2):
         return space
 
     def transform_observations(self, observations: Any, rows: RowsContext) -> Any:
-        """Columnar form of `__call__`; the step that led to `observations` is already in the columns."""
+        """Columnar form of `__call__`. The step that led to `observations` is in the columns already."""
         augmented = {self.ORIG_OBS_KEY: observations}
         if self.n_prev_actions:
             num = self.n_prev_actions
@@ -162,7 +162,7 @@ class PrevActionsPrevRewards(ConnectorV2):
         return f"PrevActionsPrevRewards({counts})"
 
     def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
-        """See ConnectorV2; the memory is the previous flattened actions, and rewards."""
+        """See ConnectorV2. The memory is the previous flattened actions and rewards."""
         import torch
 
         action_space = self._action_space_of(agent_id, None)
@@ -201,7 +201,7 @@ class PrevActionsPrevRewards(ConnectorV2):
 def _flatten_existing(
     space: Any, actions: Any, missing: npt.NDArray[np.bool_] | None, size: int
 ) -> npt.NDArray[np.float32]:
-    """Flattened actions ``[N, num, size]``; zeros (which may be no valid action) where missing."""
+    """Return the flattened actions ``[N, num, size]``; missing ones are zeros, which need not be valid actions."""
     if missing is None:
         return flatten_values(space, actions, 2)
     flat = np.zeros((*missing.shape, size), np.float32)

@@ -21,7 +21,7 @@ class RunningStats:
     """Count, mean and sum of squared differences (M2) of samples that are lists of arrays.
 
     Attributes:
-        num: How many samples.
+        num: Number of samples.
         means: float64 array per leaf.
         m2s: float64 array per leaf, the sum of squared differences from the mean.
     """
@@ -39,7 +39,7 @@ class RunningStats:
         return cls().with_samples(leaves)
 
     def with_samples(self, leaves: Sequence[Float64]) -> RunningStats:
-        """Return the statistics with further samples ``[N, ...]`` per leaf."""
+        """Return the statistics with additional samples ``[N, ...]`` per leaf."""
         num = self.num + len(leaves[0])
         means, m2s = [], []
         for leaf, samples in enumerate(leaves):
@@ -68,20 +68,20 @@ class RunningStats:
         return RunningStats(num, means, m2s)
 
     def std(self, leaf: int) -> Float64:
-        """Return the sample standard deviation of one leaf; ones with fewer than two samples."""
+        """Return the sample standard deviation of one leaf; ones if there are fewer than two samples."""
         if self.num < 2:
             return np.ones_like(self.m2s[leaf]) if self.m2s else np.ones(())
         return np.sqrt(self.m2s[leaf] / (self.num - 1))
 
     def prefixes(self, leaf: int, samples: Float64) -> tuple[Float64, Float64]:
-        """Return the mean and M2 after each further sample, without a loop.
+        """Return the mean and M2 after each additional sample, without a loop.
 
         Args:
-            leaf: Which leaf.
+            leaf: Index of the leaf.
             samples: float64 ``[N, ...]``.
 
         Returns:
-            ``(means, m2s)``, float64 ``[N, ...]`` each: entry k counts samples 0 … k.
+            ``(means, m2s)``, float64 ``[N, ...]`` each; entry k includes samples 0 … k.
         """
         num, ndim = self.num, samples.ndim
         reference = self.means[leaf] if num else samples[0]
@@ -107,7 +107,7 @@ class RunningStats:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> RunningStats:
-        """Restore the pieces' statistics from `get_state`'s result."""
+        """Create from a state of `get_state`."""
         return cls(
             int(state["num"]),
             [np.array(mean, np.float64) for mean in state["means"]],

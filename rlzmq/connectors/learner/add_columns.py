@@ -1,4 +1,4 @@
-"""Pieces that add columns of the episodes to the train batch."""
+"""Pieces that add the episodes' columns to the train batch."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ __all__ = [
 class AddColumnsFromEpisodesToTrainBatch(ConnectorV2):
     """Adds ``actions``, ``rewards``, ``terminateds``, ``truncateds`` and all extra model outputs.
 
-    One item per step; ``state_out`` is left to AddStatesFromEpisodesToBatch. Columns that a piece before it
-    has added already are left alone.
+    Each column has one item per step. ``state_out`` is left to AddStatesFromEpisodesToBatch. Columns that an earlier
+    piece has added are unchanged.
     """
 
     def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
         """See ConnectorV2.
 
         Raises:
-            ValueError: If a reward is not one number.
+            ValueError: A reward is not a single number.
         """
         skipped = {*batch, Columns.STATE_IN, Columns.STATE_OUT}
         for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
@@ -62,7 +62,7 @@ class AddColumnsFromEpisodesToTrainBatch(ConnectorV2):
 
 
 class AddNextObservationsFromEpisodesToTrainBatch(ConnectorV2):
-    """Adds the observation that each step led to; frame-stacked where ``obs`` is."""
+    """Adds the observation after each step, frame-stacked if ``obs`` is."""
 
     def __call__(
         self,
@@ -104,14 +104,14 @@ class AddInfosFromEpisodesToTrainBatch(ConnectorV2):
 
 
 class AddOneTsToEpisodesAndTruncate(ConnectorV2):
-    """Makes every chunk one step longer, so that its final observation gets a row in the train batch.
+    """Extends every chunk by one step, so that its final observation gets a row in the train batch.
 
     The extra step repeats the last observation, action and extra model outputs, with reward 0. The columns
-    ``loss_mask`` (False there), ``terminateds`` and ``truncateds`` (True at most at the last real step) are
-    added; a chunk that is not done is marked as truncated. Chunks without steps are left alone.
+    ``loss_mask`` (False at that step), ``terminateds`` and ``truncateds`` (True at most at the last real step) are
+    added. A chunk that is not done is marked as truncated. Chunks without steps are unchanged.
 
-    The given episodes are extended in place (ids are kept); within a LearnerConnectorPipeline these are
-    private copies, the caller's episodes stay as they are.
+    The given episodes are extended in place (ids are kept). In a LearnerConnectorPipeline these are private copies, so
+    the caller's episodes do not change.
     """
 
     def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:

@@ -25,11 +25,11 @@ __all__ = [
     "standardize",
 ]
 
-# Floor of the standard deviation that advantages are divided by: a batch of equal advantages gives zeros.
+# Lower bound of the standard deviation in the division of advantages, so that a batch of equal advantages gives zeros.
 _STD_FLOOR = 1e-4
 
 
-# Rewards may overflow: the learner notices that in the loss, and finds their steps.
+# Rewards may overflow. The learner notices this in the loss and finds the steps.
 @np.errstate(over="ignore", invalid="ignore")
 def compute_gae(
     rewards_N: ArrayLike,
@@ -42,14 +42,13 @@ def compute_gae(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Compute advantages and value targets of C consecutive chunks in N rows.
 
-    Computed in float64 without a Python loop over rows; a chunk's result does not depend, to the last bit, on
-    the other chunks it is batched with.
+    The computation is in float64, without a Python loop over rows. A chunk's result does not depend, to the last bit,
+    on the other chunks in the batch.
 
     Args:
-        rewards_N: Rewards, [N], chunk after chunk.
-        values_N: Value predictions of the observations that were acted on, [N].
-        bootstrap_values_C: Value of each chunk's final observation, [C]; 0 where the episode terminated
-            there.
+        rewards_N: Rewards, [N], one chunk after the other.
+        values_N: Value predictions for the observations that were acted on, [N].
+        bootstrap_values_C: Value of each chunk's final observation, [C]; 0 if the episode terminated there.
         lengths_C: Number of rows of each chunk, [C], each ≥ 0; their sum is N.
         gamma: Discount factor in [0, 1].
         lambda_: GAE's λ in [0, 1]: 0 is the one-step TD error, 1 the Monte-Carlo return minus the value.
@@ -58,7 +57,7 @@ def compute_gae(
         ``(advantages, value_targets)``, float32 [N] each; ``value_targets = advantages + values``.
 
     Raises:
-        ValueError: If the shapes do not fit together.
+        ValueError: The shapes do not fit together.
     """
     rewards = np.asarray(rewards_N, np.float64)
     values = np.asarray(values_N, np.float64)
@@ -88,19 +87,18 @@ def discounted_suffix_sums(
 ) -> NDArray[np.float64]:
     """Compute ``y[t] = terms[t] + discount[t] * y[t + 1]`` within each chunk, for all chunks at once.
 
-    Pass k extends every row's sum from 2^k to 2^(k+1) terms, so the longest chunk's length L costs log2(L)
-    vectorised passes instead of L Python steps.
+    Pass k extends every row's sum from 2^k to 2^(k+1) terms, so a longest chunk of length L takes log2(L) vectorised
+    passes instead of L Python steps.
 
     Args:
-        terms_N: What is summed, [N].
-        ends: Index of each chunk's last row, rising; the last one is N - 1.
-        discount: In [0, 1]; one number, or one for each row, [N].
+        terms_N: The terms of the sums, [N].
+        ends: Index of each chunk's last row, ascending; the last one is N - 1.
+        discount: Discount in [0, 1]; one number, or one per row, [N].
     """
     sums = terms_N.copy()
     if sums.size == 0:
         return sums
-    # weight[t]: what a sum that starts at t multiplies the sum right after it with; 0 once it reaches the
-    # chunk's end
+    # weight[t]: the factor of the sum that follows the sum starting at t; 0 once that sum reaches the chunk's end
     weights = np.empty_like(sums)
     weights[:] = discount
     weights[ends] = 0.0
@@ -109,7 +107,7 @@ def discounted_suffix_sums(
     while reach < longest and weights.any():
         sums[:-reach] += weights[:-reach] * sums[reach:]
         weights[:-reach] *= weights[reach:]
-        # rows this near to the batch's end are complete: their chunk ends within this distance
+        # rows this close to the batch's end are complete, since their chunk ends within this distance
         weights[-reach:] = 0.0
         reach *= 2
     return sums
@@ -135,10 +133,9 @@ class GeneralAdvantageEstimation(WholeBatchEstimator):
     Args:
         input_observation_space, input_action_space: See ConnectorV2.
         gamma: Discount factor in [0, 1].
-        lambda_: In [0, 1]: 0 is the one-step TD error, 1 the discounted return minus the value.
-        standardize: Over which rows mean and deviation are taken. "real_steps": those that are trained on.
-            "as_rllib": the extra row of each chunk, too, whose advantage reaches into the next chunk of the batch; then
-            the numbers are RLlib's.
+        lambda_: GAE's λ in [0, 1]: 0 is the one-step TD error, 1 the discounted return minus the value.
+        standardize: The rows for mean and deviation. "real_steps": the rows that are trained on. "as_rllib": also the
+            extra row of each chunk, whose advantage reaches into the next chunk of the batch, as in RLlib.
     """
 
     def __init__(
@@ -192,8 +189,8 @@ class GeneralAdvantageEstimation(WholeBatchEstimator):
 class ComputeReturnsToGo(ConnectorV2):
     """Adds ``returns_to_go``: ``r[t] + gamma * r[t + 1] + …`` up to the chunk's end, float32.
 
-    There is no bootstrapping: give it whole episodes (``batch_mode="complete_episodes"``) unless you mean to
-    stop at chunk ends.
+    There is no bootstrapping, so use whole episodes (``batch_mode="complete_episodes"``) unless the sums should stop at
+    chunk ends.
 
     Args:
         input_observation_space, input_action_space: See ConnectorV2.

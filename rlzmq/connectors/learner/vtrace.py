@@ -19,7 +19,7 @@ __all__ = ["VTrace", "compute_vtrace"]
 _TARGET_LOGP = "target_logp"
 
 
-# Rewards may overflow: the learner notices that in the loss, and finds their steps.
+# Rewards may overflow. The learner notices this in the loss and finds the steps.
 @np.errstate(over="ignore", invalid="ignore")
 def compute_vtrace(
     *,
@@ -42,15 +42,15 @@ def compute_vtrace(
         v_t = V_t + δ_t + γ min(c̄, ρ_t) (v_{t+1} - V_{t+1})
         A_t = min(ρ̄_pg, ρ_t) (r_t + γ v_{t+1} - V_t)
 
-    At a chunk's end both V_{t+1} and v_{t+1} are its bootstrap value. Computed in float64 without a Python
+    At a chunk's end both V_{t+1} and v_{t+1} are its bootstrap value. The computation is in float64, without a Python
     loop over rows.
 
     Args:
-        behaviour_logp_N: log μ(a|x) of the policy that sampled, [N], chunk after chunk.
-        target_logp_N: log π(a|x) of the policy that is evaluated, [N].
+        behaviour_logp_N: log μ(a|x) of the sampling policy, [N], one chunk after the other.
+        target_logp_N: log π(a|x) of the evaluated policy, [N].
         rewards_N: Rewards, [N].
         values_N: V of the observations that were acted on, [N].
-        bootstrap_values_C: V of each chunk's final observation, [C]; 0 where the episode terminated there.
+        bootstrap_values_C: V of each chunk's final observation, [C]; 0 if the episode terminated there.
         lengths_C: Number of rows of each chunk, [C], each >= 1; their sum is N.
         gamma: Discount factor in [0, 1].
         clip_rho_threshold: ρ̄, bound of the ratio in the TD errors; None: no bound.
@@ -61,7 +61,7 @@ def compute_vtrace(
         ``(advantages, value_targets)``, float32 [N] each.
 
     Raises:
-        ValueError: If the shapes do not fit together.
+        ValueError: The shapes do not fit together.
     """
     lengths = np.asarray(lengths_C, np.int64)
     arrays = {
@@ -104,7 +104,7 @@ def _clipped(ratios: NDArray[np.float64], threshold: float | None) -> NDArray[np
 def _shifted(
     values: NDArray[np.float64], ends: NDArray[np.int64], bootstrap: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the value that follows each row's."""
+    """Return each row's next value."""
     following = np.empty_like(values)
     following[:-1] = values[1:]
     following[ends] = bootstrap
@@ -114,15 +114,15 @@ def _shifted(
 class VTrace(WholeBatchEstimator):
     """Adds V-trace ``advantages`` and ``value_targets``, float32 tensors (arXiv:1802.01561).
 
-    Traces end with their chunk, which bootstraps from the value of its final observation unless the episode
-    terminated there. Extra and padded rows get zeros. See `compute_vtrace` and `WholeBatchEstimator`.
+    Traces end with their chunk, which bootstraps from the value of its final observation unless the episode terminated
+    there. Extra and padded rows get zeros. See `compute_vtrace` and `WholeBatchEstimator`.
 
     Args:
         input_observation_space, input_action_space: See ConnectorV2.
         gamma: Discount factor in [0, 1].
         clip_rho_threshold, clip_pg_rho_threshold: See `compute_vtrace`.
-        use_target_network: Evaluate the policy of the module's target network (`TargetNetworkAPI`), as APPO
-            does, not the trained one.
+        use_target_network: Whether to evaluate the policy of the module's target network (`TargetNetworkAPI`), as in
+            APPO, instead of the trained one.
     """
 
     reads: tuple[str, ...] = (Columns.ACTION_LOGP,)

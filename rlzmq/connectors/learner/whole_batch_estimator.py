@@ -1,4 +1,4 @@
-"""WholeBatchEstimator: base of learner pieces that use the module's outputs on the whole batch."""
+"""WholeBatchEstimator: base class of learner pieces that use the module's outputs on the whole batch."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["ChunkRows", "WholeBatchEstimator"]
 
 @dataclass(frozen=True)
 class ChunkRows:
-    """One module's rows, chunk after chunk, each chunk's extra row last; padding is gone.
+    """One module's rows without padding, chunk after chunk; each chunk's extra row comes last.
 
     Attributes:
         columns: ``rewards``, the estimator's `reads`, and the outputs of `evaluate`: float64 arrays [N].
         terminated_N, truncated_N: Whether the episode ended with this row's step.
-        lengths_C: Rows of each chunk, the extra one included.
+        lengths_C: Number of rows of each chunk, including the extra one.
     """
 
     columns: dict[str, npt.NDArray[np.float64]]
@@ -39,18 +39,18 @@ class ChunkRows:
 
     @property
     def extra_C(self) -> npt.NDArray[np.int64]:
-        """The index of each chunk's extra row."""
+        """Index of each chunk's extra row."""
         return np.cumsum(self.lengths_C) - 1
 
     @property
     def real_N(self) -> npt.NDArray[np.bool_]:
-        """Which rows are steps, not extra rows."""
+        """Whether each row is a step, not an extra row."""
         real = np.ones(len(self.terminated_N), np.bool_)
         real[self.extra_C] = False
         return real
 
     def bootstrap_C(self, values_N: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return the value after each chunk's last step: of its extra row, 0 where the episode terminated."""
+        """Return the value after each chunk's last step: that of its extra row, or 0 if the episode terminated."""
         bootstrap: npt.NDArray[np.float64] = np.where(
             self.terminated_N[self.extra_C - 1], 0.0, values_N[self.extra_C]
         )
@@ -58,12 +58,12 @@ class ChunkRows:
 
 
 class WholeBatchEstimator(ConnectorV2):
-    """The last piece of a learner pipeline, which adds columns that follow from the current weights.
+    """The last piece of a learner pipeline. It adds columns that depend on the current weights.
 
-    The pipeline begins with AddOneTsToEpisodesAndTruncate: every chunk's extra row holds the observation to
-    bootstrap from. One batched forward pass per module computes `evaluate` on all rows,
-    without gradients; `estimate` turns it into columns. Modules without `compute_values` are skipped.
-    Subclasses give both, and list in `reads` which further float columns of the batch they need.
+    The pipeline begins with AddOneTsToEpisodesAndTruncate, so every chunk has an extra row with the observation to
+    bootstrap from. One batched forward pass per module computes `evaluate` on all rows, without gradients; `estimate`
+    turns the result into columns. Modules without `compute_values` are skipped. Subclasses implement both methods and
+    list in `reads` the additional float columns of the batch that they need.
     """
 
     reads: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class WholeBatchEstimator(ConnectorV2):
 
     @abc.abstractmethod
     def evaluate(self, module: Any, columns: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """Return the module outputs needed on every row; called without gradients.
+        """Return the module outputs that are needed on every row. Called without gradients.
 
         Args:
             module: The RLModule.
@@ -95,14 +95,14 @@ class WholeBatchEstimator(ConnectorV2):
         """See ConnectorV2; the batch is ``{module_id: {column: tensor}}`` (or one module's columns).
 
         Raises:
-            ValueError: If the batch's rows are not the episodes' steps, or a chunk has no extra row.
+            ValueError: The batch's rows are not the episodes' steps, or a chunk has no extra row.
         """
         import torch
 
         lengths: dict[Any, dict[Any, list[int]]] = {}
         for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
             if len(episode):
-                # Rows are in the order in which keys first appeared.
+                # Rows are in the order in which the keys first appeared.
                 module_id = DEFAULT_MODULE_ID if episode.module_id is None else episode.module_id
                 lengths.setdefault(module_id, {}).setdefault(batch_key(episode), []).append(len(episode))
         modules = rl_module if is_multi_rl_module(rl_module) else {DEFAULT_MODULE_ID: rl_module}
@@ -125,16 +125,16 @@ class WholeBatchEstimator(ConnectorV2):
         lengths: npt.NDArray[np.int64],
         module_id: Any,
     ) -> None:
-        """Add the columns to one module's batch; learners' fused path calls it with its own outputs.
+        """Add the columns to one module's batch. The learners' fused path calls this with its own outputs.
 
         Args:
             columns: The module's columns, ``[B, ...]`` or, with ``seq_lens``, ``[B, T, ...]``.
-            outputs: What `evaluate` returned, ``[B]`` or ``[B, T]`` each.
-            lengths: int64[C], rows of each chunk in the order of the rows, extra ones included.
-            module_id: For error texts.
+            outputs: The result of `evaluate`, ``[B]`` or ``[B, T]`` each.
+            lengths: int64[C], number of rows of each chunk, in the order of the rows, including extra rows.
+            module_id: Used in error texts.
 
         Raises:
-            ValueError: As of calling the piece.
+            ValueError: See `__call__`.
         """
         seq_lens = columns.get(Columns.SEQ_LENS)
         shape = tuple(next(iter(outputs.values())).shape)

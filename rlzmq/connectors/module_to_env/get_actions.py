@@ -1,4 +1,4 @@
-"""GetActions: sampled (or greedy) actions from the module's outputs."""
+"""GetActions: samples actions from the module's outputs, or takes the greedy ones."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["GetActions", "draw_actions", "given_actions_logp"]
 
 
 class GetActions(ConnectorV2):
-    """Adds ``actions`` and ``action_logp`` where the module gave ``action_dist_inputs`` only.
+    """Adds ``actions`` and ``action_logp`` if the module returned only ``action_dist_inputs``.
 
-    With ``explore=True`` actions are sampled from the module's exploration distribution, else they are the
-    most likely ones of its inference distribution. Random numbers come from the torch.Generator in
-    ``shared_data["generator"]``; without one, from torch's global stream. Rows are drawn in order.
+    With ``explore=True``, actions are sampled from the module's exploration distribution. Otherwise they are the most
+    likely actions of its inference distribution. Random numbers come from the torch.Generator in
+    ``shared_data["generator"]``, or from torch's global stream without one. Rows are sampled in order.
 
-    Actions that the module gave itself are used as they are; with ``action_dist_inputs`` beside them they get their
-    ``action_logp``, while exploring.
+    Actions that the module returned itself are used unchanged. While exploring, they get their ``action_logp`` if the
+    module also returned ``action_dist_inputs``.
     """
 
     def __call__(
@@ -37,7 +37,7 @@ class GetActions(ConnectorV2):
         """See ConnectorV2.
 
         Raises:
-            ValueError: If a module returned neither ``actions`` nor ``action_dist_inputs``.
+            ValueError: A module returned neither ``actions`` nor ``action_dist_inputs``.
         """
         generator = (shared_data or {}).get("generator")
         if is_multi_rl_module(rl_module):
@@ -48,7 +48,7 @@ class GetActions(ConnectorV2):
         return batch
 
     def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
-        """See ConnectorV2; without exploration the actions are the most likely ones."""
+        """See ConnectorV2. Without exploration, the actions are the most likely ones."""
 
         def forward(batch: Batch, memory: Memory) -> tuple[Batch, Memory]:
             return _with_actions(rl_module, batch, False, None), memory
@@ -99,14 +99,14 @@ def _add_actions(
 
 
 def given_actions_logp(distribution: Any, actions: Any) -> dict[str, Any]:
-    """Return the column ``action_logp`` of actions that a module chose itself.
+    """Return the column ``action_logp`` for actions that a module chose itself.
 
     Args:
-        distribution: Of the ``action_dist_inputs`` that it returned beside them.
+        distribution: Distribution of the ``action_dist_inputs`` that the module returned with them.
         actions: Tree of tensors (or arrays) ``[B, ...]``.
 
     Returns:
-        ``{"action_logp": float tensor [B]}``; ``{}`` where a deterministic distribution has none.
+        ``{"action_logp": float tensor [B]}``; ``{}`` if a deterministic distribution has none.
     """
     if not getattr(distribution, "has_logp", True):
         return {}
@@ -116,17 +116,16 @@ def given_actions_logp(distribution: Any, actions: Any) -> dict[str, Any]:
 def draw_actions(
     distribution: Any, explore: bool | None, generator: Any, *, wants_logp: bool = True
 ) -> tuple[Any, Any]:
-    """Return the actions of a distribution, and their log-probabilities under it.
+    """Return actions drawn from a distribution, and their log-probabilities.
 
     Args:
         distribution: The module's action distribution.
-        explore: Sample from it, else take its most likely actions.
-        generator: torch.Generator of the samples, or None.
-        wants_logp: Whether log-probabilities are asked for.
+        explore: Whether to sample; otherwise take the most likely actions.
+        generator: torch.Generator for sampling, or None.
+        wants_logp: Whether to compute log-probabilities.
 
     Returns:
-        (actions, log-probabilities); the latter None where not asked for, or where a deterministic
-        distribution has none.
+        (actions, log-probabilities). The latter are None if not requested, or if a deterministic distribution has none.
     """
     has_logp = wants_logp and getattr(distribution, "has_logp", True)
     if not explore:

@@ -1,4 +1,4 @@
-"""NormalizeAndClipActions: from the module's actions to the env's."""
+"""NormalizeAndClipActions: converts the module's actions to the env's."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["NormalizeAndClipActions"]
 
 
 class NormalizeAndClipActions(ConnectorV2):
-    """Adds ``actions_for_env``; ``actions``, which the episode stores, stay as they are.
+    """Adds ``actions_for_env``. The column ``actions``, which the episode stores, is unchanged.
 
-    With `normalize_actions`, parts of bounded float Boxes are taken as in [-1, 1] and stretched to the
-    Box: ``low + (action + 1) * (high - low) / 2``, then clipped. With `clip_actions` (and not
-    `normalize_actions`), parts of Boxes are clipped. Parts of bounded integer Boxes count from 0 and are
-    shifted by `low` whatever the settings: modules choose them so. All other parts stay.
+    With `normalize_actions`, parts of bounded float Boxes are scaled from [-1, 1] to the Box:
+    ``low + (action + 1) * (high - low) / 2``, then clipped. With `clip_actions` (and not `normalize_actions`), parts of
+    Boxes are clipped. Parts of bounded integer Boxes always count from 0, as modules choose them, and are shifted by
+    `low`. All other parts are unchanged.
 
     Args:
-        input_observation_space, input_action_space: See ConnectorV2; the action space is the env's.
-        normalize_actions: Stretch actions from [-1, 1] to the space.
-        clip_actions: Clip actions to the space.
+        input_observation_space, input_action_space: See ConnectorV2. The action space is the env's.
+        normalize_actions: Whether to scale actions from [-1, 1] to the space.
+        clip_actions: Whether to clip actions to the space.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class NormalizeAndClipActions(ConnectorV2):
 
     @property
     def changes_actions(self) -> bool:
-        """Whether the env's actions may differ from the module's; if not, there is no ``actions_for_env``."""
+        """Whether the env's actions may differ from the module's. If not, there is no ``actions_for_env``."""
         return self.normalize_actions or self.clip_actions or _has_integers(self.input_action_space)
 
     def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """See ConnectorV2.
 
         Raises:
-            ConfigurationError: If the action space is unknown.
+            ConfigurationError: The action space is unknown.
         """
         if not self.changes_actions:
             return batch
@@ -75,17 +75,17 @@ class NormalizeAndClipActions(ConnectorV2):
         return batch
 
     def apply_vectorized(self, actions: Any, agent_id: Any = None) -> Any:
-        """Return the env's actions for the module's, one or many at once.
+        """Convert the module's actions to the env's, one or many at once.
 
         Args:
-            actions: An action, or a tree of arrays ``[N, ...]`` of actions; not changed in place.
-            agent_id: Whose action, where the action space is a Dict by agent id.
+            actions: An action, or a tree of arrays ``[N, ...]`` of actions; not modified in place.
+            agent_id: The acting agent, if the action space is a Dict by agent id.
 
         Returns:
             The same structure; the same object if no change is needed.
 
         Raises:
-            ConfigurationError: If the action space is unknown.
+            ConfigurationError: The action space is unknown.
         """
         maps = self._maps.get(agent_id, self)
         if maps is self:
@@ -97,7 +97,7 @@ class NormalizeAndClipActions(ConnectorV2):
         return tree_map(lambda leaf_map, leaf: leaf if leaf_map is None else leaf_map(leaf), maps, actions)
 
     def _compiled(self, agent_id: Any) -> Any:
-        """Return a function per leaf of the action space (None: unchanged), or None if no leaf changes."""
+        """Return a function per leaf of the action space (None: no change), or None if no leaf changes."""
         if self.input_action_space is None:
             raise ConfigurationError(
                 "NormalizeAndClipActions needs the action space: pass input_action_space to the constructor, "
@@ -175,7 +175,7 @@ def _clip(low: Any, high: Any, dtype: Any, action: Any) -> Any:
 
 
 def _on_tensors(leaf_map: partial[Any]) -> Callable[[Any], Any]:
-    """Return the form for tensors of `_stretch`, `_shift` or `_clip` with its arguments."""
+    """Return the tensor form of `_stretch`, `_shift` or `_clip` with its arguments."""
     import torch
 
     def constant(bound: Any) -> Any:

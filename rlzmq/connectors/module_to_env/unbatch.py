@@ -1,4 +1,4 @@
-"""Pieces that take the module's output batch apart: tensors to arrays, items by episode, entries by sub-env."""
+"""Pieces that split the module's output batch: tensors to arrays, items by episode, entries by sub-env."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class TensorToNumpy(ConnectorV2):
-    """Turns all tensors of the batch, at any depth, into numpy arrays (on the CPU, without gradients)."""
+    """Converts all tensors of the batch, at any depth, to numpy arrays (on the CPU, without gradients)."""
 
     def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """See ConnectorV2."""
@@ -58,7 +58,7 @@ class UnBatchToIndividualItems(ConnectorV2):
         """See ConnectorV2. Multi-agent: ``{module_id: {column: {(episode, agent, module): [item]}}}``.
 
         Raises:
-            ValueError: If a module's outputs have another number of rows than its inputs had.
+            ValueError: A module's outputs have another number of rows than its inputs.
         """
         structure = (shared_data or {}).get(MAP_STRUCTURE)
         if structure is None:
@@ -100,7 +100,7 @@ def _by_key(name: str, data: Any, keys: list[Any], module_id: Any) -> dict[Any, 
 
 
 class ModuleToAgentUnmapping(ConnectorV2):
-    """Undoes AgentToModuleMapping on a module's outputs.
+    """Reverses AgentToModuleMapping for a module's outputs.
 
     ``{module: {column: {(episode, agent, module): [items]}}}`` becomes
     ``{column: {(episode, agent, module): [items]}}``.
@@ -123,7 +123,7 @@ _WITHOUT_TIME_AXIS = (Columns.STATE_OUT, Columns.STATE_IN, Columns.INFOS)
 
 
 class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
-    """Takes the time axis of length 1 off the items of stateful modules; states have none."""
+    """Removes the time axis of length 1 from the items of stateful modules. States have no time axis."""
 
     def __call__(
         self,
@@ -136,7 +136,7 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
         """See ConnectorV2.
 
         Raises:
-            ValueError: If an item's first axis is not of length 1.
+            ValueError: The length of an item's first axis is not 1.
         """
         if not shared_data or not shared_data.pop(SINGLE_TIME_RANK_FLAG, False):
             return batch
@@ -180,10 +180,10 @@ _EPISODES_MAP = "vector_env_episodes_map"
 
 
 class ListifyDataForVectorEnv(ConnectorV2):
-    """Turns ``{column: {key: [item]}}`` into ``{column: [one entry per sub-env]}``.
+    """Converts ``{column: {key: [item]}}`` to ``{column: [one entry per sub-env]}``.
 
-    Single-agent: the items, in the order of the batch. Multi-agent: dicts ``{agent_id: item}``, one per
-    episode of `episodes` (or at the index that ``shared_data["vector_env_episodes_map"]`` says).
+    Single-agent: the items, in the order of the batch. Multi-agent: dicts ``{agent_id: item}``, one per episode of
+    `episodes` (or at the index in ``shared_data["vector_env_episodes_map"]``).
     """
 
     def __call__(
@@ -197,7 +197,7 @@ class ListifyDataForVectorEnv(ConnectorV2):
         """See ConnectorV2.
 
         Raises:
-            ValueError: Multi-agent data of an episode that is not among `episodes`.
+            ValueError: Multi-agent data belongs to an episode that is not among `episodes`.
         """
         index_of = dict((shared_data or {}).get(_EPISODES_MAP) or {})
         if not index_of:

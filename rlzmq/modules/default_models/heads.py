@@ -116,7 +116,7 @@ def split_action_mask(
         Dict with the mask, None if there is none.
 
     Raises:
-        ConfigurationError: If the mask's size is not the number of choices.
+        ConfigurationError: The mask's size is not the number of choices.
     """
     discrete = gym.spaces.Discrete | gym.spaces.MultiDiscrete
     if not isinstance(observation_space, gym.spaces.Dict) or not isinstance(action_space, discrete):

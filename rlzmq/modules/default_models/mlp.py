@@ -42,7 +42,7 @@ def activation_function(name: str | None, setting: str = "activation") -> Callab
     """Return the function of an activation's name, None for the linear one.
 
     Raises:
-        ConfigurationError: If there is no such activation; names the setting and the closest one.
+        ConfigurationError: There is no such activation; names the setting and the closest one.
     """
     if name is None:
         return None
@@ -57,7 +57,7 @@ def initialize(tensor: Tensor, initializer: Any, kwargs: dict[str, Any] | None, 
     """Fill a parameter: by name in ``torch.nn.init``, by function, or (None) not at all.
 
     Raises:
-        ConfigurationError: If there is no such initialiser.
+        ConfigurationError: There is no such initialiser.
     """
     if initializer is None:
         return
@@ -150,7 +150,7 @@ class MLP(nn.Module):
         """Return the steps of the forward pass, rebuilt if a layer was replaced.
 
         Raises:
-            RuntimeError: If a layer was added or taken out.
+            RuntimeError: A layer was added or taken out.
         """
         layers = [*self._modules["layers"]._modules.values()]  # type: ignore[union-attr]
         if layers != self._steps_of:

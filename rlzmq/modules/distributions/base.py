@@ -75,7 +75,7 @@ class Distribution(ABC):
         """Return the actions drawn with the reparameterisation trick: gradients flow to the inputs. As :meth:`sample`.
 
         Raises:
-            NotImplementedError: If the distribution has no such form (discrete ones).
+            NotImplementedError: The distribution has no such form (discrete ones).
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be reparameterised: use sample()")
 
@@ -118,7 +118,7 @@ class Distribution(ABC):
         ``Partial.from_logits(logits)``.
 
         Raises:
-            TypeError: If a setting that the class does not have.
+            TypeError: A setting that the class does not have.
         """
         for name in kwargs:
             if not hasattr(cls, name):

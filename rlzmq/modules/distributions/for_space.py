@@ -43,7 +43,7 @@ def action_dist_cls_for(space: gym.Space[Any] | None, *, where: str = "module") 
         where: What needs it, for error messages, e.g. ``"module 'policy_1'"``.
 
     Raises:
-        ConfigurationError: If no space was given.
+        ConfigurationError: No space was given.
         UnsupportedSpaceError: A space without a default distribution.
     """
     if space is None:
