@@ -144,7 +144,7 @@ DATA: dict[str, tuple[Callable[[Path, Any], None], str]] = {
         lambda path, actions: record(
             path, OBSERVATIONS, actions, action=7 if actions is DISCRETE else np.full(2, 7.0, np.float32)
         ),
-        "column 'actions': expected actions of .* got values from 7 to 7. (Give|Scale)",
+        "column 'actions': expected actions of .* got values from 7 to 7. (Set|Scale)",
     ),
     "two kinds of observations": (
         lambda path, actions: two(path, (OBSERVATIONS, actions), (WIDER, actions)),
