@@ -15,6 +15,9 @@ from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 __all__ = ["BatchItemMethods", "BatchedNdArray", "batch_items", "batch_key"]
 
 
+_PLAIN = frozenset({SingleAgentEpisode})
+
+
 class BatchedNdArray(np.ndarray[Any, Any]):
     """An array whose first axis is already the batch axis.
 
@@ -94,23 +97,11 @@ class BatchItemMethods:
         Raises:
             ValueError: The column has no item for one of the episodes.
         """
-        if zip_with_batch_column is None:
-            yield from _iterate(episodes, agents_that_stepped_only)
-            return
-        num_taken: dict[Any, int] = {}
-        by_key = not isinstance(zip_with_batch_column, list)
-        for episode in _iterate(episodes, agents_that_stepped_only):
-            key = batch_key(episode) if by_key else None
-            items: Any = zip_with_batch_column.get(key, []) if by_key else zip_with_batch_column  # type: ignore[union-attr,arg-type]
-            index = num_taken.get(key, 0)
-            if index >= len(items):
-                valid = did_you_mean(key, zip_with_batch_column) if by_key else ""
-                raise ValueError(
-                    f"zip_with_batch_column has {len(items)} item(s) {f'under {key}' if by_key else ''} but "
-                    f"episode {episode.id_!r} needs item number {index}.{valid}"
-                )
-            num_taken[key] = index + 1
-            yield episode, items[index]
+        if zip_with_batch_column is not None:
+            return _zipped(_iterate(episodes, agents_that_stepped_only), zip_with_batch_column)
+        if type(episodes) is list and _PLAIN.issuperset(map(type, episodes)):
+            return iter(episodes)
+        return _iterate(episodes, agents_that_stepped_only)
 
     @staticmethod
     def add_batch_item(
@@ -232,6 +223,25 @@ def batch_key(episode: Any) -> tuple[Any, ...]:
     if agent_id is None:
         return (episode.id_,)
     return (episode.multi_agent_episode_id or episode.id_, agent_id, episode.module_id)
+
+
+def _zipped(
+    episodes: Iterator[Any], column: Mapping[tuple[Any, ...], list[Any]] | list[Any]
+) -> Iterator[tuple[Any, Any]]:
+    num_taken: dict[Any, int] = {}
+    by_key = not isinstance(column, list)
+    for episode in episodes:
+        key = batch_key(episode) if by_key else None
+        items: Any = column.get(key, []) if by_key else column  # type: ignore[union-attr,arg-type]
+        index = num_taken.get(key, 0)
+        if index >= len(items):
+            valid = did_you_mean(key, column) if by_key else ""
+            raise ValueError(
+                f"zip_with_batch_column has {len(items)} item(s) {f'under {key}' if by_key else ''} but "
+                f"episode {episode.id_!r} needs item number {index}.{valid}"
+            )
+        num_taken[key] = index + 1
+        yield episode, items[index]
 
 
 def _iterate(episodes: Sequence[Any], agents_that_stepped_only: bool) -> Iterator[Any]:

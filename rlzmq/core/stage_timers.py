@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlzmq.core import trace
@@ -105,10 +105,6 @@ class StageTimers:
                 place = place.setdefault(group, {})
             place[last] = total / num_calls if num_calls else 0.0
         return result
-
-    def add_lengths(self, name: str, episodes: Iterable[Any]) -> None:
-        """Add the total length of the episodes of one pipeline call."""
-        self.add(name, sum(map(len, episodes)))
 
 
 def _snake_case(name: str) -> str:

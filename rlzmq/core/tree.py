@@ -170,8 +170,8 @@ def _stack_leaves(items: Sequence[Any], objects: bool) -> np.ndarray:
     first = items[0]
     if isinstance(first, np.ndarray) and first.ndim:
         shape, dtype = first.shape, first.dtype
-        arrays = all(isinstance(item, np.ndarray) for item in items)
-        if arrays and all(item.shape == shape and item.dtype == dtype for item in items):
+        alike = [isinstance(i, np.ndarray) and i.shape == shape and i.dtype == dtype for i in items]
+        if all(alike):
             if dtype.hasobject:
                 if objects:
                     return object_array(items)

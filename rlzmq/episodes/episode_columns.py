@@ -154,6 +154,14 @@ class EpisodeColumns:
             IndexError: No such time step, and no ``fill``.
             ValueError: ``one_hot_discrete`` without an observation space.
         """
+        items = self.observations._items
+        if (
+            type(indices) is int
+            and indices == -1
+            and items
+            and not (neg_index_as_lookback or one_hot_discrete)
+        ):
+            return items[-1]  # what pieces in env runners read again and again
         try:
             return self.observations.get(
                 indices,
@@ -238,7 +246,16 @@ class EpisodeColumns:
             IndexError: No such time step, or ``new_data`` has another number of items.
             ValueError: A numpy episode's items have another structure, shape or kind (string or number).
         """
-        self._set("observations", self.observations, new_data, at_indices, neg_index_as_lookback)
+        items = self.observations._items
+        if type(at_indices) is int and at_indices == -1 and items and not neg_index_as_lookback:
+            items[-1] = new_data
+            return
+        try:
+            self.observations.set(
+                new_data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback
+            )
+        except (IndexError, ValueError, TypeError) as error:
+            raise self._located(error, "observations") from None
 
     def set_actions(
         self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False

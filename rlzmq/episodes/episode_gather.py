@@ -93,45 +93,62 @@ def _common(spaces: list[gym.Space[Any] | None]) -> gym.Space[Any] | None:
 
 
 def _columns(episodes: list[SingleAgentEpisode]) -> dict[str, Any]:
-    columns = {
-        Columns.OBS: _gather(episodes, Columns.OBS, [episode.observations for episode in episodes], 0),
-        Columns.ACTIONS: _gather(episodes, Columns.ACTIONS, [episode.actions for episode in episodes], 1),
-        Columns.REWARDS: _gather(episodes, Columns.REWARDS, [episode.rewards for episode in episodes], 1),
-    }
+    num_steps = [episode.rewards.len_incl_lookback() for episode in episodes]
+    num_observations = [num + 1 for num in num_steps]
+    observations = [episode.observations for episode in episodes]
+    columns = {Columns.OBS: _gather(episodes, Columns.OBS, observations, num_observations, 0)}
+    for name, buffers in (
+        (Columns.ACTIONS, [episode.actions for episode in episodes]),
+        (Columns.REWARDS, [episode.rewards for episode in episodes]),
+    ):
+        columns[name] = _gather(episodes, name, buffers, num_steps, 1)
     names: dict[str, None] = {}
     for episode in episodes:
         names.update(dict.fromkeys(episode.extra_model_outputs))
     none = InfiniteLookbackBuffer()
     for name in names:
         buffers = [episode.extra_model_outputs.get(name, none) for episode in episodes]
-        columns[name] = _gather(episodes, name, buffers, 1)
+        columns[name] = _gather(episodes, name, buffers, num_steps, 1)
     return columns
 
 
 def _gather(
-    episodes: list[SingleAgentEpisode], name: str, buffers: list[InfiniteLookbackBuffer], num_pads: int
+    episodes: list[SingleAgentEpisode],
+    name: str,
+    buffers: list[InfiniteLookbackBuffer],
+    wanted: list[int],
+    num_pads: int,
 ) -> Any:
-    """Return one column of all episodes concatenated, with ``num_pads`` unused slots after each."""
-    wanted = [episode.rewards.len_incl_lookback() + 1 - num_pads for episode in episodes]
-    for episode, buffer, num in zip(episodes, buffers, wanted, strict=True):
+    """Return one column of all episodes concatenated, with ``num_pads`` unused slots after each.
+
+    Args:
+        episodes: The episodes.
+        name: The column.
+        buffers: Their items.
+        wanted: How many each of them should have, lookback included.
+        num_pads: See above.
+    """
+    sizes = [buffer.len_incl_lookback() for buffer in buffers]
+    for episode, size, num in zip(episodes, sizes, wanted, strict=True) if sizes != wanted else ():
         # An episode without steps may lack a column that others have.
-        if buffer.len_incl_lookback() != num and (len(episode) or buffer.len_incl_lookback()):
+        if size != num and (len(episode) or size):
             raise ValueError(
                 f"Episode {episode.id_!r}, column {name!r}: expected {num} items (lookback included), got "
-                f"{buffer.len_incl_lookback()}: all episodes of a batch have the same columns."
+                f"{size}: all episodes of a batch have the same columns."
             )
-        if name == Columns.REWARDS:
+    if name == Columns.REWARDS:
+        for episode, buffer in zip(episodes, buffers, strict=True):
             try:
                 as_rewards(buffer.data)
             except ValueError as error:
                 raise ValueError(f"Episode {episode.id_!r}, column {name!r}: {error}") from None
     total = sum(wanted) + num_pads * len(episodes)
-    template = next((buffer for buffer in buffers if buffer.len_incl_lookback()), None)
+    template = next((buffer for buffer, size in zip(buffers, sizes, strict=True) if size), None)
     if template is None:
         space = buffers[0].space
         return np.zeros(total, np.float32) if space is None else space_filler(space, 0, lead=(total,))
     try:
-        if not any(buffer.finalized for buffer in buffers if buffer.len_incl_lookback()):
+        if not any(buffer.finalized for buffer, size in zip(buffers, sizes, strict=True) if size):
             return _stack_lists(buffers, wanted, template.data[0], num_pads)
         return _join_arrays(buffers, wanted, template, num_pads)
     except (ValueError, TypeError) as error:
@@ -143,7 +160,7 @@ def _gather(
 def _stack_lists(buffers: list[InfiniteLookbackBuffer], wanted: list[int], filler: Any, num_pads: int) -> Any:
     items: list[Any] = []
     for buffer, num in zip(buffers, wanted, strict=True):
-        data = buffer.data if buffer.len_incl_lookback() else []
+        data = [] if buffer.finalized else buffer.data  # an array is an empty one here
         items.extend(data)
         items.extend([filler] * (num - len(data) + num_pads))
     return tree_stack(items)

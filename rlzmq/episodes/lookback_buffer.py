@@ -168,6 +168,11 @@ class InfiniteLookbackBuffer(ColumnStore):
             ValueError: ``one_hot_discrete`` without a space.
             TypeError: For any other kind of index.
         """
+        items = self._items
+        if items is not None and type(indices) is int and not one_hot_discrete:
+            position = indices + (self.lookback if indices >= 0 or neg_index_as_lookback else len(items))
+            if 0 <= position < len(items):
+                return items[position]
         if one_hot_discrete and self.space is None:
             raise ValueError("one_hot_discrete=True needs the column's space, which is None.")
         if type(indices) is int:
@@ -292,6 +297,12 @@ class InfiniteLookbackBuffer(ColumnStore):
             IndexError: An index names no item, or ``new_data`` has another number of items.
             ValueError: An item's structure or (array-backed) shape or kind differs from the column's.
         """
+        items = self._items
+        if items is not None and type(at_indices) is int:
+            begin = self.lookback if at_indices >= 0 or neg_index_as_lookback else len(items)
+            if 0 <= at_indices + begin < len(items):
+                items[at_indices + begin] = new_data
+                return
         if at_indices is None:
             at_indices = slice(None)
         total, lookback = self.len_incl_lookback(), self.lookback

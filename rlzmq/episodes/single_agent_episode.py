@@ -195,7 +195,7 @@ class SingleAgentEpisode(EpisodeChunks):
                 f"t={self.t} (terminated={self.is_terminated}, truncated={self.is_truncated})."
             )
         observations = self.observations
-        if not observations.len_incl_lookback():
+        if not (observations._num if observations._items is None else observations._items):
             raise RuntimeError(
                 f"Episode {self.id_!r}: expected add_env_reset before the first add_env_step, got none."
             )
@@ -206,15 +206,25 @@ class SingleAgentEpisode(EpisodeChunks):
         elif extras:
             extras = self._begin_extra_columns({})
         try:
-            observations.append(observation)
-            self.actions.append(action)
-            self.rewards.append(reward if type(reward) in REWARD_TYPES else kept_reward(reward))
+            # Appending to the lists of a growing episode here takes half the time of calling each column's `append`.
+            kept = reward if type(reward) in REWARD_TYPES else kept_reward(reward)
+            for buffer, item in ((observations, observation), (self.actions, action), (self.rewards, kept)):
+                if (items := buffer._items) is None:
+                    buffer.append(item)
+                else:
+                    items.append(item)
             if extra_model_outputs:
-                for key, value in extra_model_outputs.items():
-                    extras[key].append(value)
+                for key, item in extra_model_outputs.items():
+                    if (items := extras[key]._items) is None:
+                        extras[key].append(item)
+                    else:
+                        items.append(item)
         except Exception as error:
             raise self._undo_step(error, before) from None
-        self.infos.append(infos if infos is not None else {})
+        if (items := self.infos._items) is None:
+            self.infos.append({} if infos is None else infos)
+        else:
+            items.append({} if infos is None else infos)
         self.t += 1
         if terminated:
             self.is_terminated = True

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
     from rlzmq.runners.env_runner import EnvRunner
 
-__all__ = ["EpisodeSampler", "fill_outputs", "is_extra"]
+__all__ = ["ACTION_COLUMNS", "EpisodeSampler", "fill_outputs"]
+
+ACTION_COLUMNS = (Columns.ACTIONS, Columns.ACTIONS_FOR_ENV)
+"""Columns of a module's outputs that are not extra model outputs."""
 
 
 class EpisodeSampler(EpisodicSampler):
@@ -129,11 +132,16 @@ class EpisodeSampler(EpisodicSampler):
         """Run the env-to-module pipeline over all episodes; the next actions are computed from its output."""
         timers = self.runner.timers
         self._acting = list(self._episodes)
-        timers.add_lengths("env_to_module_sum_episodes_length_in", self._acting)
+        num_steps = self._num_steps_in(self._acting)  # no piece changes it
+        timers.add("env_to_module_sum_episodes_length_in", num_steps)
         start_s = time.perf_counter()
         self._run_env_to_module()
         timers.add_stage(ENV_TO_MODULE_TIMER, start_s, time.perf_counter())
-        timers.add_lengths("env_to_module_sum_episodes_length_out", self._acting)
+        timers.add("env_to_module_sum_episodes_length_out", num_steps)
+
+    def _num_steps_in(self, episodes: list[Any]) -> int:
+        """Return the env steps of all these chunks."""
+        return sum(map(len, episodes))
 
     def _run_env_to_module(self) -> None:
         self._to_module = self.runner.env_to_module(batch={}, **self._pipeline_arguments())
@@ -196,11 +204,6 @@ class EpisodeSampler(EpisodicSampler):
         batch = self._make_batch([episode for _, episode in chunks + ongoing])
         batch.env_index = np.array([index for index, _ in chunks + ongoing], np.int64)
         return batch
-
-
-def is_extra(column: str) -> bool:
-    """Return whether a column is an extra model output; actions are stored separately."""
-    return column not in (Columns.ACTIONS, Columns.ACTIONS_FOR_ENV)
 
 
 def fill_outputs(episode: SingleAgentEpisode, zeros: Mapping[str, Any], names: Iterable[str]) -> None:

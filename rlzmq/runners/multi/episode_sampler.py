@@ -15,7 +15,7 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.step_dicts import checked_infos, checked_rewards
-from rlzmq.runners.episode_sampler import EpisodeSampler, fill_outputs, is_extra
+from rlzmq.runners.episode_sampler import ACTION_COLUMNS, EpisodeSampler, fill_outputs
 from rlzmq.runners.module_step import to_numpy
 from rlzmq.runners.multi.module_mapping import checked_mapping
 from rlzmq.runners.sampler import WEIGHTS_SEQ_NO
@@ -115,7 +115,7 @@ class MultiAgentEpisodeSampler(EpisodeSampler):
         actions = columns[Columns.ACTIONS]
         acts = []
         for index, by_agent in enumerate(actions):
-            of_env = {name: per_env[index] for name, per_env in columns.items() if is_extra(name)}
+            of_env = {name: per_env[index] for name, per_env in columns.items() if name not in ACTION_COLUMNS}
             per_agent = {}
             for agent_id in by_agent:
                 own = {name: values[agent_id] for name, values in of_env.items() if agent_id in values}

@@ -21,7 +21,7 @@ from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
 from rlzmq.episodes.columns import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.runners.episode_sampler import EpisodeSampler, fill_outputs, is_extra
+from rlzmq.runners.episode_sampler import ACTION_COLUMNS, EpisodeSampler, fill_outputs
 from rlzmq.runners.module_step import ModuleStep, to_numpy
 from rlzmq.runners.sampler import WEIGHTS_SEQ_NO
 from rlzmq.runners.vector_io import VectorStepper
@@ -177,10 +177,11 @@ class SingleAgentEpisodeSampler(EpisodeSampler):
             columns = {name: self._per_env(name, values) for name, values in batch.items()}
             for_env = self._for_vector_env(columns.get(Columns.ACTIONS_FOR_ENV, columns[Columns.ACTIONS]))
         self._time_acting(start_s, acted_s)
-        names = [name for name in columns if is_extra(name)]
-        version = self.runner.weights_seq_no
-        rows = zip(*(columns[name] for name in names), strict=True) if names else [()] * self.num_envs
-        outputs_by_env = [{**dict(zip(names, row, strict=True)), WEIGHTS_SEQ_NO: version} for row in rows]
+        names = [name for name in columns if name not in ACTION_COLUMNS]
+        versions = [self.runner.weights_seq_no] * self.num_envs
+        rows = zip(*[columns[name] for name in names], versions, strict=True)
+        keys = (*names, WEIGHTS_SEQ_NO)
+        outputs_by_env = [dict(zip(keys, row)) for row in rows]  # noqa: B905  (a check would cost a tenth)
         if names != self._names:
             self._begin_outputs(names, outputs_by_env)
         return for_env, list(zip(columns[Columns.ACTIONS], outputs_by_env, strict=True))
@@ -240,6 +241,10 @@ class SingleAgentEpisodeSampler(EpisodeSampler):
         return batched
 
     # -- the result ----------------------------------------------------------------------------
+
+    def _num_steps_in(self, episodes: list[SingleAgentEpisode]) -> int:
+        steps = [episode.t - episode.t_started for episode in episodes]
+        return sum(steps)
 
     def _cut(self, episode: SingleAgentEpisode) -> SingleAgentEpisode:
         return episode.cut(self.lookback)
