@@ -17,7 +17,7 @@ from rlzmq.connectors import common, learner, module_to_env
 from rlzmq.connectors.columnar import FlatRows, RowsContext
 from rlzmq.connectors.common.frame_stacking import FrameStacking
 from rlzmq.connectors.connector_v2 import ConnectorV2
-from rlzmq.core.tree import tree_map
+from rlzmq.core.tree import tree_map, tree_rows
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 
@@ -116,7 +116,7 @@ class LearnerPlan:
             Tree of arrays ``[M, ...]``.
         """
         if not self.observation_pieces:
-            return tree_map(lambda leaf: leaf[slots], batch.columns[Columns.OBS])
+            return tree_rows(batch.columns[Columns.OBS], slots)
         agent_ids = list(dict.fromkeys(batch.agent_ids or [None]))
         if len(agent_ids) == 1:
             return self._transformed(batch, slots, chunks, agent_ids[0])
@@ -134,7 +134,7 @@ class LearnerPlan:
 
     def _transformed(self, batch: EpisodeBatch, slots: IntArray, chunks: IntArray, agent_id: Any) -> Any:
         rows = FlatRows.of_batch(batch, slots, chunks, agent_id)
-        observations = tree_map(lambda leaf: leaf[slots], batch.columns[Columns.OBS])
+        observations = tree_rows(batch.columns[Columns.OBS], slots)
         for piece in self.observation_pieces:
             observations = piece.transform_observations(observations, rows)
         return observations

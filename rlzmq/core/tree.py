@@ -26,6 +26,7 @@ __all__ = [
     "tree_flatten",
     "tree_leaves",
     "tree_map",
+    "tree_rows",
     "tree_stack",
     "tree_unstack",
     "tree_zeros_like",
@@ -67,6 +68,16 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
         function, cast(Any, tree), *others, is_leaf=_list_is_leaf, none_is_leaf=True
     )
     return mapped
+
+
+def tree_rows(tree: Any, rows: Any) -> Any:
+    """Return some rows of every leaf.
+
+    Args:
+        tree: Tree of arrays or tensors.
+        rows: What indexes their first dimension: positions, a mask or a slice.
+    """
+    return tree_map(lambda leaf: leaf[rows], tree) if isinstance(tree, (dict, tuple)) else tree[rows]
 
 
 def tree_leaves(tree: Any) -> list[Any]:

@@ -148,7 +148,7 @@ class BatchColumns(EpisodeList[SingleAgentEpisode]):
 
     def step_chunks(self) -> np.ndarray:
         """Return the chunk of every step in the order of `step_slots`, int64 [num_env_steps]."""
-        return np.repeat(np.arange(len(self.start), dtype=np.int64), self.length)
+        return np.arange(len(self.start), dtype=np.int64).repeat(self.length)
 
     def get_returns(self) -> np.ndarray:
         """Return the sum of each chunk's rewards without lookback parts, float64 [C]."""

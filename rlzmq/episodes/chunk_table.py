@@ -36,10 +36,15 @@ def ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     Returns:
         int64 [counts.sum()].
     """
-    ends = np.cumsum(counts)
+    if len(starts) == 1:
+        start = int(starts[0])
+        return np.arange(start, start + int(counts[0]), dtype=np.int64)
+    ends = counts.cumsum()
     total = int(ends[-1]) if len(ends) else 0
+    if total == len(ends) and counts.all():
+        return starts.astype(np.int64)
     numbers: np.ndarray = np.arange(total, dtype=np.int64)
-    numbers += np.repeat(starts - (ends - counts), counts)
+    numbers += (starts - (ends - counts)).repeat(counts)
     return numbers
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from rlzmq.connectors.common.add_time_dim import split_and_zero_pad
 from rlzmq.connectors.common.numpy_to_tensor import to_tensor
 from rlzmq.connectors.rl_modules import initial_state, max_seq_len
-from rlzmq.core.tree import tree_leaves, tree_map
+from rlzmq.core.tree import tree_leaves, tree_map, tree_rows
 from rlzmq.episodes.chunk_table import ragged_arange
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
@@ -132,9 +132,9 @@ class _Rows:
 
     def __init__(self, episodes: EpisodeBatch, add_one_ts: bool) -> None:
         self.lengths = episodes.length + int(add_one_ts)
-        self.chunks = np.repeat(np.arange(len(episodes), dtype=np.int64), self.lengths)
+        self.chunks = np.arange(len(episodes), dtype=np.int64).repeat(self.lengths)
         self.observations = ragged_arange(episodes.start, self.lengths)
-        ends = np.cumsum(self.lengths)
+        ends = self.lengths.cumsum()
         self.extra = ends - 1 if add_one_ts else ends[:0]
         self.last = ends - 1 - int(add_one_ts)
         self.steps = self.observations.copy()
@@ -146,17 +146,16 @@ class _Rows:
 
 def _gathered(episodes: EpisodeBatch, plan: LearnerPlan, rows: _Rows) -> dict[str, Any]:
     columns: dict[str, Any] = {
-        name: tree_map(lambda leaf: leaf[rows.steps], column)
+        name: tree_rows(column, rows.steps)
         for name, column in episodes.columns.items()
         if name not in _NOT_GATHERED
     }
     columns[Columns.OBS] = plan.observations(episodes, rows.observations, rows.chunks)
-    columns[Columns.REWARDS][rows.extra] = 0
-    is_open = ~(episodes.terminated | episodes.truncated) if plan.add_one_ts else np.False_
-    for name, flags in (
-        (Columns.TERMINATEDS, episodes.terminated),
-        (Columns.TRUNCATEDS, episodes.truncated | is_open),
-    ):
+    terminated, truncated = episodes.terminated, episodes.truncated
+    if plan.add_one_ts:
+        columns[Columns.REWARDS][rows.extra] = 0
+        truncated = truncated | ~terminated
+    for name, flags in ((Columns.TERMINATEDS, terminated), (Columns.TRUNCATEDS, truncated)):
         column = np.zeros(len(rows), np.bool_)
         column[rows.last] = flags
         columns[name] = column

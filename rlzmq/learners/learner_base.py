@@ -522,9 +522,13 @@ class LearnerBase(Checkpointable):
 
 def _is_trainable(module: Any) -> bool:
     # Faster than module.parameters(), which names and deduplicates them.
-    return isinstance(module, nn.Module) and any(
-        p.requires_grad for part in module.modules() for p in part._parameters.values() if p is not None
-    )
+    parts = [module] if isinstance(module, nn.Module) else []
+    for part in parts:
+        for parameter in part._parameters.values():
+            if parameter is not None and parameter.requires_grad:
+                return True
+        parts += [inner for inner in part._modules.values() if inner is not None]
+    return False
 
 
 def _paths(components: str | Sequence[str] | None, default: list[str]) -> list[str]:

@@ -156,7 +156,8 @@ class LearnerHooks(LearnerRanks):
             self._vote = self._start_vote()
             self.data_parallel().backward(self._weighted_sum(loss_per_module))
         elif loss_per_module:
-            total: Any = sum(loss_per_module.values())
+            first, *others = loss_per_module.values()
+            total: Any = sum(others, first)
             if not total.requires_grad:
                 raise ConfigurationError(
                     f"The loss of {', '.join(map(repr, loss_per_module))} depends on no trainable parameter: was it "
@@ -192,7 +193,10 @@ class LearnerHooks(LearnerRanks):
         for module_id in (*self.trained_module_ids, ALL_MODULES):
             mine: dict[Tensor, Tensor] = {}
             for entry in self._optimizers.of_module(module_id):
-                mine.update((p, gradients_dict[p]) for p in entry.parameters if p in gradients_dict)
+                for parameter in entry.parameters:
+                    gradient = gradients_dict.get(parameter)
+                    if gradient is not None:
+                        mine[parameter] = gradient
             if mine:
                 config = self._module_configs.get(module_id, self.config)
                 result.update(
@@ -218,7 +222,7 @@ class LearnerHooks(LearnerRanks):
             Parameter → gradient.
         """
         for entry in self._optimizers.of_module(module_id):
-            mine = [module_gradients_dict[p] for p in entry.parameters if p in module_gradients_dict]
+            mine = [g for p in entry.parameters if (g := module_gradients_dict.get(p)) is not None]
             norm = float(global_norm(mine))
             if getattr(config, "log_gradients", True):
                 self._stats.log(module_id, {f"gradients_{entry.name}_global_norm": norm})

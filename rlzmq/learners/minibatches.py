@@ -83,20 +83,20 @@ class ModuleRows:
         self._infos: list[Any] | None = columns.pop(Columns.INFOS, None)
         leaves: list[Any]
         leaves, self._treespec = optree.tree_flatten(columns)  # type: ignore[arg-type]
-        self._leaves = [_as_tensor(leaf) for leaf in leaves]
+        self._leaves = [leaf if isinstance(leaf, Tensor) else _as_tensor(leaf) for leaf in leaves]
         if not self._leaves:
             raise ValueError("a module's train batch has no columns")
         self.num_rows: int = int(self._leaves[0].shape[0])
-        if any(leaf.shape[:1] != (self.num_rows,) for leaf in self._leaves):
+        lead = (self.num_rows,)
+        if [leaf for leaf in self._leaves if leaf.shape[:1] != lead]:
             self._check_rows(columns)
         self.minibatch_rows: int = minibatch_rows or self.num_rows
         # Every minibatch contains all rows, so their order does not matter and no row is moved.
         self._whole = self.minibatch_rows == self.num_rows
         self._stream = CyclicRows(self.num_rows, rng)
         self._device = device
-        self._row_bytes = sum(leaf.numel() * leaf.element_size() for leaf in self._leaves) // self.num_rows
         if device.type != "cpu":
-            resident = self._whole or self._row_bytes * self.num_rows <= _RESIDENT_BYTES
+            resident = self._whole or self._num_bytes <= _RESIDENT_BYTES
             self._leaves = [
                 _pinned(leaf).to(device, non_blocking=True) if resident else leaf for leaf in self._leaves
             ]
@@ -107,7 +107,8 @@ class ModuleRows:
             for _ in range(num_minibatches):
                 yield self._assemble(self._leaves, None)
             return
-        per_block = max(1, _BLOCK_BYTES // max(1, self._row_bytes * self.minibatch_rows))
+        row_bytes = self._num_bytes // self.num_rows
+        per_block = max(1, _BLOCK_BYTES // max(1, row_bytes * self.minibatch_rows))
         while num_minibatches > 0:
             block = min(per_block, num_minibatches)
             num_minibatches -= block
@@ -117,6 +118,10 @@ class ModuleRows:
             for i, leaves in enumerate(zip(*columns, strict=True)):
                 mine = rows[i * self.minibatch_rows : (i + 1) * self.minibatch_rows]
                 yield self._assemble(leaves, mine)
+
+    @property
+    def _num_bytes(self) -> int:
+        return sum(leaf.nbytes for leaf in self._leaves)
 
     def _gather(self, leaf: Tensor, indices: Tensor, block: int) -> tuple[Tensor, ...]:
         if leaf.device != self._device:
@@ -212,14 +217,15 @@ class MinibatchIterator:
 
 def _num_rows(columns: Mapping[str, Any]) -> int:
     for name, column in columns.items():
-        if name != Columns.INFOS:
-            for leaf in optree.tree_leaves(column):
-                return int(np.shape(leaf)[0])
+        if name == Columns.INFOS:
+            continue
+        for leaf in (column,) if isinstance(column, Tensor) else optree.tree_leaves(column):
+            return int(np.shape(leaf)[0])
     return 0
 
 
 def _as_tensor(leaf: Any) -> Tensor:
-    return leaf if isinstance(leaf, Tensor) else torch.from_numpy(np.ascontiguousarray(leaf))
+    return torch.from_numpy(np.ascontiguousarray(leaf))
 
 
 def _pinned(tensor: Tensor) -> Tensor:

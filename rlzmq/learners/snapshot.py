@@ -29,7 +29,8 @@ class UpdateSnapshot:
         self._copies: list[Tensor] = []
         self._addresses: list[int] = []  # of the saved tensors; they change with ``tensor.data = …``
         self._num_weights = 0
-        self._optimizers: list[tuple[Optimizer, dict[Any, dict[str, Any]]]] = []
+        # Each with its state: parameters and their values.
+        self._optimizers: list[tuple[Optimizer, list[tuple[Any, dict[str, Any]]]]] = []
 
     def take(self, tensors: Iterable[Tensor], optimizers: Iterable[Optimizer]) -> None:
         """Copy all values, replacing the previous copies.
@@ -42,17 +43,18 @@ class UpdateSnapshot:
         self._num_weights = len(saved)
         self._optimizers = []
         for optimizer in optimizers:
-            state: dict[Any, dict[str, Any]] = {}
+            state: list[tuple[Any, dict[str, Any]]] = []
             for parameter, values in optimizer.state.items():
-                kept = state[parameter] = dict(values)
+                kept = dict(values)
+                state.append((parameter, kept))
                 for key, value in values.items():
-                    if isinstance(value, Tensor):
+                    if type(value) is Tensor or isinstance(value, Tensor):
                         saved.append(value)
                     else:
                         kept[key] = copy.copy(value)
             self._optimizers.append((optimizer, state))
         with torch.no_grad():
-            addresses = [tensor.data_ptr() for tensor in saved]
+            addresses = list(map(Tensor.data_ptr, saved))
             if addresses == self._addresses and all(map(is_, saved, self._saved)):
                 if saved:  # the function does not accept empty lists
                     torch._foreach_copy_(self._copies, saved)
@@ -65,7 +67,7 @@ class UpdateSnapshot:
         self._copy(self._saved, self._copies)
         for optimizer, state in self._optimizers:
             optimizer.state.clear()
-            for parameter, values in state.items():
+            for parameter, values in state:
                 optimizer.state[parameter] = {
                     key: value if isinstance(value, Tensor) else copy.copy(value)
                     for key, value in values.items()
@@ -75,7 +77,11 @@ class UpdateSnapshot:
         """Restore the buffers that have become NaN or infinite, e.g. a BatchNorm's statistics."""
         with torch.no_grad():
             for tensor, saved in zip(self._weights, self._copies, strict=False):
-                if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
+                if (
+                    type(tensor) is nn.Parameter
+                    or isinstance(tensor, nn.Parameter)
+                    or not tensor.is_floating_point()
+                ):
                     continue
                 # One kernel: the sum is finite only if all elements are finite.
                 if not math.isfinite(tensor.sum()) and not bool(torch.isfinite(tensor).all()):

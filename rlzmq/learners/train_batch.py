@@ -181,13 +181,14 @@ class TrainBatchBuilder:
 
 def _num_trained_env_steps(episodes: EpisodeBatch | MultiAgentEpisodeBatch) -> int:
     """Return the number of env steps, without those that the agents' losses leave out."""
+    batches = [episodes] if isinstance(episodes, EpisodeBatch) else [rows.batch for rows in episodes.rows]
+    if all(Columns.LOSS_MASK not in batch.columns for batch in batches):
+        return episodes.num_env_steps
     groups = (
         [(np.arange(len(episodes)), episodes)]
         if isinstance(episodes, EpisodeBatch)
         else [(rows.episode, rows.batch) for rows in episodes.rows]
     )
-    if not any(Columns.LOSS_MASK in batch.columns for _, batch in groups):
-        return episodes.num_env_steps
     num_trained = np.zeros(len(episodes), np.int64)
     for episode, batch in groups:
         mask = batch.columns.get(Columns.LOSS_MASK)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.core.tree import tree_map
+from rlzmq.core.tree import tree_map, tree_rows
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
@@ -316,11 +316,12 @@ class EpisodeReplayBuffer:
 
     def _transitions(self, starts: IntArray, n: IntArray, gamma: float, beta: float) -> EpisodeBatch:
         store = self._store
-        last = starts.copy()  # slot of the last step in the sum
+        last = starts  # slot of the last step in the sum
         num_summed = np.ones(len(starts), np.int64)
         rewards = store.columns[Columns.REWARDS]
-        sums = rewards[starts].astype(np.float64) if n.max() > 1 else rewards[starts]
-        for k in range(1, int(n.max())):
+        most = int(n.max())
+        sums = rewards[starts].astype(np.float64) if most > 1 else rewards[starts]
+        for k in range(1, most):
             following = store.next[last]
             goes_on = (k < n) & store.has_step(following)
             if not goes_on.any():
@@ -328,21 +329,17 @@ class EpisodeReplayBuffer:
             last = np.where(goes_on, following, last)
             num_summed += goes_on
             sums += np.where(goes_on, gamma**k * rewards[last].astype(np.float64), 0.0)
-        slots = np.stack([starts, store.next[last]], axis=1).ravel()
-        keys = self._keys(starts)
-
-        def per_step(values: Any, dtype: Any) -> NDArray[Any]:
-            return np.repeat(np.asarray(values, dtype), 2)
-
+        slots = np.empty(2 * len(starts), np.int64)
+        slots[::2], slots[1::2] = starts, store.next[last]
         return EpisodeBatch(
             {
                 "slots": slots,
-                Columns.REWARDS: per_step(sums, rewards.dtype),
-                "weights": per_step(self._weights(starts, beta), np.float32),
-                "n_step": per_step(num_summed, np.int64),
-                "replay_key": per_step(keys, np.int64),
+                Columns.REWARDS: sums.astype(rewards.dtype, copy=False).repeat(2),
+                "weights": self._weights(starts, beta).repeat(2),
+                "n_step": num_summed.repeat(2),
+                "replay_key": self._keys(starts).repeat(2),
             },
-            start=np.arange(len(starts)) * 2,
+            start=np.arange(0, 2 * len(starts), 2),
             length=np.ones(len(starts), np.int64),
             t_started=store.t[starts],
             terminated=store.terminated[last],
@@ -387,7 +384,7 @@ class EpisodeReplayBuffer:
         slots, columns = batch.columns.pop("slots"), self._store.columns
         for name, column in columns.items():
             if name not in batch.columns and (name in STEP_COLUMNS or extra_model_outputs):
-                batch.columns[name] = tree_map(lambda leaf: leaf[slots], column)
+                batch.columns[name] = tree_rows(column, slots)
         if infos and self._store.infos:
             stored = self._store.infos
             batch.infos = {i: stored[slot] for i, slot in enumerate(slots.tolist()) if slot in stored}

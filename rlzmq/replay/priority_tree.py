@@ -11,14 +11,15 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 _FEW = 1024  # for fewer indices, recomputing a shared parent is cheaper than finding duplicates
+_MOST_ROOTS = 1024  # one pass over so many costs less than ten more levels
 
 
 class PriorityTree:
     """Priorities of `size` indices, initially 0. Indices with priority 0 are never drawn.
 
-    Two binary trees over the indices hold the sum and the smallest positive priority below each node. A parent is
-    always computed from its children, so sums do not drift. Drawing or changing K indices takes one array
-    operation of length K per level, O(K log size) in all.
+    Binary trees over the indices hold the sum and the smallest positive priority below each node, up to 1024 roots at
+    most. A parent is always computed from its children, so sums do not drift. Drawing or changing K indices takes a few
+    array operations of length K per level, O(K log size) in all, and drawing one pass over the roots.
 
     Args:
         size: Number of indices, rounded up to a power of two.
@@ -26,18 +27,22 @@ class PriorityTree:
 
     def __init__(self, size: int) -> None:
         self.size: int = 1 << max(0, size - 1).bit_length()
+        # The children of node i are 2i and 2i + 1, and the leaves are the last nodes.
         self._sums = np.zeros(2 * self.size)
         self._least = np.full(2 * self.size, np.inf)
+        self._num_roots = min(self.size, _MOST_ROOTS)
+        roots = slice(self._num_roots, 2 * self._num_roots)
+        self._root_sums, self._root_least = self._sums[roots], self._least[roots]
 
     @property
     def total(self) -> float:
         """Sum of all priorities."""
-        return float(self._sums[1])
+        return float(self._root_sums.sum())
 
     @property
     def least(self) -> float:
         """The smallest positive priority; infinite if there is none."""
-        return float(self._least[1])
+        return float(self._root_least.min())
 
     def get(self, indices: IntArray) -> FloatArray:
         """Return the priorities of indices, float64 [K]."""
@@ -56,11 +61,12 @@ class PriorityTree:
         nodes = indices + self.size
         sums, least = self._sums, self._least
         sums[nodes] = priorities
-        least[nodes] = np.where(sums[nodes] > 0.0, sums[nodes], np.inf)
+        values = sums[nodes]
+        least[nodes] = np.where(values > 0.0, values, np.inf)
         if len(nodes) == 1:
             self._update_ancestors(int(nodes[0]))
             return
-        while nodes[0] > 1:
+        while nodes[0] >= 2 * self._num_roots:
             nodes = nodes >> 1
             if len(nodes) > _FEW:
                 nodes = np.unique(nodes)
@@ -72,22 +78,27 @@ class PriorityTree:
     def _update_ancestors(self, node: int) -> None:
         """Recompute the nodes above one leaf, without arrays of length 1."""
         sums, least = self._sums, self._least
-        while node > 1:
+        while node >= 2 * self._num_roots:
             node >>= 1
             left = 2 * node
             sums[node] = sums[left] + sums[left + 1]
             least[node] = min(least[left], least[left + 1])
 
     def draw(self, num: int, rng: np.random.Generator) -> IntArray:
-        """Draw indices independently, with probabilities proportional to their priorities; int64 [num]."""
-        rest = rng.random(num) * self.total
-        nodes = np.ones(num, np.int64)
+        """Return indices, int64 [num], drawn independently with probabilities proportional to their priorities."""
+        ends = self._root_sums.cumsum()
+        total = ends[-1]
+        # Rounding errors must not lead past the last root with priorities.
+        rest = np.minimum(rng.random(num) * total, np.nextafter(total, 0.0))
+        roots = ends.searchsorted(rest, side="right")
+        rest = np.maximum(rest - (ends[roots] - self._root_sums[roots]), 0.0)
+        nodes: IntArray = roots + self._num_roots
         while nodes.size and nodes[0] < self.size:
             left = 2 * nodes
             below = self._sums[left]
-            # A rounding error must not lead into a subtree without priorities.
+            # Nor to a subtree without priorities.
             is_right = (rest >= below) & (self._sums[left + 1] > 0.0)
-            rest = np.where(is_right, rest - below, rest)
+            rest -= below * is_right
             nodes = left + is_right
         return nodes - self.size
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,12 +52,6 @@ class Stretch:
     num_steps: int = 0
     is_done: bool = False
     is_stored: bool = True
-
-    @property
-    def last_slot(self) -> int:
-        """Slot of the newest observation."""
-        slot: int = self.slots[-1][-1].item()
-        return slot
 
 
 @dataclass(slots=True)
@@ -218,26 +213,18 @@ class StepStore:
                 f"{sorted(names)}."
             )
         for name, column in self.columns.items():
-
-            def check(mine: Any, other: Any, name: str = name) -> None:
-                if mine.shape[1:] != other.shape[1:] or mine.dtype != other.dtype:
-                    raise ValueError(
-                        f"replay buffer, column {name!r}: expected items of shape {mine.shape[1:]} and dtype "
-                        f"{mine.dtype} as in the steps it holds, got {other.shape[1:]} and {other.dtype}."
-                    )
-
-            tree_map(check, column, batch.columns[name])
+            tree_map(partial(_check_column, name), column, batch.columns[name])
 
     def _link(self, batch: EpisodeBatch, join: bool) -> tuple[IntArray, IntArray, IntArray]:
         """Allocate and link slots for chunks; return slots of steps, slots of new observations, and their sources."""
         starts, lengths, t_starts = batch.start.tolist(), batch.length.tolist(), batch.t_started.tolist()
         done = (batch.terminated | batch.truncated).tolist()
-        self._reserve(int(batch.length.sum()) + len(starts))
+        self._reserve(sum(lengths) + len(starts))
         paths: list[IntArray] = []  # observation slots of each chunk, including the one it continues from
         fresh: list[IntArray] = []
         sources: list[int] = []
         longest = max(1, self.capacity // 4)
-        origin, first_steps = batch.meta.get(ORIGIN), (np.cumsum(batch.length) - batch.length).tolist()
+        origin, num_before = batch.meta.get(ORIGIN), 0
         for c, episode_id in enumerate(batch.episode_ids):
             length = lengths[c]
             stretch = self._newest.get(episode_id)
@@ -258,9 +245,10 @@ class StepStore:
                 path = slots
             else:
                 assert stretch is not None
-                path = np.concatenate([[stretch.last_slot], slots])
+                path = np.concatenate([stretch.slots[-1][-1:], slots])
             stretch.slots.append(slots)
-            stretch.origins.append((origin, first_steps[c]))
+            stretch.origins.append((origin, num_before))
+            num_before += length
             stretch.num_steps += length
             stretch.is_done = done[c]
             if self._undo is not None:
@@ -268,36 +256,30 @@ class StepStore:
             paths.append(path)
             fresh.append(slots)
             sources.append(starts[c] + (not is_new))
-        counts = np.array([len(slots) for slots in fresh], np.int64)
-        steps = np.concatenate([path[:-1] for path in paths])
-        following = np.concatenate([path[1:] for path in paths])
-        observations = np.concatenate(fresh)
-        first = np.array([path[0] for path in paths], np.int64)
-        self.previous[first[counts > batch.length]] = NONE
-        self.next[np.array([path[-1] for path in paths], np.int64)] = NONE
+            self.next[path[-1]] = NONE
+            if is_new:
+                self.previous[path[0]] = NONE
+        steps, following = _joined([path[:-1] for path in paths]), _joined([path[1:] for path in paths])
+        counts = np.array(list(map(len, fresh)), np.int64)
         # In the order of the chunks, so that a chunk that continues another chunk of this batch sets the link last.
         self.next[steps], self.previous[following] = following, steps
         self._steps[self.num_steps : self.num_steps + len(steps)] = steps
         self._place[steps] = np.arange(self.num_steps, self.num_steps + len(steps))
         self.num_steps += len(steps)
-        return steps, observations, ragged_arange(np.array(sources, np.int64), counts)
+        return steps, _joined(fresh), ragged_arange(np.array(sources, np.int64), counts)
 
     def _write(self, batch: EpisodeBatch, steps: IntArray, observations: IntArray, sources: IntArray) -> None:
         from_steps, chunks = batch.step_slots(), batch.step_chunks()
 
-        def write_steps(mine: Any, other: Any) -> None:
-            mine[steps] = other[from_steps]
-
-        def write_observations(mine: Any, other: Any) -> None:
-            mine[observations] = other[sources]
-
         for name, column in self.columns.items():
-            tree_map(write_observations if name == Columns.OBS else write_steps, column, batch.columns[name])
-        is_last = np.zeros(len(steps), np.bool_)
-        is_last[np.cumsum(batch.length) - 1] = True
-        self.terminated[steps] = is_last & batch.terminated[chunks]
-        self.truncated[steps] = is_last & batch.truncated[chunks]
-        times = batch.t_started[chunks] + from_steps - batch.start[chunks]
+            to, come_from = (observations, sources) if name == Columns.OBS else (steps, from_steps)
+            other = batch.columns[name]
+            for mine, leaf in zip(tree_leaves(column), tree_leaves(other), strict=True):
+                mine[to] = leaf[come_from]
+        last = steps[batch.length.cumsum() - 1]
+        self.terminated[steps] = self.truncated[steps] = False
+        self.terminated[last], self.truncated[last] = batch.terminated, batch.truncated
+        times = (batch.t_started - batch.start)[chunks] + from_steps
         self.t[steps] = times
         self.t[self.next[steps]] = times + 1
         if batch.infos:
@@ -481,3 +463,16 @@ class StepStore:
 
     def __iter__(self) -> Iterator[Stretch]:
         return iter(self._stretches)
+
+
+def _check_column(name: str, mine: Any, other: Any) -> None:
+    """Check that a leaf of a column has items like those of another."""
+    if mine.shape[1:] != other.shape[1:] or mine.dtype != other.dtype:
+        raise ValueError(
+            f"replay buffer, column {name!r}: expected items of shape {mine.shape[1:]} and dtype {mine.dtype} as in "
+            f"the steps it holds, got {other.shape[1:]} and {other.dtype}."
+        )
+
+
+def _joined(parts: list[IntArray]) -> IntArray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

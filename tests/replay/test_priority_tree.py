@@ -29,3 +29,16 @@ def test_any_number_of_changes_gives_the_tree_of_the_final_priorities(num: int) 
         assert tree.total == pytest.approx(priorities.sum())
     drawn = tree.draw(1000, rng)
     assert np.all(priorities[drawn] > 0.0)
+
+
+@pytest.mark.parametrize("size", [1, 5, 1024, 5000])
+def test_only_indices_with_priorities_are_drawn_and_as_often_as_they_should(size: int) -> None:
+    rng = np.random.default_rng(size)
+    priorities = 10.0 ** rng.uniform(-9, 3, size) * (rng.random(size) < 0.3)
+    priorities[-1] = priorities.max() or 1.0
+    tree = PriorityTree(size)
+    tree.set(np.arange(size), priorities)
+    drawn = np.bincount(tree.draw(200_000, rng), minlength=size)
+    assert not drawn[priorities == 0.0].any()
+    expected = 200_000 * priorities / priorities.sum()
+    assert (np.abs(drawn - expected) < 6.0 * np.sqrt(expected) + 3.0).all()

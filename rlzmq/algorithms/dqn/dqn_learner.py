@@ -62,7 +62,9 @@ class DQNLearner(ReplayLearner):
 
         q_BA = rows(module.require_output(fwd_out, "qf_preds"))
         # A Discrete space may begin at another number than 0.
-        actions_B = rows(batch[Columns.ACTIONS]).long() - int(module.action_space.start)
+        actions_B = rows(batch[Columns.ACTIONS]).long()
+        if start := int(module.action_space.start):
+            actions_B = actions_B - start
         following = {Columns.OBS: batch[Columns.NEXT_OBS]} if mask is None else _unrolled(batch)
         with torch.no_grad():
             target = module.forward_target(following)

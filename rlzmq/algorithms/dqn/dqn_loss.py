@@ -41,7 +41,7 @@ def mean_loss(
         kind: "huber" with δ = 1, or "mse" without the factor ½.
     """
     targets_B = (rewards_B + discounts_B * next_q_B).detach()
-    loss_of = functional.smooth_l1_loss if kind == "huber" else functional.mse_loss
+    loss_of = functional.huber_loss if kind == "huber" else functional.mse_loss
     losses_B = loss_of(q_B, targets_B, reduction="none")
     return DQNLoss((weights_B * losses_B).mean(), (q_B - targets_B).abs().detach())
 

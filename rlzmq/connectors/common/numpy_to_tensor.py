@@ -86,7 +86,8 @@ def to_tensor(leaf: Any, device: Any = None, *, pin_memory: bool = False) -> Any
         array = np.asarray(leaf)
         if array.dtype.kind not in "biufc":
             return leaf
-        if not array.flags.carray and (not array.flags.writeable or min(array.strides) < 0):
+        flags = array.flags
+        if not flags.carray and (not flags.writeable or min(array.strides) < 0):
             array = array.copy()
         tensor = torch.from_numpy(array.view(np.ndarray))
         if tensor.dtype is torch.float64:

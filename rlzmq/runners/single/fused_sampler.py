@@ -299,7 +299,7 @@ class FusedSampler(Sampler):
             columns = block.copy_slots(first, first + num_slots).flat()
             self._first += num_steps
         terminated, truncated = self._terminated[:num_steps], self._truncated[:num_steps]
-        if not self._num_failures:
+        if self._num_ends and not self._num_failures:
             self._check_autoreset(terminated | truncated)
         table = find_chunks(terminated, truncated, self._starts_with_reset)
         if request.num_episodes is not None:
@@ -408,8 +408,6 @@ class FusedSampler(Sampler):
         return needs_reset | failed
 
     def _check_autoreset(self, done: BoolArray) -> None:
-        if not done.any():
-            return
         after = np.concatenate([self._starts_with_reset[None], done[:-1]])
         if (done & after).any():
             step, index = np.argwhere(done & after)[0].tolist()

@@ -89,6 +89,10 @@ class OngoingEpisodes:
         Returns:
             The episode id of each chunk.
         """
+        if not table.num_finished and len(table.env_index) == len(self.ids) and table.continues.all():
+            self.steps += table.length
+            self.returns += chunk_returns
+            return list(self.ids)
         end_s = time.perf_counter()
         step_s = (end_s - begin_s) / max(num_steps, 1)
         env, continues, num = table.env_index, table.continues, table.num_finished
