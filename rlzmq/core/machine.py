@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from pathlib import Path
 
-__all__ = ["boot_id"]
+__all__ = ["boot_id", "process_space"]
 
 
 def boot_id() -> str:
@@ -16,3 +18,11 @@ def boot_id() -> str:
         OSError: The system has no such text (it is not Linux).
     """
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def process_space() -> str:
+    """Return an id of this machine and its process namespace; containers on one machine have different ids."""
+    try:
+        return f"{boot_id()}:{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return platform.node()

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from rlzmq.core import faults, trace
 from rlzmq.core.errors import PeerLostError, RlzmqError
+from rlzmq.core.machine import process_space
 from rlzmq.learners.rank_modules import import_for_ranks
-from rlzmq.learners.shared_rows import SEVERAL_HOSTS, SharedRows
+from rlzmq.learners.shared_rows import SharedRows
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -77,6 +78,8 @@ class RankGroup:
             None: taken from the environment (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME).
 
     Attributes:
+        host_ranks: The ranks on this rank's host, in increasing order.
+        num_hosts: Number of hosts that have ranks.
         num_entered: Number of waits for peers that this rank has entered. It is equal on all ranks after each wait,
             so the others wait for a rank with a lower number.
         waited_s: Seconds spent on exchanges with peers.
@@ -109,7 +112,10 @@ class RankGroup:
         self.timeout_s = timeout_s
         self.num_entered: int = 0
         self.waited_s: float = 0.0
+        self.host_ranks: list[int] = [rank]
+        self.num_hosts: int = 1
         self._votes: SharedRows | None = None
+        self._first_ranks: dist.ProcessGroup | None = None
         self.device: torch.device = device or torch.device("cuda" if backend == "nccl" else "cpu")
         self.process_group: dist.ProcessGroup | None = None
         self._owns_group = not dist.is_initialized()  # torch allows only one; an existing one is kept
@@ -163,10 +169,31 @@ class RankGroup:
         # Connect every pair now: if a peer died before the first collective, the wait could exceed the timeout.
         self._barrier()
         faults.at("learner.connected")
-        self._votes = self.share_rows(8 * _MAX_VOTES)
+        self._share_memory(forming_timeout_s)
         if forming_timeout_s != timeout_s:
             # There is no public way to change the timeout, and a second group would connect all ranks twice.
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), self.process_group)
+            for group in (self.process_group, self._first_ranks):
+                if group is not None:
+                    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
+
+    def _share_memory(self, timeout_s: float) -> None:
+        """Share memory with the ranks of this host, and connect the hosts' first ranks. A collective."""
+        if self.world_size == 1 or self.device.type != "cpu":
+            return
+        by_host: dict[bytes, list[int]] = {}
+        names = self.gather_bytes(process_space().encode())
+        for rank, name in enumerate(names):
+            by_host.setdefault(name, []).append(rank)
+        self.host_ranks, self.num_hosts = by_host[names[self.rank]], len(by_host)
+        if self.num_hosts > 1:
+            if self.num_hosts == self.world_size or self.process_group is not dist.group.WORLD:
+                return
+            first_ranks = [ranks[0] for ranks in by_host.values()]
+            between_hosts = dist.new_group(first_ranks, timeout=timedelta(seconds=timeout_s))
+            if self.rank in first_ranks:
+                self._first_ranks = between_hosts
+                dist.all_reduce(torch.zeros(1), group=between_hosts)  # connects them, see above
+        self._votes = self.share_rows(8 * _MAX_VOTES)
 
     @classmethod
     def of(cls, process_group: dist.ProcessGroup, *, generation: int = 0) -> RankGroup:
@@ -178,25 +205,26 @@ class RankGroup:
         group.timeout_s = dist.default_pg_timeout.total_seconds()
         group.num_entered = 0
         group.waited_s = 0.0
-        group._votes = None
+        group.host_ranks, group.num_hosts = [group.rank], 1
+        group._votes = group._first_ranks = None
         is_nccl = dist.get_backend(process_group) == "nccl"
         group.device = torch.device("cuda" if is_nccl else "cpu")
         group.process_group = process_group
         group._owns_group = False
         group._closed = False
         with group.typed_errors("sharing memory"):
-            group._votes = group.share_rows(8 * _MAX_VOTES)
+            group._share_memory(group.timeout_s)
         return group
 
     @property
     def shares_memory(self) -> bool:
-        """Whether the ranks share memory; the same on all of them."""
+        """Whether the ranks of each host share memory; the same on all ranks. False if no host has two."""
         return self._votes is not None
 
     def share_rows(self, row_bytes: int) -> SharedRows | None:
-        """Return memory shared by all ranks if they are on one host and use its CPU; otherwise None on all ranks.
+        """Return memory that the ranks of this host share; None on all ranks if a host has none, or on GPUs.
 
-        A collective. If the memory is missing, rank 0 logs why, once.
+        A collective of all ranks. If the memory is missing, rank 0 logs why, once.
 
         Args:
             row_bytes: Number of bytes that a rank publishes in one exchange.
@@ -210,10 +238,7 @@ class RankGroup:
         if isinstance(rows, SharedRows):
             return rows
         if self.rank == 0:
-            level = logging.INFO if rows == SEVERAL_HOSTS else logging.WARNING
-            _log.log(
-                level, "the learner ranks exchange gradients through gloo, without shared memory: %s", rows
-            )
+            _log.warning("the learner ranks exchange gradients through gloo, without shared memory: %s", rows)
         return None
 
     def all_reduce(self, tensor: Tensor, operation: Literal["sum", "min", "max"] = "sum") -> Tensor:
@@ -237,6 +262,24 @@ class RankGroup:
         with self.typed_errors("broadcast"):
             dist.broadcast(tensor, src=source_rank, group=self.process_group)
         return tensor
+
+    def sum_over_hosts(self, tensors: Sequence[Tensor]) -> None:
+        """Sum tensors of the hosts' first ranks element-wise, in place. Only these ranks call it.
+
+        Raises:
+            DistError, RuntimeError: A peer died or hangs; see `typed_errors`.
+        """
+        for tensor in tensors if self.num_hosts > 1 else ():
+            dist.all_reduce(tensor, group=self._first_ranks)
+
+    def broadcast_over_hosts(self, tensor: Tensor) -> None:
+        """Copy rank 0's tensor into that of the other hosts' first ranks. Only the first ranks call it.
+
+        Raises:
+            DistError, RuntimeError: A peer died or hangs; see `typed_errors`.
+        """
+        if self.num_hosts > 1:
+            dist.broadcast(tensor, src=0, group=self._first_ranks)
 
     def broadcast_bytes(self, data: bytes | None, source_rank: int) -> bytes:
         """Return `source_rank`'s bytes on every rank (the others pass None).
@@ -288,7 +331,7 @@ class RankGroup:
         mine = [step_id, self.generation, num_skipped, -step_id, -self.generation, -num_skipped]
         votes = [*mine, *ok]
         rows = self._votes
-        if rows is not None and len(votes) <= _MAX_VOTES:
+        if rows is not None and self.num_hosts == 1 and len(votes) <= _MAX_VOTES:
             return Vote(self, mine, self._post_votes(rows, votes))
         tensor = torch.tensor(votes, dtype=torch.int64, device=self.device)
         with self.typed_errors("vote"):
@@ -303,7 +346,7 @@ class RankGroup:
     def _post_votes(self, rows: SharedRows, votes: list[int]) -> Callable[[], list[int]]:
         table = rows.rows.numpy().view(np.int64)
         with self.typed_errors("vote"):
-            table[rows.begin(), self.rank, : len(votes)] = votes
+            table[rows.begin(), rows.index, : len(votes)] = votes
         rows.post()
 
         def lowest() -> list[int]:
@@ -333,9 +376,12 @@ class RankGroup:
         self._closed = True
         if self._votes is not None:
             self._votes.close()
+        between_hosts, self._first_ranks = self._first_ranks, None
         self.process_group = None  # dropping the last reference closes the connections
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
+        elif between_hosts is not None:
+            dist.destroy_process_group(between_hosts)
 
     def _barrier(self) -> None:
         dist.all_reduce(torch.zeros(1, device=self.device), group=self.process_group)

@@ -352,8 +352,8 @@ class LearnerRanks(LearnerBase):
         """
         assert self.group is not None
         num_at_once = self.num_ranks
-        if self.group.shares_memory:  # otherwise on several hosts or GPUs
-            num_at_once = min(num_at_once, len(os.sched_getaffinity(0)))
+        if self.group.device.type == "cpu":
+            num_at_once = min(num_at_once, self.group.num_hosts * len(os.sched_getaffinity(0)))
         speedup = num_at_once * (1.0 - waited_s / update_s)
         if len(self._speedups) < _NUM_MEASURED_UPDATES:
             self._speedups.append(speedup)

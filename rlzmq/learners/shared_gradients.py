@@ -1,4 +1,4 @@
-"""SharedGradients: averages the gradients of ranks on one host in shared memory."""
+"""SharedGradients: averages the gradients of ranks in memory shared by each host, and by gloo between hosts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _ALIGN_BYTES = 64
 class SharedGradients:
     """Averages gradients over ranks like `DataParallelForward`, in one exchange after the backward pass.
 
-    The means are summed in the order of the ranks, so all ranks get the same bits. With two ranks they equal those of
-    DistributedDataParallel with gloo. As there, all ranks receive rank 0's parameters and buffers at the construction
-    and its buffers before each forward pass. A parameter without a gradient on a rank counts as zeros.
+    Each host's gradients are summed in the order of its ranks. With several hosts, the first ranks sum these sums, so
+    each crosses the network once. All ranks get the same bits; two ranks of one host those of DistributedDataParallel
+    with gloo. As there, all ranks receive rank 0's parameters and buffers at the construction and its buffers before
+    each forward pass. A parameter without a gradient on a rank counts as zeros.
 
     Args:
         forward_train: The training forward pass: module id → batch in, module id → outputs out.
@@ -105,18 +106,37 @@ class SharedGradients:
         loss.backward()  # type: ignore[no-untyped-call]
         rows, size = self._rows, self._group.world_size
         with self._group.typed_errors("gradient exchange"):
-            mine = self._by_turn[rows.begin()][self._group.rank]
+            mine = self._by_turn[rows.begin()][rows.index]
             _fill(mine.views, [p.grad for p in self._parameters])
             for block in mine.blocks:
                 block.mul_(1 / size)
             rows.post()
-            first, second, *others = (of_rank.blocks for of_rank in self._by_turn[rows.wait()])
-        for index, mean in enumerate(self._means.blocks):
-            torch.add(first[index], second[index], out=mean)
-            for other in others:
-                mean.add_(other[index])
+            self._sum([of_rank.blocks for of_rank in self._by_turn[rows.wait()]])
+            if self._group.num_hosts > 1:
+                self._sum_over_hosts()
         for parameter, mean in zip(self._parameters, self._means.views, strict=True):
             parameter.grad = mean
+
+    def _sum(self, of_ranks: list[list[Tensor]]) -> None:
+        first, *others = of_ranks
+        for index, mean in enumerate(self._means.blocks):
+            if others:
+                torch.add(first[index], others[0][index], out=mean)
+            else:
+                mean.copy_(first[index])
+            for other in others[1:]:
+                mean.add_(other[index])
+
+    def _sum_over_hosts(self) -> None:
+        rows, sums = self._rows, self._means.blocks
+        turn = rows.begin()
+        if rows.index == 0:
+            self._group.sum_over_hosts(sums)
+            torch._foreach_copy_(self._by_turn[turn][0].blocks, sums)
+        rows.post()
+        turn = rows.wait()
+        if rows.index:
+            torch._foreach_copy_(sums, self._by_turn[turn][0].blocks)
 
     def close(self) -> None:
         """Leave the group. Idempotent."""
@@ -129,6 +149,8 @@ class SharedGradients:
             turn = rows.begin()
             if self._group.rank == 0:
                 torch._foreach_copy_(self._buffers_of_rank_0[turn].views, list(self._buffers))
+            if rows.index == 0:
+                self._group.broadcast_over_hosts(rows.rows[turn, 0])
             rows.post()
             turn = rows.wait()
         if self._group.rank:

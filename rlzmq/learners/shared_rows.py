@@ -1,4 +1,4 @@
-"""SharedRows: memory mapped by all learner ranks of one host, with a row for each rank.
+"""SharedRows: memory mapped by the learner ranks of one host, with a row for each rank.
 
 A waiting rank spins for a moment and then sleeps on a semaphore in that memory. An exchange costs microseconds, where
 one over a loopback socket costs most of a millisecond. The memory has no name, so nothing remains of it after the last
@@ -20,9 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlzmq.core.machine import boot_id
-
-__all__ = ["SEVERAL_HOSTS", "SharedRows"]
+__all__ = ["SharedRows"]
 
 # A rank that arrives a little later than its peers finds them awake. On busy cores, longer spinning delays those peers.
 _SPIN_S = 100e-6
@@ -32,16 +30,13 @@ _LINE_BYTES = 128  # a pair of cache lines, so that no two semaphores share one 
 _PAGE_BYTES = mmap.PAGESIZE
 _NONCE_BYTES = 16
 
-SEVERAL_HOSTS = "the ranks are on several hosts"
-"""The reason why ranks on several hosts share no memory."""
-
 
 class _Group(Protocol):
     """The interface that ranks need to agree on the memory; see `rlzmq.learners.distributed.RankGroup`."""
 
     rank: int
-    world_size: int
     timeout_s: float
+    host_ranks: list[int]
 
     def gather_bytes(self, data: bytes) -> list[bytes]: ...
 
@@ -89,7 +84,7 @@ class _Peer:
 
 
 class SharedRows:
-    """One row of bytes per rank, for repeated exchanges: every rank fills its own row and reads all rows.
+    """One row of bytes per rank of a host, for repeated exchanges: every rank fills its own row and reads all rows.
 
     An exchange is `begin`, `post`, `wait`. All ranks must make the same exchanges in the same order. There are two
     sets of rows, used in turn, so that a rank can fill its next row while slower peers still read the previous ones.
@@ -98,60 +93,61 @@ class SharedRows:
     Only one thread may use an object. Create it with `map`.
 
     Attributes:
-        rows: Both sets, uint8 ``[2, world_size, row_bytes]``.
+        rows: Both sets, uint8 ``[2, number of ranks on the host, row_bytes]``, in the order of the ranks.
+        index: Which row is this rank's.
     """
 
     def __init__(self, group: _Group, memory: mmap.mmap, row_bytes: int, pids: list[int]) -> None:
-        self._rank, self._timeout_s = group.rank, group.timeout_s
+        self._timeout_s = group.timeout_s
         self._memory = memory
         self._semaphores = _Semaphores()
-        size, begin = group.world_size, _begin_of_rows(group.world_size)
+        size = len(group.host_ranks)
+        self.index: int = group.host_ranks.index(group.rank)
         flat = torch.frombuffer(memory, dtype=torch.uint8)
-        self.rows: Tensor = flat[begin:].view(2, size, row_bytes)
+        self.rows: Tensor = flat[_begin_of_rows(size) :].view(2, size, row_bytes)
         self._turn = 0
         self._is_posted = False
         flags = flat[_NONCE_BYTES : _NONCE_BYTES + size]
-        self._left = flags[group.rank : group.rank + 1]
+        self._left = flags[self.index : self.index + 1]
         address = flat.data_ptr()
         self._peers: list[_Peer] = []
-        for peer in range(size):
-            if peer != group.rank:
+        for peer, rank in enumerate(group.host_ranks):
+            if peer != self.index:
                 its, mine = (
                     address + _begin_of_semaphore(sender, receiver, size)
-                    for sender, receiver in ((peer, group.rank), (group.rank, peer))
+                    for sender, receiver in ((peer, self.index), (self.index, peer))
                 )
-                self._peers.append(_Peer(peer, pids[peer], its, mine, flags[peer : peer + 1]))
+                self._peers.append(_Peer(rank, pids[peer], its, mine, flags[peer : peer + 1]))
 
     @classmethod
     def map(cls, group: _Group, row_bytes: int) -> Self | str:
-        """Create the memory for a group's ranks. A collective.
+        """Create the memory of each host's ranks. A collective of all ranks of all hosts.
 
         Args:
             group: The ranks.
             row_bytes: Minimum number of bytes per row; equal on all ranks.
 
         Returns:
-            The rows, or the reason why there are none, on all ranks.
+            The rows, or the reason why a host has none, on all ranks.
         """
         row_bytes = -(-row_bytes // _PAGE_BYTES) * _PAGE_BYTES
         fd = rows = None
         failure = place = ""
         try:
-            if group.rank == 0:
-                fd = _create(group.world_size, row_bytes)
+            if group.rank == group.host_ranks[0]:
+                fd = _create(len(group.host_ranks), row_bytes)
                 place = f"/proc/{os.getpid()}/fd/{fd} {os.pread(fd, _NONCE_BYTES, 0).hex()}"
-            mine = f"{boot_id()} {row_bytes} {os.getpid()} {place}"
+            mine = f"{row_bytes} {os.getpid()} {place}"
         except (OSError, AttributeError) as error:
             failure, mine = str(error), ""
         told = [data.decode().split() for data in group.gather_bytes(mine.encode())]
         if all(told):
             try:
                 if {of_rank[0] for of_rank in told} != {told[0][0]}:
-                    raise OSError(SEVERAL_HOSTS)
-                if {of_rank[1] for of_rank in told} != {told[0][1]}:
                     raise OSError("rows of different sizes")
-                memory = _map(told[0][3], bytes.fromhex(told[0][4]))
-                rows = cls(group, memory, row_bytes, [int(of_rank[2]) for of_rank in told])
+                here = [told[rank] for rank in group.host_ranks]
+                memory = _map(here[0][2], bytes.fromhex(here[0][3]))
+                rows = cls(group, memory, row_bytes, [int(of_rank[1]) for of_rank in here])
             except (OSError, AttributeError) as error:
                 failure = str(error)
         failures = [data.decode() for data in group.gather_bytes(failure.encode())]

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from rlzmq.actors.process_state import start_mark
 from rlzmq.config.search_space import Categorical, Function, GridSearch, Numeric, SearchObject
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.machine import boot_id
+from rlzmq.core.machine import process_space
 from rlzmq.telemetry.metric_paths import Mode
 from rlzmq.tune.search.base import Searcher, labels_of
 from rlzmq.tune.search.optuna import load_optuna
@@ -102,7 +102,7 @@ class Study:
         self._searcher = searcher
         self._space = dict(space)
         self._token = secrets.token_hex(8)
-        self._host = _host()
+        self._host = process_space()
         self._beats = 0
         self._seen: dict[str, tuple[int, float]] = {}  # other drivers: counter, and when it last changed
         self._owned: dict[int, Any] = {}  # Optuna's trials by number
@@ -355,14 +355,6 @@ def _suggest_number(trial: Any, path: str, item: Numeric) -> float:
         return int(trial.suggest_int(path, int(item.lower), int(item.upper), step=int_step, log=is_log))
     step = item.step if item.step and not is_log else None
     return float(trial.suggest_float(path, item.lower, item.upper, step=step, log=is_log))
-
-
-def _host() -> str:
-    """Return an id of this machine and its process namespace; containers on one machine have different ids."""
-    try:
-        return f"{boot_id()}:{os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return os.uname().nodename
 
 
 def _without_password(url: str) -> str:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
+from rlzmq.learners import distributed
 from rlzmq.learners.data_parallel import DataParallelForward
 from rlzmq.learners.distributed import RankGroup, loopback_interface
 from rlzmq.learners.learner import Learner
@@ -83,9 +84,18 @@ class NormedLearner(SquareLearner):
 CASES = {"mlp": mlp, "lstm": lstm, "modules": modules_of_which_one_is_not_trained}
 
 
-def update_main(rank: int, world_size: int, path: Path, case: str, shares_memory: bool) -> Any:
+def on_host(name: str) -> None:
+    """Let this process's rank believe that it runs on a host of this name."""
+    distributed.process_space = lambda: name
+
+
+def update_main(
+    rank: int, world_size: int, path: Path, case: str, shares_memory: bool, hosts: str = ""
+) -> Any:
     if not shares_memory:
         RankGroup.share_rows = without_memory  # type: ignore[method-assign]
+    if hosts:
+        on_host(hosts[rank])
     learner = CASES[case]()
     if case == "modules":
         learner.__class__ = NormedLearner
@@ -138,6 +148,27 @@ def test_three_ranks_are_equal_and_deterministic(tmp_path: Path) -> None:
         results += run_ranks(update_main, 3, path, "mlp", True)
     assert all(result == results[0] for result in results)
     assert results[0][0] is SharedGradients
+
+
+@pytest.mark.parametrize(("case", "hosts"), [("mlp", "aabb"), ("mlp", "aba"), ("modules", "abb")])
+def test_ranks_of_several_hosts_sum_within_each_host_first(tmp_path: Path, case: str, hosts: str) -> None:
+    results = []
+    for number, names in enumerate((hosts, hosts, "a" * len(hosts))):
+        (path := tmp_path / str(number)).mkdir()
+        results.append(run_ranks(update_main, len(hosts), path, case, True, names))
+    first, again, one_host = results
+    assert first == again
+    assert {kind for kind, *_ in first} == {SharedGradients}
+    if case == "mlp":
+        assert all(result == first[0] for result in first)
+    norms = [[of_rank[2] for of_rank in result] for result in (first, one_host)]
+    np.testing.assert_allclose(norms[0], norms[1], rtol=1e-4)
+
+
+def test_hosts_of_one_rank_each_use_gloo(tmp_path: Path) -> None:
+    results = run_ranks(update_main, 2, tmp_path, "mlp", True, "ab")
+    assert results[0] == results[1]
+    assert results[0][0] is DataParallelForward
 
 
 def exchange_main(rank: int, world_size: int, path: Path) -> Any:
@@ -205,8 +236,9 @@ class FallingLearner(SquareLearner):
 
 
 def fallen_main(
-    rank: int, world_size: int, path: Path, signal_number: int, falls_at: int, after: bool
+    rank: int, world_size: int, path: Path, signal_number: int, falls_at: int, after: bool, hosts: str = "aaa"
 ) -> Any:
+    on_host(hosts[rank])
     learner = square_learner(learner_class=FallingLearner, minibatch_size=4, num_epochs=1)
     assert isinstance(learner, FallingLearner)
     learner.signal_number, learner.after_post = signal.Signals(signal_number), after
@@ -233,23 +265,36 @@ def fallen_main(
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("falls_at", "after"), [(1, False), (3, True), (7, True), (10, False)])
+@pytest.mark.parametrize(
+    ("falls_at", "after", "hosts"),
+    [
+        (1, False, "aaa"),
+        (3, True, "aaa"),
+        (10, False, "aaa"),
+        (1, False, "abb"),
+        (7, True, "aab"),
+        (3, True, "aba"),
+    ],
+)
 def test_a_rank_killed_during_an_exchange_is_noticed_at_once(
-    tmp_path: Path, falls_at: int, after: bool
+    tmp_path: Path, falls_at: int, after: bool, hosts: str
 ) -> None:
     first, dead, third = run_ranks(
-        fallen_main, 3, tmp_path, int(signal.SIGKILL), falls_at, after, may_die=True
+        fallen_main, 3, tmp_path, int(signal.SIGKILL), falls_at, after, hosts, may_die=True
     )
     assert isinstance(dead, DiedError)
     for undone, agree, version, seconds, message in (first, third):
         assert (undone, agree, version) == (True, True, 2)
         assert seconds < 5.0
-        assert "rank 1 has ended" in message or "rank 0 has ended or left" in message or "rank 2" in message
+        assert hosts != "aaa" or re.search("rank 1 has ended|rank 0 has ended or left|rank 2", message)
 
 
 @pytest.mark.alone
-def test_a_frozen_rank_is_given_up_after_the_timeout(tmp_path: Path) -> None:
-    first, dead, third = run_ranks(fallen_main, 3, tmp_path, int(signal.SIGSTOP), 3, False, may_die=True)
+@pytest.mark.parametrize("hosts", ["aaa", "abb"])
+def test_a_frozen_rank_is_given_up_after_the_timeout(tmp_path: Path, hosts: str) -> None:
+    first, dead, third = run_ranks(
+        fallen_main, 3, tmp_path, int(signal.SIGSTOP), 3, False, hosts, may_die=True
+    )
     assert isinstance(dead, DiedError)
     for undone, agree, version, seconds, _ in (first, third):
         assert (undone, agree, version) == (True, True, 2)

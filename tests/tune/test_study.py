@@ -108,11 +108,11 @@ def test_a_driver_elsewhere_is_dead_when_its_heartbeat_stops(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr("rlzmq.tune.study.time.monotonic", lambda: clock[0])
-    monkeypatch.setattr("rlzmq.tune.study._host", lambda: "elsewhere")
+    monkeypatch.setattr("rlzmq.tune.study.process_space", lambda: "elsewhere")
     far = study(tmp_path)
     far.ensure_waiting(1)
     far.claim()
-    monkeypatch.setattr("rlzmq.tune.study._host", lambda: "here")
+    monkeypatch.setattr("rlzmq.tune.study.process_space", lambda: "here")
     near = study(tmp_path)
     for clock[0] in (0.0, 50.0, 100.0):
         assert near.take_over_lost() == 0
