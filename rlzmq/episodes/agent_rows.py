@@ -1,4 +1,4 @@
-"""Agents' chunks on shared columns, and their positions in the multi-agent episodes."""
+"""AgentRows: agents' chunks on shared columns, and their positions in the multi-agent episodes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ IntArray = NDArray[np.int64]
 
 
 class AgentRows:
-    """Chunks of agents' episodes on shared columns, and their place in the multi-agent episodes.
+    """Chunks of agents' episodes on shared columns, and their positions in the multi-agent episodes.
 
     Attributes:
         batch: The chunks, with agent_ids and module_ids.
-        episode: int64[C], index of the multi-agent episode that a chunk belongs to.
-        order: int64[C], place among the agents of its episode.
+        episode: int64[C], index of each chunk's multi-agent episode.
+        order: int64[C], position among the agents of its episode.
         obs_env_ts: int64[sum of lookback + length + 1], env steps of the chunks' stored observations, one
             chunk after the other.
         tracks: Data that most chunks lack, e.g. a hanging action (keyword arguments of
@@ -50,19 +50,19 @@ class AgentRows:
 
     @property
     def counts(self) -> IntArray:
-        """int64[C], number of stored observations of each chunk."""
+        """Number of stored observations of each chunk, int64[C]."""
         counts: IntArray = self.batch.lookback + self.batch.length + 1
         return counts
 
     @property
     def offsets(self) -> IntArray:
-        """int64[C], where each chunk's part of `obs_env_ts` begins."""
+        """The position at which each chunk's part of `obs_env_ts` begins, int64[C]."""
         counts = self.counts
         offsets: IntArray = np.cumsum(counts) - counts
         return offsets
 
     def select(self, chunks: IntArray, episode: IntArray) -> AgentRows:
-        """Return some of the chunks; ``episode[i]`` is the new index of the i-th one's episode."""
+        """Return some of the chunks; ``episode[i]`` is the new index of the i-th chunk's episode."""
         listed: list[int] = chunks.tolist()
         return AgentRows(
             self.batch.select(chunks),
@@ -73,11 +73,11 @@ class AgentRows:
         )
 
     def of_episodes(self, episodes: IntArray, num_episodes: int) -> AgentRows:
-        """Return the chunks of some episodes, in the order that they have here.
+        """Return the chunks of some episodes, in their current order.
 
         Args:
-            episodes: int64[K], of ``0 … num_episodes-1``, an episode as often as wanted; their places are
-                their new indices.
+            episodes: int64[K], episodes in ``0 … num_episodes-1``, each any number of times; their positions are the
+                new indices.
         """
         counts = np.bincount(self.episode, minlength=num_episodes)
         offsets = np.cumsum(counts) - counts
@@ -94,18 +94,18 @@ class AgentRows:
 
         Args:
             first_t, last_t: int64[E], bounds by episode.
-            is_whole: bool[E], whether the bounds are the episode's own; then agents without a step stay too.
-            new_index: int64[E], the new index of an episode; -1: left out.
+            is_whole: bool[E], whether the bounds are the episode's own; agents without a step are then kept, too.
+            new_index: int64[E], the new index of each episode; -1: left out.
 
         Returns:
-            The chunks, and what a part without an agent's chunk must know: (new episode, agent id,
-            (terminated, truncated, env step)) of those that are done by the part's end.
+            The chunks, and (new episode, agent id, (terminated, truncated, env step)) for the agents that are done by
+            the part's end, which a part without the agent's chunk needs.
         """
         counts, offsets, batch = self.counts, self.offsets, self.batch
         chunk_of = np.repeat(np.arange(len(counts)), counts)
         position = np.arange(len(self.obs_env_ts)) - offsets[chunk_of]
         episode_of = self.episode[chunk_of]
-        # the observations that own steps of the chunk lead to
+        # The observations after the chunks' own steps.
         own = position > batch.lookback[chunk_of]
         before = own & (self.obs_env_ts <= first_t[episode_of])
         within = own & ~before & (self.obs_env_ts <= last_t[episode_of])
@@ -153,7 +153,7 @@ class AgentRows:
     def _departed(
         self, chunks: IntArray, last_t: IntArray, new_index: IntArray
     ) -> list[tuple[int, Any, tuple[bool, bool, int]]]:
-        """Return which of the chunks' agents are done by ``last_t`` of their episode; see `between`."""
+        """Return those of the chunks' agents that are done by ``last_t`` of their episode; see `between`."""
         batch, departed = self.batch, []
         last_seen = self.obs_env_ts[self.offsets + self.counts - 1]
         for c in chunks[batch.terminated[chunks] | batch.truncated[chunks]].tolist():
@@ -167,10 +167,10 @@ class AgentRows:
 
 
 def track_leftovers(track: AgentTrack, num_steps: int) -> dict[str, Any]:
-    """Return the data of a track that the columns do not hold.
+    """Return the data of a track that is not in the columns.
 
     Raises:
-        ValueError: A reward of no step yet is not one number.
+        ValueError: A reward that belongs to no step yet is not a single number.
     """
     left: dict[str, Any] = {}
     if track.pending is not None:

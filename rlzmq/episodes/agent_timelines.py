@@ -1,13 +1,13 @@
 """Env steps of each agent's observations and actions in a multi-agent episode.
 
-The timeline knows, for every agent, the env steps of its observations, the action that still waits for
-its outcome, and the rewards received meanwhile. It holds no observations: `Timeline.advance`
-checks one env step of data and returns the changes (`AgentEvent`) to apply to the agents'
-episodes, so a `MultiAgentEpisode`, its constructor and the env runner all follow the same rules.
+For every agent, the timeline knows the env steps of its observations, the action that waits for its outcome, and the
+rewards received since then. It holds no observations: `Timeline.advance` checks one env step of data and returns the
+changes (`AgentEvent`) for the agents' episodes. `MultiAgentEpisode`, its constructor and the env runner all use these
+rules.
 
-Env steps are absolute (counted from the episode's reset). An agent's k-th stored observation (lookback
-included) was made at env step ``obs_env_ts[k]``; its k-th stored step leads from observation k to k+1
-and counts as taken at env step ``obs_env_ts[k]``.
+Env steps are absolute (counted from the episode's reset). An agent's k-th stored observation (including the lookback)
+was made at env step ``obs_env_ts[k]``. Its k-th stored step leads from observation k to k+1 and counts as taken at env
+step ``obs_env_ts[k]``.
 """
 
 from __future__ import annotations
@@ -60,13 +60,12 @@ class AgentTrack:
 
     Attributes:
         obs_env_ts: Env step of each stored observation, strictly increasing.
-        pending: The hanging action, if the agent acted on its last observation and waits.
-        reward: Sum of the rewards since the last observation; part of the incomplete step.
-        reward_before_start: Sum of the rewards before the first observation; not part of any step.
-        terminated, truncated: The agent is done.
-        done_env_t: Env step at which it was done, -1 before.
-        output_keys: Names of the extra model outputs of its first action, which every action has; None
-            before that.
+        pending: The hanging action, if the agent has acted on its last observation and waits.
+        reward: Sum of the rewards since the last observation, a part of the incomplete step.
+        reward_before_start: Sum of the rewards before the first observation, not a part of any step.
+        terminated, truncated: Whether the agent is done.
+        done_env_t: Env step at which it was done; -1 before.
+        output_keys: Names of the extra model outputs of its first action, which every action must have; None before it.
     """
 
     obs_env_ts: list[int] = field(default_factory=list)
@@ -83,21 +82,21 @@ class AgentTrack:
         return self.terminated or self.truncated
 
     def carry_on(self, begin: int) -> AgentTrack:
-        """Return the track of a continuation that stores the observations from the begin-th on."""
+        """Return the track of a continuation that stores the observations from position `begin` on."""
         pending = None if self.pending is None else self.pending.copy()
         return replace(self, obs_env_ts=self.obs_env_ts[begin:], pending=pending, reward_before_start=0.0)
 
 
 class AgentEvent(NamedTuple):
-    """Change to one agent's episode caused by one env step.
+    """A change of one agent's episode, caused by one env step.
 
     Attributes:
         agent_id: The agent.
-        kind: ``"reset"``: its first observation; ``"step"``: a completed step; ``"end"``: it was done
-            while it had no action outstanding (no further step).
+        kind: ``"reset"``: its first observation; ``"step"``: a completed step; ``"end"``: it is done without an
+            outstanding action (no further step).
         observation: The new observation, or `LAST_OBSERVATION`.
         info: Its info dict, or None.
-        action, reward, extra_model_outputs, terminated, truncated: Of the completed step.
+        action, reward, extra_model_outputs, terminated, truncated: Data of the completed step.
     """
 
     agent_id: Any
@@ -128,13 +127,12 @@ class Timeline:
     Attributes:
         env_t_started: Env step at which the chunk starts.
         env_t: Env step of the latest observations.
-        lookback: Number of env steps stored from before the chunk's start.
+        lookback: Number of stored env steps before the chunk's start.
         tracks: Agent id -> track, in order of appearance.
-        departed: Agents that are done, but not stored: (terminated, truncated, the env step they were done at).
+        departed: Agents that are done, but not stored: (terminated, truncated, env step at which they were done).
         early_rewards: Rewards of agents that have not appeared yet.
-        repeated: Agents that terminated at `env_t` without a last observation, so that their previous
-            one is repeated.
-        is_terminated, is_truncated: The whole episode is done.
+        repeated: Agents that terminated at `env_t` without a last observation, so that their previous one is repeated.
+        is_terminated, is_truncated: Whether the whole episode is done.
     """
 
     env_t: int
@@ -167,7 +165,7 @@ class Timeline:
         return self.is_terminated or self.is_truncated
 
     def saved(self) -> SavedTimeline:
-        """Return a snapshot of this ongoing timeline, for `restore` after an agent's episode rejects a step."""
+        """Return a snapshot of this ongoing timeline, for `restore` after an agent's episode has rejected a step."""
         return SavedTimeline(
             self.env_t,
             self.repeated,
@@ -181,7 +179,7 @@ class Timeline:
         )
 
     def restore(self, saved: SavedTimeline) -> None:
-        """Undo the one reset or env step since `saved`."""
+        """Undo the single reset or env step since `saved`."""
         env_t = self.env_t
         self.env_t, self.repeated, self.departed, self.early_rewards = saved[:4]
         self.is_terminated = self.is_truncated = False
@@ -194,7 +192,7 @@ class Timeline:
                 track.obs_env_ts.pop()
 
     def reset(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> list[AgentEvent]:
-        """Return the episode's first observations."""
+        """Add the episode's first observations; return the changes to the agents' episodes."""
         events = []
         for agent_id, observation in observations.items():
             if observation is None:
@@ -215,7 +213,7 @@ class Timeline:
         *,
         where: str = "episode",
     ) -> list[AgentEvent]:
-        """Return one env step; all arguments by agent id, an agent that is absent (or None) has no such data.
+        """Add one env step; return the changes. All arguments are by agent id; a missing (or None) entry means no data.
 
         Args:
             where: Description of the episode, for error messages.
@@ -224,7 +222,7 @@ class Timeline:
             The changes to the agents' episodes, in order of the agents' appearance.
 
         Raises:
-            MultiAgentEnvError: Data contradict earlier steps; nothing is changed then.
+            MultiAgentEnvError: The data contradict earlier steps. Nothing was changed.
         """
         env_t = self.env_t + 1
         if self.is_done:
@@ -352,7 +350,7 @@ class Timeline:
                 if terminated or truncated:
                     events.append(AgentEvent(agent_id, "end", terminated=terminated, truncated=truncated))
 
-        # all data are checked: nothing below raises
+        # All data have been checked: nothing below raises an error.
         self.env_t = env_t
         for agent_id, pending, reward in waiting:
             track = self.tracks[agent_id]
@@ -392,8 +390,8 @@ class Timeline:
         """Return the timeline of a continuation that starts here, without tracks.
 
         Args:
-            lookback: Env steps to look back at, as far as they are stored; longer if needed to reach the
-                observations that hanging actions answered.
+            lookback: Number of env steps to look back at, as far as they are stored; more if needed to reach the
+                observations of hanging actions.
         """
         for track in self.tracks.values():
             if track.pending is not None:
@@ -403,10 +401,10 @@ class Timeline:
         return new
 
     def env_steps_back(self, num_steps: int) -> int:
-        """Return the env steps to look back at so that no agent that is not done loses one of its last steps.
+        """Return the lookback in env steps for which no active agent loses one of its last steps.
 
         Args:
-            num_steps: How many of its own steps each agent needs.
+            num_steps: Number of its own steps that each agent needs.
         """
         first = self.env_t
         for track in self.tracks.values() if num_steps else ():
@@ -415,7 +413,7 @@ class Timeline:
         return self.env_t - first
 
     def done_flags(self) -> tuple[dict[Any, bool], dict[Any, bool]]:
-        """Return (terminated, truncated) by agent, ``"__all__"`` included."""
+        """Return (terminated, truncated) by agent, including ``"__all__"``."""
         terminateds = {agent_id: track.terminated for agent_id, track in self.tracks.items()}
         truncateds = {agent_id: track.truncated for agent_id, track in self.tracks.items()}
         terminateds[ALL_AGENTS] = self.is_terminated

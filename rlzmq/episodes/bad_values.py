@@ -1,7 +1,7 @@
-"""Finding and removing values that losses cannot use: NaN, infinity, and values whose square overflows float32.
+"""Search for and removal of values that losses cannot use: NaN, infinity, and values whose square overflows float32.
 
-A step can be trained where its observation, the one after it (a value is bootstrapped from it), and all that its
-step columns hold are usable; of stateful modules the state before it, too.
+A step can be trained if its observation, the next one (from which a value is bootstrapped), and all its step columns
+are usable; for stateful modules also the state before it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 
 __all__ = ["LARGEST", "BadValue", "BadValues", "find_bad_values"]
 
-# Losses and gradient norms square their inputs: the square of a larger float32 overflows.
+# Losses and gradient norms square their inputs, and the square of a larger float32 overflows.
 LARGEST = math.sqrt(float(np.finfo(np.float32).max))
 _INITIAL_STATE = "initial_state"
 _RANKS = {Columns.OBS: 0, Columns.REWARDS: 2}
@@ -34,16 +34,16 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class BadValue:
-    """The first unusable value of a chunk, in the order in which values were produced.
+    """The first unusable value of a chunk, in the order in which the values were produced.
 
     Attributes:
-        column: Its name and, in a tree, the path to the leaf.
+        column: The column's name and, in a tree, the path to the leaf.
         value: The unusable value.
         episode: Index of the episode's chunk in the batch.
-        num_env_steps: Env steps of that episode when the value was produced.
+        num_env_steps: Number of env steps of that episode when the value was produced.
         env_index: The sub-environment; -1: unknown.
-        agent_id: None where there is one agent.
-        is_of_env: Whether it is an observation or a reward; else a module output.
+        agent_id: The agent; None in single-agent use.
+        is_of_env: Whether it is an observation or a reward; otherwise a module output.
     """
 
     column: str
@@ -67,10 +67,10 @@ class BadValues:
     """Unusable values in a batch.
 
     Attributes:
-        values: The first unusable value of each chunk that has one.
-        num_of_envs: Number of unusable observations and rewards, without those that an earlier fragment counted.
+        values: The first unusable value of each affected chunk.
+        num_of_envs: Number of unusable observations and rewards, without those counted in an earlier fragment.
         usable: bool [env steps], the batch's steps in order.
-        ends_badly: Whether the last step of an ongoing episode is unusable, so that later steps may be too.
+        ends_badly: Whether the last step of an ongoing episode is unusable, so that later steps may be unusable, too.
     """
 
     values: list[BadValue] = field(default_factory=list)
@@ -79,10 +79,10 @@ class BadValues:
     ends_badly: bool = False
 
     def cut_out_of(self, batch: Any) -> Any:
-        """Return the batch without its unusable steps; chunks are split around them.
+        """Return the batch without its unusable steps. Chunks are split around them.
 
         Args:
-            batch: The batch that was checked.
+            batch: The checked batch.
         """
         edges = np.flatnonzero(np.diff(self.usable, prepend=False, append=False)).reshape(-1, 2)
         parts = [batch.slice_steps(begin, end) for begin, end in edges.tolist()] or [batch.slice_steps(0, 0)]
@@ -93,10 +93,10 @@ class BadValues:
 
 
 def find_bad_values(batch: Any) -> BadValues | None:
-    """Return a batch's unusable values, or None if there are none (one pass over the columns).
+    """Return a batch's unusable values; None if there are none. Takes one pass over the columns.
 
     Args:
-        batch: EpisodeBatch or MultiAgentEpisodeBatch. Lookback parts count, since connectors read them.
+        batch: EpisodeBatch or MultiAgentEpisodeBatch. Lookback parts are included, since connectors read them.
     """
     if isinstance(batch, EpisodeBatch):
         marks = _marks(batch)
@@ -115,9 +115,9 @@ class _Leaf:
     """One array of a column with unusable values.
 
     Attributes:
-        shown: Name and path.
+        shown: Name and path, for display.
         usable: bool [num_slots].
-        rank: In the order in which the values of one slot come about: observation, model outputs, reward.
+        rank: Position in the order in which the values of one slot are produced: observation, model outputs, reward.
     """
 
     shown: str
@@ -129,7 +129,7 @@ class _Leaf:
 
 @dataclass(slots=True)
 class _Marks:
-    """Which slots of a batch's columns are usable: bool [num_slots]; chunks' initial states: bool [C]."""
+    """The usable slots of a batch's columns, bool [num_slots], and its chunks' usable initial states, bool [C]."""
 
     observations: BoolArray
     steps: BoolArray
@@ -186,9 +186,11 @@ def _all_usable(name: str, leaf: NDArray[Any]) -> bool:
 
 
 def _usable(name: str, leaf: NDArray[Any]) -> BoolArray:
-    """Return which values are usable; logits of masked actions may be arbitrarily low."""
+    """Return which values are usable. Logits of masked actions may be arbitrarily low."""
     sizes = leaf if name == Columns.ACTION_DIST_INPUTS else np.abs(leaf)
-    usable: BoolArray = sizes < (LARGEST if leaf.dtype.itemsize > 2 else np.inf)  # float16 ends before
+    usable: BoolArray = sizes < (
+        LARGEST if leaf.dtype.itemsize > 2 else np.inf
+    )  # the range of float16 is smaller
     return usable
 
 
@@ -212,7 +214,7 @@ def _of_one_agent(batch: EpisodeBatch, marks: _Marks) -> BadValues | None:
         for c, name, value, after, rank in _first_of_chunks(batch, marks)
     ]
     if not values and usable.all():
-        return None  # in slots that belong to no chunk
+        return None  # all of them are in slots that belong to no chunk
     goes_on = ~(batch.terminated | batch.truncated) & (batch.length > 0)
     ends = (np.cumsum(batch.length) - 1)[goes_on]
     return BadValues(values, _num_of_envs(batch, marks), usable, not usable[ends].all())
@@ -244,7 +246,7 @@ def _first_of_chunks(batch: EpisodeBatch, marks: _Marks) -> list[tuple[int, str,
 def _num_of_envs(batch: EpisodeBatch, marks: _Marks) -> int:
     """Return the number of unusable observations and rewards in the chunks' steps.
 
-    An observation counts with the step that led to it.
+    An observation counts with the step before it.
     """
     slots = batch.step_slots()
     rewards = np.ones(batch.num_slots, np.bool_)
@@ -276,7 +278,7 @@ def _shorten_lookback(rows: EpisodeBatch | AgentRows) -> None:
 
 
 def _of_agents(batch: MultiAgentEpisodeBatch, of_rows: list[tuple[AgentRows, _Marks]]) -> BadValues | None:
-    """Return an env step in which an agent completes an unusable step is unusable for all."""
+    """Combine the agents' values: an env step in which an agent completes an unusable step is unusable for all."""
     length = batch.env_t - batch.env_t_started
     firsts = np.cumsum(length) - length
     found = BadValues(usable=np.ones(int(length.sum()), np.bool_))
@@ -285,7 +287,7 @@ def _of_agents(batch: MultiAgentEpisodeBatch, of_rows: list[tuple[AgentRows, _Ma
         steps = np.flatnonzero(~_usable_steps(agents, marks))
         chunk = agents.step_chunks()[steps]
         within = steps - (np.cumsum(agents.length) - agents.length)[chunk]
-        # the env step that leads to the observation after the agent's step
+        # The env step that leads to the observation after the agent's step.
         completed = rows.obs_env_ts[offsets[chunk] + agents.lookback[chunk] + within + 1]
         episode = rows.episode[chunk]
         own = completed > batch.env_t_started[episode]

@@ -1,4 +1,4 @@
-"""The columns and the chunk table of an `EpisodeBatch`."""
+"""BatchColumns: the columns and the chunk table of an `EpisodeBatch`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BASE_COLUMNS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
 
 
 class BatchColumns(EpisodeList[SingleAgentEpisode]):
-    """Data of an `EpisodeBatch`, which documents the arguments."""
+    """Data of an `EpisodeBatch`, whose docstring documents the arguments."""
 
     __slots__ = (
         "_tracked",
@@ -123,7 +123,7 @@ class BatchColumns(EpisodeList[SingleAgentEpisode]):
 
     @property
     def num_env_steps(self) -> int:
-        """Number of steps in all chunks, lookback parts left out."""
+        """Number of steps in all chunks, without lookback parts."""
         return sum(map(len, self)) if self._is_ordinary else int(self.length.sum())
 
     @property
@@ -143,7 +143,7 @@ class BatchColumns(EpisodeList[SingleAgentEpisode]):
         return [name for name in self.columns if name not in _BASE_COLUMNS]
 
     def step_slots(self) -> np.ndarray:
-        """Return the slot of every step, chunk after chunk, int64 [num_env_steps]."""
+        """Return the slot of every step, one chunk after the other, int64 [num_env_steps]."""
         return ragged_arange(self.start, self.length)
 
     def step_chunks(self) -> np.ndarray:
@@ -151,7 +151,7 @@ class BatchColumns(EpisodeList[SingleAgentEpisode]):
         return np.arange(len(self.start), dtype=np.int64).repeat(self.length)
 
     def get_returns(self) -> np.ndarray:
-        """Return the sum of each chunk's rewards without lookback parts, float64 [C]."""
+        """Return the sum of each chunk's rewards, without lookback parts, float64 [C]."""
         if (updated := self.updated()) is not self:
             return updated.get_returns()
         rewards = self.columns[Columns.REWARDS][self.step_slots()]
@@ -164,10 +164,10 @@ class BatchColumns(EpisodeList[SingleAgentEpisode]):
         )
 
     def validate(self) -> None:
-        """Check that every chunk lies within the columns and all columns have the same number of slots.
+        """Check that every chunk is within the columns, and that all columns have the same number of slots.
 
         Raises:
-            ValueError: Naming the column or chunk, the expected and the actual bounds.
+            ValueError: A check failed; the text names the column or chunk, the expected and the actual bounds.
         """
         num_slots = self.num_slots
         for name in _BASE_COLUMNS:

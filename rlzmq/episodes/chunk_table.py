@@ -1,4 +1,4 @@
-"""Arithmetic on chunk tables: the slots of chunks, and slicing by steps."""
+"""Operations on chunk tables: the slots of chunks, and slicing by steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chosen_positions(chosen: Any, num: int) -> np.ndarray:
 
 
 def ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return ``[starts[0], starts[0]+1, …, starts[1], starts[1]+1, …]``, ``counts[i]`` numbers from each start.
+    """Return ``[starts[0], starts[0]+1, …, starts[1], starts[1]+1, …]``, with ``counts[i]`` numbers from each start.
 
     Args:
         starts: int64 [C].
@@ -49,10 +49,10 @@ def ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def steps_window(length: np.ndarray, begin: int, end: int) -> tuple[int, int, int, int]:
-    """Return which chunks hold the steps ``begin…end-1`` of all chunks' steps in order, and what is cut off.
+    """Return the chunks that contain the steps ``begin…end-1`` of all chunks in order, and the steps to cut off.
 
-    Chunks without steps belong to the window that ends at (or begins before) their place; ``begin == 0``
-    takes the leading ones too.
+    Chunks without steps belong to the window that ends at (or begins before) their position. With ``begin == 0``,
+    leading ones are included, too.
 
     Args:
         length: int64 [C], steps per chunk.
@@ -70,7 +70,7 @@ def steps_window(length: np.ndarray, begin: int, end: int) -> tuple[int, int, in
     elif end == 0:
         stop = 0
     else:
-        # The chunk that holds step `end` is the first that is not wholly in, but may be in partly.
+        # The chunk of step `end` is the first one that is not completely included; it may be included in part.
         stop = int(np.searchsorted(ends, end, "right"))
         if int(ends[stop] - length[stop]) < end:
             stop += 1

@@ -1,4 +1,4 @@
-"""Storage of one column's items: a list, or arrays that may be shared until the first write."""
+"""ColumnStore: storage of one column's items, as a list or as arrays that may be shared until the first write."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["ColumnStore", "same_items"]
 
 
 class ColumnStore:
-    """Base of `InfiniteLookbackBuffer`: items in a list, or in a tree of arrays ``[num_items, ...]``.
+    """Base class of `InfiniteLookbackBuffer`: items in a list, or in a tree of arrays ``[num_items, ...]``.
 
-    Arrays are written to in place only where nobody else reads: they are *owned* when no other store writes
-    to the same memory, and *shared* when others read the current items. Appending after shared
-    items is fine, changing them is not: then this store's items are copied first. Arrays grow by doubling.
+    Arrays are written to in place only if nobody else reads them. They are *owned* if no other store writes to the same
+    memory, and *shared* if others read the current items. Appending after shared items is possible in place. Before a
+    change of shared items, this store copies its items. Arrays grow by doubling.
 
     Attributes:
-        space: The space of one item, or None; gives empty arrays their shape.
+        space: The space of one item, or None. It defines the shape of empty arrays.
     """
 
     __slots__ = ("_arrays", "_items", "_num", "_owned", "_shared", "space")
@@ -45,7 +45,7 @@ class ColumnStore:
     space: gym.Space[Any] | None
 
     def _hold(self, data: Any) -> int:
-        """Store ``data`` (see `InfiniteLookbackBuffer`); lists are copied, arrays only before a write.
+        """Store ``data`` (see `InfiniteLookbackBuffer`). Lists are copied; arrays are copied only before a write.
 
         Returns:
             The number of items.
@@ -58,7 +58,7 @@ class ColumnStore:
         if data is None:
             self._items = []
             return 0
-        # A tuple of items that have no first dimension is no tree of arrays.
+        # A tuple of items without a first dimension is not a tree of arrays.
         is_tree = isinstance(data, dict) or (isinstance(data, tuple) and any(map(np.ndim, tree_leaves(data))))
         if is_tree or isinstance(data, np.ndarray):
             self._arrays = tree_map(_as_column, data)
@@ -71,7 +71,7 @@ class ColumnStore:
 
     @property
     def data(self) -> Any:
-        """All items, lookback part included: the list itself, or arrays (views) ``[num_items, ...]``."""
+        """All items, including the lookback part: the list itself, or arrays (views) ``[num_items, ...]``."""
         if self._items is not None:
             return self._items
         num = self._num
@@ -81,7 +81,7 @@ class ColumnStore:
 
     @property
     def finalized(self) -> bool:
-        """Whether the items are held as arrays."""
+        """Whether the items are stored as arrays."""
         return self._items is None
 
     def _at(self, position: int) -> Any:
@@ -96,7 +96,7 @@ class ColumnStore:
         return self.data
 
     def _truncate(self, num: int) -> None:
-        """Drop all but the first ``num`` items (lookback part included)."""
+        """Drop all but the first ``num`` items (including the lookback part)."""
         if self._items is not None:
             del self._items[num:]
         elif num < self._num:
@@ -109,7 +109,7 @@ class ColumnStore:
         """Add one item at the end.
 
         Raises:
-            ValueError: Array-backed, when the item's structure, shape or kind (string or number) differs
+            ValueError: The buffer is array-backed, and the item's structure, shape or kind (string or number) differs
                 from the column's.
         """
         if self._items is not None:
@@ -130,7 +130,7 @@ class ColumnStore:
         """Add several items at the end: a list of items, a tree of arrays, or another buffer's items.
 
         Raises:
-            ValueError: Array-backed, when a structure, shape or kind differs from the column's.
+            ValueError: The buffer is array-backed, and a structure, shape or kind differs from the column's.
         """
         batch = self._as_batch(items)
         num = len(batch) if isinstance(batch, list) else num_items(batch)
@@ -152,13 +152,13 @@ class ColumnStore:
         self._num = end
 
     def finalize(self) -> None:
-        """Turn the list of items into arrays, in place; no-op if it already was.
+        """Convert the list of items to arrays, in place. Does nothing if they are arrays already.
 
         Items other than numbers, strings and arrays of them become an array of dtype object.
 
         Raises:
-            ValueError: Items differ in structure, shape or kind, naming the first item that does
-                (position counted from the lookback part's first item).
+            ValueError: Items differ in structure, shape or kind; the text names the first such item (counted from the
+                first item of the lookback part).
         """
         if self._items is None:
             return
@@ -167,7 +167,7 @@ class ColumnStore:
         elif self.space is not None:
             self._arrays = space_filler(self.space, 0, lead=(0,))
         else:
-            # Shape unknown until the first item is appended.
+            # The shape is unknown until the first item is appended.
             self._arrays = np.zeros((0, 0), np.float32)
         self._num = len(self._items)
         self._items = None
@@ -204,7 +204,7 @@ class ColumnStore:
                 return
             everything = isinstance(where, slice) and num == self._num and (where.step or 1) == 1
             if everything and not self._has_structure_of(batch, (num,)):
-                # Replacing all items may change the structure, shape and kind.
+                # Only replacing all items may change the structure, shape and kind.
                 self._arrays = tree_map(np.array, _stacked(batch))
                 self._owned, self._shared = True, False
             else:
@@ -218,7 +218,7 @@ class ColumnStore:
                 self._items[position] = item
 
     def _write_arrays(self, where: Any, new_data: Any, lead: tuple[int, ...]) -> None:
-        """Write ``new_data`` (leaves ``[*lead, ...]``) at ``where``, widening a column's dtype if need be."""
+        """Write ``new_data`` (leaves ``[*lead, ...]``) at ``where``; widen a column's dtype if needed."""
         fitted = self._fitted(new_data, lead)
         self._own(fitted)
 
@@ -235,7 +235,7 @@ class ColumnStore:
         return True
 
     def _fitted(self, new_data: Any, lead: tuple[int, ...]) -> Any:
-        """Return one item (no ``lead``) or several as arrays ``[*lead, ...]`` in this column's form.
+        """Convert one item (no ``lead``) or several to arrays ``[*lead, ...]`` of this column's form.
 
         Raises:
             ValueError: The structure, a shape or a kind differs from the column's.
@@ -273,7 +273,7 @@ class ColumnStore:
     def _own(self, new_data: Any, num_free: int = 0) -> None:
         """Copy the arrays, with a dtype wide enough for ``new_data`` and room for more items."""
         num = self._num
-        # Items after the shared ones are visible to nobody else.
+        # Nobody else sees the items after the shared ones.
         keep = self._owned and (num_free > 0 or not self._shared)
 
         def own(array: np.ndarray, new: np.ndarray) -> np.ndarray:
@@ -294,13 +294,13 @@ class ColumnStore:
 
 
 def _as_column(leaf: Any) -> np.ndarray:
-    """Return given items ``[num_items, ...]``; items of dtype object have no further dimensions."""
+    """Convert given items to ``[num_items, ...]``. Items of dtype object have no further dimensions."""
     array = np.asarray(leaf)
     return object_array(list(array)) if array.dtype.hasobject and array.ndim > 1 else array
 
 
 def _as_objects(leaf: Any, lead: tuple[int, ...]) -> np.ndarray:
-    """Return one leaf (no ``lead``) or several ``[*lead]`` of any kind, as an array of dtype object."""
+    """Convert one leaf (no ``lead``) or several ``[*lead]`` of any kind to an array of dtype object."""
     return object_array(leaf) if lead else object_array([leaf]).reshape(())
 
 
@@ -342,7 +342,7 @@ def same_items(left: Any, right: Any) -> bool:
 
 
 def _fits(new: np.ndarray, dtype: np.dtype[Any]) -> bool:
-    """Return whether values of ``new`` may be written into ``dtype`` without changing their kind."""
+    """Return whether values of ``new`` may be written into ``dtype`` without a change of their kind."""
     if new.dtype.kind in "iu" and dtype.kind in "iu":
         info = np.iinfo(dtype)
         return new.size == 0 or bool(info.min <= new.min() and new.max() <= info.max)

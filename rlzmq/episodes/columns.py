@@ -1,4 +1,4 @@
-"""The names of the columns that episodes, batches and modules exchange."""
+"""Names of the columns that episodes, batches and modules exchange."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ DEFAULT_AGENT_ID = "default_agent"
 DEFAULT_MODULE_ID = "default_policy"
 
 ORIGIN = "origin"
-"""The key of a batch's meta under which its owner keeps where it came from: plain values."""
+"""Key of a batch's meta for the batch's origin, as plain values set by its owner."""
 
 
 class Columns:

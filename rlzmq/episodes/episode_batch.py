@@ -1,4 +1,4 @@
-"""Batches of episodes as columns: returned by sampling, sent over the wire and trained on."""
+"""EpisodeBatch: episodes as columns, as returned by sampling, sent over the wire and trained on."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ __all__ = ["EpisodeBatch"]
 
 
 class EpisodeBatch(BatchColumns):
-    """A list of chunks of episodes on shared columns, which are created on access (`EpisodeList`).
+    """A list of chunks of episodes on shared columns. The chunks are created on access (`EpisodeList`).
 
-    All columns have one slot numbering. Chunk ``c`` has its first observation (after the lookback part) in
-    slot ``start[c]`` and its last in ``start[c] + length[c]``; step ``t`` (its action, reward, …) lies in
-    the slot of the observation that it started from. What step columns hold in the slot of a last
-    observation means nothing. Slots before ``start[c]``, ``lookback[c]`` of them, are its lookback part.
-    Lookback parts may overlap other chunks' slots; slots of no chunk may lie anywhere between.
+    All columns have the same slot numbers. Chunk ``c`` has its first observation (after the lookback part) in slot
+    ``start[c]`` and its last one in ``start[c] + length[c]``. Step ``t`` (its action, reward, …) is in the slot of the
+    observation before it. The contents of step columns in the slot of a last observation are undefined. The
+    ``lookback[c]`` slots before ``start[c]`` are the chunk's lookback part. Lookback parts may overlap other chunks'
+    slots, and there may be slots that belong to no chunk.
 
-    Items, ``batch[a:b]``, `split` and `slice_steps` share the columns. As in a list, ``batch[i]`` is the same
-    episode every time, and it can be changed (setters, further steps, ``custom_data``): it then copies what
-    it changes and leaves the columns alone. So can the list itself (`append`, ``del batch[0]``, …). `updated`,
-    and with it everything that makes new batches of this one, sends it, or learns from it, goes by what the
-    list and its episodes have become; columns and table stay what they were.
+    Items, ``batch[a:b]``, `split` and `slice_steps` share the columns. As in a list, ``batch[i]`` always returns the
+    same episode. It can be changed (setters, further steps, ``custom_data``); it then copies the changed data and
+    leaves the columns alone. The list itself can be changed, too (`append`, ``del batch[0]``, …). `updated`, and so
+    every operation that makes new batches of this one, sends it or learns from it, uses the current list and
+    episodes. Columns and table never change.
 
     Example:
         >>> batch = EpisodeBatch.from_episodes(episodes)
@@ -43,27 +43,27 @@ class EpisodeBatch(BatchColumns):
     Args:
         columns: Trees of arrays by name, every leaf ``[num_slots, ...]``: Columns.OBS, Columns.ACTIONS,
             Columns.REWARDS and any extra model output.
-        start, length: int [C]; see above.
-        lookback: int [C], zeros when None.
-        t_started: int [C], each chunk's first time step within its episode; zeros when None.
-        terminated, truncated: bool [C], whether the chunk's last step ended the episode; False when None.
-        env_index: int [C], the sub-environment that a chunk comes from; -1 (unknown) when None.
-        episode_ids: C strings; new ones when None.
-        agent_ids, module_ids, multi_agent_episode_ids: C values each for agents of multi-agent episodes, or
-            None.
-        initial_state: Tree with leaves ``[C, ...]``, the module's state before each chunk's first step, or
-            None (stateless module, or unknown).
+        start, length: int [C], see above.
+        lookback: int [C]; None: zeros.
+        t_started: int [C], each chunk's first time step within its episode; None: zeros.
+        terminated, truncated: bool [C], whether the chunk's last step ended the episode; None: False.
+        env_index: int [C], the sub-environment of each chunk; -1: unknown; None: all unknown.
+        episode_ids: C strings; None: new ids.
+        agent_ids, module_ids, multi_agent_episode_ids: C values each, for agents of multi-agent episodes; None in
+            single-agent use.
+        initial_state: Tree with leaves ``[C, ...]``, the module's state before each chunk's first step; None:
+            stateless module, or unknown.
         infos: Non-empty info dicts by slot.
         custom_data: Non-empty custom data by chunk.
-        duration_s: float [C], seconds that each chunk took, or None.
+        duration_s: float [C], duration of each chunk in seconds, or None.
         observation_space, action_space: Spaces of one item, or None.
         meta: Plain (msgpack-able) facts about the whole batch, e.g. the runner and its weights version.
 
     Attributes:
-        Those of the arguments, arrays as int64, bool and float64.
+        The arguments, with arrays as int64, bool and float64.
 
     Raises:
-        ValueError: The table's parts differ in length.
+        ValueError: The lengths of the table's parts differ.
     """
 
     __slots__ = ()
@@ -99,15 +99,15 @@ class EpisodeBatch(BatchColumns):
             yield episode
 
     def new_item(self, position: int) -> SingleAgentEpisode:
-        """Return one chunk as a new episode whose changes this batch ignores."""
+        """Return one chunk as a new episode, whose changes this batch ignores."""
         row: Any = tuple(getattr(self, name).item(position) for name in TABLE)
         return SharedColumns(self).episode(position, row)
 
     def updated(self) -> EpisodeBatch:
-        """Return this batch, or, where the list or an item of it was changed, a new one with the changes.
+        """Return this batch or, if the list or an item was changed, a new one with the changes.
 
         Raises:
-            ValueError: The items do not fit together, see `from_episodes`.
+            ValueError: The items do not fit together; see `from_episodes`.
         """
         if self._is_ordinary:
             batch = EpisodeBatch.from_episodes(self)
@@ -159,8 +159,8 @@ class EpisodeBatch(BatchColumns):
     def split(self, num_steps: int) -> tuple[EpisodeBatch, EpisodeBatch]:
         """Return the first ``num_steps`` env steps and the rest, both on the same columns.
 
-        A chunk cut in two: its first part is not done; its second part begins later, with everything before
-        as lookback, and its initial state is the ``state_out`` of the step before.
+        If a chunk is cut in two, its first part is not done. Its second part begins later, has everything before as
+        lookback, and the ``state_out`` of the step before as its initial state.
 
         Raises:
             ValueError: There are fewer steps, or ``num_steps`` is negative.
@@ -176,7 +176,7 @@ class EpisodeBatch(BatchColumns):
         """Return the env steps ``begin…end-1`` (counted over all chunks in order), on the same columns.
 
         Raises:
-            ValueError: Unless ``0 <= begin <= end <= num_env_steps``.
+            ValueError: ``0 <= begin <= end <= num_env_steps`` is violated.
         """
         if (updated := self.updated()) is not self:
             return updated.slice_steps(begin, end)
@@ -212,8 +212,8 @@ class EpisodeBatch(BatchColumns):
     def concat(cls, batches: Iterable[EpisodeBatch]) -> EpisodeBatch:
         """Return all chunks of several batches, in order.
 
-        Batches on the same columns (parts of a `split`) stay on them; else columns are copied into new ones.
-        ``meta`` is about single batches and is empty in the result of more than one.
+        Batches on the same columns (parts of a `split`) stay on them; otherwise columns are copied into new ones.
+        ``meta`` describes a single batch, so it is empty in the result of several.
 
         Raises:
             ValueError: The batches have different columns.
@@ -225,24 +225,24 @@ class EpisodeBatch(BatchColumns):
         """Return a batch of episodes' chunks, copied into new columns.
 
         Raises:
-            TypeError: For anything but SingleAgentEpisodes.
-            ValueError: An episode has no observation, columns that do not fit the others', a reward that
-                is not one number, or items that are no numbers, strings or arrays of them.
+            TypeError: An item is not a SingleAgentEpisode.
+            ValueError: An episode has no observation, columns that do not fit the others', a reward that is not a
+                single number, or items that are not numbers, strings or arrays of them.
         """
         return episode_gather.from_episodes(cls, list(episodes))
 
     def compact(self) -> EpisodeBatch:
-        """Return the same chunks on new columns that hold nothing else."""
+        """Return the same chunks on new columns without unused slots."""
         return episode_gather.compact(self.updated())
 
     # -- the wire -------------------------------------------------------------------------------------
 
     def to_wire(self) -> tuple[dict[str, Any], list[np.ndarray]]:
-        """Return the batch as a small msgpack-able header and its arrays (see `episode_wire`), copying nothing.
+        """Return the batch as a small msgpack-able header and its arrays (see `episode_wire`), without copies.
 
-        Only when less than half of the slots is used are the used ones copied out first. Spaces are not
-        sent. Infos that are no dicts, and info values and custom data without a plain form, are left out and
-        counted in ``meta["num_infos_left_out"]`` of the received batch.
+        If less than half of the slots are used, these are copied out first. Spaces are not sent. Infos that are not
+        dicts, and info values and custom data without a plain form, are left out and counted in
+        ``meta["num_infos_left_out"]`` of the received batch.
         """
         return episode_wire.to_wire(self.updated())
 
@@ -255,16 +255,16 @@ class EpisodeBatch(BatchColumns):
         observation_space: gym.Space[Any] | None = None,
         action_space: gym.Space[Any] | None = None,
     ) -> EpisodeBatch:
-        """Return the batch that `to_wire` was called on: views on the frames' memory, every bound checked.
+        """Return the batch of a `to_wire` call: views of the frames' memory, with every bound checked.
 
         Args:
-            header: What `to_wire` returned, after msgpack.
+            header: The header from `to_wire`, after msgpack.
             frames: Buffers (bytes, memoryviews, arrays) in the same order.
-            observation_space, action_space: Spaces of one item, which the receiver knows.
+            observation_space, action_space: Spaces of one item, known to the receiver.
 
         Raises:
-            ProtocolError: Header and frames are not valid; the message gives the place, the expected and
-                the actual value.
+            ProtocolError: Header or frames are invalid; the message names the position, the expected and the actual
+                value.
         """
         return episode_wire.from_wire(
             cls, header, frames, observation_space=observation_space, action_space=action_space

@@ -1,4 +1,4 @@
-"""Cutting, slicing and concatenating chunks of a single-agent episode."""
+"""EpisodeChunks: cutting, slicing and concatenating chunks of a single-agent episode."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["EpisodeChunks"]
 
 
 class EpisodeChunks(EpisodeColumns):
-    """Base of `SingleAgentEpisode`: time steps, done flags, and operations on chunks.
+    """Base class of `SingleAgentEpisode`: time steps, done flags, and operations on chunks.
 
     Attributes:
         t_started: The time step, from the episode's start, of this chunk's first observation.
         t: The time step of the last observation.
         is_terminated, is_truncated: Whether, and how, the episode ended with the last step.
         custom_data: A dict for user code.
-        initial_state: The module's state before this chunk's first step, or None.
+        initial_state: The module's state before this chunk's first step; None: unknown or stateless.
     """
 
     __slots__ = (
@@ -54,24 +54,24 @@ class EpisodeChunks(EpisodeColumns):
     t_started: int
 
     def __len__(self) -> int:
-        """Return the number of env steps in this chunk, lookback left out."""
+        """Return the number of env steps in this chunk, without lookback."""
         return self.t - self.t_started
 
     @property
     def is_done(self) -> bool:
-        """Whether the episode ended, terminated or truncated."""
+        """Whether the episode has ended, terminated or truncated."""
         return self.is_terminated or self.is_truncated
 
     @property
     def is_reset(self) -> bool:
-        """Whether the first observation is there."""
+        """Whether the episode has its first observation."""
         return len(self.observations) > 0
 
     def cut(self, len_lookback_buffer: int = 0) -> Self:
         """Return the continuation of this episode: an empty chunk that begins at this one's last observation.
 
         Args:
-            len_lookback_buffer: How many of the last steps it holds as lookback, as far as there are any.
+            len_lookback_buffer: Number of last steps to keep as lookback, as far as they exist.
 
         Returns:
             A chunk of length 0 with the same ids and spaces, ``t_started == self.t`` and a deep copy of
@@ -79,7 +79,7 @@ class EpisodeChunks(EpisodeColumns):
 
         Raises:
             RuntimeError: This episode is done.
-            ValueError: For a negative lookback.
+            ValueError: The lookback is negative.
         """
         if self.is_done:
             raise RuntimeError(
@@ -95,20 +95,19 @@ class EpisodeChunks(EpisodeColumns):
         return chunk
 
     def slice(self, slice_: builtins.slice, *, len_lookback_buffer: int | None = None) -> Self:
-        """Return a chunk of this one's steps ``start…stop-1``, and the observation after the last of them.
+        """Return a chunk of this one's steps ``start…stop-1``, with the observation after the last of them.
 
         Args:
             slice_: Bounds count from this chunk's first step, negative ones from its end; they are clipped.
-            len_lookback_buffer: Number of steps before ``start`` (as far as there are any) to hold as
-                lookback; None for as many as this chunk has.
+            len_lookback_buffer: Number of steps before ``start`` (as far as they exist) to keep as lookback; None: as
+                many as this chunk has.
 
         Returns:
-            A chunk with the same ids, spaces and a copy of ``custom_data``; it is done only if the episode is
-            and the slice stops exactly at its end (as in RLlib, not with a stop beyond it). Arrays are shared,
-            not copied.
+            A chunk with the same ids, spaces and a copy of ``custom_data``. It is done only if the episode is done
+            and the slice stops exactly at its end (as in RLlib, not beyond it). Arrays are shared, not copied.
 
         Raises:
-            NotImplementedError: For a step other than 1.
+            NotImplementedError: The slice's step is not 1.
         """
         if slice_.step not in (None, 1):
             raise NotImplementedError(
@@ -141,7 +140,7 @@ class EpisodeChunks(EpisodeColumns):
         return self.slice(item)
 
     def _chunk(self, begin: int, end: int, lookback: int, t_started: int) -> Self:
-        """Return the stored steps ``begin…end-1``, the first ``lookback`` of them as lookback."""
+        """Return the stored steps ``begin…end-1``; the first ``lookback`` of them become lookback."""
         chunk = type(self).__new__(type(self))
         chunk.id_ = self.id_
         chunk.agent_id = self.agent_id
@@ -167,7 +166,7 @@ class EpisodeChunks(EpisodeColumns):
         return chunk
 
     def _state_before(self, position: int) -> Any:
-        """Return the module's state before the step at an absolute position, or None when not known."""
+        """Return the module's state before the step at an absolute position; None if unknown."""
         if position == self.rewards.lookback and self.initial_state is not None:
             return self.initial_state
         state_out = self.extra_model_outputs.get(Columns.STATE_OUT)
@@ -178,12 +177,12 @@ class EpisodeChunks(EpisodeColumns):
     def concat_episode(self, other: EpisodeChunks) -> None:
         """Append the chunk that continues this one, in place.
 
-        The observation at the border is in both; it is kept once, with the other's info. The other's lookback
-        part is left out; its ``custom_data`` updates this one's.
+        The observation at the border is in both chunks; it is kept once, with the other chunk's info. The other's
+        lookback part is left out; its ``custom_data`` updates this one's.
 
         Raises:
-            ValueError: The other is no continuation (another id, this one done, a gap in time, another
-                first observation) or has other columns. This episode is then as before.
+            ValueError: The other chunk is not a continuation (another id, this one done, a gap in time, another first
+                observation) or has other columns. This episode is unchanged.
         """
         self._check_continuation(other)
         before = self.rewards.len_incl_lookback()
@@ -229,7 +228,7 @@ class EpisodeChunks(EpisodeColumns):
             raise refuse(f"the extra model outputs {own}", others)
 
     def _begin_extra_columns(self, given: Mapping[str, Any]) -> dict[str, InfiniteLookbackBuffer]:
-        """Return new columns for ``given``; only allowed before the first step, lookback included."""
+        """Return new columns for ``given``. Allowed only before the first step, including the lookback."""
         if self.rewards.len_incl_lookback():
             raise self._extra_keys_error(given)
         self.extra_model_outputs: dict[str, InfiniteLookbackBuffer] = {

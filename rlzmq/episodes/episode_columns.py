@@ -1,4 +1,4 @@
-"""Columns of one agent's episode: lookback buffers, getters, setters and length checks."""
+"""EpisodeColumns: the columns of one agent's episode: lookback buffers, getters, setters and length checks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["EpisodeColumns", "Indices", "UnknownColumnError", "located"]
 
 Indices = int | slice | Sequence[int] | None
 
-# Environments define no reward space.
+# Used because environments define no reward space.
 REWARD_SPACE = gym.spaces.Box(-np.inf, np.inf, (), np.float32)
 
 
@@ -30,26 +30,26 @@ class UnknownColumnError(KeyError):
 
 
 class InfosBuffer(InfiniteLookbackBuffer):
-    """A lookback buffer of infos: always a list, filled with the bare fill value."""
+    """A lookback buffer of infos, which is always a list and is filled with the plain fill value."""
 
     __slots__ = ()
     _opaque = True
 
     def finalize(self) -> None:
-        """Do nothing: infos stay a list."""
+        """Do nothing, since infos stay a list."""
 
 
 def located(error: Exception, where: str, column: str) -> Exception:
-    """Return the same error with the place (episode, agent) and column in front of its message."""
+    """Return the same error with the location (episode, agent) and column in front of its message."""
     kind = type(error) if type(error) in (IndexError, ValueError, TypeError) else ValueError
     return kind(f"{where}, column {column!r}: {error}")
 
 
 class EpisodeSource(Protocol):
-    """Where an episode gets attributes from that are created when they are read for the first time."""
+    """Source of an episode's attributes that are created when they are first read."""
 
     def create(self, episode: Any, name: str) -> Any:
-        """Create an attribute of the episode, set it and return it."""
+        """Create an attribute of the episode, set it, and return it."""
 
     def differs(self, episode: Any, position: int, row: Any) -> bool:
         """Return whether the episode was changed."""
@@ -59,13 +59,13 @@ class EpisodeSource(Protocol):
 
 
 class EpisodeColumns:
-    """Base of `SingleAgentEpisode`: data per time step, getters and setters.
+    """Base class of `SingleAgentEpisode`: data per time step, getters and setters.
 
     Attributes:
         id_: The episode's id, the same for all its chunks.
-        observations: One more item than the step columns: index t is what action t was computed from.
+        observations: One more item than the step columns: action t was computed from observation t.
         actions, rewards: Index t belongs to the step from observation t to t + 1.
-        extra_model_outputs: Further step columns by name, e.g. ``"action_logp"``.
+        extra_model_outputs: Additional step columns by name, e.g. ``"action_logp"``.
         infos: The info dicts, as many as observations.
     """
 
@@ -88,15 +88,15 @@ class EpisodeColumns:
     rewards: InfiniteLookbackBuffer
     extra_model_outputs: dict[str, InfiniteLookbackBuffer]
     infos: InfiniteLookbackBuffer
-    # Only episodes on shared columns (`SharedColumns`) have these: where their other attributes come from, with the
-    # place there, and which of them were created.
+    # Only episodes on shared columns (`SharedColumns`) have these: the source of their other attributes, the episode's
+    # position in it, and which attributes have been created.
     _source: tuple[EpisodeSource, int, Any]
     _created: dict[str, Any]
     _observation_space: gym.Space[Any] | None
     _action_space: gym.Space[Any] | None
 
     def __getattr__(self, name: str) -> Any:
-        """Create what an episode on shared columns has not been asked for before."""
+        """Create an attribute of an episode on shared columns at its first use."""
         if name in ("_source", "_created") or name.startswith("__"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         try:
@@ -138,21 +138,21 @@ class EpisodeColumns:
         """Return one observation or several, by time step within this chunk.
 
         Args:
-            indices: None for all of this chunk (len + 1 of them, lookback excluded), an int for one, a list
-                of ints or a slice for several. Negative ones count from the end, into the lookback part.
-            neg_index_as_lookback: Negative indices count backwards from this chunk's first observation: -1
-                is the last one of the lookback part.
-            fill: Value for every element of what lies outside of the data, instead of an IndexError (int,
-                list) or of leaving it out (slice). Fillers have the space's structure, shapes and dtypes.
-            one_hot_discrete: One-hot encode Discrete and MultiDiscrete parts (float32).
+            indices: None for all of this chunk (len + 1 of them, without lookback), an int for one, a list of ints or
+                a slice for several. Negative ones count from the end, and may reach into the lookback part.
+            neg_index_as_lookback: Whether negative indices count backwards from this chunk's first observation: -1 is
+                then the last one of the lookback part.
+            fill: Value for every element of items outside of the data. Without it, there is an IndexError (int,
+                list), or they are left out (slice). Fillers have the space's structure, shapes and dtypes.
+            one_hot_discrete: Whether to one-hot encode Discrete and MultiDiscrete parts (float32).
 
         Returns:
-            One observation, or a list of them; for a numpy episode a tree of arrays ``[num_items, ...]``
-            (views where no filler is in).
+            One observation, or a list of them; for a numpy episode a tree of arrays ``[num_items, ...]`` (views if
+            they contain no filler).
 
         Raises:
-            IndexError: No such time step, and no ``fill``.
-            ValueError: ``one_hot_discrete`` without an observation space.
+            IndexError: There is no such time step, and no ``fill``.
+            ValueError: ``one_hot_discrete`` is set without an observation space.
         """
         items = self.observations._items
         if (
@@ -175,7 +175,7 @@ class EpisodeColumns:
     def get_infos(
         self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
     ) -> Any:
-        """Return one info dict or a list of them; arguments as in `get_observations`; ``fill`` is used unchanged."""
+        """Return one info dict or a list of them. See `get_observations`; ``fill`` is used unchanged."""
         try:
             return self.infos.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
         except (IndexError, ValueError, TypeError) as error:
@@ -189,7 +189,7 @@ class EpisodeColumns:
         fill: Any = None,
         one_hot_discrete: bool = False,
     ) -> Any:
-        """Return one action or several; arguments, results and errors as in `get_observations`."""
+        """Return one action or several. Arguments, results and errors are those of `get_observations`."""
         try:
             return self.actions.get(
                 indices,
@@ -203,7 +203,7 @@ class EpisodeColumns:
     def get_rewards(
         self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
     ) -> Any:
-        """Return one reward or several; arguments, results and errors as in `get_observations`."""
+        """Return one reward or several. Arguments, results and errors are those of `get_observations`."""
         try:
             return self.rewards.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
         except (IndexError, ValueError, TypeError) as error:
@@ -217,11 +217,11 @@ class EpisodeColumns:
         neg_index_as_lookback: bool = False,
         fill: Any = None,
     ) -> Any:
-        """Return one value or several of an extra model output; other arguments as in `get_observations`.
+        """Return one value or several of an extra model output. The other arguments are those of `get_observations`.
 
         Raises:
             KeyError: The episode has no such column.
-            IndexError: No such time step, and no ``fill``.
+            IndexError: There is no such time step, and no ``fill``.
         """
         buffer = self._extra(key)
         try:
@@ -234,17 +234,17 @@ class EpisodeColumns:
     def set_observations(
         self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Overwrite observations; their number never changes.
+        """Overwrite observations. Their number never changes.
 
         Args:
-            new_data: For an int index one observation, else a list of them or a tree of arrays
-                ``[num_items, ...]``.
-            at_indices: Which ones, as in `get_observations`; None for all of this chunk.
-            neg_index_as_lookback: As in `get_observations`.
+            new_data: One observation for an int index; otherwise a list of them or a tree of arrays ``[num_items,
+                ...]``.
+            at_indices: The items to overwrite, as in `get_observations`; None: all of this chunk.
+            neg_index_as_lookback: See `get_observations`.
 
         Raises:
-            IndexError: No such time step, or ``new_data`` has another number of items.
-            ValueError: A numpy episode's items have another structure, shape or kind (string or number).
+            IndexError: There is no such time step, or ``new_data`` has another number of items.
+            ValueError: Items of a numpy episode have another structure, shape or kind (string or number).
         """
         items = self.observations._items
         if type(at_indices) is int and at_indices == -1 and items and not neg_index_as_lookback:
@@ -260,13 +260,13 @@ class EpisodeColumns:
     def set_actions(
         self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Overwrite actions; arguments and errors as in `set_observations`."""
+        """Overwrite actions. Arguments and errors are those of `set_observations`."""
         self._set("actions", self.actions, new_data, at_indices, neg_index_as_lookback)
 
     def set_rewards(
         self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Overwrite rewards; arguments and errors as in `set_observations`."""
+        """Overwrite rewards. Arguments and errors are those of `set_observations`."""
         several = isinstance(at_indices, (slice, NoneType)) or index_list(at_indices) is not None
         new_data = kept_rewards(new_data) if several else kept_reward(new_data)
         self._set("rewards", self.rewards, new_data, at_indices, neg_index_as_lookback)
@@ -274,10 +274,10 @@ class EpisodeColumns:
     def set_extra_model_outputs(
         self, *, key: str, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Overwrite values of an extra model output; arguments and errors as in `set_observations`.
+        """Overwrite values of an extra model output. Arguments and errors are those of `set_observations`.
 
         Raises:
-            KeyError: The episode has no such column (columns only begin with a chunk's first step).
+            KeyError: The episode has no such column (columns begin only with a chunk's first step).
         """
         self._set(key, self._extra(key), new_data, at_indices, neg_index_as_lookback)
 

@@ -1,4 +1,4 @@
-"""Building new columns from episodes, batches and the used slots of a batch."""
+"""Construction of new columns from episodes, batches and the used slots of a batch."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _ids(episodes: list[SingleAgentEpisode], attribute: str) -> list[Any] | None
 
 
 def _common(spaces: list[gym.Space[Any] | None]) -> gym.Space[Any] | None:
-    """Return the space of all that have one; None when they differ."""
+    """Return the common space of all that have one; None if they differ."""
     known = [space for space in spaces if space is not None]
     return known[0] if known and all(space is known[0] or space == known[0] for space in known) else None
 
@@ -196,13 +196,13 @@ def _concatenate_leaves(parts: Sequence[np.ndarray]) -> np.ndarray:
             f"expected numbers, strings or arrays of them, got {type(joined[0]).__name__} {joined[0]!r:.80}."
         )
     if joined.dtype.kind in "SUT" and len({value_kind(part.dtype) for part in parts}) > 1:
-        # numpy would turn the numbers into strings
+        # numpy would convert the numbers to strings
         raise ValueError(f"expected items of one kind, got {sorted({str(part.dtype) for part in parts})}.")
     return joined
 
 
 def _initial_states(episodes: list[SingleAgentEpisode]) -> Any:
-    """Return the leaves [C, ...] of the states before each chunk's first step, or None unless all are known."""
+    """Return the states before each chunk's first step, leaves [C, ...]; None unless all are known."""
     states = [episode.initial_state for episode in episodes]
     if any(state is None for state in states):
         return None

@@ -12,10 +12,10 @@ __all__ = ["join_chunks"]
 
 
 def join_chunks(batch: EpisodeBatch) -> EpisodeBatch:
-    """Return a batch in which chunks of an episode that follow each other are one chunk, on new columns.
+    """Return a batch on new columns in which consecutive chunks of an episode are joined into one chunk.
 
-    Episodes are in the order of their first chunks. A chunk that continues no other one stays alone. Lookback parts,
-    infos, custom data and durations are left out, and so are chunks without steps.
+    Episodes are in the order of their first chunks. A chunk that continues no other chunk is kept alone. Lookback
+    parts, infos, custom data, durations and chunks without steps are left out.
     """
     batch = batch.updated()
     batch = batch.select(np.flatnonzero(batch.length))

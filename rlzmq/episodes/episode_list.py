@@ -1,4 +1,4 @@
-"""List interface of batches whose episodes are created on access."""
+"""EpisodeList: list interface of batches whose episodes are created on access."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ E = TypeVar("E")
 
 
 class EpisodeList(list[E]):
-    """Base of column-based batches: a list whose episodes are created on access.
+    """Base class of column-based batches: a list whose episodes are created on access.
 
     Indexing, iteration, ``len``, ``+``, ``==``, ``in``, ``list(batch)``, ``[*batch]``, ``other.extend(batch)``,
-    ``sorted``, copies and pickles work on the episodes. Reading keeps the batch on its columns. A change of
-    the list itself (`append`, `sort`, ``del batch[0]``, …) turns it into an ordinary list of its episodes, which
-    gets new columns when `updated` is called, e.g. before the batch is sent, split or learned from.
+    ``sorted``, copies and pickles work on the episodes. Reading keeps the batch on its columns. A change of the list
+    itself (`append`, `sort`, ``del batch[0]``, …) turns it into an ordinary list of its episodes. It gets new columns
+    when `updated` is called, e.g. before the batch is sent, split or learned from.
 
-    The underlying list is empty until then, or until the batch is the right operand of ``+``. So C code
-    that accesses a list's memory directly sees no items; in the standard library only
-    `operator.concat` and `heapq` do. Pass ``list(batch)`` to these.
+    The underlying list is empty until then, or until the batch is the right operand of ``+``. C code that accesses a
+    list's memory directly therefore sees no items. In the standard library these are only `operator.concat` and
+    `heapq`. Pass ``list(batch)`` to them.
     """
 
     __slots__ = ("_is_ordinary",)
@@ -30,7 +30,7 @@ class EpisodeList(list[E]):
 
     @abc.abstractmethod
     def updated(self) -> Self:
-        """Return this batch, or, if the list or its episodes changed, a new one on new columns."""
+        """Return this batch or, if the list or its episodes have changed, a new one on new columns."""
 
     @abc.abstractmethod
     def _num_chunks(self) -> int:
@@ -38,11 +38,11 @@ class EpisodeList(list[E]):
 
     @abc.abstractmethod
     def _item(self, position: int) -> E:
-        """Return the chunk at an index from 0, the same episode every time."""
+        """Return the chunk at an index from 0; always the same episode for the same index."""
 
     @abc.abstractmethod
     def _items(self) -> Iterator[E]:
-        """Iterate over all chunks; each is the same episode every time."""
+        """Iterate over all chunks; each is always the same episode."""
 
     @abc.abstractmethod
     def _fields(self) -> dict[str, Any]:
@@ -64,11 +64,11 @@ class EpisodeList(list[E]):
         return episode in list(self)
 
     def index(self, episode: E, *bounds: SupportsIndex) -> int:
-        """As `list`'s method."""
+        """Implement `list`'s method."""
         return list(self).index(episode, *bounds)
 
     def count(self, episode: E) -> int:
-        """As `list`'s method."""
+        """Implement `list`'s method."""
         return list(self).count(episode)
 
     def copy(self) -> list[E]:
@@ -76,7 +76,7 @@ class EpisodeList(list[E]):
         return list(self)
 
     def __add__(self, other: Iterable[Any]) -> list[Any]:
-        """Return the episodes of both, as a list."""
+        """Return the episodes of both as a list."""
         return [*self, *other]
 
     def __radd__(self, other: Any) -> Any:
@@ -124,42 +124,42 @@ class EpisodeList(list[E]):
             list.__setitem__(self, slice(None), episodes)
 
     def append(self, episode: E) -> None:
-        """As `list`'s method."""
+        """Implement `list`'s method."""
         self._become_ordinary()
         list.append(self, episode)
 
     def extend(self, episodes: Iterable[E]) -> None:
-        """As `list`'s method."""
+        """Implement `list`'s method."""
         self._become_ordinary()
         list.extend(self, list(episodes))
 
     def insert(self, position: SupportsIndex, episode: E) -> None:
-        """As `list`'s method."""
+        """Implement `list`'s method."""
         self._become_ordinary()
         list.insert(self, position, episode)
 
     def pop(self, position: SupportsIndex = -1) -> E:
-        """As `list`'s method."""
+        """Implement `list`'s method."""
         self._become_ordinary()
         return list.pop(self, position)
 
     def remove(self, episode: E) -> None:
-        """As `list`'s method."""
+        """Implement `list`'s method."""
         self._become_ordinary()
         list.remove(self, episode)
 
     def clear(self) -> None:
-        """As `list`'s method."""
+        """Implement `list`'s method."""
         self._become_ordinary()
         list.clear(self)
 
     def reverse(self) -> None:
-        """As `list`'s method."""
+        """Implement `list`'s method."""
         self._become_ordinary()
         list.reverse(self)
 
     def sort(self, *, key: Any = None, reverse: bool = False) -> None:
-        """As `list`'s method."""
+        """Implement `list`'s method."""
         self._become_ordinary()
         list.sort(self, key=key, reverse=reverse)
 

@@ -34,7 +34,7 @@ _FACTS = (
 
 
 def plain_infos(infos: Any) -> tuple[Any, int]:
-    """Return the entries of an info dict that have a plain form, and the number of entries left out.
+    """Return the entries of an info dict that have a plain form, and the number of those left out.
 
     Infos that are not a dict are converted as a whole, or become ``{}``.
     """
@@ -91,7 +91,7 @@ def plain_state(episode: _Episode) -> dict[str, Any]:
     """Return an episode's state for packing, without functions.
 
     Raises:
-        NotPlainError: An item has no plain form; the message names its path.
+        NotPlainError: An item has no plain form; the text names its path.
     """
     state = {name: value for name, value in episode.get_state().items() if not callable(value)}
     to_plain(state, f"episode {episode.id_!r}")

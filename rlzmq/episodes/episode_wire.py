@@ -1,4 +1,4 @@
-"""The wire form of episode batches: a header of plain values, and frames that are the columns' own memory.
+"""The wire form of episode batches: a header of plain values, and frames that are the columns' memory.
 
 Header (every field present, no other allowed)::
 
@@ -13,7 +13,7 @@ A spec is ``[dtype, item_shape]`` for an array, ``{"dict": [[key, spec], ...]}``
 2. a msgpack map: ids, sparse infos by slot, custom data by chunk (`rlzmq.core.plain` forms);
 3. every column's arrays, ``[num_slots, *item_shape]``; the initial states', ``[num_chunks, *item_shape]``.
 
-Received data is not trusted: each size is checked against the frame's real length before use.
+Received data is not trusted: each size is checked against the frame's real length before it is used.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def to_wire(batch: BatchColumns) -> tuple[dict[str, Any], list[np.ndarray]]:
 
 
 def _trimmed(batch: BatchColumns) -> tuple[BatchColumns, int, int]:
-    """Return the batch (compacted when mostly unused) and the range of slots that its chunks lie in."""
+    """Return the batch (compacted if mostly unused) and the range of its chunks' slots."""
     if len(batch) == 0:
         return batch, 0, 0
     low = int((batch.start - batch.lookback).min())
@@ -139,10 +139,10 @@ def _plain_ids(ids: list[Any] | None) -> Any:
 
 
 def tree_spec(tree: Any, frames: list[np.ndarray], slots: slice = slice(None)) -> Any:
-    """Return the spec of a tree of arrays, whose contiguous memory is appended to ``frames``.
+    """Return the spec of a tree of arrays, and append their contiguous memory to ``frames``.
 
     Raises:
-        ValueError: For a dtype, key or depth that is not sent.
+        ValueError: A dtype, key or depth cannot be sent.
     """
     return _spec(tree, frames, slots, 0)
 
@@ -195,7 +195,7 @@ def from_wire(
         if name not in columns:
             raise ProtocolError(f"columns: expected one named {name!r}, got {sorted(columns)}.")
     rewards = columns[Columns.REWARDS]
-    # With this, num_slots is no larger than the bytes that came.
+    # With this check, num_slots is not larger than the number of bytes received.
     if not isinstance(rewards, np.ndarray) or rewards.ndim != 1 or rewards.dtype.kind not in "biuf":
         actual = f"{rewards.dtype} {rewards.shape}" if isinstance(rewards, np.ndarray) else "a tree"
         raise ProtocolError(f"column 'rewards': expected one number per slot, got {actual}.")
@@ -223,7 +223,7 @@ def from_wire(
 
 
 def _check_same_form(initial_state: Any, state_out: Any) -> None:
-    """Check that ``state_out`` can be the initial state after a chunk is split."""
+    """Check that ``state_out`` has the form of an initial state, which it becomes when a chunk is split."""
     forms = [
         [(path, leaf.shape[1:]) for path, leaf in zip(*optree.tree_flatten_with_path(tree)[:2], strict=True)]
         for tree in (initial_state, state_out)
@@ -254,7 +254,7 @@ def _check_table(table: np.ndarray, num_slots: int) -> None:
     check((env_index >= -1) & (env_index <= MAX_COUNT), "an env index from -1")
     seconds = durations.view(np.float64)
     check(np.isfinite(seconds) & (seconds >= 0), "a finite duration from 0")
-    # Sums in Python ints: hostile counts must not wrap around, nor make anyone allocate more than came.
+    # Sums are Python ints: malicious counts must not wrap around, nor cause larger allocations than the data received.
     num_steps, num_used = sum(length.tolist()), sum((lookback + length + 1).tolist())
     if num_steps > num_slots or num_used > 2 * num_slots:
         raise ProtocolError(

@@ -1,4 +1,4 @@
-"""Reads arrays from a peer's frames and checks every count, dtype, shape and length before use."""
+"""FrameReader: reads arrays from a peer's frames, and checks every count, dtype, shape and length before use."""
 
 from __future__ import annotations
 
@@ -26,22 +26,21 @@ __all__ = [
 MAX_ARRAYS = 1024
 MAX_DEPTH = 16
 MAX_NAME = 256
-# Far above any real count, and small enough for sums of two to stay within int64.
+# Far above any real count, but small enough for sums of two to fit into int64.
 MAX_COUNT = 2**61
 _MAX_DIMS = 32
 
 
 class FrameReader:
-    """Takes frames one by one as arrays of an expected dtype and shape, without copying.
+    """Reads frames one by one as arrays of an expected dtype and shape, without copies.
 
-    A frame that is misaligned for its dtype is copied (small frames inside of a receive
-    buffer); all others are viewed in place.
+    Only a frame that is misaligned for its dtype is copied (a small frame inside a receive buffer).
 
     Args:
         frames: Buffers: bytes, memoryviews, arrays.
 
     Raises:
-        ProtocolError: There are too many, and by every method when a frame is not as expected.
+        ProtocolError: There are too many frames. Every method raises it if a frame is not as expected.
     """
 
     def __init__(self, frames: Sequence[Any]) -> None:
@@ -60,7 +59,7 @@ class FrameReader:
         self._num_read += 1
         try:
             view = memoryview(frame)
-            return view.cast("B") if view.nbytes else memoryview(b"")  # an empty one cannot be cast
+            return view.cast("B") if view.nbytes else memoryview(b"")  # an empty view cannot be cast
         except (TypeError, ValueError) as error:
             raise ProtocolError(
                 f"{where}: expected contiguous bytes, got {type(frame).__name__}: {error}."
@@ -89,7 +88,7 @@ class FrameReader:
         return array if array.flags.aligned else array.copy()
 
     def tree(self, spec: Any, lead: int, where: str, depth: int = 0) -> Any:
-        """Return the next frames as the tree of a `tree_spec`, leaves ``[lead, *item_shape]``."""
+        """Return the next frames as the tree of a spec from `tree_spec`, leaves ``[lead, *item_shape]``."""
         if depth > MAX_DEPTH:
             raise ProtocolError(f"{where}: expected a tree at most {MAX_DEPTH} deep.")
         if isinstance(spec, dict):
@@ -122,13 +121,13 @@ class FrameReader:
         return self.array(dtype, (lead, *(checked_count(size, where) for size in shape)), where)
 
     def finish(self) -> None:
-        """Check that no frame is left."""
+        """Check that all frames have been read."""
         if self._num_read != self._num:
             raise ProtocolError(f"expected {self._num_read} frames, got {self._num}.")
 
 
 def checked_fields(value: Any, names: frozenset[str], where: str) -> dict[str, Any]:
-    """Return a dict with exactly these keys."""
+    """Return the value after checking that it is a dict with exactly these keys."""
     if not isinstance(value, dict) or value.keys() != names:
         actual = sorted(map(str, value))[:16] if isinstance(value, dict) else type(value).__name__
         raise ProtocolError(f"{where}: expected the fields {sorted(names)}, got {actual}.")
@@ -136,21 +135,21 @@ def checked_fields(value: Any, names: frozenset[str], where: str) -> dict[str, A
 
 
 def checked_list(value: Any, where: str) -> list[Any]:
-    """Return a list."""
+    """Return the value after checking that it is a list."""
     if not isinstance(value, (list, tuple)):
         raise ProtocolError(f"{where}: expected a list, got {type(value).__name__}.")
     return list(value)
 
 
 def checked_pair(value: Any, where: str) -> tuple[Any, Any]:
-    """Return a list of two."""
+    """Return the value after checking that it is a list of two items."""
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         raise ProtocolError(f"{where}: expected a pair, got {str(value)[:80]}.")
     return value[0], value[1]
 
 
 def checked_count(value: Any, where: str) -> int:
-    """Return a whole number from 0 to `MAX_COUNT`."""
+    """Return the value after checking that it is a whole number from 0 to `MAX_COUNT`."""
     if type(value) is not int or not 0 <= value <= MAX_COUNT:
         raise ProtocolError(
             f"{where}: expected a count from 0, got {str(value)[:40]} ({type(value).__name__})."

@@ -1,4 +1,4 @@
-"""One column of an episode with a lookback part in front, and its indexing."""
+"""InfiniteLookbackBuffer: one column of an episode with a lookback part in front, and its indexing."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["InfiniteLookbackBuffer"]
 
 
 class InfiniteLookbackBuffer(ColumnStore):
-    """A growing sequence with a lookback part in front, held as a list or as a tree of arrays.
+    """A growing sequence with a lookback part in front, stored as a list or as a tree of arrays.
 
-    Index 0 is the first item after the lookback part; ``len`` counts from there. Negative indices count from
-    the end and may reach into the lookback part; with ``neg_index_as_lookback=True`` they count backwards
-    from the first item after it.
+    Index 0 is the first item after the lookback part, and ``len`` counts from there. Negative indices count from the
+    end and may reach into the lookback part. With ``neg_index_as_lookback=True`` they count backwards from the first
+    item after it.
 
-    A buffer on arrays may be a view on memory that others share (`EpisodeBatch`): reading never copies,
-    and the first write copies this buffer's items, so that a write never shows anywhere else.
+    A buffer on arrays may be a view of shared memory (`EpisodeBatch`). Reading never copies. The first write copies
+    this buffer's items, so that writes have no effect elsewhere.
 
     Example:
         >>> buffer = InfiniteLookbackBuffer([10, 11, 12, 13, 14], lookback=2)
@@ -37,10 +37,10 @@ class InfiniteLookbackBuffer(ColumnStore):
         [13, 14, 0, 0]
 
     Args:
-        data: Items, the lookback part first: a list of items (list-backed), an array ``[num_items, ...]`` or
+        data: Items, starting with the lookback part: a list of items (list-backed), an array ``[num_items, ...]`` or
             a dict/tuple tree of such arrays (array-backed), or None for an empty list.
         lookback: Number of items in the lookback part, clipped to the number of items.
-        space: The space of one item; gives fillers their shape and dtype, and one-hots their size.
+        space: The space of one item; defines the shape and dtype of fillers, and the size of one-hots.
 
     Attributes:
         lookback: Number of items in the lookback part.
@@ -49,7 +49,7 @@ class InfiniteLookbackBuffer(ColumnStore):
 
     __slots__ = ("lookback",)
 
-    # A buffer whose items are opaque (infos) gets the bare fill value as filler.
+    # For buffers with opaque items (infos), the filler is the fill value itself.
     _opaque = False
 
     def __init__(self, data: Any = None, lookback: int = 0, space: gym.Space[Any] | None = None) -> None:
@@ -105,7 +105,7 @@ class InfiniteLookbackBuffer(ColumnStore):
     # -- facts ----------------------------------------------------------------------------------------
 
     def len_incl_lookback(self) -> int:
-        """Return the number of items, the lookback part included."""
+        """Return the number of items, including the lookback part."""
         return self._num if self._items is None else len(self._items)
 
     def __len__(self) -> int:
@@ -150,23 +150,23 @@ class InfiniteLookbackBuffer(ColumnStore):
         """Return one item or several.
 
         Args:
-            indices: None for all items after the lookback part; an int (numpy ints too) for one item; a list
-                of ints or a slice for several.
-            neg_index_as_lookback: Negative indices count backwards from the first item after the lookback
-                part: -1 is the last lookback item.
-            fill: Value for every element of items that don't exist, left and right of the data. Fillers have
-                the space's (or else the data's) structure, shape and dtype; among objects, or in a list that
-                is filled with something other than a number, a filler is the value itself.
-            one_hot_discrete: Return Discrete and MultiDiscrete values one-hot encoded (float32).
+            indices: None for all items after the lookback part; an int (also a numpy int) for one item; a list of
+                ints or a slice for several.
+            neg_index_as_lookback: Whether negative indices count backwards from the first item after the lookback
+                part: -1 is then the last lookback item.
+            fill: Value for every element of items that do not exist, before and after the data. Fillers have the
+                structure, shape and dtype of the space (or of the data). Among objects, or in a list that is filled
+                with something other than a number, a filler is the value itself.
+            one_hot_discrete: Whether to return Discrete and MultiDiscrete values one-hot encoded (float32).
 
         Returns:
-            For an int, the item. Else a list of items, or, array-backed, a tree of arrays
-            ``[num_items, ...]``: views where the items are an unfilled slice, copies otherwise.
+            The item, for an int. Otherwise a list of items, or, if array-backed, a tree of arrays ``[num_items,
+            ...]``: views if the items are an unfilled slice, copies otherwise.
 
         Raises:
-            IndexError: An int or a list's element names no item and there is no ``fill``.
-            ValueError: ``one_hot_discrete`` without a space.
-            TypeError: For any other kind of index.
+            IndexError: An int, or an element of a list, refers to no item, and there is no ``fill``.
+            ValueError: ``one_hot_discrete`` is set without a space.
+            TypeError: The index is of another kind.
         """
         items = self._items
         if items is not None and type(indices) is int and not one_hot_discrete:
@@ -286,16 +286,16 @@ class InfiniteLookbackBuffer(ColumnStore):
         at_indices: int | slice | Sequence[int] | None = None,
         neg_index_as_lookback: bool = False,
     ) -> None:
-        """Overwrite items; the number of items never changes.
+        """Overwrite items. Their number never changes.
 
         Args:
-            new_data: For an int, one item. Else a list of items, or a tree of arrays ``[num_items, ...]``.
-            at_indices: Which items, as in `get`; None for all after the lookback part.
-            neg_index_as_lookback: As in `get`.
+            new_data: One item for an int; otherwise a list of items, or a tree of arrays ``[num_items, ...]``.
+            at_indices: The items to overwrite, as in `get`; None: all items after the lookback part.
+            neg_index_as_lookback: See `get`.
 
         Raises:
-            IndexError: An index names no item, or ``new_data`` has another number of items.
-            ValueError: An item's structure or (array-backed) shape or kind differs from the column's.
+            IndexError: An index refers to no item, or ``new_data`` has another number of items.
+            ValueError: An item's structure, or (array-backed) shape or kind, differs from the column's.
         """
         items = self._items
         if items is not None and type(at_indices) is int:
@@ -335,11 +335,11 @@ class InfiniteLookbackBuffer(ColumnStore):
     # -- growing and shrinking ------------------------------------------------------------------------
 
     def concat(self, other: InfiniteLookbackBuffer) -> None:
-        """Add the other buffer's items, without its lookback part, at the end."""
+        """Append the other buffer's items, without its lookback part."""
         self.extend(other.get())
 
     def pop(self, index: int = -1) -> Any:
-        """Take one item out and return it (``index`` as in `get`).
+        """Remove one item and return it (``index`` as in `get`).
 
         Raises:
             IndexError: There is no such item.
@@ -362,7 +362,7 @@ class InfiniteLookbackBuffer(ColumnStore):
         return item
 
     def __add__(self, other: Any) -> InfiniteLookbackBuffer:
-        """Return a new buffer: this one's items (lookback part included) and the other's (without its own)."""
+        """Return a new buffer with this one's items (including the lookback part) and the other's (without it)."""
         total = copy.copy(self)
         total.extend(other)
         return total
@@ -370,10 +370,10 @@ class InfiniteLookbackBuffer(ColumnStore):
     # -- state ----------------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        """Return the buffer as plain values (msgpack packs them as they are); the space is not part of it.
+        """Return the buffer as plain values, which msgpack can pack. The space is not included.
 
-        Items that have no plain form (instances of any class) are kept as they are, as ``"objects"`` in place
-        of ``"data"``: such a state can be copied and pickled, but not packed.
+        Items without a plain form (instances of any class) are included unchanged, under ``"objects"`` instead of
+        ``"data"``. Such a state can be copied and pickled, but not packed.
         """
         state = {"finalized": self.finalized, "lookback": self.lookback}
         try:
@@ -383,10 +383,10 @@ class InfiniteLookbackBuffer(ColumnStore):
 
     @staticmethod
     def from_state(state: dict[str, Any], space: gym.Space[Any] | None = None) -> InfiniteLookbackBuffer:
-        """Return the buffer that `get_state` was called on.
+        """Return the buffer of a state from `get_state`.
 
         Raises:
-            ValueError: The state was not returned by `get_state`.
+            ValueError: The state does not come from `get_state`.
         """
         data = state["objects"] if "objects" in state else from_plain(state["data"])
         if state["finalized"] == isinstance(data, list):
@@ -406,7 +406,7 @@ class InfiniteLookbackBuffer(ColumnStore):
 
 
 def _full(shape: tuple[int, ...], fill: Any, dtype: np.dtype[Any]) -> np.ndarray:
-    """Return an array of one value; columns of strings are widened to a longer one."""
+    """Return an array filled with one value. String columns are widened to a longer value."""
     if dtype.hasobject:
         return object_array([fill] * math.prod(shape)).reshape(shape)
     return np.full(
@@ -425,7 +425,7 @@ def _as_index(index: Any) -> int:
 
 
 def _spread(found: np.ndarray, size: int, where: Any, fill: Any) -> np.ndarray:
-    """Return ``found`` at ``where`` in an array of ``size`` items, ``fill`` everywhere else."""
+    """Return ``found`` at ``where`` in an array of ``size`` items, with ``fill`` everywhere else."""
     spread = _full((size, *found.shape[1:]), fill, found.dtype)
     spread[where] = found
     return spread

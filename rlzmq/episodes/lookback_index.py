@@ -1,8 +1,8 @@
 """Conversion of lookback buffer indices to absolute positions and fillers.
 
-Absolute position 0 is the first item of the lookback part, ``lookback`` the first item after it. A
-non-negative index counts from there; a negative one counts from the end and may reach into the lookback
-part, or, with ``neg_index_as_lookback``, counts backwards from the first item after the lookback part.
+Absolute position 0 is the first item of the lookback part, ``lookback`` the first item after it. A non-negative index
+counts from the latter. A negative one counts from the end and may reach into the lookback part, or, with
+``neg_index_as_lookback``, counts backwards from the first item after the lookback part.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["Span", "index_list", "resolve_int", "resolve_slice"]
 
 
 def resolve_int(index: int, lookback: int, total: int, neg_index_as_lookback: bool) -> int:
-    """Return the absolute position of an int index; it is outside of [0, total) if there is no such item."""
+    """Return the absolute position of an int index. It is outside of [0, total) if there is no such item."""
     if index >= 0 or neg_index_as_lookback:
         return lookback + index
     return total + index
 
 
 def index_list(indices: Any) -> list[int] | None:
-    """Return a list, tuple, range or 1-D array of ints as a list of ints, or None for anything else."""
+    """Convert a list, tuple, range or 1-D array of ints to a list of ints; return None for anything else."""
     if isinstance(indices, np.ndarray):
         if indices.ndim != 1 or indices.dtype.kind not in "iu":
             return None
@@ -37,12 +37,12 @@ def index_list(indices: Any) -> list[int] | None:
 
 
 class Span:
-    """The items that a slice means: a slice of existing ones, with fillers on its two sides.
+    """The items of a slice: a slice of existing ones, with fillers on both sides.
 
     Attributes:
-        existing: Python slice into the whole data (lookback included), bounds never negative.
-        num_existing: Number of items in it.
-        num_left, num_right: Number of fillers in front of and behind the existing items.
+        existing: Python slice into the whole data (including lookback); its bounds are never negative.
+        num_existing: Number of existing items.
+        num_left, num_right: Number of fillers before and after the existing items.
     """
 
     __slots__ = ("existing", "num_existing", "num_left", "num_right")
@@ -57,20 +57,20 @@ class Span:
 def resolve_slice(
     slice_: slice, lookback: int, total: int, neg_index_as_lookback: bool, *, fill: bool = False
 ) -> Span:
-    """Return the existing items and the fillers that a slice means.
+    """Return the existing items and the fillers of a slice.
 
     Args:
-        slice_: ``start`` None means the first item after the lookback part, ``stop`` None the end, whatever
-            the step's sign.
+        slice_: If ``start`` is None, it is the first item after the lookback part; if ``stop`` is None, it is the
+            end; for steps of any sign.
         lookback: Number of items in the lookback part.
         total: Number of all items.
-        neg_index_as_lookback: How negative bounds count (see the module's first lines).
-        fill: Whether positions without an item count, each on the slice's own stride. A slice that lies wholly
-            on one side of the data counts the positions between its bounds, even when reversed. Without it,
-            bounds are clipped to the data, as a list's are.
+        neg_index_as_lookback: How negative bounds count (see the module docstring).
+        fill: Whether positions without an item count, each on the slice's own stride. A slice that is completely on
+            one side of the data counts the positions between its bounds, even if reversed. If False, bounds are
+            clipped to the data, as in a list.
 
     Raises:
-        ValueError: For a step of 0.
+        ValueError: The step is 0.
     """
     step = 1 if slice_.step is None else operator.index(slice_.step)
     if step == 0:

@@ -1,4 +1,4 @@
-"""Batches of multi-agent episodes, stored as columns."""
+"""MultiAgentEpisodeBatch: batches of multi-agent episodes, stored as columns."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["EPISODE_TABLE", "MultiAgentEpisodeBatch"]
 
 
 class MultiAgentEpisodeBatch(MultiAgentBatchColumns):
-    """A list of chunks of multi-agent episodes, which are created on access (`EpisodeList`).
+    """A list of chunks of multi-agent episodes. The chunks are created on access (`EpisodeList`).
 
-    The agents' chunks are stored in columns: one `EpisodeBatch` per module and kind of data (agents of one
-    module normally share theirs), which is what a Learner trains on. Items are remembered, and they and the
-    list may be changed, as those of an `EpisodeBatch`.
+    The agents' chunks are stored in columns: one `EpisodeBatch` per module and kind of data (usually one per module),
+    which a Learner trains on. Items are kept after their creation. They and the list may be changed, as in an
+    `EpisodeBatch`.
 
     Example:
         >>> batch = MultiAgentEpisodeBatch.from_episodes(episodes)
@@ -36,16 +36,16 @@ class MultiAgentEpisodeBatch(MultiAgentBatchColumns):
         rows: The agents' chunks, in groups of equal structure.
         episode_ids: E strings.
         env_t_started, env_t: int64[E], env steps at which the chunks start and end.
-        lookback: int64[E], stored env steps from before the start.
+        lookback: int64[E], number of stored env steps before the start.
         terminated, truncated: bool[E].
         env_index: int64[E], the sub-environment; -1: unknown.
         leftovers: Data that most episodes lack, by episode: departed agents, early rewards, custom data, …
         observation_space, action_space: ``gym.spaces.Dict`` (or dict) by agent id, or None.
-        agent_to_module_mapping_fn: Of the episodes; not sent over the wire.
+        agent_to_module_mapping_fn: The episodes' mapping function; not sent over the wire.
         meta: Plain facts about the whole batch, e.g. the runner and its weights version.
 
     Attributes:
-        As the arguments.
+        The arguments.
     """
 
     # -- episodes -----------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class MultiAgentEpisodeBatch(MultiAgentBatchColumns):
         return (self._item(e) for e in range(len(self)))
 
     def updated(self) -> MultiAgentEpisodeBatch:
-        """Return this batch, or, where the list or an item of it was changed, a new one with the changes.
+        """Return this batch or, if the list or an item was changed, a new one with the changes.
 
         Raises:
             ValueError: See `from_episodes`.
@@ -137,10 +137,10 @@ class MultiAgentEpisodeBatch(MultiAgentBatchColumns):
 
     @classmethod
     def from_episodes(cls, episodes: Iterable[MultiAgentEpisode]) -> MultiAgentEpisodeBatch:
-        """Return a batch of episodes' chunks, copied into columns; nothing of them is lost.
+        """Return a batch of episodes' chunks, copied into columns without loss.
 
         Raises:
-            ValueError: An agent's data do not make columns (items of different shapes).
+            ValueError: An agent's data do not fit into columns (items of different shapes).
         """
         return multi_agent_gather.from_episodes(cls, list(episodes))
 
@@ -174,8 +174,8 @@ class MultiAgentEpisodeBatch(MultiAgentBatchColumns):
     def split(self, num_steps: int) -> tuple[MultiAgentEpisodeBatch, MultiAgentEpisodeBatch]:
         """Return the first `num_steps` env steps and the rest, on the same columns.
 
-        An episode cut in two: an agent's step belongs to the part in which it is completed, so every step
-        is in exactly one part; its first part is not done.
+        If an episode is cut in two, an agent's step belongs to the part in which it is completed, so every step is in
+        exactly one part. The first part is not done.
 
         Raises:
             ValueError: There are fewer env steps, or `num_steps` is negative.
@@ -191,7 +191,7 @@ class MultiAgentEpisodeBatch(MultiAgentBatchColumns):
         """Return the env steps ``begin … end-1``, counted over all chunks in order, on the same columns.
 
         Raises:
-            ValueError: Unless ``0 <= begin <= end <= num_env_steps``.
+            ValueError: ``0 <= begin <= end <= num_env_steps`` is violated.
         """
         if (updated := self.updated()) is not self:
             return updated.slice_steps(begin, end)
@@ -211,7 +211,7 @@ class MultiAgentEpisodeBatch(MultiAgentBatchColumns):
         parts = [group.between(first_t, last_t, is_whole, new_index) for group in self.rows]
         part = self._like([rows for rows, _ in parts if len(rows.batch)], kept)
         for e, left in list(part.leftovers.items()):
-            if "departed" in left:  # without agents that joined and left after the part's end
+            if "departed" in left:  # omit agents that joined and left after the part's end
                 end_t = last_t[kept[e]]
                 known = {agent_id: gone for agent_id, gone in left["departed"].items() if gone[2] <= end_t}
                 part.leftovers[e] = {**left, "departed": known}
@@ -226,7 +226,7 @@ class MultiAgentEpisodeBatch(MultiAgentBatchColumns):
 
     @classmethod
     def concat(cls, batches: Iterable[MultiAgentEpisodeBatch]) -> MultiAgentEpisodeBatch:
-        """Return all episodes of several batches, in order; the agents' groups stay on their own columns."""
+        """Return all episodes of several batches, in order. The agents' groups stay on their own columns."""
         listed = [batch.updated() for batch in batches]
         if not listed:
             return cls.from_episodes([])
@@ -258,22 +258,22 @@ class MultiAgentEpisodeBatch(MultiAgentBatchColumns):
     # -- the wire -----------------------------------------------------------------------------------
 
     def to_wire(self) -> tuple[dict[str, Any], list[NDArray[Any]]]:
-        """Return a small msgpack-able header and the arrays, columns not copied (see `multi_agent_wire`)."""
+        """Return a small msgpack-able header and the arrays, without copying columns (see `multi_agent_wire`)."""
         return multi_agent_wire.to_wire(self.updated())
 
     @classmethod
     def from_wire(
         cls, header: Any, frames: Sequence[Any], *, observation_space: Any = None, action_space: Any = None
     ) -> MultiAgentEpisodeBatch:
-        """Return the batch that `to_wire` was called on: views on the frames' memory, every bound checked.
+        """Return the batch of a `to_wire` call: views of the frames' memory, with every bound checked.
 
         Args:
-            header: What `to_wire` returned, after msgpack.
+            header: The header from `to_wire`, after msgpack.
             frames: Buffers (bytes, memoryviews, arrays) in the same order.
-            observation_space, action_space: Dicts of spaces by agent id, which the receiver knows.
+            observation_space, action_space: Dicts of spaces by agent id, known to the receiver.
 
         Raises:
-            ProtocolError: Header and frames are not valid; the message gives the place and the expected value.
+            ProtocolError: Header or frames are invalid; the message names the position and the expected value.
         """
         return multi_agent_wire.from_wire(
             cls, header, frames, observation_space=observation_space, action_space=action_space

@@ -1,4 +1,4 @@
-"""Cutting, slicing and joining MultiAgentEpisodes."""
+"""MultiAgentChunks: cutting, slicing and joining MultiAgentEpisodes."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ class MultiAgentChunks:
     def cut(self, len_lookback_buffer: int = 0) -> Self:
         """Return the continuation of this episode: an empty chunk that starts where this one ends.
 
-        It holds the latest observations, the last env steps as lookback, and all that hangs: the actions
-        that wait for their outcome with the rewards so far. Their steps will be completed in the
-        continuation, so no step and no reward is lost or counted twice. This chunk is not changed.
+        It contains the latest observations, the last env steps as lookback, and everything that hangs: the actions
+        that wait for their outcome, with the rewards so far. Their steps are completed in the continuation, so no
+        step and no reward is lost or counted twice. This chunk does not change.
 
         Args:
-            len_lookback_buffer: Number of env steps to look back at, >= 0; longer if needed to reach the
-                observations that hanging actions answered.
+            len_lookback_buffer: Number of env steps to look back at, >= 0; more if needed to reach the observations
+                of hanging actions.
 
         Returns:
-            A MultiAgentEpisode of the same id, ``env_t_started = self.env_t``, length 0.
+            A MultiAgentEpisode with the same id, ``env_t_started = self.env_t`` and length 0.
 
         Raises:
             RuntimeError: The episode is done.
-            ValueError: A negative lookback.
+            ValueError: The lookback is negative.
         """
         old = self._timeline
         if old.is_done:
@@ -88,20 +88,20 @@ class MultiAgentChunks:
         return self.slice(item)
 
     def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> Self:
-        """Return the env steps of a slice as an episode of the same id.
+        """Return the env steps of a slice as an episode with the same id.
 
-        A step of an agent belongs to the env step of its observation; one whose outcome lies behind the
-        slice's end hangs at its end. Done flags are kept for agents that are done within the slice.
+        A step of an agent belongs to the env step of its observation. If its outcome is after the slice's end, it
+        hangs there. Done flags are kept for agents that are done within the slice.
 
         Args:
-            slice_: Env steps, from 0 for the chunk's first; negative ones count from the end. Bounds
-                beyond the chunk's are clipped to it.
-            len_lookback_buffer: Number of env steps to look back at from the slice's start, as far as
-                they exist; None: as many as this episode has. A slice from this chunk's own start looks
-                back longer if needed to reach the observations that its first steps answered.
+            slice_: Env steps, from 0 for the chunk's first one; negative ones count from the end. Bounds outside of
+                the chunk are clipped.
+            len_lookback_buffer: Number of env steps to look back at from the slice's start, as far as they exist;
+                None: as many as this episode has. A slice from this chunk's start looks back further if needed to
+                    reach the observations of its first steps.
 
         Raises:
-            NotImplementedError: A step other than 1.
+            NotImplementedError: The slice's step is not 1.
         """
         if slice_.step not in (None, 1):
             raise NotImplementedError(f"{self._where()}: expected a slice of step 1, got {slice_}.")
@@ -128,7 +128,7 @@ class MultiAgentChunks:
             sae = self.agent_episodes[agent_id]
             begin = bisect_left(track.obs_env_ts, first)
             if start == 0:
-                # as `cut`: what the first step of this chunk starts from, however long ago that was
+                # As in `cut`: the first step of this chunk may start from an observation long ago.
                 begin = min(begin, sae.rewards.lookback)
             end = bisect_right(track.obs_env_ts, new.env_t) - 1
             is_last = end == len(track.obs_env_ts) - 1
@@ -136,7 +136,7 @@ class MultiAgentChunks:
             if is_done and (begin > end or (begin == end and track.done_env_t <= new.env_t_started)):
                 new.departed[agent_id] = (track.terminated, track.truncated, track.done_env_t)
             elif begin <= end:
-                # at this chunk's own start, steps that began before it but ended in it stay in it
+                # At this chunk's start, steps that began before it but ended in it belong to it.
                 first_own = (
                     bisect_left(track.obs_env_ts, new.env_t_started) if start else sae.rewards.lookback
                 )
@@ -159,7 +159,7 @@ class MultiAgentChunks:
         return self._derive(new, episodes)
 
     def _env_steps_to_first_own(self) -> int:
-        """Return the number of env steps from the earliest observation acted on in this chunk to its start."""
+        """Return the number of env steps from the earliest observation acted on in this chunk to the chunk's start."""
         longest = 0
         for agent_id, track in self._timeline.tracks.items():
             sae = self.agent_episodes[agent_id]
@@ -169,14 +169,14 @@ class MultiAgentChunks:
         return longest
 
     def concat_episode(self, other: Self) -> None:
-        """Append the chunk that follows this one (a continuation from `cut`, or a slice), in place.
+        """Append the following chunk (a continuation from `cut`, or a slice), in place.
 
         Args:
             other: A chunk of the same episode that starts where this one ends.
 
         Raises:
-            ValueError: It is another episode, does not start here, this one is done, or an agent's data
-                do not join.
+            ValueError: The other chunk is of another episode or does not start here, this one is done, or an agent's
+                data do not fit.
         """
         mine, theirs = self._timeline, other._timeline
         if other.id_ != self.id_:
@@ -203,7 +203,7 @@ class MultiAgentChunks:
             own_sae = self.agent_episodes[agent_id]
             lookback = sae.observations.lookback
             if sae.t_started == own_sae.t + 1 and own.pending is not None:
-                # other is a slice: the step that hangs here ends with its first observation
+                # The other chunk is a slice: the step that hangs here ends with its first observation.
                 own_sae.add_env_step(
                     sae.get_observations(0),
                     own.pending.action,
@@ -238,7 +238,7 @@ class MultiAgentChunks:
 def _part(
     sae: SingleAgentEpisode, begin: int, end: int, lookback: int, *, is_last: bool
 ) -> SingleAgentEpisode:
-    """Return an agent's stored steps ``begin … end-1``, the first `lookback` of them as lookback."""
+    """Return an agent's stored steps ``begin … end-1``; the first `lookback` of them become lookback."""
     part = sae._chunk(begin, end, lookback, sae.t_started - sae.rewards.lookback + begin + lookback)
     if is_last:
         part.is_terminated, part.is_truncated = sae.is_terminated, sae.is_truncated
@@ -247,7 +247,7 @@ def _part(
 
 
 def _step(sae: SingleAgentEpisode, k: int) -> tuple[Pending, Any]:
-    """Return the k-th stored step (the lookback part counted) as a hanging one, and its reward."""
+    """Return the k-th stored step (including the lookback part) as a hanging one, and its reward."""
     position = k - sae.rewards.lookback
     outputs = {
         key: buffer.get(position, neg_index_as_lookback=True)

@@ -1,4 +1,4 @@
-"""The columns and tables of a `MultiAgentEpisodeBatch`."""
+"""MultiAgentBatchColumns: the columns and tables of a `MultiAgentEpisodeBatch`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EPISODE_TABLE = ("env_t_started", "env_t", "lookback", "terminated", "truncated"
 
 
 class MultiAgentBatchColumns(EpisodeList[MultiAgentEpisode]):
-    """Data of a `MultiAgentEpisodeBatch`, which documents the arguments."""
+    """Data of a `MultiAgentEpisodeBatch`, whose docstring documents the arguments."""
 
     def __init__(
         self,
@@ -71,14 +71,14 @@ class MultiAgentBatchColumns(EpisodeList[MultiAgentEpisode]):
 
     @property
     def num_env_steps(self) -> int:
-        """Number of env steps in all chunks, lookback left out."""
+        """Number of env steps in all chunks, without lookback."""
         if self._is_ordinary:
             return sum(map(len, self))
         return int((self.env_t - self.env_t_started).sum())
 
     @property
     def num_agent_steps(self) -> int:
-        """Number of the agents' completed steps, lookback left out."""
+        """Number of the agents' completed steps, without lookback."""
         if self._is_ordinary:
             return sum(episode.agent_steps() for episode in self)
         return sum(rows.batch.num_env_steps for rows in self.rows)
@@ -90,7 +90,7 @@ class MultiAgentBatchColumns(EpisodeList[MultiAgentEpisode]):
 
     @property
     def module_ids(self) -> list[str]:
-        """Ids of the modules that have steps here, sorted."""
+        """Ids of the modules with steps in this batch, sorted."""
         ids: set[str] = set()
         for batch in self.agent_batches:
             if batch.module_ids is not None:
@@ -100,7 +100,7 @@ class MultiAgentBatchColumns(EpisodeList[MultiAgentEpisode]):
         return sorted(ids)
 
     def batches_of(self, module_id: str) -> list[EpisodeBatch]:
-        """Return the chunks (with at least one step) of the agents that a module acts for."""
+        """Return the chunks (with at least one step) of a module's agents."""
         found = []
         for batch in self.agent_batches:
             mask = np.array([mid == module_id for mid in batch.module_ids or ()], np.bool_) & (
@@ -122,7 +122,7 @@ class MultiAgentBatchColumns(EpisodeList[MultiAgentEpisode]):
         return counts
 
     def get_returns(self) -> NDArray[np.float64]:
-        """Return float64[E], sum of all agents' rewards of completed steps, lookback left out."""
+        """Return the sum of all agents' rewards of completed steps, without lookback, float64[E]."""
         if (updated := self.updated()) is not self:
             return updated.get_returns()
         returns = np.zeros(len(self), np.float64)

@@ -37,10 +37,10 @@ def default_agent_to_module_mapping_fn(agent_id: Any, episode: Any, **kwargs: An
 class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
     """One episode (or a chunk of one) of several agents that need not act at the same time.
 
-    Every agent has its own `SingleAgentEpisode` of its own steps. A step of an agent lasts from
-    one of its observations to its next one, however many env steps that takes; the rewards in between add
-    up. An action whose next observation has not come yet is *hanging*. Which env step each of the agents'
-    observations belongs to is kept in one timeline, from which env-step views are derived.
+    Every agent has its own `SingleAgentEpisode` with its own steps. A step of an agent lasts from one of its
+    observations to the next one, for any number of env steps; the rewards in between are summed. An action without a
+    next observation is *hanging*. A common timeline stores the env step of each agent's observations, from which
+    views by env step are derived.
 
     Example:
         >>> episode = MultiAgentEpisode()
@@ -53,31 +53,31 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
 
     Args:
         id_: Unique id; generated if None. Chunks of one episode share it.
-        agent_module_ids: Module ids of agents that are known already.
-        agent_to_module_mapping_fn: ``(agent_id, episode) -> module id``, asked once per agent and episode.
-        observations: One dict (agent id -> observation) per env step, the reset included.
+        agent_module_ids: Module ids of agents that are already known.
+        agent_to_module_mapping_fn: ``(agent_id, episode) -> module id``, called once per agent and episode.
+        observations: One dict (agent id -> observation) per env step, including the reset.
         observation_space: ``gym.spaces.Dict`` (or dict) of the agents' spaces by agent id.
-        infos: One dict per env step, the reset included; None for none.
-        actions: One dict per env step: actions of the agents that acted on the observations before it.
-        action_space: As `observation_space`.
-        rewards: One dict per env step; there may be one more than actions, with rewards of what hangs.
-        terminateds, truncateds: Flags at the end by agent id, ``"__all__"`` for all. An agent that did not act
-            on its last observation was done with it.
+        infos: One dict per env step, including the reset; None: no infos.
+        actions: One dict per env step: the actions of the agents that acted on the previous observations.
+        action_space: Like `observation_space`.
+        rewards: One dict per env step; there may be one more than actions, with the rewards of hanging actions.
+        terminateds, truncateds: Flags at the end by agent id, ``"__all__"`` for all. An agent that did not act on its
+            last observation was done with it.
         extra_model_outputs: One dict (agent id -> {key: value}) per env step.
-        env_t_started: Env step that the chunk starts at (after its lookback part).
-        agent_t_started: Each agent's own time step at the chunk's start, 0 for the others.
-        len_lookback_buffer: How many of the given env steps are lookback; ``"auto"``: all.
+        env_t_started: Env step at which the chunk starts (after its lookback part).
+        agent_t_started: Each agent's own time step at the chunk's start; missing agents start at 0.
+        len_lookback_buffer: Number of the given env steps that are lookback; ``"auto"``: all.
 
     Attributes:
         id_: The episode's id.
-        observation_space, action_space: As given ({} if None).
-        agent_to_module_mapping_fn: As given.
+        observation_space, action_space: The arguments ({} if None).
+        agent_to_module_mapping_fn: The argument.
         agent_episodes: Agent id -> the agent's `SingleAgentEpisode`.
         SKIP_ENV_TS_TAG: See `env_t_to_agent_t`.
         custom_data: User data, deep-copied by `cut` and merged by `concat_episode`.
 
     Raises:
-        ValueError: Lengths of lists do not match.
+        ValueError: The lengths of the lists do not match.
         MultiAgentEnvError: The data contradict each other (see `add_env_step`).
     """
 
@@ -161,12 +161,12 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         """Add the first observations to an empty episode.
 
         Args:
-            observations: Of the agents that are there from the start, by agent id; others may come later.
+            observations: Observations of the agents present at the start, by agent id; others may join later.
             infos: Their info dicts.
 
         Raises:
-            ValueError: The episode was reset or stepped before, or is done. The episode is unchanged then,
-                as after an error of `agent_to_module_mapping_fn`.
+            ValueError: The episode was reset or stepped before, or is done. The episode is then unchanged, as after
+                an error in `agent_to_module_mapping_fn`.
         """
         if self.is_done or self.agent_episodes or self.env_t != 0:
             raise ValueError(
@@ -189,28 +189,27 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         truncateds: Mapping[Any, bool] | None = None,
         extra_model_outputs: Mapping[Any, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Add one env step; every argument maps agent ids to values and omits agents without a value.
+        """Add one env step. Every argument maps agent ids to values and omits agents without a value.
 
-        An agent with an action and an observation makes a whole step; with an action alone its step
-        hangs; an observation completes a hanging step, or is a new agent's first. Rewards add up until
-        the agent's next observation. An agent that terminates without a last observation keeps its
-        previous one as the last. The episode is terminated with ``terminateds["__all__"]``, or once all
-        known agents are done.
+        An agent with an action and an observation makes a complete step. With only an action, its step hangs. An
+        observation completes a hanging step, or is a new agent's first one. Rewards are summed until the agent's next
+        observation. An agent that terminates without a last observation keeps its previous one as the last. The
+        episode is terminated with ``terminateds["__all__"]``, or when all known agents are done.
 
         Args:
             observations: Next observations, by agent.
             actions: Actions taken in this env step.
-            rewards: Rewards of this env step. A step that got none has 0.0.
-            infos: Info dicts (or anything else) that come with the observations.
-            terminateds, truncateds: Done flags; ``"__all__"`` is for all agents. One may be both.
-            extra_model_outputs: Agent -> {key: value} of the actions, e.g. ``{"a": {"action_logp": -0.7}}``.
+            rewards: Rewards of this env step. A step without a reward has 0.0.
+            infos: Info dicts (or anything else) that belong to the observations.
+            terminateds, truncateds: Done flags; ``"__all__"`` applies to all agents. An agent may be both.
+            extra_model_outputs: Agent -> {key: value} for the actions, e.g. ``{"a": {"action_logp": -0.7}}``.
 
         Raises:
-            MultiAgentEnvError: The episode or an agent with data is done already; an agent acted without
-                (or twice on one) observation, was given an observation without having acted, acted and
-                observed without a reward, or acted and was truncated without a last observation; rewards
-                to be added up are no numbers, extra model outputs are no dict, or (array-backed) an item does
-                not fit its column. The episode is unchanged then.
+            MultiAgentEnvError: The episode, or an agent with data, is done already; an agent acted without an
+                observation (or twice on one), got an observation without having acted, acted and observed without a
+                reward, or acted and was truncated without a last observation; rewards that must be summed are not
+                numbers, extra model outputs are not a dict, or (array-backed) an item does not fit its column. The
+                episode is then unchanged.
         """
         before = self._timeline.saved()
         events = self._timeline.advance(
@@ -230,7 +229,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         self._last_step_time = now
 
     def _apply(self, events: Sequence[AgentEvent], before: SavedTimeline) -> None:
-        """Apply the timeline's changes to the agents' episodes; undo all changes if one fails."""
+        """Apply the timeline's changes to the agents' episodes; undo all of them if one fails."""
         num_applied = 0
         try:
             for event in events:
@@ -280,9 +279,9 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
                 sae._take_back_step()
 
     def truncate(self) -> None:
-        """End the episode here, truncated for all agents that are not done; hanging actions are dropped.
+        """End the episode here, truncated for all agents that are not done. Hanging actions are dropped.
 
-        Used when an environment fails: the failed step is not part of the episode.
+        Used after an environment has failed: the failed step is not part of the episode.
         """
         timeline = self._timeline
         timeline.is_truncated = True
@@ -292,7 +291,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
                 self.agent_episodes[agent_id].is_truncated = True
 
     def prune(self) -> None:
-        """Remove the agents without a step in this chunk (whose data are all lookback, or hanging)."""
+        """Remove the agents without a step in this chunk (all their data are lookback, or hanging)."""
         for agent_id in [agent_id for agent_id, sae in self.agent_episodes.items() if len(sae) == 0]:
             track = self._timeline.tracks.pop(agent_id)
             del self.agent_episodes[agent_id]
@@ -300,17 +299,17 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
                 self._timeline.departed[agent_id] = (track.terminated, track.truncated, track.done_env_t)
 
     def to_numpy(self) -> MultiAgentEpisode:
-        """Turn all agents' data into arrays ``[num_items, ...]``, in place, and return this episode."""
+        """Convert all agents' data to arrays ``[num_items, ...]``, in place, and return this episode."""
         for sae in self.agent_episodes.values():
             if len(sae) > 0:
                 sae.to_numpy()
         return self
 
     def validate(self) -> None:
-        """Check that agents' data and the timeline fit together.
+        """Check that the agents' data and the timeline fit together.
 
         Raises:
-            ValueError: They do not; the text names the agent.
+            ValueError: They do not fit; the text names the agent.
         """
         timeline = self._timeline
         if set(timeline.tracks) != set(self.agent_episodes):
@@ -337,7 +336,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
     # -- facts --------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Return the number of env steps, lookback not counted."""
+        """Return the number of env steps, without lookback."""
         return self.env_t - self.env_t_started
 
     def __repr__(self) -> str:
@@ -353,42 +352,42 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
 
     @property
     def env_t_started(self) -> int:
-        """Env step that the chunk starts at."""
+        """Env step at which the chunk starts."""
         return self._timeline.env_t_started
 
     @property
     def len_lookback_buffer(self) -> int:
-        """Number of env steps stored from before the chunk's start."""
+        """Number of stored env steps before the chunk's start."""
         return self._timeline.lookback
 
     @property
     def is_terminated(self) -> bool:
-        """The episode ended for all agents (terminated, or each in its own way)."""
+        """Whether the episode ended for all agents (terminated, or each in its own way)."""
         return self._timeline.is_terminated
 
     @property
     def is_truncated(self) -> bool:
-        """The episode was cut off for all agents."""
+        """Whether the episode was truncated for all agents."""
         return self._timeline.is_truncated
 
     @property
     def is_done(self) -> bool:
-        """Terminated or truncated."""
+        """Whether the episode is terminated or truncated."""
         return self._timeline.is_done
 
     @property
     def is_reset(self) -> bool:
-        """Any agent has an observation."""
+        """Whether any agent has an observation."""
         return bool(self.agent_episodes)
 
     @property
     def is_numpy(self) -> bool:
-        """Whether `to_numpy` was called (agents without a step stay lists)."""
+        """Whether `to_numpy` was called (agents without a step keep lists)."""
         return any(sae.is_numpy for sae in self.agent_episodes.values())
 
     @property
     def agent_ids(self) -> set[Any]:
-        """Ids of all agents with data in this chunk, its lookback part included."""
+        """Ids of all agents with data in this chunk, including its lookback part."""
         return set(self.agent_episodes)
 
     @property
@@ -397,7 +396,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         return {agent_id: sae.id_ for agent_id, sae in self.agent_episodes.items()}
 
     def module_for(self, agent_id: Any) -> str:
-        """Return the module for this agent; the mapping function is called once per agent and episode."""
+        """Return this agent's module. The mapping function is called once per agent and episode."""
         module_id = self._agent_module_ids.get(agent_id)
         if module_id is None:
             module_id = self.agent_to_module_mapping_fn(agent_id, self)
@@ -419,8 +418,8 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
     def get_agents_that_observed(self) -> set[Any]:
         """Return the agents with a new observation at the latest env step.
 
-        Those that stepped, but for the ones that terminated without a last observation: theirs is the
-        previous one once more, which connector pieces have processed already.
+        These are the agents that stepped, without those that terminated without a last observation: their last
+        observation is the previous one again, which connector pieces have processed already.
         """
         return self.get_agents_that_stepped() - self._timeline.repeated
 
@@ -440,22 +439,22 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         return self._timeline.done_flags()[1]
 
     def env_steps(self) -> int:
-        """Return the number of env steps, lookback not counted."""
+        """Return the number of env steps, without lookback."""
         return len(self)
 
     def agent_steps(self) -> int:
-        """Return the number of completed steps of all agents, lookback not counted."""
+        """Return the number of completed steps of all agents, without lookback."""
         return sum(len(sae) for sae in self.agent_episodes.values())
 
     def get_return(self, include_hanging_rewards: bool = False) -> float:
-        """Return the sum of all agents' rewards, lookback not counted.
+        """Return the sum of all agents' rewards, without lookback.
 
         Args:
-            include_hanging_rewards: Also count rewards that belong to no completed step: those of hanging
+            include_hanging_rewards: Whether to include rewards that belong to no completed step: those of hanging
                 actions, of waiting agents, and those before an agent's first observation.
 
         Raises:
-            ValueError: A reward is not one number.
+            ValueError: A reward is not a single number.
         """
         total = sum(sae.get_return() for sae in self.agent_episodes.values())
         if include_hanging_rewards:
@@ -474,15 +473,15 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
             raise located(error, f"{self._where()}, agent {agent_id!r}", "rewards") from None
 
     def get_duration_s(self) -> float:
-        """Return the seconds from this chunk's start (reset or cut) to its last step."""
+        """Return the duration in seconds from this chunk's start (reset or cut) to its last step."""
         return self._duration_s
 
     @property
     def env_t_to_agent_t(self) -> dict[Any, InfiniteLookbackBuffer]:
-        """By agent id: which of the agent's own time steps its observation at each stored env step has.
+        """Return, by agent id, the agent's own time step at each stored env step.
 
-        `SKIP_ENV_TS_TAG` where it has none. Each buffer ends with `env_t` and has the chunk's lookback part in
-        front. They are created on access: writes to them have no effect.
+        It is `SKIP_ENV_TS_TAG` where the agent has no observation. Each buffer ends with `env_t` and starts with the
+        chunk's lookback part. The buffers are created on access: writes to them have no effect.
         """
         base = self.env_t_started - self._timeline.lookback
         found = {}
@@ -511,12 +510,12 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
     def get_state(self) -> dict[str, Any]:
         """Return the whole episode as plain values, which msgpack can pack.
 
-        The state holds the mapping function itself under ``"agent_to_module_mapping_fn"``. Remove it before
-        packing the state (`from_state` then uses the default function; known agents keep their modules).
-        Columns of objects without a plain form are included unchanged.
+        The state contains the mapping function itself under ``"agent_to_module_mapping_fn"``. Remove it before
+        packing the state (`from_state` then uses the default function; known agents keep their modules). Columns of
+        objects without a plain form are included unchanged.
 
         Raises:
-            NotPlainError: A value of ``custom_data`` has no plain form; the message names its path.
+            NotPlainError: A value of ``custom_data`` has no plain form; the text names its path.
         """
         where = f"episode {self.id_!r}"
         spaces = {
@@ -542,10 +541,10 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> MultiAgentEpisode:
-        """Return the episode that `get_state` was called on.
+        """Return the episode of a state from `get_state`.
 
         Raises:
-            ValueError: The state was not returned by `get_state`.
+            ValueError: The state does not come from `get_state`.
         """
         try:
             spaces: dict[str, dict[Any, Any]] = {
@@ -595,7 +594,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
     def _derive(
         self, timeline: Timeline, agent_episodes: Mapping[Any, SingleAgentEpisode]
     ) -> MultiAgentEpisode:
-        """Return an episode of the same id, spaces and mapping with other data."""
+        """Return an episode with the same id, spaces and mapping, but other data."""
         derived = MultiAgentEpisode(
             self.id_,
             self._agent_module_ids,

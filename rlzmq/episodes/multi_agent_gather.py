@@ -1,4 +1,4 @@
-"""Copying MultiAgentEpisodes into columns."""
+"""Construction of columns from MultiAgentEpisodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ B = TypeVar("B", bound=MultiAgentBatchColumns)
 
 
 class _Group:
-    """Chunks that go into the same columns."""
+    """Chunks that share columns."""
 
     def __init__(self) -> None:
         self.saes: list[SingleAgentEpisode] = []
@@ -62,7 +62,7 @@ def from_episodes(cls: type[B], episodes: list[MultiAgentEpisode]) -> B:
             key = (kind, str(_structure(sae.actions)), str(outputs))
             groups.setdefault(key, _Group()).add(e, order, sae, track)
     by_kind = {key[0]: group for key, group in groups.items()}
-    for kind, e, order, sae, track in empty:  # has no steps, so fits any columns of its module
+    for kind, e, order, sae, track in empty:  # without steps, it fits any columns of its module
         group = by_kind.get(kind)
         if group is None:
             group = by_kind[kind] = groups[kind] = _Group()
@@ -88,7 +88,7 @@ def from_episodes(cls: type[B], episodes: list[MultiAgentEpisode]) -> B:
 
 
 def _observation_spaces(episodes: list[MultiAgentEpisode]) -> Any:
-    """Return the observation spaces by agent id, including those that connector pieces changed."""
+    """Return the observation spaces by agent id, including those changed by connector pieces."""
     if not episodes:
         return None
     spaces = episodes[0].observation_space
@@ -121,12 +121,12 @@ def _keys(item: Any) -> Any:
 
 
 def _signature(tree: Any) -> tuple[Any, ...]:
-    """Return the shapes and kinds of a tree's leaves: items of one signature stack to one column."""
+    """Return the shapes and kinds of a tree's leaves. Items with equal signatures can be stacked into one column."""
     return tuple((np.shape(leaf), np.asarray(leaf).dtype.str) for leaf in tree_leaves(tree))
 
 
 def _episode_leftovers(episode: MultiAgentEpisode) -> dict[str, Any]:
-    """Return the data of an episode that the tables do not hold."""
+    """Return the data of an episode that is not in the tables."""
     timeline = episode._timeline
     left: dict[str, Any] = {}
     values: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Reading a MultiAgentEpisode by env steps or by agent steps."""
+"""MultiAgentGetters: access to a MultiAgentEpisode by env steps or by agent steps."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _MISSING: Any = object()
 
 
 class _Column:
-    """One agent's data of one kind: its buffer, and the hanging step's value behind it.
+    """One agent's data of one kind: its buffer, followed by the hanging step's value.
 
     Attributes:
-        buffer: The agent episode's column, or None when it has none of this name yet.
+        buffer: The agent episode's column; None if it has no such column yet.
         hanging: Value of the step that waits for its outcome, or `_MISSING`.
     """
 
@@ -40,7 +40,7 @@ class _Column:
         self.num_raw = 0 if buffer is None else buffer.len_incl_lookback()
 
     def has(self, k: int | None) -> bool:
-        """Return whether there is a k-th value, the lookback part included."""
+        """Return whether there is a k-th value, including the lookback part."""
         return k is not None and (k < self.num_raw or (k == self.num_raw and self.hanging is not _MISSING))
 
     def _options(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class _Column:
         return fill if self.buffer is None else self.buffer.get(_NOWHERE, fill=fill, **self._options())
 
     def several(self, ks: Sequence[int | None], fill: Any) -> Any:
-        """Return the values at all `ks`, fillers (if wanted) in place of those that do not exist."""
+        """Return the values at all `ks`, with fillers (if wanted) in place of missing ones."""
         wanted = ks if fill is not None else [k for k in ks if self.has(k)]
         if not wanted:
             return None
@@ -82,7 +82,7 @@ class _Column:
             if type(indices) is int:
                 lookback = 0 if buffer is None else buffer.lookback
                 k = resolve_int(indices, lookback, self.num_raw + 1, neg_index_as_lookback)
-                if k >= 0 and self.has(k):  # without a copy of all the others
+                if k >= 0 and self.has(k):  # avoids a copy of all the others
                     return self.at(k)
             if buffer is None:
                 buffer = InfiniteLookbackBuffer([self.hanging])
@@ -119,25 +119,25 @@ class MultiAgentGetters:
         """Return the observations by agent.
 
         Args:
-            indices: None for the whole chunk (no lookback); an int, a list of ints or a slice. 0 is the
-                observation that the chunk starts with, -1 the latest.
-            agent_ids: One agent id or a collection of them; None for all. Unknown ids are left out.
-            env_steps: Whether `indices` count env steps; else each agent's own steps.
-            neg_index_as_lookback: Negative indices count backwards from the chunk's start.
-            fill: Value for all elements of the observations that an agent does not have at a step; then
-                every agent is present at every step.
-            one_hot_discrete: Return Discrete and MultiDiscrete values one-hot encoded.
-            return_list: Return a list with one dict per env step instead.
+            indices: None for the whole chunk (without lookback); an int, a list of ints or a slice. 0 is the
+                observation at the chunk's start, -1 the latest one.
+            agent_ids: One agent id or a collection of them; None: all. Unknown ids are ignored.
+            env_steps: Whether `indices` count env steps; otherwise they count each agent's own steps.
+            neg_index_as_lookback: Whether negative indices count backwards from the chunk's start.
+            fill: Value for all elements of observations that an agent does not have at a step; every agent is then
+                present at every step.
+            one_hot_discrete: Whether to return Discrete and MultiDiscrete values one-hot encoded.
+            return_list: Whether to return a list with one dict per env step instead.
 
         Returns:
-            ``{agent_id: item}`` for an int; else ``{agent_id: items}`` with a list per agent (or arrays
-            ``[num_items, ...]`` after `to_numpy`) of the steps at which it has data; agents without any
-            are left out (by agent steps only while they are lists). With `return_list`:
-            ``[{agent_id: item}, …]``, one dict per env step.
+            ``{agent_id: item}`` for an int. Otherwise ``{agent_id: items}``, with a list per agent (or arrays
+            ``[num_items, ...]`` after `to_numpy`) of the steps at which it has data; agents without data are left out
+            (by agent steps only while they are lists). With `return_list`: ``[{agent_id: item}, …]``, one dict per
+            env step.
 
         Raises:
-            IndexError: An int or a list's element names no step and there is no `fill`.
-            ValueError: ``return_list=True`` together with ``env_steps=False``.
+            IndexError: An int, or an element of a list, refers to no step, and there is no `fill`.
+            ValueError: ``return_list=True`` is combined with ``env_steps=False``.
         """
         return self._get(
             "observations", lambda sae, track: _Column(sae.observations, _MISSING, one_hot_discrete),
@@ -154,7 +154,7 @@ class MultiAgentGetters:
         fill: Any = None,
         return_list: bool = False,
     ) -> Any:
-        """Return info dicts by agent; arguments and returns as in `get_observations`."""
+        """Return info dicts by agent. Arguments and results are those of `get_observations`."""
         return self._get(
             "infos", lambda sae, track: _Column(sae.infos, _MISSING, False),
             indices, agent_ids, env_steps, neg_index_as_lookback, fill, return_list, includes_last=True,
@@ -171,10 +171,10 @@ class MultiAgentGetters:
         one_hot_discrete: bool = False,
         return_list: bool = False,
     ) -> Any:
-        """Return the actions by agent; an action counts at the step of the observation that it answers.
+        """Return the actions by agent. An action belongs to the step of the observation that it answers.
 
-        Hanging actions (their outcome has not come yet) are included, except by agent steps with
-        ``indices=None``. Arguments and returns as `get_observations`; index -1 is the latest step.
+        Hanging actions (without an outcome yet) are included, except by agent steps with ``indices=None``. Arguments
+        and results are those of `get_observations`; index -1 is the latest step.
         """
         return self._get(
             "actions",
@@ -194,10 +194,10 @@ class MultiAgentGetters:
         fill: Any = None,
         return_list: bool = False,
     ) -> Any:
-        """Return the rewards by agent; a step's reward counts at the step of its action, like the action.
+        """Return the rewards by agent. A step's reward belongs to the same step as its action.
 
-        It is the sum of all that came until the agent's next observation; a hanging action's is the sum
-        so far. Arguments and returns as `get_actions`.
+        It is the sum of all rewards until the agent's next observation; for a hanging action, the sum so far.
+        Arguments and results are those of `get_actions`.
         """
         return self._get(
             "rewards",
@@ -221,12 +221,12 @@ class MultiAgentGetters:
         """Return one extra model output (e.g. ``"action_logp"``) by agent, or all of them.
 
         Args:
-            key: The output's name; None for all: ``{agent_id: {key: items}}`` then, or with `return_list`
-                ``[{agent_id: {key: item}}, …]``.
-            indices, agent_ids, env_steps, neg_index_as_lookback, fill, return_list: As in `get_actions`.
+            key: The output's name; None for all outputs: the result is then ``{agent_id: {key: items}}``, or with
+                `return_list` ``[{agent_id: {key: item}}, …]``.
+            indices, agent_ids, env_steps, neg_index_as_lookback, fill, return_list: See `get_actions`.
 
         Raises:
-            KeyError: None of these agents, of which there are any, has an output of this name.
+            KeyError: There are such agents, but none has an output of this name.
         """
         chosen = self._chosen_agents(agent_ids)
         if not chosen:
@@ -266,30 +266,30 @@ class MultiAgentGetters:
     def set_observations(
         self, *, new_data: Mapping[Any, Any], at_indices: Any = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Overwrite observations, by agent steps; the number of observations never changes.
+        """Overwrite observations, by agent steps. Their number never changes.
 
         Args:
             new_data: ``{agent_id: new item or items}``.
-            at_indices: Which of each agent's own steps: None for all of the chunk, an int, a list, a slice.
-            neg_index_as_lookback: Negative indices count backwards from the agent's first in this chunk.
+            at_indices: Each agent's own steps: None for all of the chunk, an int, a list or a slice.
+            neg_index_as_lookback: Whether negative indices count backwards from the agent's first step in this chunk.
 
         Raises:
-            KeyError: Unknown agent.
-            IndexError: No such step, or data of another length.
-            ValueError: As of the agents' own setters. After any error no agent's data are changed.
+            KeyError: An agent is unknown.
+            IndexError: There is no such step, or the data have another length.
+            ValueError: See the agents' own setters. After an error, no agent's data have changed.
         """
         self._set("observations", new_data, at_indices, neg_index_as_lookback=neg_index_as_lookback)
 
     def set_actions(
         self, *, new_data: Mapping[Any, Any], at_indices: Any = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Overwrite actions of completed steps; arguments and errors as `set_observations`."""
+        """Overwrite actions of completed steps. Arguments and errors are those of `set_observations`."""
         self._set("actions", new_data, at_indices, neg_index_as_lookback=neg_index_as_lookback)
 
     def set_rewards(
         self, *, new_data: Mapping[Any, Any], at_indices: Any = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Overwrite rewards of completed steps; arguments and errors as `set_observations`."""
+        """Overwrite rewards of completed steps. Arguments and errors are those of `set_observations`."""
         self._set("rewards", new_data, at_indices, neg_index_as_lookback=neg_index_as_lookback)
 
     def set_extra_model_outputs(
@@ -300,7 +300,7 @@ class MultiAgentGetters:
         at_indices: Any = None,
         neg_index_as_lookback: bool = False,
     ) -> None:
-        """Overwrite an extra model output of completed steps; arguments and errors as `set_observations`."""
+        """Overwrite an extra model output of completed steps. Arguments and errors are those of `set_observations`."""
         self._set(
             "extra_model_outputs", new_data, at_indices, key=key, neg_index_as_lookback=neg_index_as_lookback
         )
@@ -308,7 +308,7 @@ class MultiAgentGetters:
     # -- inside -------------------------------------------------------------------------------------
 
     def _set(self, what: str, new_data: Mapping[Any, Any], at_indices: Any, **options: Any) -> None:
-        """Set the data of all agents, or of none if one agent's setter raises."""
+        """Set the data of all agents, or of none if one agent's setter raises an error."""
         for agent_id in new_data:
             if agent_id not in self.agent_episodes:
                 raise KeyError(
@@ -402,21 +402,21 @@ class MultiAgentGetters:
 
 
 def _private(data: Any) -> Any:
-    """Return a getter's result with arrays copied, so that later writes to the column do not change it."""
+    """Return a getter's result with copied arrays, so that later writes to the column do not change it."""
     return tree_map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, data)
 
 
 def _observations_at(
     obs_env_ts: list[int], base: int, positions: Sequence[int | None], *, with_gaps: bool
 ) -> Sequence[int | None]:
-    """Return which of an agent's observations lie at stored env steps.
+    """Return which of an agent's observations are at stored env steps.
 
     Args:
         obs_env_ts: Env steps of the observations, ascending.
         base: The first stored env step.
-        positions: Env steps counted from there, None for none.
-        with_gaps: Whether each position needs an entry, None where there is no observation; else such
-            entries may be left out.
+        positions: Env steps relative to `base`; None for none.
+        with_gaps: Whether each position needs an entry, None if there is no observation; otherwise such entries may
+            be left out.
     """
     if not with_gaps and isinstance(positions, range) and positions.step == 1:
         begin = bisect_left(obs_env_ts, base + positions.start)
@@ -434,7 +434,7 @@ def _observations_at(
 def _env_positions(
     indices: Any, lookback: int, total: int, neg_index_as_lookback: bool, filled: bool
 ) -> tuple[bool, Sequence[int | None]]:
-    """Return (whether it is one int, positions into the stored env steps; None where a filler goes)."""
+    """Return (whether the index is one int, positions in the stored env steps; None stands for a filler)."""
     if indices is None:
         return False, range(lookback, total)
     if isinstance(indices, slice):
@@ -470,7 +470,7 @@ def _env_positions(
 
 
 def _by_agent(by_key: Mapping[str, Mapping[Any, Any]]) -> dict[Any, dict[str, Any]]:
-    """Return ``{key: {agent: value}}`` turned inside out."""
+    """Turn ``{key: {agent: value}}`` into ``{agent: {key: value}}``."""
     found: dict[Any, dict[str, Any]] = {}
     for name, values in by_key.items():
         for agent_id, value in values.items():

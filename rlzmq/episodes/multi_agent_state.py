@@ -12,7 +12,7 @@ __all__ = ["timeline_from_plain", "timeline_to_plain"]
 
 
 def timeline_to_plain(timeline: Timeline, where: str) -> dict[str, Any]:
-    """Return a timeline as plain values, or as ``{"objects": …}`` when a hanging action or reward has no plain form."""
+    """Return a timeline as plain values, or as ``{"objects": …}`` if a hanging action or reward has no plain form."""
     tracks = [
         {
             "agent_id": agent_id,
@@ -47,10 +47,10 @@ def timeline_to_plain(timeline: Timeline, where: str) -> dict[str, Any]:
 
 
 def timeline_from_plain(plain: Mapping[str, Any]) -> Timeline:
-    """Return the timeline that `timeline_to_plain` was given.
+    """Return the timeline from a result of `timeline_to_plain`.
 
     Raises:
-        ValueError: It is none, or its numbers contradict each other.
+        ValueError: The value is not a timeline, or its numbers contradict each other.
     """
     try:
         data = plain["objects"] if "objects" in plain else from_plain(plain)

@@ -1,4 +1,4 @@
-"""The wire form of multi-agent batches: the agents' batches as they are, and the timelines as arrays.
+"""The wire form of multi-agent batches: the agents' batches in their own wire form, and the timelines as arrays.
 
 Header (every field present, no other allowed)::
 
@@ -10,10 +10,10 @@ Frames, in this order:
 1. the episode table, int64 [5, num_episodes]: env_t_started, env_t, lookback, flags (1 terminated,
    2 truncated), env_index;
 2. a msgpack map: ``episode_ids``, ``leftovers`` by episode, ``tracks`` by group and chunk;
-3. per group: int64 [2, num_chunks] (index of the episode, place among its agents), int64 obs_env_ts,
+3. per group: int64 [2, num_chunks] (index of the episode, position among its agents), int64 obs_env_ts,
    then the frames of its EpisodeBatch.
 
-As in `episode_wire`, everything received is checked before use.
+As in `episode_wire`, all received data are checked before use.
 """
 
 from __future__ import annotations

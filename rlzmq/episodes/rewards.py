@@ -11,7 +11,7 @@ from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 
 __all__ = ["REWARD_TYPES", "add_up", "as_reward", "as_rewards", "can_add_up", "kept_reward", "kept_rewards"]
 
-# Types whose values are all valid rewards; other types need a closer check.
+# Types whose values are all valid rewards. Other types are checked more closely.
 REWARD_TYPES: frozenset[type] = frozenset(
     {float, int, bool, np.bool_, np.float16, np.float32, np.float64}
     | {np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64}
@@ -19,7 +19,7 @@ REWARD_TYPES: frozenset[type] = frozenset(
 
 
 def kept_reward(reward: Any) -> Any:
-    """Return a reward as episodes store it: arrays and tensors of one element become numbers."""
+    """Return a reward in the form that episodes store: arrays and tensors with one element become numbers."""
     if type(reward) not in REWARD_TYPES and hasattr(reward, "__array__"):
         array = np.asarray(reward)
         if array.size == 1 and array.dtype.kind in "biuf":
@@ -28,7 +28,7 @@ def kept_reward(reward: Any) -> Any:
 
 
 def kept_rewards(rewards: Any) -> Any:
-    """Return rewards as episodes store them, a list or an array ``[num_items, ...]``; unchanged if possible."""
+    """Return rewards as episodes store them: a list or an array ``[num_items, ...]``, unchanged if possible."""
     if isinstance(rewards, InfiniteLookbackBuffer):
         rewards = rewards.get()
     if isinstance(rewards, (list, tuple, Iterator)):
@@ -39,10 +39,10 @@ def kept_rewards(rewards: Any) -> Any:
 
 
 def as_reward(reward: Any) -> Any:
-    """Return a reward that is one number: itself, or the number in an array or tensor of one element.
+    """Return a reward that is a single number: itself, or the number in an array or tensor with one element.
 
     Raises:
-        ValueError: It is not one number.
+        ValueError: The reward is not a single number.
     """
     reward = kept_reward(reward)
     if type(reward) in REWARD_TYPES or isinstance(reward, (int, float)):
@@ -51,10 +51,10 @@ def as_reward(reward: Any) -> Any:
 
 
 def as_rewards(rewards: Any) -> Any:
-    """Return rewards of one number each as a list or an array ``[num_items]``, without changing them in place.
+    """Return rewards that are single numbers as a list or an array ``[num_items]``, without changing them in place.
 
     Raises:
-        ValueError: One of them is not one number (its position is named).
+        ValueError: A reward is not a single number; the text names its position.
     """
     rewards = kept_rewards(rewards)
     if isinstance(rewards, np.ndarray):
@@ -72,7 +72,7 @@ def can_add_up(total: Any, reward: Any) -> bool:
 
 
 def add_up(total: Any, reward: Any) -> Any:
-    """Add a reward to the sum so far, or return the reward if there is none (see `can_add_up`)."""
+    """Return the sum of a reward and the sum so far (None: no rewards yet; see `can_add_up`)."""
     return total + reward if total else reward
 
 

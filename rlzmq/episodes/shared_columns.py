@@ -1,4 +1,4 @@
-"""Episodes on a batch's columns: their parts are created on access, and changes to them are detected."""
+"""Episodes on a batch's columns. Their parts are created on access, and changes to them are detected."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Row = tuple[int, int, int, int, bool, bool, int]
 
 
 class SharedColumns:
-    """What a batch's episodes are views of, without the batch (which refers to its episodes).
+    """The data that a batch's episodes are views of, without the batch (which refers to its episodes).
 
-    An episode gets its ids, time steps and done flags at once and each other attribute when it is read for the
-    first time (`SingleAgentEpisode.__getattr__`).
+    An episode gets its ids, time steps and done flags at once, and each other attribute at its first use
+    (`SingleAgentEpisode.__getattr__`).
     """
 
     __slots__ = (
@@ -79,7 +79,7 @@ class SharedColumns:
         return agent_id, module_id, multi_id
 
     def create(self, episode: SingleAgentEpisode, name: str) -> Any:
-        """Create the attribute ``name`` of an episode; buffers are views of the columns.
+        """Create the attribute ``name`` of an episode. Buffers are views of the columns.
 
         Raises:
             AttributeError: Episodes have no such attribute.
@@ -140,12 +140,12 @@ class SharedColumns:
         return [sparse.get(slot, {}) for slot in slots] if sparse else [{} for _ in slots]
 
     def sparse_infos(self, row: Row) -> dict[int, dict[str, Any]]:
-        """Return the non-empty infos of a chunk by position from its first one, the lookback part included."""
+        """Return the non-empty infos of a chunk by position, counted from the first one including the lookback part."""
         begin, end = row[0] - row[2], row[0] + row[1] + 1
         return {slot - begin: self._infos[slot] for slot in self._infos if begin <= slot < end}
 
     def differs(self, episode: SingleAgentEpisode, position: int, row: Row) -> bool:
-        """Return whether an episode created here was changed."""
+        """Return whether an episode created here has changed."""
         _, length, lookback, t_started, terminated, truncated, _ = row
         facts = (self.episode_ids[position], *self._ids(position), t_started, t_started + length)
         if (terminated, truncated) != (episode.is_terminated, episode.is_truncated) or facts != (
@@ -203,7 +203,7 @@ _SLOTS: dict[str, Any] = {name: getattr(SingleAgentEpisode, name) for name in _P
 
 
 def _values(episode: SingleAgentEpisode) -> dict[str, Any]:
-    """Return the parts of an episode that were read or set."""
+    """Return the parts of an episode that have been read or set."""
     values = {}
     for name, slot in _SLOTS.items():
         try:
@@ -220,7 +220,7 @@ def is_changed(episode: SingleAgentEpisode) -> bool:
 
 
 def unread_infos(episode: SingleAgentEpisode) -> dict[int, dict[str, Any]] | None:
-    """Return an episode's non-empty infos by position if they are still a batch's, else None."""
+    """Return an episode's non-empty infos by position if they are still the batch's, otherwise None."""
     try:
         _SLOTS["infos"].__get__(episode)
     except AttributeError:
@@ -230,14 +230,14 @@ def unread_infos(episode: SingleAgentEpisode) -> dict[int, dict[str, Any]] | Non
 
 
 class TrackedMultiAgentEpisode:
-    """An item of a `MultiAgentEpisodeBatch` and a record of its state when it was created."""
+    """An item of a `MultiAgentEpisodeBatch`, and a record of its state at its creation."""
 
     __slots__ = ("_facts", "_objects", "episode")
 
     def __init__(self, episode: MultiAgentEpisode) -> None:
         self.episode: MultiAgentEpisode = episode
         self._facts = _multi_agent_facts(episode)
-        # References, not ids: ids of freed objects are reused.
+        # References instead of ids, because ids of freed objects are reused.
         self._objects = _multi_agent_objects(episode)
 
     def is_changed(self) -> bool:
@@ -266,7 +266,7 @@ def _multi_agent_objects(episode: MultiAgentEpisode) -> list[Any]:
 
 
 def _is_view(buffer: InfiniteLookbackBuffer, lookback: int, num: int) -> bool:
-    """Return whether a buffer still is a view: owns nothing and has as many items as when it was created."""
+    """Return whether a buffer is still a view: it owns nothing and has as many items as at its creation."""
     return (
         not buffer._owned
         and buffer._items is None

@@ -1,4 +1,4 @@
-"""Single-agent episodes and chunks of them."""
+"""SingleAgentEpisode: single-agent episodes and chunks of them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ __all__ = ["SingleAgentEpisode"]
 class SingleAgentEpisode(EpisodeChunks):
     """One agent's observations, actions, rewards and other data per time step, with a lookback part in front.
 
-    An episode grows by `add_env_reset` and `add_env_step`. Sampling cuts a long one into chunks (`cut`), all
-    with the same ``id_``; a chunk carries the last items of its predecessor as its lookback part, which
-    indices can reach but lengths and returns leave out. Data is list-backed while an episode grows and
-    array-backed after `to_numpy` (or when it is an item of an `EpisodeBatch`).
+    An episode grows by `add_env_reset` and `add_env_step`. Sampling cuts a long one into chunks (`cut`) with the same
+    ``id_``. A chunk contains the last items of its predecessor as its lookback part, which indices can reach but
+    lengths and returns leave out. Data is list-backed while an episode grows, and array-backed after `to_numpy` (or
+    in an item of an `EpisodeBatch`).
 
-    Observations, actions, rewards, infos and extra model outputs may be anything: numbers, arrays, trees of
-    them, strings, None, instances of any class. Numbers are required where they are needed: `get_return`
-    needs rewards of one number each, an `EpisodeBatch` (what is sent and learned from) also arrays of
-    numbers or strings in all columns.
+    Observations, actions, rewards, infos and extra model outputs may be anything: numbers, arrays, trees of them,
+    strings, None, instances of any class. Numbers are required only where they are needed: `get_return` needs rewards
+    that are single numbers; an `EpisodeBatch`, which is sent and learned from, needs numbers, strings or arrays of
+    them in all columns.
 
     Example:
         >>> episode = SingleAgentEpisode()
@@ -43,27 +43,26 @@ class SingleAgentEpisode(EpisodeChunks):
         (2, 0.75, [1, 2])
 
     Args:
-        id_: The episode's id; a new unique one when None.
-        observations: Items from the first to the last observation, one more than rewards: a list, or a tree
-            of arrays ``[num_items, ...]``.
+        id_: The episode's id; None: a new unique id.
+        observations: All observations, one more than rewards: a list, or a tree of arrays ``[num_items, ...]``.
         observation_space, action_space: Spaces of one item, needed for one-hots.
-        infos: As many as observations, usually dicts; empty dicts when None.
+        infos: As many as observations, usually dicts; None: empty dicts.
         actions, rewards: Items of the steps, lists or arrays.
         terminated, truncated: Whether the last step ended the episode.
-        extra_model_outputs: Further columns with as many items as rewards, by name.
-        t_started: The time step, from the episode's start, of this chunk's first observation (after the
-            lookback part).
-        len_lookback_buffer: How many of the given steps are lookback. "auto": all of them, so the new chunk
-            has length 0. Clipped to the number of rewards.
-        agent_id, module_id, multi_agent_episode_id: Set for the episodes inside of a multi-agent episode.
+        extra_model_outputs: Additional columns with as many items as rewards, by name.
+        t_started: Time step, counted from the episode's start, of this chunk's first observation (after the lookback
+            part).
+        len_lookback_buffer: Number of the given steps that are lookback. "auto": all of them, so the new chunk has
+            length 0. Clipped to the number of rewards.
+        agent_id, module_id, multi_agent_episode_id: Set for the episodes in a multi-agent episode.
 
     Attributes:
         t_started: See above.
         t: The time step of the last observation; ``len(episode) == t - t_started``.
         is_terminated, is_truncated: Whether, and how, the episode ended with the last step.
-        custom_data: A dict for user code. Chunks cut off get a deep copy.
-        initial_state: The module's state before this chunk's first step, when known (stateful modules:
-            chunks made by `cut`, `slice` and `EpisodeBatch` know it without any lookback), else None.
+        custom_data: A dict for user code. Continuations get a deep copy.
+        initial_state: The module's state before this chunk's first step, if known (for stateful modules, chunks made
+            by `cut`, `slice` and `EpisodeBatch` know it without any lookback), otherwise None.
 
     Raises:
         ValueError: The columns' lengths do not fit together.
@@ -117,7 +116,7 @@ class SingleAgentEpisode(EpisodeChunks):
         if isinstance(infos, InfiniteLookbackBuffer):
             self.infos: InfiniteLookbackBuffer = infos
         else:
-            # An empty list counts as not given.
+            # An empty list counts as missing.
             given = list(infos) if infos else [{} for _ in range(self.observations.len_incl_lookback())]
             self.infos = InfosBuffer(given, lookback)
         self.t_started: int = operator.index(t_started) if t_started is not None else 0
@@ -136,7 +135,7 @@ class SingleAgentEpisode(EpisodeChunks):
         return min(operator.index(len_lookback_buffer), num_rewards)
 
     def _unpack_rewards(self) -> None:
-        """Put numbers in place of given rewards that are arrays of one element."""
+        """Replace given rewards that are arrays with one element by numbers."""
         data = self.rewards.data
         kept = kept_rewards(data)
         if kept is not data:
@@ -145,7 +144,7 @@ class SingleAgentEpisode(EpisodeChunks):
     # -- growing --------------------------------------------------------------------------------------
 
     def add_env_reset(self, observation: Any, infos: Any = None) -> None:
-        """Add the observation (and infos) that ``env.reset()`` returned.
+        """Add the observation (and infos) from ``env.reset()``.
 
         Raises:
             RuntimeError: The episode has an observation already, or is done.
@@ -171,23 +170,22 @@ class SingleAgentEpisode(EpisodeChunks):
         truncated: bool = False,
         extra_model_outputs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add one step: the action, and what ``env.step(action)`` returned.
+        """Add one step: the action, and the result of ``env.step(action)``.
 
-        On an array-backed episode this copies the columns once (they may be shared) and then grows them.
+        An array-backed episode copies its columns once (they may be shared) and then grows them.
 
         Args:
             observation: The observation after the step.
-            action: The action taken on the previous observation, as the module returned it.
-            reward: One number; an array or tensor of one element counts as one. The class describes other values.
-            infos: The step's info dict (or anything else); an empty dict when None.
+            action: The action taken on the previous observation, as returned by the module.
+            reward: A number; an array or tensor with one element counts as a number. For other values, see the class.
+            infos: The step's info dict (or anything else); None: an empty dict.
             terminated, truncated: Whether the episode ends here.
-            extra_model_outputs: Values of further columns. Every step must have the same keys.
+            extra_model_outputs: Values of additional columns. Every step must have the same keys.
 
         Raises:
             RuntimeError: The episode is done, or was never reset.
-            ValueError: Extra keys come too late or are missing, or (array-backed) an item has another
-                structure, shape or kind (number, string or object) than its column. The episode is then as
-                before.
+            ValueError: Extra keys come too late or are missing, or (array-backed) an item has another structure,
+                shape or kind (number, string or object) than its column. The episode is then unchanged.
         """
         if self.is_terminated or self.is_truncated:
             raise RuntimeError(
@@ -249,14 +247,14 @@ class SingleAgentEpisode(EpisodeChunks):
         return self._located(error, failed)
 
     def _take_back_step(self) -> None:
-        """Remove the last step, which did not end the episode (its duration stays counted)."""
+        """Remove the last step, which did not end the episode. Its duration remains counted."""
         self.t -= 1
         self._truncate(self.rewards.lookback + self.t - self.t_started)
         if self.t == 0:
-            self.extra_model_outputs = {}  # they started with this step
+            self.extra_model_outputs = {}  # the columns started with this step
 
     def _truncate(self, num_steps: int) -> None:
-        """Drop all but the first steps (lookback part included)."""
+        """Drop all but the first steps (including the lookback part)."""
         self.observations._truncate(num_steps + 1)
         self.infos._truncate(num_steps + 1)
         for _, buffer in self._step_columns():
@@ -274,14 +272,14 @@ class SingleAgentEpisode(EpisodeChunks):
         return len(self)
 
     def agent_steps(self) -> int:
-        """Return the number of agent steps in this chunk; one agent, so the same as `env_steps`."""
+        """Return the number of agent steps in this chunk, which equals `env_steps`."""
         return len(self)
 
     def get_return(self) -> float:
-        """Return the sum of this chunk's rewards, lookback left out.
+        """Return the sum of this chunk's rewards, without lookback.
 
         Raises:
-            ValueError: A reward is not one number.
+            ValueError: A reward is not a single number.
         """
         try:
             rewards = as_rewards(self.rewards.get())
@@ -290,16 +288,15 @@ class SingleAgentEpisode(EpisodeChunks):
         return float(rewards.sum(dtype=np.float64) if isinstance(rewards, np.ndarray) else sum(rewards))
 
     def get_duration_s(self) -> float:
-        """Return the seconds from this chunk's start (reset or cut) to its last step."""
+        """Return the duration in seconds from this chunk's start (reset or cut) to its last step."""
         return self._duration_s
 
     def get_data_dict(self) -> dict[str, Any]:
-        """Return this chunk's columns by name, one item per step (the last observation and info are left out).
+        """Return this chunk's columns by name, with one item per step (without the last observation and info).
 
         Returns:
-            Columns.OBS, ACTIONS, REWARDS, INFOS, T (from the episode's start), EPS_ID, TERMINATEDS,
-            TRUNCATEDS and every extra model output; arrays ``[len, ...]`` for a numpy episode (INFOS stay a
-            list), else lists.
+            Columns.OBS, ACTIONS, REWARDS, INFOS, T (from the episode's start), EPS_ID, TERMINATEDS, TRUNCATEDS and
+            every extra model output; arrays ``[len, ...]`` for a numpy episode (except INFOS, a list), otherwise lists.
         """
         num_steps = len(self)
         ends = [False] * num_steps
@@ -332,17 +329,17 @@ class SingleAgentEpisode(EpisodeChunks):
         )
 
     def to_numpy(self) -> SingleAgentEpisode:
-        """Turn all columns but the infos into arrays, in place; an episode of length 0 stays as it is.
+        """Convert all columns except the infos to arrays, in place. An episode of length 0 is unchanged.
 
-        Items that are no numbers, strings or arrays of them (None, instances of any class) become an array of
-        dtype object.
+        Items that are not numbers, strings or arrays of them (None, instances of any class) become an array of dtype
+        object.
 
         Returns:
             This episode.
 
         Raises:
-            ValueError: A column's items differ in structure or shape, or are numbers and strings, naming
-                the first one that does not fit.
+            ValueError: A column's items differ in structure or shape, or mix numbers and strings; the text names the
+                first one that does not fit.
         """
         if len(self) == 0:
             return self
@@ -359,7 +356,7 @@ class SingleAgentEpisode(EpisodeChunks):
         """Check that all lengths fit together.
 
         Raises:
-            ValueError: Naming the column, the expected and the actual length.
+            ValueError: They do not; the text names the column, the expected and the actual length.
         """
         self._check_lengths()
         if len(self.rewards) != self.t - self.t_started:
@@ -371,22 +368,22 @@ class SingleAgentEpisode(EpisodeChunks):
     # -- state ----------------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        """Return the whole episode as plain values (msgpack packs them as they are).
+        """Return the whole episode as plain values, which msgpack can pack.
 
-        Values of info dicts without a plain form are left out and counted in ``state["num_infos_left_out"]``.
-        Columns that hold other objects are in the state as they are: it can be pickled then, but not packed.
+        Values of info dicts without a plain form are left out and counted in ``state["num_infos_left_out"]``. Columns
+        of other objects are included unchanged; such a state can be pickled, but not packed.
 
         Raises:
-            NotPlainError: A value of ``custom_data`` has no plain form, naming the path.
+            NotPlainError: A value of ``custom_data`` has no plain form; the text names its path.
         """
         return episode_state.get_state(self)
 
     @staticmethod
     def from_state(state: dict[str, Any]) -> SingleAgentEpisode:
-        """Return the episode that `get_state` was called on.
+        """Return the episode of a state from `get_state`.
 
         Raises:
-            ValueError: The state was not returned by `get_state`.
+            ValueError: The state does not come from `get_state`.
         """
         episode = episode_state.from_state(SingleAgentEpisode, state)
         episode.validate()
@@ -394,7 +391,7 @@ class SingleAgentEpisode(EpisodeChunks):
 
     def __getstate__(self) -> dict[str, Any]:
         names = {*EpisodeColumns.__slots__, *EpisodeChunks.__slots__} - {"_source", "_created"}
-        # The clock's zero point differs between processes.
+        # The clock's zero differs between processes.
         return {**{name: getattr(self, name) for name in names}, "_last_step_time": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

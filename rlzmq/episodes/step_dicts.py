@@ -12,7 +12,7 @@ from rlzmq.episodes.rewards import REWARD_TYPES, as_reward
 
 __all__ = ["as_flag", "checked_flags", "checked_infos", "checked_rewards"]
 
-# Types whose values are all valid infos or flags (None: not given); other types need a closer check.
+# Types whose values are all valid infos or flags (None: not given). Other types are checked more closely.
 _INFO_TYPES = frozenset({dict, type(None)})
 _FLAG_TYPES = frozenset({bool, np.bool_, type(None)})
 _REWARD_OR_NONE = REWARD_TYPES | {type(None)}
@@ -21,10 +21,10 @@ _REWARD_OR_NONE = REWARD_TYPES | {type(None)}
 def checked_flags(flags: Mapping[Any, Any], name: str, where: str) -> Mapping[Any, Any]:
     """Return done flags by agent id, each True, False or None (not given).
 
-    Numbers 0 and 1 count as flags, and so does an array or tensor of one element that is one.
+    The numbers 0 and 1 count as flags, and so does an array or tensor with one such element.
 
     Args:
-        flags: By agent id; ``"__all__"`` is for all agents.
+        flags: Flags by agent id; ``"__all__"`` applies to all agents.
         name: ``"terminateds"`` or ``"truncateds"``, for the error message.
         where: Description of the env step, for the error message.
 
@@ -59,7 +59,7 @@ def checked_infos(infos: Mapping[Any, Any], where: str) -> Mapping[Any, Any]:
 
 
 def checked_rewards(rewards: Mapping[Any, Any], where: str) -> Mapping[Any, Any]:
-    """Return the rewards by agent id, each of them one number or None (not given).
+    """Return the rewards by agent id, each of them a single number or None (not given).
 
     Raises:
         MultiAgentEnvError: A value has another type.
@@ -79,7 +79,7 @@ def as_flag(flag: Any) -> bool:
     """Return a done flag as a bool; None (not given) is False. See `checked_flags`.
 
     Raises:
-        ValueError: It is not a flag.
+        ValueError: The value is not a flag.
     """
     if flag is None or isinstance(flag, (bool, np.bool_)):
         return bool(flag)

@@ -1,4 +1,4 @@
-"""Conversion of a multi-agent episode given as lists of dicts to data by agent."""
+"""StepDicts: converts a multi-agent episode given as lists of dicts to data by agent."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ Dicts = Sequence[Mapping[Any, Any]]
 
 @dataclass(frozen=True)
 class StepDicts:
-    """Constructor data of `MultiAgentEpisode`, which documents it.
+    """Constructor data of `MultiAgentEpisode`, whose docstring documents it.
 
     Attributes:
         num_steps: Number of env steps.
-        observations, infos: One dict per env step and one for the reset (infos may be empty).
-        actions, rewards, extra_model_outputs: One dict per env step, or empty. Rewards may go on for one env
-            step more than actions and outputs: these then hang.
-        terminateds, truncateds: Flags at the end. An agent that did not act on its last observation was done
-            with it.
+        observations, infos: One dict per env step, plus one for the reset (infos may be empty).
+        actions, rewards, extra_model_outputs: One dict per env step, or empty. Rewards may have one env step more
+            than actions and outputs, which then hang.
+        terminateds, truncateds: Flags at the end. An agent that did not act on its last observation was done with it.
     """
 
     num_steps: int
@@ -43,8 +42,8 @@ class StepDicts:
             extra_model_outputs.
 
         Raises:
-            ValueError: Lengths of lists do not match.
-            MultiAgentEnvError: The data contradict each other.
+            ValueError: The lengths of the lists do not match.
+            MultiAgentEnvError: If the data contradict each other.
         """
         self._check_lengths(where)
         timeline.env_t = timeline.env_t_started - timeline.lookback

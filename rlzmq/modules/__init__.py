@@ -1,1 +1,1 @@
-"""Neural networks and what they mean: RLModules, their specs, action distributions, default models."""
+"""RLModules (neural networks), their specs, action distributions, and default models."""

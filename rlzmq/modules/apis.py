@@ -1,7 +1,7 @@
 """Mix-in classes for optional RLModule features that learners need.
 
-A module lists them as further base classes, ``class MyModule(TorchRLModule, ValueFunctionAPI)``; a
-learner declares those it needs and reports a missing one.
+A module lists them as additional base classes, ``class MyModule(TorchRLModule, ValueFunctionAPI)``. A learner declares
+the ones that it needs and reports a missing one.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ __all__ = [
 
 
 class ValueFunctionAPI(ABC):
-    """A module with state values: PPO, IMPALA, APPO and MARWIL need one."""
+    """A module with state values, for PPO, IMPALA, APPO and MARWIL."""
 
     @abstractmethod
     def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> Tensor:
         """Return the state values of a train batch.
 
         Args:
-            batch: The train batch, at least ``obs`` (and ``state_in`` if stateful).
-            embeddings: What the module's own forward pass put under ``embeddings``; saves computing
-                it again.
+            batch: The train batch, with at least ``obs`` (and ``state_in`` if stateful).
+            embeddings: The column ``embeddings`` of the module's own forward pass, which saves computing it again.
 
         Returns:
             Float ``[B]`` (``[B, T]`` if stateful), without a trailing dimension of 1.
@@ -40,19 +39,19 @@ class ValueFunctionAPI(ABC):
 
 
 class InferenceOnlyAPI(ABC):
-    """A module with parts that only learners need: env runners build and receive it without them."""
+    """A module with parts that only learners need. Env runners build and receive it without them."""
 
     @abstractmethod
     def get_non_inference_attributes(self) -> list[str]:
-        """Return attributes that acting does not need, dotted paths allowed: ``["vf", "encoder.critic"]``.
+        """Return attributes that acting does not need; dotted paths are allowed: ``["vf", "encoder.critic"]``.
 
-        They are deleted after ``setup()`` if ``inference_only``, and left out of
-        ``get_state(inference_only=True)``. Names that do not exist (yet) are ignored.
+        They are deleted after ``setup()`` if ``inference_only``, and left out of ``get_state(inference_only=True)``.
+        Names that do not exist (yet) are ignored.
         """
 
 
 class TargetNetworkAPI(ABC):
-    """A module with target networks: DQN, SAC, APPO need one."""
+    """A module with target networks, for DQN, SAC and APPO."""
 
     @abstractmethod
     def make_target_networks(self) -> None:
@@ -68,25 +67,25 @@ class TargetNetworkAPI(ABC):
 
 
 class QNetAPI(ABC):
-    """A module with action values: DQN needs one."""
+    """A module with action values, for DQN."""
 
     @abstractmethod
     def compute_q_values(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the action values of a batch, at least ``obs`` (and ``state_in`` if stateful).
+        """Return the action values of a batch with at least ``obs`` (and ``state_in`` if stateful).
 
         Returns:
             ``"qf_preds"``: float ``[B, num_actions]``; distributional modules add ``"atoms"``
-            ``[num_atoms]``, ``"qf_logits"`` and ``"qf_probs"`` ``[B, num_actions, num_atoms]``. Of stateful modules
-            these have a time axis after B, and ``state_out`` comes with them.
+            ``[num_atoms]``, ``"qf_logits"`` and ``"qf_probs"`` ``[B, num_actions, num_atoms]``. For stateful modules
+            these have a time axis after B, and ``state_out`` is included.
         """
 
     def compute_advantage_distribution(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the advantage stream's outputs of a dueling module, keys as in ``compute_q_values``."""
+        """Return the outputs of a dueling module's advantage stream, with the keys of ``compute_q_values``."""
         raise NotImplementedError(f"{type(self).__name__} has no advantage stream")
 
 
 class SelfSupervisedLossAPI(ABC):
-    """A module that defines its loss, e.g. a curiosity model; the learner uses it instead of its own."""
+    """A module that defines its own loss, e.g. a curiosity model. The learner uses it instead of the learner's loss."""
 
     @abstractmethod
     def compute_self_supervised_loss(
@@ -105,7 +104,7 @@ class SelfSupervisedLossAPI(ABC):
             module_id: This module's id.
             config: The AlgorithmConfig with this module's overrides.
             batch: The module's minibatch.
-            fwd_out: What ``forward_train`` returned for it.
+            fwd_out: The output of ``forward_train`` for the minibatch.
 
         Returns:
             A scalar tensor, or a dict of named scalar tensors whose ``total_loss`` is differentiated.

@@ -21,17 +21,17 @@ _LSTM_WEIGHTS = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
 
 
 def dense_chain(module: Any) -> list[Layer] | None:
-    """Return the layers that ``module``'s acting forward pass consists of, if it is nothing but dense layers.
+    """Return the layers of ``module``'s acting forward pass if it consists only of dense layers.
 
-    The tensors are the module's own parameters: loading weights in place shows in the chain at once, and
-    ``run_chain`` returns exactly the numbers of the module's forward pass.
+    The tensors are the module's own parameters, so weights loaded in place take effect at once. ``run_chain`` returns
+    exactly the numbers of the module's forward pass.
 
     Args:
         module: Any module.
 
     Returns:
-        (weight, bias, activation) of each layer; None for any module but the unchanged default one with a
-        dense encoder, no layer norm, no action mask, no memory and no separate log standard deviations.
+        (weight, bias, activation) of each layer. None for any module except the unchanged default one with a dense
+        encoder, no layer norm, no action mask, no memory and no separate log standard deviations.
     """
     if type(module) is not DefaultActorCriticModule or not module._plain or _has_hooks(module):
         return None

@@ -21,17 +21,16 @@ __all__ = ["MultiRLModule", "MultiRLModuleSpec"]
 
 
 class MultiRLModule(RLModule):
-    """Modules by id. Forward passes go to each module with its part of the batch.
+    """Modules by id. Forward passes run each module on its part of the batch.
 
     Args:
         rl_module_specs: Module id -> RLModuleSpec; ``setup()`` builds them.
-        seed: As of :meth:`RLModuleSpec.build`.
-        observation_space, action_space, inference_only, learner_only, model_config: As of RLModule. With
-            ``inference_only`` every module is built so, and learner-only ones are left out.
+        seed: See :meth:`RLModuleSpec.build`.
+        observation_space, action_space, inference_only, learner_only, model_config: See RLModule. With
+            ``inference_only``, every module is built inference-only, and learner-only modules are left out.
 
-    Iterating gives the ids, in the order in which the modules were added. Subclasses that share
-    networks between modules override ``setup()`` and the ``_forward*`` methods; the modules are in
-    ``self._rl_modules``.
+    Iteration yields the ids, in the order in which the modules were added. Subclasses that share networks between
+    modules override ``setup()`` and the ``_forward*`` methods; the modules are in ``self._rl_modules``.
     """
 
     is_multi = True
@@ -59,7 +58,7 @@ class MultiRLModule(RLModule):
         )
 
     def setup(self) -> None:
-        """Build the modules of ``rl_module_specs``."""
+        """Build the modules from ``rl_module_specs``."""
         for module_id, spec in self.rl_module_specs.items():
             if self.inference_only:
                 if spec.learner_only:
@@ -81,15 +80,15 @@ class MultiRLModule(RLModule):
     # -- modules by id -------------------------------------------------------------------------
 
     def add_module(self, module_id: str, module: RLModule, *, override: bool = False) -> None:
-        """Add a module; allowed at any time, also while training.
+        """Add a module. Allowed at any time, also during training.
 
         Args:
-            module_id: Its id.
+            module_id: Id of the module.
             module: The built module.
-            override: Replace a module that has the id already.
+            override: Whether to replace an existing module with this id.
 
         Raises:
-            ValueError: The id is taken, or is no non-empty string.
+            ValueError: The id is taken, or is not a non-empty string.
         """
         if not isinstance(module_id, str) or not module_id:
             raise ValueError(f"a module id is a non-empty string, got {module_id!r}")
@@ -103,7 +102,7 @@ class MultiRLModule(RLModule):
         """Remove a module.
 
         Raises:
-            KeyError: There is none of this id (unless ``raise_err_if_not_found`` is False).
+            KeyError: There is no module with this id (unless ``raise_err_if_not_found`` is False).
         """
         if module_id not in self._rl_modules:
             if raise_err_if_not_found:
@@ -116,7 +115,7 @@ class MultiRLModule(RLModule):
     def foreach_module(
         self, func: Callable[..., Any], *, return_dict: bool = False, **kwargs: Any
     ) -> list[Any] | dict[str, Any]:
-        """Call ``func(module_id, module, **kwargs)`` for every module and return the results as a list or by id."""
+        """Call ``func(module_id, module, **kwargs)`` for every module; return the results as a list or by id."""
         results = {module_id: func(module_id, m, **kwargs) for module_id, m in self._rl_modules.items()}
         return results if return_dict else list(results.values())
 
@@ -133,7 +132,7 @@ class MultiRLModule(RLModule):
         return self._rl_modules.items()
 
     def get(self, module_id: str, default: Any = None) -> Any:
-        """Return the module of this id, or ``default``."""
+        """Return the module with this id, or ``default``."""
         return self._rl_modules.get(module_id, default)
 
     def __getitem__(self, module_id: str) -> Any:
@@ -177,11 +176,11 @@ class MultiRLModule(RLModule):
         }
 
     def forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Return module id -> outputs for every module in the batch; unknown ids are ignored."""
+        """Return module id -> outputs for every module in the batch. Unknown ids are ignored."""
         return self._forward_inference(batch, **kwargs)
 
     def forward_exploration(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """As :meth:`forward_inference`."""
+        """Return module id -> outputs, like :meth:`forward_inference`."""
         return self._forward_exploration(batch, **kwargs)
 
     # -- facts and torch -----------------------------------------------------------------------
@@ -204,7 +203,7 @@ class MultiRLModule(RLModule):
         return [(mid, m) for mid, m in self._rl_modules.items() if isinstance(m, nn.Module)]
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield the parameters of all modules, shared ones once."""
+        """Yield the parameters of all modules, shared ones only once."""
         seen: set[int] = set()
         for _, module in self._torch_modules():
             for parameter in module.parameters():
@@ -246,9 +245,9 @@ class MultiRLModule(RLModule):
         """Return module id -> weights as numpy arrays.
 
         Args:
-            components: Module ids, or paths ``"module_id/parameter"``; None for all.
-            not_components: Likewise, left out.
-            inference_only: Without what only learners need, and without learner-only modules.
+            components: Module ids, or paths ``"module_id/parameter"``; None: all.
+            not_components: Module ids or paths to leave out.
+            inference_only: Whether to leave out learner-only modules and the parts that only learners need.
         """
         wanted, without = _by_module(components), _by_module(not_components) or {}
         state = {}
@@ -266,11 +265,11 @@ class MultiRLModule(RLModule):
         return state
 
     def set_state(self, state: Mapping[str, Any], *, strict: bool | None = None) -> None:
-        """Take over the weights of the modules that are in ``state``; unknown ids are ignored.
+        """Load the weights of the modules in ``state``. Unknown ids are ignored.
 
         Args:
-            state: Module id -> what its `RLModule.set_state` takes.
-            strict: As there.
+            state: Module id -> argument of that module's `RLModule.set_state`.
+            strict: See `TorchRLModule.set_state`.
         """
         for module_id, module_state in state.items():
             if module_id in self._rl_modules:
@@ -292,17 +291,17 @@ def _by_module(paths: str | Collection[str] | None) -> dict[str, list[str] | Non
 
 
 class MultiRLModuleSpec:
-    """What to build a MultiRLModule from.
+    """The description from which a MultiRLModule is built.
 
     Args:
         rl_module_specs: Module id -> spec.
         multi_rl_module_class: A subclass of MultiRLModule.
-        observation_space, action_space: Passed to it.
-        inference_only: Build every module inference-only and leave learner-only ones out; None leaves
-            it to each spec.
-        model_config: Passed to it, for subclasses that want one.
-        load_state_path: A checkpoint of a MultiRLModule whose weights the built one takes over.
-        modules_to_load: Only the weights of these; None for all that both have.
+        observation_space, action_space: Passed to the class.
+        inference_only: Whether to build every module inference-only and leave learner-only ones out; None: as each
+            spec defines.
+        model_config: Passed to the class, for subclasses that use it.
+        load_state_path: Checkpoint of a MultiRLModule to load weights from.
+        modules_to_load: Ids of the modules whose weights are loaded; None: all modules that both have.
     """
 
     plain_tag: ClassVar[str] = MULTI_SPEC_TAG
@@ -337,8 +336,8 @@ class MultiRLModuleSpec:
         """Build the MultiRLModule, or one of its modules.
 
         Args:
-            module_id: Build and return only this one.
-            seed: As of :meth:`RLModuleSpec.build`, for every module.
+            module_id: Build and return only this module.
+            seed: See :meth:`RLModuleSpec.build`, for every module.
 
         Raises:
             ConfigurationError: A module cannot be built; the text names its id.
@@ -365,8 +364,8 @@ class MultiRLModuleSpec:
         """Add specs by id.
 
         Raises:
-            TypeError: A value is no RLModuleSpec.
-            ValueError: An id is there already and ``override`` is False.
+            TypeError: A value is not an RLModuleSpec.
+            ValueError: An id exists already and ``override`` is False.
         """
         if not isinstance(rl_module_specs, Mapping):
             raise TypeError(
@@ -383,12 +382,12 @@ class MultiRLModuleSpec:
             self.rl_module_specs[module_id] = spec
 
     def remove_modules(self, module_ids: str | Collection[str]) -> None:
-        """Remove specs; unknown ids are ignored."""
+        """Remove specs. Unknown ids are ignored."""
         for module_id in (module_ids,) if isinstance(module_ids, str) else module_ids:
             self.rl_module_specs.pop(module_id, None)
 
     def update(self, other: MultiRLModuleSpec | RLModuleSpec, override: bool = True) -> None:
-        """Update from another spec; a single RLModuleSpec updates every module."""
+        """Update from another spec. A single RLModuleSpec updates every module."""
         if isinstance(other, RLModuleSpec):
             for spec in self.rl_module_specs.values():
                 spec.update(other, override)
@@ -400,18 +399,18 @@ class MultiRLModuleSpec:
                 self.rl_module_specs[module_id] = spec
 
     def copy(self) -> Self:
-        """Return a copy whose modules can be changed without changing this one's (their specs are shared)."""
+        """Return a copy whose set of modules can be changed independently (the specs are shared)."""
         new = copy.copy(self)
         new.rl_module_specs = dict(self.rl_module_specs)
         return new
 
     def as_multi_rl_module_spec(self) -> Self:
-        """Return this spec itself."""
+        """Return this spec."""
         return self
 
     @classmethod
     def from_module(cls, module: MultiRLModule) -> Self:
-        """Return the spec that would build a module like this one (weights not included)."""
+        """Return a spec that builds modules like this one (without the weights)."""
         return cls(
             {module_id: RLModuleSpec.from_module(m) for module_id, m in module.items()},
             multi_rl_module_class=type(module),
@@ -436,7 +435,7 @@ class MultiRLModuleSpec:
         return f"MultiRLModuleSpec({self.rl_module_specs!r})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, as :meth:`RLModuleSpec.to_dict`."""
+        """Return the spec as plain values, like :meth:`RLModuleSpec.to_dict`."""
         outer = RLModuleSpec(
             observation_space=self.observation_space,
             action_space=self.action_space,
@@ -464,7 +463,7 @@ class MultiRLModuleSpec:
         multi_rl_module_class: type[MultiRLModule] | None = None,
         module_classes: Mapping[str, type[RLModule]] | None = None,
     ) -> Self:
-        """Create the spec that ``to_dict`` wrote; classes may be given instead of being imported by name."""
+        """Create a spec from the result of ``to_dict``. Classes may be given instead of being imported by name."""
         if multi_rl_module_class is None:
             named = plain.get("multi_rl_module_class", class_name(MultiRLModule))
             multi_rl_module_class = class_from_name(named, MultiRLModule)

@@ -1,7 +1,7 @@
-"""Check of a custom module's outputs against its spaces when it is built.
+"""Checks of a custom module's outputs against its spaces, when it is built.
 
-A copy of the module gets three observations drawn from its space. If that forward pass raises, nothing is checked:
-the module may read columns of custom connector pieces, and the run's first step raises the same error.
+A copy of the module gets three observations sampled from its space. If that forward pass raises an error, nothing is
+checked: the module may read columns of custom connector pieces, and the run's first step raises the same error.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _NUM_ROWS = 3  # unlike most numbers of actions, so that swapped dimensions are 
 
 
 def check_acting_outputs(module: RLModule) -> None:
-    """Check what ``_forward_exploration`` returns.
+    """Check the outputs of ``_forward_exploration``.
 
     Args:
-        module: One policy's module. The library's own modules are not checked.
+        module: The module of one policy. The library's own modules are not checked.
 
     Raises:
-        ConfigurationError: A column is missing, or has another shape or type than its space needs.
+        ConfigurationError: A column is missing, or does not have the shape or type that its space needs.
     """
     trial = _Trial.of(module, num_steps=1)
     if trial is None or (outputs := trial.run("_forward_exploration", t=0)) is None:
@@ -52,14 +52,14 @@ def check_acting_outputs(module: RLModule) -> None:
 
 
 def check_training_outputs(module: RLModule, *, with_values: bool) -> None:
-    """Check what ``_forward_train`` returns, and the values.
+    """Check the outputs of ``_forward_train``, and the values.
 
     Args:
-        module: One policy's module. The library's own modules are not checked.
+        module: The module of one policy. The library's own modules are not checked.
         with_values: Whether the learner calls ``compute_values``.
 
     Raises:
-        ConfigurationError: Likewise.
+        ConfigurationError: A column is missing, or does not have the shape or type that its space needs.
     """
     trial = _Trial.of(module, num_steps=2)
     if trial is None or not isinstance(outputs := trial.run("_forward_train"), Mapping):
@@ -74,7 +74,7 @@ class _Trial:
 
     Attributes:
         module: The copy.
-        lead: The leading dimensions of its outputs: rows, and time steps if it is stateful.
+        lead: Leading dimensions of its outputs: rows, and time steps if it is stateful.
     """
 
     def __init__(self, module: RLModule, batch: dict[str, Any], lead: tuple[int, ...]) -> None:
@@ -84,7 +84,7 @@ class _Trial:
 
     @classmethod
     def of(cls, module: RLModule, *, num_steps: int) -> _Trial | None:
-        """Return None for the library's own modules, or if there is nothing to try it with."""
+        """Return a trial; None for the library's own modules, or if there is no input to try."""
         module = module.unwrapped()
         if type(module).__module__.startswith("rlzmq.modules.default_models"):
             return None
@@ -129,7 +129,7 @@ class _Trial:
         raise self._error(method, column, text, _shape_text(wanted) + why)
 
     def _width(self, method: str, space: gym.Space[Any]) -> tuple[str, int | None]:
-        """Return the distribution's name, and how many inputs it takes per row, where that is known."""
+        """Return the distribution's name, and its number of inputs per row, if known."""
         module = self.module
         kind = "train" if method == "_forward_train" else "exploration"
         dist_cls = getattr(module, f"get_{kind}_action_dist_cls")()
@@ -138,7 +138,7 @@ class _Trial:
             return name, num_dist_inputs(space)
         try:
             return name, int(dist_cls.required_input_dim(space, module.model_config))
-        except Exception:  # a user class need not know it
+        except Exception:  # a user's class may not implement it
             return name, None
 
     def check_rows(self, outputs: Mapping[str, Any], method: str) -> None:

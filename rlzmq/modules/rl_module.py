@@ -13,8 +13,8 @@ A custom module in ten lines::
         def _forward(self, batch, **kwargs):
             return {Columns.ACTION_DIST_INPUTS: self.net(batch[Columns.OBS])}
 
-The public ``forward_*`` are called once per vector step: they add a few checks of known cost
-(below 1 µs together) to the private ``_forward*``, and nothing else.
+The public ``forward_*`` methods are called once per vector step. They add only a few cheap checks (below 1 µs together)
+to the private ``_forward*`` methods.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from rlzmq.modules.saving import load_module, restore_module, save_module
 
 __all__ = ["RLModule", "TorchRLModule"]
 
-# Named, not imported: its file imports this one.
+# Named by a string, not imported, since its file imports this one.
 _MULTI_CLASS = "rlzmq.modules.multi_rl_module:MultiRLModule"
 _ACTION_COLUMNS = (Columns.ACTION_DIST_INPUTS, Columns.ACTIONS)
 
 
 class RLModule:
-    """Base of all modules, single and multi.
+    """Base class of all modules, single and multi.
 
     Args:
-        observation_space: Of one agent, as the env-to-module pipeline leaves it.
-        action_space: Of one agent.
-        inference_only: Build only what acting needs (see :class:`InferenceOnlyAPI`).
-        learner_only: The module is not built on env runners.
-        model_config: Settings for ``setup()``, a dict or a DefaultModelConfig;
-            ``self.model_config`` is the dict given.
-        catalog_class: Only None: there are no catalogs.
+        observation_space: One agent's observation space after the env-to-module pipeline.
+        action_space: One agent's action space.
+        inference_only: Whether to build only the parts that acting needs (see :class:`InferenceOnlyAPI`).
+        learner_only: Whether env runners do not build the module.
+        model_config: Settings for ``setup()``, a dict or a DefaultModelConfig. ``self.model_config`` is the resulting
+            dict.
+        catalog_class: Must be None: there are no catalogs.
 
     Attributes:
-        action_dist_cls: The distribution class of ``action_dist_inputs``, to be set in ``setup()``; None: by
+        action_dist_cls: The distribution class of ``action_dist_inputs``; set it in ``setup()``. None: chosen by the
             action space.
         is_multi: Whether it is a MultiRLModule.
-        module_id: Its id in the MultiRLModule that holds it, for error messages; "" if none does.
+        module_id: Its id in its MultiRLModule, for error messages; "" if there is none.
     """
 
     framework = "torch"
@@ -100,8 +100,8 @@ class RLModule:
     def get_initial_state(self) -> Any:
         """Return the state of a new episode: a tree of tensors or arrays without batch dimension.
 
-        A non-empty one makes the module stateful: it then gets ``batch["state_in"]`` (``[B, ...]``) and
-        observations with a time dimension (``[B, T, ...]``), and must return ``state_out`` (``[B, ...]``).
+        If it is not empty, the module is stateful: it then gets ``batch["state_in"]`` (``[B, ...]``) and observations
+        with a time dimension (``[B, T, ...]``), and must return ``state_out`` (``[B, ...]``).
         """
         return {}
 
@@ -113,11 +113,11 @@ class RLModule:
         )
 
     def _forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Compute outputs for greedy acting (evaluation, ``explore=False``)."""
+        """Compute the outputs for greedy acting (evaluation, ``explore=False``)."""
         return self._forward(batch, **kwargs)
 
     def _forward_exploration(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Compute outputs for exploration. ``kwargs`` may hold ``t``, the lifetime env steps."""
+        """Compute the outputs for exploration. ``kwargs`` may contain ``t``, the lifetime env steps."""
         return self._forward(batch, **kwargs)
 
     def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -125,35 +125,35 @@ class RLModule:
         return self._forward(batch, **kwargs)
 
     def get_inference_action_dist_cls(self) -> type[Distribution]:
-        """Return the distribution class of ``action_dist_inputs`` in greedy acting; by default `action_dist_cls`."""
+        """Return the distribution class of ``action_dist_inputs`` for greedy acting; by default `action_dist_cls`."""
         return self._default_action_dist_cls()
 
     def get_exploration_action_dist_cls(self) -> type[Distribution]:
-        """As `get_inference_action_dist_cls`, for exploration."""
+        """Return the distribution class for exploration; see `get_inference_action_dist_cls`."""
         return self._default_action_dist_cls()
 
     def get_train_action_dist_cls(self) -> type[Distribution]:
-        """As `get_inference_action_dist_cls`, for the loss."""
+        """Return the distribution class for the loss; see `get_inference_action_dist_cls`."""
         return self._default_action_dist_cls()
 
     # -- forward passes ------------------------------------------------------------------------
 
     def forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Compute outputs for greedy acting, without gradients.
+        """Compute the outputs for greedy acting, without gradients.
 
         Args:
             batch: Column -> tensor ``[B, ...]`` (``[B, T, ...]`` if stateful) or a tree of tensors.
 
         Returns:
-            Column -> tensor; ``action_dist_inputs`` or ``actions``, and ``state_out`` if stateful.
+            Column -> tensor: ``action_dist_inputs`` or ``actions``, and ``state_out`` if stateful.
 
         Raises:
-            ValueError: A required column is missing; names the module and the column.
+            ValueError: A required column is missing; the text names the module and the column.
         """
         return self.check_outputs(self._forward_inference(batch, **kwargs), "_forward_inference")
 
     def forward_exploration(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Compute outputs for exploration, without gradients. As :meth:`forward_inference`."""
+        """Compute the outputs for exploration, without gradients, like :meth:`forward_inference`."""
         return self.check_outputs(self._forward_exploration(batch, **kwargs), "_forward_exploration")
 
     def forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -170,17 +170,17 @@ class RLModule:
         return self._forward_train(batch, **kwargs)
 
     def check_outputs(self, outputs: dict[str, Any], method: str) -> dict[str, Any]:
-        """Return the outputs of an acting forward pass after checking that they hold what acting needs.
+        """Check that the outputs of an acting forward pass contain the columns for acting, and return them.
 
-        ``forward_inference`` and ``forward_exploration`` do this on their own; it is for callers of the
-        ``_forward*`` methods. A module without action space may return any columns.
+        ``forward_inference`` and ``forward_exploration`` call this method. Call it after using the ``_forward*``
+        methods directly. A module without action space may return any columns.
 
         Args:
-            outputs: What ``method`` returned.
+            outputs: The return value of ``method``.
             method: ``"_forward_inference"`` or ``"_forward_exploration"``, for the error message.
 
         Raises:
-            TypeError: It is no dict.
+            TypeError: The outputs are not a dict.
             ValueError: Actions (or the state of a stateful module) are missing.
         """
         if type(outputs) is not dict and not isinstance(outputs, Mapping):
@@ -198,10 +198,10 @@ class RLModule:
         return outputs
 
     def require_output(self, outputs: Mapping[str, Any], column: str, method: str = "_forward_train") -> Any:
-        """Return one column of what a forward pass returned.
+        """Return one column of a forward pass's outputs.
 
         Raises:
-            ValueError: It is not there; names the module, the column and what there is.
+            ValueError: The column is missing; the text names the module, the column and the existing columns.
         """
         if column not in outputs:
             raise self._missing_output(outputs, (column,), method)
@@ -220,7 +220,7 @@ class RLModule:
     # -- facts ---------------------------------------------------------------------------------
 
     def is_stateful(self) -> bool:
-        """Return whether the initial state is non-empty; calls ``get_initial_state`` once."""
+        """Return whether the initial state is not empty. Calls ``get_initial_state`` once."""
         stateful = self._is_stateful
         if stateful is None:
             state = self.get_initial_state()
@@ -238,12 +238,12 @@ class RLModule:
         return cached
 
     def describe(self) -> str:
-        """Return the module's name in error messages: its id if it has one, and its class."""
+        """Return the module's name for error messages: its id, if it has one, and its class."""
         name = f"module {self.module_id!r}" if self.module_id else "module"
         return f"{name} ({type(self).__name__})"
 
     def unwrapped(self) -> RLModule:
-        """Return the module itself (a distributed wrapper returns what it wraps)."""
+        """Return the module itself (a distributed wrapper returns the wrapped module)."""
         return self
 
     def as_multi_rl_module(self) -> Any:
@@ -265,13 +265,13 @@ class RLModule:
         return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over weights that :meth:`get_state` returned."""
+        """Load weights from :meth:`get_state`."""
 
     def save_to_path(self, path: str | Path) -> Path:
-        """Write the module as a checkpoint directory, atomically: no pickle, readable by any version.
+        """Write the module as a checkpoint directory, atomically, without pickle.
 
         Args:
-            path: The directory; one that exists is replaced.
+            path: The directory. An existing one is replaced.
 
         Returns:
             Its absolute path.
@@ -279,30 +279,30 @@ class RLModule:
         return save_module(self, path)
 
     def restore_from_path(self, path: str | Path) -> None:
-        """Take over the weights of a checkpoint of the same architecture.
+        """Load the weights of a checkpoint of the same architecture.
 
         Args:
-            path: As of :meth:`from_checkpoint`.
+            path: See :meth:`from_checkpoint`.
 
         Raises:
-            CheckpointError: There is none, or it is torn or altered.
-            ValueError: Its weights do not fit.
+            CheckpointError: There is no checkpoint, or it is torn or altered.
+            ValueError: The weights do not fit.
         """
         restore_module(self, path)
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, *, module_class: type[RLModule] | None = None) -> Self:
-        """Build the module that a checkpoint holds, with its weights.
+        """Build the module of a checkpoint, with its weights.
 
         Args:
-            path: What :meth:`save_to_path` wrote; an algorithm's checkpoint; or one module of it,
+            path: A result of :meth:`save_to_path`; an algorithm's checkpoint; or one module of it,
                 ``checkpoint/learner_group/learner/rl_module/MODULE_ID``.
-            module_class: The class to build. None: the one called on, or if that is RLModule or
-                TorchRLModule, the one that the checkpoint names, which is then imported.
+            module_class: The class to build. None: the class on which the method is called, or, if that is RLModule
+                or TorchRLModule, the class that the checkpoint names, which is then imported.
 
         Raises:
-            CheckpointError: There is no checkpoint, or it is torn or altered.
-            ConfigurationError: The class it names cannot be found, or is none of an RLModule.
+            CheckpointError: If there is no checkpoint, or it is torn or altered.
+            ConfigurationError: The class that the checkpoint names cannot be found, or is not an RLModule.
         """
         if module_class is None and cls not in (RLModule, TorchRLModule):
             module_class = cls
@@ -311,11 +311,11 @@ class RLModule:
 
 
 class TorchRLModule(nn.Module, RLModule):
-    """An RLModule that is a ``torch.nn.Module``: its parameters are what is trained and sent.
+    """An RLModule that is a ``torch.nn.Module``. Its parameters are trained and sent.
 
-    ``forward_inference`` and ``forward_exploration`` run in eval mode and without gradients. A
-    module that is already in eval mode, called under ``torch.inference_mode()``, pays nothing for that;
-    otherwise the mode is switched and restored around the call.
+    ``forward_inference`` and ``forward_exploration`` run in eval mode and without gradients. If the module is already
+    in eval mode and under ``torch.inference_mode()``, this costs nothing. Otherwise the mode is switched and restored
+    around the call.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -358,7 +358,7 @@ class TorchRLModule(nn.Module, RLModule):
     # -- state ---------------------------------------------------------------------------------
 
     def inference_state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the state dict without what only learners need (by reference, in the module's order)."""
+        """Return the state dict without the parts that only learners need (by reference, in the module's order)."""
         state: dict[str, torch.Tensor] = self.state_dict(keep_vars=True)
         skipped = self._non_inference_prefixes()
         if not skipped:
@@ -380,9 +380,9 @@ class TorchRLModule(nn.Module, RLModule):
         """Return the weights as numpy arrays (copies).
 
         Args:
-            components: Only parameters of these names, or below these attributes; None for all.
-            not_components: None of these.
-            inference_only: Without what only learners need.
+            components: Names of parameters, or of attributes that contain them, to include; None: all.
+            not_components: Names to leave out.
+            inference_only: Whether to leave out the parts that only learners need.
         """
         tensors = self.inference_state_dict() if inference_only else self.state_dict(keep_vars=True)
         only = None if components is None else _as_tuple(components)
@@ -394,20 +394,20 @@ class TorchRLModule(nn.Module, RLModule):
         }
 
     def set_state(self, state: Mapping[str, Any], *, strict: bool | None = None) -> None:
-        """Take over weights.
+        """Load weights.
 
-        What only learners need may be missing, or there in excess: states pass freely between full and
-        inference-only modules of one class.
+        The parts that only learners need may be missing or superfluous, so full and inference-only modules of one
+        class can exchange states.
 
         Args:
             state: Parameter name -> array or tensor.
-            strict: True: all names must be there, and no unknown ones. None: so too in inference-only
-                modules, while others keep those weights that a partial state (``get_state("pi")``) lacks.
-                False: load what fits by name.
+            strict: True: all names must exist, and no unknown ones. None: the same for inference-only modules; other
+                modules keep the weights that a partial state (``get_state("pi")``) lacks. False: load the names that
+                fit.
 
         Raises:
-            ValueError: A parameter is missing, unknown, or of another shape; names them. Nothing was
-                loaded then.
+            ValueError: A parameter is missing, unknown, or has another shape; the text names it. No weights were
+                loaded.
         """
         own = self.state_dict(keep_vars=True)
         optional = self._non_inference_prefixes()
@@ -438,7 +438,7 @@ class TorchRLModule(nn.Module, RLModule):
 
 def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
     tensor = tensor.detach().cpu()
-    if tensor.dtype is torch.bfloat16:  # numpy has no such type; float32 holds all its values
+    if tensor.dtype is torch.bfloat16:  # numpy lacks this type; float32 holds all its values
         tensor = tensor.float()
     return tensor.numpy().copy()
 

@@ -1,6 +1,6 @@
-"""Saving and loading modules: spec and weights as checkpoint components, without pickle.
+"""Saving and loading of modules: spec and weights as checkpoint components, without pickle.
 
-A path may lead to a module's own checkpoint, to an algorithm's checkpoint, or into one::
+A path may lead to a module's own checkpoint, to an algorithm's checkpoint, or to a part of one::
 
     checkpoint/learner_group/learner/rl_module              all of an algorithm's modules
     checkpoint/learner_group/learner/rl_module/MODULE_ID    one of them
@@ -23,9 +23,9 @@ from rlzmq.core.suggest import did_you_mean
 __all__ = ["load_module", "read_module_states", "restore_module", "save_module", "set_whole_state"]
 
 _ROOT = "rl_module"
-_LEARNER = "learner_group/learner"  # of an algorithm's checkpoint
+_LEARNER = "learner_group/learner"  # path within an algorithm's checkpoint
 _MODULES = f"{_LEARNER}/rl_module"
-# The spec classes by the kind in a checkpoint. They are named because they import the modules, which use this file.
+# The spec classes by the kind in a checkpoint. They are given by name, because their files import this one.
 _SPECS = {
     "single": "rlzmq.modules.spec:RLModuleSpec",
     "multi": "rlzmq.modules.multi_rl_module:MultiRLModuleSpec",
@@ -35,8 +35,8 @@ _SPECS = {
 def save_module(module: Any, path: str | Path) -> Path:
     """Write a module as a checkpoint.
 
-    Component ``rl_module`` holds the spec, ``rl_module/modules/<quoted module id>`` (or ``rl_module/weights`` of a
-    single module) the weights.
+    Component ``rl_module`` has the spec. The weights are in ``rl_module/modules/<quoted module id>``, or for a single
+    module in ``rl_module/weights``.
     """
     about = {"module": type(module).__qualname__}
     module = module.unwrapped()
@@ -51,14 +51,15 @@ def save_module(module: Any, path: str | Path) -> Path:
 
 
 def load_module(path: str | Path, module_class: Any = None) -> Any:
-    """Build the module at a path (see above), with its weights.
+    """Build the module at a path (see the module docstring), with its weights.
 
-    Of an algorithm's whole checkpoint with one module it is that one, unless `module_class` is a MultiRLModule.
+    For an algorithm's whole checkpoint with a single module, this is that module, unless `module_class` is a
+    MultiRLModule.
 
     Args:
-        path: Where the module is.
-        module_class: The class to build, or for a MultiRLModule a dict ``{module id: class}``; None
-            imports those that are named.
+        path: Path of the module.
+        module_class: The class to build, or for a MultiRLModule a dict ``{module id: class}``; None: import the
+            classes that the checkpoint names.
     """
     components = _read(path)
     about = components.get(_ROOT)
@@ -92,12 +93,12 @@ def set_whole_state(module: Any, state: Mapping[str, Any], *, strict: bool | Non
 
 
 def read_module_states(path: str | Path, module_id: str | None = None) -> dict[str, Any]:
-    """Read the weights at a path (see above), without building a module.
+    """Read the weights at a path (see the module docstring), without building a module.
 
     Args:
-        path: Where they are.
-        module_id: For which module. Where several are at the path, it is the one of this id; a single one is
-            taken whatever its id. None: all, by module id.
+        path: Path of the weights.
+        module_id: The module to read. If there are several at the path, the one with this id is read; a single one is
+            read regardless of its id. None: all modules, by id.
 
     Raises:
         CheckpointError: There is no such module.
@@ -120,18 +121,18 @@ def read_module_states(path: str | Path, module_id: str | None = None) -> dict[s
 
 
 def restore_module(module: Any, path: str | Path, *, module_ids: Collection[str] | None = None) -> None:
-    """Load a checkpoint's weights into a module that exists.
+    """Load a checkpoint's weights into an existing module.
 
     Args:
-        module: A single module or a MultiRLModule. A single one also takes the weights of a
-            MultiRLModule's only module, or of the one with its ``module_id``; the other way round a
-            single module's weights go to the only module.
-        path: Where the weights are (see above).
-        module_ids: Of a MultiRLModule, only these.
+        module: A single module or a MultiRLModule. A single one also accepts the weights of a MultiRLModule's only
+            module, or of the one with its ``module_id``; a MultiRLModule with a single module accepts a single
+            module's weights.
+        path: Path of the weights (see the module docstring).
+        module_ids: For a MultiRLModule, the modules to load; None: all.
 
     Raises:
-        CheckpointError: No checkpoint, or none that has the module.
-        ValueError: Its weights do not fit.
+        CheckpointError: There is no checkpoint, or none that contains the module.
+        ValueError: The weights do not fit.
     """
     components = _read(path)
     about = _about(components, path)
@@ -159,7 +160,7 @@ def restore_module(module: Any, path: str | Path, *, module_ids: Collection[str]
 
 
 def _read(path: str | Path) -> dict[str, Any]:
-    """Read a path (see above) as components of `module_components`."""
+    """Read a path (see the module docstring) as components of `module_components`."""
     folder, inside = find_inside(path)
     if f"{_LEARNER}/state.json" not in read_manifest(folder)["files"]:
         components = read_checkpoint(folder)
@@ -181,7 +182,7 @@ def _of_algorithm(folder: Path) -> dict[str, Any]:
         about = read_checkpoint(folder, "modules")["modules"]
     specs = {module_id: (about.get("specs") or {}).get(module_id) for module_id in states}
     spec: dict[str, Any] = {
-        # The weights are loaded from here, not from where the run started.
+        # Load the weights from here, not from where the run started.
         "rl_module_specs": {mid: plain and {**plain, "load_state_path": None} for mid, plain in specs.items()}
     }
     if about.get("multi_rl_module_class"):

@@ -23,25 +23,25 @@ from rlzmq.modules.rl_module import RLModule
 
 __all__ = ["RLModuleSpec", "seeded"]
 
-# Named, not imported: a single-agent run needs no MultiRLModuleSpec, a custom module no default models.
+# Named by strings, not imported: a single-agent run needs no MultiRLModuleSpec, a custom module no default models.
 _DEFAULT_CLASS = "rlzmq.modules.default_models.actor_critic:DefaultActorCriticModule"
 _MULTI_CLASS = "rlzmq.modules.multi_rl_module:MultiRLModuleSpec"
 
 
 @dataclasses.dataclass
 class RLModuleSpec:
-    """What to build a module from.
+    """The description from which a module is built.
 
     Args:
-        module_class: A subclass of RLModule; None for the default actor-critic module.
-        observation_space: Of one agent, as the env-to-module pipeline leaves it.
-        action_space: Of one agent.
-        inference_only: Build only what acting needs.
-        learner_only: Not built on env runners.
+        module_class: A subclass of RLModule; None: the default actor-critic module.
+        observation_space: One agent's observation space after the env-to-module pipeline.
+        action_space: One agent's action space.
+        inference_only: Whether to build only the parts that acting needs.
+        learner_only: Whether env runners do not build the module.
         model_config: A dict or a DefaultModelConfig.
-        catalog_class: Only None: there are no catalogs, the default models follow from `model_config`.
-        load_state_path: Checkpoint to load weights from: a module's checkpoint, an algorithm's, or one
-            module of that (see :meth:`RLModule.from_checkpoint`).
+        catalog_class: Must be None: there are no catalogs, and `model_config` defines the default models.
+        load_state_path: Checkpoint to load weights from: a module's, an algorithm's, or one module of the latter (see
+            :meth:`RLModule.from_checkpoint`).
 
     Example:
         >>> spec = RLModuleSpec(observation_space=env.observation_space, action_space=env.action_space)
@@ -75,13 +75,13 @@ class RLModuleSpec:
         """Build the module.
 
         Args:
-            seed: Seed of the run. The initial weights follow from it and ``module_id``, and torch's
-                global random state stays as it was. None: they come from the global random state.
+            seed: Seed of the run. The initial weights follow from it and ``module_id``, and torch's global random
+                state is unchanged. None: they follow from the global random state.
             module_id: The module's id, for the seed and for error messages.
 
         Raises:
             ConfigurationError: A space is missing, or the default models have no such setting.
-            UnsupportedSpaceError: The default models cannot handle a space.
+            UnsupportedSpaceError: If the default models cannot handle a space.
         """
         module_class = self.module_class or class_from_name(_DEFAULT_CLASS, RLModule)
         with seeded(seed, module_id):
@@ -102,7 +102,7 @@ class RLModuleSpec:
         return module
 
     def _explain(self, error: Exception, module_class: type[RLModule], module_id: str) -> None:
-        """Raise a clearer error if ``setup()`` failed because of a missing space; else add a note."""
+        """Raise a clearer error if ``setup()`` failed because of a missing space; otherwise add a note to the error."""
         name = f"module {module_id!r}" if module_id else "module"
         missing = [key for key in ("action_space", "observation_space") if getattr(self, key) is None]
         if missing and isinstance(error, AttributeError | TypeError | ConfigurationError):
@@ -117,7 +117,7 @@ class RLModuleSpec:
         """Update from another spec.
 
         Args:
-            other: Another spec (or MultiRLModuleSpec holding one).
+            other: Another spec (or a MultiRLModuleSpec with a single one).
             override: Whether the other's settings take precedence; False fills unset fields only.
                 ``model_config`` dicts are merged key by key either way.
         """
@@ -134,20 +134,20 @@ class RLModuleSpec:
                 setattr(self, field.name, theirs)
 
     def get_model_config(self) -> dict[str, Any]:
-        """Return ``model_config`` as the module will see it."""
+        """Return ``model_config`` in the form that the module receives."""
         return model_config_to_dict(self.model_config)
 
     def copy(self) -> Self:
-        """Return a copy that can be changed without changing this one (spaces and settings are shared)."""
+        """Return a copy that can be changed independently (spaces and settings are shared)."""
         return dataclasses.replace(self)
 
     def as_multi_rl_module_spec(self) -> Any:
-        """Return a MultiRLModuleSpec with this one as ``"default_policy"``."""
+        """Return a MultiRLModuleSpec with this spec as ``"default_policy"``."""
         return class_from_name(_MULTI_CLASS, object)(rl_module_specs={"default_policy": self})
 
     @classmethod
     def from_module(cls, module: RLModule) -> Self:
-        """Return the spec that would build a module like this one (weights not included)."""
+        """Return a spec that builds modules like this one (without the weights)."""
         module = module.unwrapped()
         return cls(
             module_class=type(module),
@@ -159,11 +159,11 @@ class RLModuleSpec:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, with the class as ``"module:qualname"``.
+        """Return the spec as plain values, with the class as ``"module:qualname"``.
 
         Raises:
             NotPlainError: A space is not one of Gymnasium's own.
-            ConfigurationError: A DefaultModelConfig holds an initialiser without a name.
+            ConfigurationError: A DefaultModelConfig contains an initialiser without a name.
         """
         return {
             "module_class": None if self.module_class is None else class_name(self.module_class),
@@ -177,14 +177,14 @@ class RLModuleSpec:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any], *, module_class: type[RLModule] | None = None) -> Self:
-        """Create the spec that ``to_dict`` wrote.
+        """Create a spec from the result of ``to_dict``.
 
         Args:
-            plain: Its plain values.
-            module_class: The class to use; None imports the one that is named.
+            plain: The plain values.
+            module_class: The class to use; None: import the class that `plain` names.
 
         Raises:
-            ConfigurationError: An unknown key, or a class that cannot be found or is no RLModule.
+            ConfigurationError: A key is unknown, or the class cannot be found or is not an RLModule.
         """
         known = {field.name for field in dataclasses.fields(cls)}
         for key in plain:
@@ -206,12 +206,12 @@ class RLModuleSpec:
 
 @contextlib.contextmanager
 def seeded(seed: int | None, module_id: str) -> Iterator[None]:
-    """Derive torch's (CPU) random state from the seed and the id, and restore it afterwards."""
+    """Derive torch's (CPU) random state from the seed and the id in the block, and restore it afterwards."""
     if seed is None:
         yield
         return
     with torch.random.fork_rng(devices=[]):
-        # an unnamed module is the one that single-agent code calls "default_policy"
+        # A module without a name is the one that single-agent code calls "default_policy".
         crc = zlib.crc32((module_id or "default_policy").encode())
         torch.manual_seed(derive_seed(seed, "module", crc))
         yield

@@ -1,4 +1,4 @@
-"""StructureCache: values that depend on which submodules and tensors some modules hold."""
+"""StructureCache: values that depend on the submodules and tensors of modules."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 class StructureCache(Generic[T]):
-    """A value computed from modules, e.g. a list of their tensors, recomputed when their structure changed.
+    """A value computed from modules, e.g. a list of their tensors, recomputed when their structure has changed.
 
     The structure is the identity of every submodule, parameter and buffer. Comparing it costs a fraction of listing the
-    tensors of small networks, which takes longer than copying them.
+    tensors, which for small networks takes longer than copying them.
 
     Args:
-        compute: Returns the value for a list of modules. It may depend on nothing but their structure.
+        compute: Returns the value for a list of modules. It may depend only on their structure.
     """
 
     __slots__ = ("_compute", "_held", "_modules", "_parts", "_sizes", "_value")
@@ -29,13 +29,13 @@ class StructureCache(Generic[T]):
     def __init__(self, compute: Callable[[list[Any]], T]) -> None:
         self._compute = compute
         self._modules: list[Any] | None = None
-        self._parts: list[dict[str, Any]] = []  # which the modules consist of
-        self._sizes: list[int] = []  # of the parts
-        self._held: list[Any] = []  # what the parts hold, one after the other
+        self._parts: list[dict[str, Any]] = []  # the parts of the modules
+        self._sizes: list[int] = []  # sizes of the parts
+        self._held: list[Any] = []  # the contents of all parts, in order
         self._value: T
 
     def of(self, modules: Iterable[Any]) -> T:
-        """Return the value for these modules; those that are no ``nn.Module`` have no structure."""
+        """Return the value for these modules. Modules that are not an ``nn.Module`` have no structure."""
         modules = list(modules)
         if self._modules is None or not self._is_unchanged(modules):
             self._value = self._compute(modules)

@@ -1,4 +1,4 @@
-"""A module's weights as one flat block of bytes, for publishing and loading."""
+"""WeightsLayout: a module's weights as one flat block of bytes, for publishing and loading."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlzmq.modules.structure import StructureCache
 
 __all__ = ["WeightsLayout"]
 
-# Every tensor starts at a multiple of this, so that views of any dtype on the block are aligned.
+# Every tensor starts at a multiple of this, so that views of the block are aligned for any dtype.
 _ALIGNMENT = 16
 
 
@@ -31,10 +31,10 @@ class _Slot(NamedTuple):
 
 
 class WeightsLayout:
-    """Where each tensor of a module's state lies in a flat block of bytes.
+    """The positions of the tensors of a module's state in a flat block of bytes.
 
-    Tensors lie in sorted order of ``"module_id/parameter"``, each aligned to 16 bytes, in native byte
-    order. Two sides whose layouts have the same :attr:`digest` can exchange blocks.
+    Tensors are in sorted order of ``"module_id/parameter"``, each aligned to 16 bytes, in native byte order. Two
+    processes whose layouts have the same :attr:`digest` can exchange blocks.
 
     Attributes:
         num_bytes: Size of the block.
@@ -70,10 +70,10 @@ class WeightsLayout:
         """Return the layout of a module's weights.
 
         Args:
-            module: A MultiRLModule, or a single TorchRLModule (which counts as ``"default_policy"``).
-            inference_only: Only what acting needs, and no learner-only modules. A full module and its
-                inference-only copy then have the same layout.
-            module_ids: Only these of a MultiRLModule's modules; None: all.
+            module: A MultiRLModule, or a single TorchRLModule (used as ``"default_policy"``).
+            inference_only: Whether to include only the parts that acting needs, and no learner-only modules. A full
+                module and its inference-only copy then have the same layout.
+            module_ids: Ids of a MultiRLModule's modules to include; None: all.
         """
         slots, end = [], 0
         for name, tensor in _named_tensors(module, inference_only, module_ids):
@@ -88,7 +88,7 @@ class WeightsLayout:
 
         Args:
             module: A module of this layout.
-            out: uint8 ``[num_bytes]`` to write into; a new array if None.
+            out: uint8 ``[num_bytes]`` to write into; None: a new array.
 
         Returns:
             uint8 ``[num_bytes]``.
@@ -118,10 +118,10 @@ class WeightsLayout:
 
         Args:
             module: A module of this layout.
-            buffer: ``num_bytes`` bytes: bytes, memoryview, or a uint8 array; it is not kept.
+            buffer: ``num_bytes`` bytes: bytes, memoryview, or a uint8 array. It is not kept.
 
         Raises:
-            ValueError: The block has another size, or the module another layout. Nothing was loaded.
+            ValueError: The block has another size, or the module another layout. No weights were loaded.
         """
         block = np.frombuffer(buffer, np.uint8)
         if block.size != self.num_bytes:
@@ -132,7 +132,7 @@ class WeightsLayout:
         if not self._slots:
             return
         if not block.flags.writeable:
-            # torch warns about read-only memory, though it is only read here
+            # torch warns about read-only memory, although it is only read here.
             block = np.asarray(_ClaimsWritable(block))
         if block.ctypes.data % _ALIGNMENT:
             aligned = _aligned_zeros(block.size)
@@ -142,10 +142,10 @@ class WeightsLayout:
             torch._foreach_copy_(self._tensors(module), self._views(torch.from_numpy(block)))
 
     def copy(self, source: Any, target: Any) -> None:
-        """Copy the weights of one module into another one, both of this layout, in one process.
+        """Copy the weights of one module to another one in the same process; both have this layout.
 
         Raises:
-            ValueError: One of them has another layout. Nothing was copied.
+            ValueError: One of them has another layout. No weights were copied.
         """
         tensors = self._tensors(source)
         with torch.no_grad():
@@ -159,12 +159,12 @@ class WeightsLayout:
         return views
 
     def _tensors(self, module: Any) -> list[Tensor]:
-        modules: list[Any] = []  # with their ids
+        modules: list[Any] = []  # modules with their ids
         for module_id, single in _selected(module, self._module_ids):
             modules += module_id, single.unwrapped()
         cache = self._listed.get(module)
         if cache is None:
-            of = weakref.ref(module)  # the entry must not keep the module alive
+            of = weakref.ref(module)  # so that the entry does not keep the module alive
             cache = self._listed[module] = StructureCache(
                 lambda modules: self._list_tensors(of()) if _are_listed_by_structure(modules[1::2]) else None
             )
@@ -211,7 +211,7 @@ def _selected(module: Any, module_ids: Collection[str] | None) -> list[tuple[str
 
 
 def _are_listed_by_structure(modules: list[Any]) -> bool:
-    """Return whether the same submodules and tensors always give the same state dicts, by reference."""
+    """Return whether equal submodules and tensors always give equal state dicts, by reference."""
     return all(
         type(module).inference_state_dict is TorchRLModule.inference_state_dict
         and all(map(_saves_by_reference, module.modules()))
@@ -238,7 +238,7 @@ def _aligned_zeros(num_bytes: int) -> np.ndarray:
 
 
 class _ClaimsWritable:
-    """Wraps read-only memory as a writable array interface, for tensors that are only read."""
+    """Presents read-only memory as a writable array, for tensors that are only read."""
 
     def __init__(self, block: np.ndarray) -> None:
         self.__array_interface__ = {**block.__array_interface__, "data": (block.ctypes.data, False)}

@@ -309,7 +309,7 @@ def test_the_deterministic_distribution_has_no_density() -> None:
     assert torch.equal(dist.sample(), torch.ones(3, 2))
     assert dist.to_deterministic() is dist
     for call in (lambda: dist.logp(torch.ones(3, 2)), dist.entropy, lambda: dist.kl(dist)):
-        with pytest.raises(ValueError, match="ask the distribution it came from"):
+        with pytest.raises(ValueError, match="ask the original distribution"):
             call()
 
 

@@ -1,4 +1,4 @@
-"""Default models: encoders for every common space, and the modules made of them."""
+"""Default models: encoders for all common spaces, and the modules made of them."""
 
 from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule, DefaultPPOTorchRLModule
 from rlzmq.modules.default_models.cnn import ImageEncoder

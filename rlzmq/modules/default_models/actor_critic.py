@@ -21,7 +21,7 @@ __all__ = ["DefaultActorCriticModule", "DefaultPPOTorchRLModule"]
 
 
 class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
-    """Policy and value function for every supported pair of spaces, shaped by a DefaultModelConfig.
+    """Policy and value function for every supported pair of spaces, configured by a DefaultModelConfig.
 
     ::
 
@@ -29,8 +29,8 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
                   │ vf_share_layers
         obs ─► vf_encoder (otherwise) ► vf ─► values
 
-    Acting computes the upper row only. With its own LSTM the value function is also run,
-    because training needs its state in the episodes.
+    Acting computes the upper row only. If the value function has its own LSTM, it runs, too, because training needs its
+    state in the episodes.
     """
 
     def setup(self) -> None:
@@ -102,7 +102,7 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
         return outputs
 
     def _explain(self, batch: dict[str, Any], error: Exception) -> None:
-        """Raise a better error if a forward pass failed because of the batch."""
+        """Raise a clearer error if a forward pass failed because of the batch."""
         for column in (Columns.OBS, Columns.STATE_IN)[: 1 + self._recurrent]:
             if column not in batch:
                 raise ValueError(
@@ -120,8 +120,8 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
 
         Args:
             batch: Column -> tensor or tree.
-            critic_features: Compute the features of a separate value encoder, too.
-            encoder, pi: In place of the module's own; a target network's.
+            critic_features: Whether to compute the features of a separate value encoder, too.
+            encoder, pi: Replacements for the module's own parts, e.g. of a target network.
         """
         encoder, pi = encoder or self.encoder, pi or self.pi
         obs, mask = self._mask.split(batch[Columns.OBS])
@@ -176,5 +176,5 @@ def _check_previous(space: gym.Space[Any], config: DefaultModelConfig, where: st
             )
 
 
-#: RLlib's name for it.
+#: RLlib's name for this class.
 DefaultPPOTorchRLModule = DefaultActorCriticModule

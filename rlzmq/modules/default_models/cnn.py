@@ -1,4 +1,4 @@
-"""Convolutions over images of any size."""
+"""ImageEncoder: convolutions over images of any size."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rlzmq.modules.default_models.mlp import MLP, activation_function, initializ
 
 __all__ = ["ImageEncoder", "default_conv_filters", "image_layout", "is_image"]
 
-# A 2-D Box of bytes with both sides at least this long is a greyscale image, not a table.
+# A 2-D Box of bytes whose sides are both at least this long is a greyscale image, not a table.
 _MIN_IMAGE_SIDE = 16
-# Of frames as Atari agents see them: Mnih et al. 2015, doi:10.1038/nature14236.
+# Filters for frames of Atari agents: Mnih et al. 2015, doi:10.1038/nature14236.
 _NATURE_SIZE = (84, 84)
 _NATURE_FILTERS = ([32, 8, 4, "valid"], [64, 4, 2, "valid"], [64, 3, 1, "valid"])
 # Filters are added until the feature map is at most this wide.
@@ -25,7 +25,7 @@ _MAX_MAP_SIDE = 7
 
 
 def is_image(space: gym.spaces.Box) -> bool:
-    """Return whether a Box gets convolutions: if it is 3-D, or 2-D, of bytes and large enough."""
+    """Return whether a Box is encoded with convolutions: it is 3-D, or 2-D, of bytes and large enough."""
     if len(space.shape) == 3:
         return True
     return len(space.shape) == 2 and space.dtype == np.uint8 and min(space.shape) >= _MIN_IMAGE_SIDE
@@ -34,8 +34,8 @@ def is_image(space: gym.spaces.Box) -> bool:
 def image_layout(shape: tuple[int, ...]) -> tuple[bool, int, int, int]:
     """Return ``(channels come first, height, width, channels)`` of an image's shape.
 
-    Images are ``[height, width, channels]``, as Gymnasium's; ``[channels, height, width]`` is recognised
-    when the first of the three is at most 16 and the others are larger (stacked grey frames).
+    Images are ``[height, width, channels]``, as in Gymnasium. ``[channels, height, width]`` is recognised if the first
+    number is at most 16 and the others are larger (stacked grey frames).
     """
     if len(shape) == 2:
         return False, shape[0], shape[1], 1
@@ -46,8 +46,8 @@ def image_layout(shape: tuple[int, ...]) -> tuple[bool, int, int, int]:
 def default_conv_filters(height: int, width: int) -> list[list[Any]]:
     """Return ``[[channels, [height, width] of the kernel, stride], …]``, down to at most 7 pixels a side.
 
-    Odd kernels on odd sizes, even ones on even sizes: the padding is then the same on both ends, and
-    needs no copy of the image. Images of 84 × 84 pixels get the filters of Mnih et al. 2015, which do not pad.
+    Kernels are odd for odd sizes and even for even sizes. The padding is then equal at both ends and needs no copy of
+    the image. Images of 84 × 84 pixels get the filters of Mnih et al. 2015, without padding.
     """
     if (height, width) == _NATURE_SIZE:
         return [list(entry) for entry in _NATURE_FILTERS]
@@ -70,10 +70,10 @@ def default_conv_filters(height: int, width: int) -> list[list[Any]]:
 
 
 class ImageEncoder(nn.Module):
-    """Images ``[..., *shape]`` → features ``[..., output_dim]``.
+    """Encodes images ``[..., *shape]`` to features ``[..., output_dim]``.
 
-    Integer pixels are divided by the space's upper bound. Without ``conv_filters`` in the config, they
-    are chosen for the size, and one dense layer of ``fcnet_hiddens[-1]`` units follows them.
+    Integer pixels are divided by the space's upper bound. Without ``conv_filters`` in the config, filters are chosen
+    for the size, and a dense layer of ``fcnet_hiddens[-1]`` units follows them.
     """
 
     def __init__(self, space: gym.spaces.Box, config: DefaultModelConfig) -> None:
@@ -166,7 +166,7 @@ def _checked_filter(entry: Any, index: int) -> tuple[int, tuple[int, int], tuple
 def _no_padding(
     height: int, width: int, kernel: tuple[int, int], stride: tuple[int, int], index: int
 ) -> tuple[list[int], int, int]:
-    """Return as `_same_padding` does, for outputs of the places where the whole kernel fits."""
+    """Return the result of `_same_padding` for outputs only where the whole kernel fits."""
     if height < kernel[0] or width < kernel[1]:
         raise ConfigurationError(
             f"model_config['conv_filters'][{index}]: the kernel {list(kernel)} does not fit into the {height} × "
@@ -178,7 +178,7 @@ def _no_padding(
 def _same_padding(
     height: int, width: int, kernel: tuple[int, int], stride: tuple[int, int]
 ) -> tuple[list[int], int, int]:
-    """Return ``([left, right, top, bottom], new height, new width)`` for outputs of ceil(size / stride)."""
+    """Return ``([left, right, top, bottom], new height, new width)`` for ceil(size / stride) outputs."""
     pads, sizes = [], []
     for size, k, s in ((width, kernel[1], stride[1]), (height, kernel[0], stride[0])):
         out = -(-size // s)

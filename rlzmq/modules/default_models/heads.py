@@ -1,4 +1,4 @@
-"""From features to distribution inputs: action masks and log standard deviations."""
+"""Policy heads: from features to distribution inputs, with action masks and log standard deviations."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["ACTION_MASK", "ObservationMask", "PolicyHead", "apply_action_mask", 
 
 ACTION_MASK = "action_mask"
 
-# Small first outputs: every action is about equally likely at first, whatever the features.
+# Small initial outputs, so that all actions are about equally likely at first, for any features.
 _INITIAL_SCALE = 0.01
 
 
 class PolicyHead(MLP):
-    """Features ``[..., D]`` → action distribution inputs ``[..., K]``.
+    """Maps features ``[..., D]`` to action distribution inputs ``[..., K]``.
 
-    Log standard deviations of Box actions are clamped to ±``log_std_clip_param``; with
-    ``free_log_std`` they are separate parameters (initially zero).
+    Log standard deviations of Box actions are clamped to ±``log_std_clip_param``. With ``free_log_std`` they are
+    separate parameters (initially zero).
 
     Raises:
-        ConfigurationError: ``free_log_std`` for anything but a Box of floats.
+        ConfigurationError: ``free_log_std`` is set for another space than a Box of floats.
     """
 
     _low: Tensor | None
@@ -70,7 +70,9 @@ class PolicyHead(MLP):
         outputs = super().forward(features)
         if self.log_std is not None:
             outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
-        high = self._buffers["_high"]  # as an attribute it costs a search by torch, and mostly is None
+        high = self._buffers[
+            "_high"
+        ]  # access as an attribute would cost a search by torch; it is usually None
         if high is not None:
             outputs = outputs.clamp(self._low, high)
         return outputs
@@ -81,7 +83,7 @@ def _is_float_box(space: gym.Space[Any]) -> bool:
 
 
 def _log_std_bound(space: gym.Space[Any], clip: float) -> Tensor | None:
-    """Per distribution input the bound on its magnitude; inf where there is none; None if none has one."""
+    """Return the bound on the magnitude of each distribution input (inf: no bound); None if no input has a bound."""
 
     def bounds(part: gym.Space[Any]) -> list[float]:
         if isinstance(part, gym.spaces.Dict):
@@ -108,12 +110,12 @@ def split_action_mask(
 ) -> tuple[gym.Space[Any], tuple[Any, ...] | None]:
     """Find an action mask in an observation space.
 
-    A mask is the part ``"action_mask"`` of a Dict (or of its ``"_orig_obs"``, where previous actions were
-    added), for Discrete and MultiDiscrete actions: one number per choice, 0 for those forbidden.
+    A mask is the part ``"action_mask"`` of a Dict (or of its ``"_orig_obs"``, if previous actions were added), for
+    Discrete and MultiDiscrete actions: one number per choice, 0 for forbidden ones.
 
     Returns:
-        The space without the mask (a Dict with one part left becomes that part), and the path to the
-        Dict with the mask, None if there is none.
+        The space without the mask (a Dict with a single remaining part becomes that part), and the path to the Dict
+        with the mask; None if there is no mask.
 
     Raises:
         ConfigurationError: The mask's size is not the number of choices.
@@ -144,7 +146,7 @@ def split_action_mask(
 
 
 class ObservationMask:
-    """Separates observations from the action mask in them, if there is one.
+    """Separates observations from their action mask, if there is one.
 
     Args:
         observation_space, action_space, where: See `split_action_mask`.
@@ -161,11 +163,11 @@ class ObservationMask:
     ) -> None:
         self.space, self._path = split_action_mask(observation_space, action_space, where=where)
         self.is_there: bool = self._path is not None
-        # The single part that is left beside a mask is the observation itself.
+        # A single part besides the mask is the observation itself.
         self._only_key = _only_key(observation_space, self._path)
 
     def split(self, obs: Any) -> tuple[Any, Any]:
-        """Return the observation without its mask, and the mask; None if there is none."""
+        """Return the observation without its mask, and the mask; None if there is no mask."""
         path = self._path
         if path is None:
             return obs, None
@@ -188,9 +190,9 @@ def _only_key(space: Any, mask_path: tuple[Any, ...] | None) -> str | None:
 
 
 def apply_action_mask(logits: Tensor, mask: Tensor) -> Tensor:
-    """Logits with the lowest float where the mask is 0.
+    """Return the logits with the lowest float where the mask is 0.
 
-    Not -inf: a row with every action forbidden (the last observation of an episode often is one) then
-    stays a valid, uniform distribution.
+    The value is not -inf, so that a row in which every action is forbidden (often an episode's last observation)
+    remains a valid, uniform distribution.
     """
     return logits.masked_fill(mask.reshape(logits.shape) == 0, torch.finfo(logits.dtype).min)

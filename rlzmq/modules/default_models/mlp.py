@@ -1,4 +1,4 @@
-"""Dense layers: the body of vector encoders and every head."""
+"""MLP: dense layers, the body of vector encoders and of every head."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlzmq.core.suggest import did_you_mean
 
 __all__ = ["MLP", "activation_function", "initialize"]
 
-# In place where the derivative follows from the output: nothing else uses the layer's output.
+# In place if the derivative follows from the output, since nothing else uses the layer's output.
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
     "tanh": torch.tanh_,
     "relu": torch.relu_,
@@ -27,19 +27,19 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
     "linear": None,
 }
 
-# After layers that may give their input back, as nn.Identity does.
+# Used after layers that may return their input, like nn.Identity.
 _OUT_OF_PLACE: dict[Any, Any] = {
     torch.tanh_: torch.tanh,
     torch.relu_: torch.relu,
     torch.sigmoid_: torch.sigmoid,
 }
 
-# One step of a forward pass: (parameters of a dense layer or None, else the module to call, activation).
+# A step of a forward pass: (parameters of a dense layer or None, otherwise the module to call, activation).
 _Step = tuple[dict[str, Any] | None, Any, Callable[[Tensor], Tensor] | None]
 
 
 def activation_function(name: str | None, setting: str = "activation") -> Callable[[Tensor], Tensor] | None:
-    """Return the function of an activation's name, None for the linear one.
+    """Return the function of an activation's name; None for the linear one.
 
     Raises:
         ConfigurationError: There is no such activation; names the setting and the closest one.
@@ -54,7 +54,7 @@ def activation_function(name: str | None, setting: str = "activation") -> Callab
 
 
 def initialize(tensor: Tensor, initializer: Any, kwargs: dict[str, Any] | None, setting: str) -> None:
-    """Fill a parameter: by name in ``torch.nn.init``, by function, or (None) not at all.
+    """Initialise a parameter: by a name in ``torch.nn.init``, by a function, or (None) not at all.
 
     Raises:
         ConfigurationError: There is no such initialiser.
@@ -79,22 +79,22 @@ def initialize(tensor: Tensor, initializer: Any, kwargs: dict[str, Any] | None, 
 
 
 class MLP(nn.Module):
-    """Dense layers, ``[..., input_dim]`` → ``[..., output_dim]``; inputs of any number type.
+    """Dense layers, ``[..., input_dim]`` → ``[..., output_dim]``. Inputs may have any number type.
 
-    The dense layers are called without torch's per-layer module call, which at batch size 8 would cost
-    more than their arithmetic. Forward hooks belong on the MLP, not on its layers.
+    The dense layers are called without torch's per-layer module call, which would cost more than their arithmetic at
+    batch size 8. Register forward hooks on the MLP, not on its layers.
 
-    A subclass may put other modules in the place of layers, ``self.pi.layers[-1] = MyLayer()``; the activation
-    after that place stays.
+    A subclass may replace layers with other modules, ``self.pi.layers[-1] = MyLayer()``. The activation after that
+    position remains.
 
     Args:
-        input_dim: Features per row.
+        input_dim: Number of features per row.
         hiddens: Widths of the layers.
-        activation: Name of the activation after each of them.
-        use_layernorm: Normalise before each activation.
-        output_dim: Width of a further, linear layer; None for none.
-        output_scale: Factor on that layer's initial weights.
-        config: Where initialisers come from, under ``prefix``.
+        activation: Name of the activation after each layer.
+        use_layernorm: Whether to normalise before each activation.
+        output_dim: Width of an additional linear layer; None: no such layer.
+        output_scale: Factor for that layer's initial weights.
+        config: Provides the initialisers, under ``prefix``.
         prefix: "fcnet", "head_fcnet", "fusionnet".
     """
 
@@ -113,7 +113,7 @@ class MLP(nn.Module):
         super().__init__()
         function = activation_function(activation, f"{prefix}_activation")
         self.layers: nn.ModuleList = nn.ModuleList()
-        self._activations: list[Callable[[Tensor], Tensor] | None] = []  # after each of the layers
+        self._activations: list[Callable[[Tensor], Tensor] | None] = []  # one after each layer
         width = input_dim
         for hidden in hiddens:
             self._add(self._linear(width, hidden, config, prefix), None if use_layernorm else function)
@@ -129,7 +129,7 @@ class MLP(nn.Module):
             self._add(layer, None)
             width = output_dim
         self._steps: list[_Step] = []
-        self._steps_of: list[nn.Module] = []  # the layers that the steps were made of
+        self._steps_of: list[nn.Module] = []  # the layers from which the steps were built
         self._is_by_row = False
         self.input_dim = input_dim
         self.output_dim = width
@@ -169,7 +169,9 @@ class MLP(nn.Module):
         linear, steps = nn.functional.linear, self.steps()
         lead = x.shape[:-1]
         if len(lead) > 1 and self._is_by_row:
-            x = x.flatten(0, -2)  # else the layers' results were views, which in-place activations copy
+            x = x.flatten(
+                0, -2
+            )  # otherwise the layers' results would be views, which in-place activations copy
         if x.dtype is not torch.float32:
             first = steps[0][0] if steps else None
             x = x.to(torch.float32 if first is None else first["weight"].dtype)

@@ -1,4 +1,4 @@
-"""Memory: an LSTM after another encoder."""
+"""RecurrentEncoder: an LSTM after another encoder."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rlzmq.modules.default_models.mlp import initialize
 
 __all__ = ["RecurrentEncoder"]
 
-# A single step of at most so many rows times units is done by torch.lstm_cell: torch's sequence kernel
-# costs three times as much at 8 rows of 64 units, and half as much at 256. (Measured on one x86 core.)
+# torch.lstm_cell computes a single step of at most this many rows times units. torch's sequence kernel costs three
+# times as much at 8 rows of 64 units, and half as much at 256. (Measured on one x86 core.)
 _CELL_MAX_UNITS = 4096
 
 
 class RecurrentEncoder(nn.Module):
-    """Observations ``[B, T, ...]`` and state → features ``[B, T, output_dim]`` and state.
+    """Maps observations ``[B, T, ...]`` and state to features ``[B, T, output_dim]`` and the next state.
 
     The state is ``{"h": [B, cell], "c": [B, cell]}``.
     """
@@ -37,11 +37,11 @@ class RecurrentEncoder(nn.Module):
 
     @property
     def max_cell_rows(self) -> int:
-        """Most rows of which a single step is done by torch.lstm_cell."""
+        """Maximum number of rows for which torch.lstm_cell computes a single step."""
         return _CELL_MAX_UNITS // self.output_dim
 
     def initial_state(self) -> dict[str, Tensor]:
-        """Zeros, without batch dimension."""
+        """Return zeros, without batch dimension."""
         return {"h": torch.zeros(self.output_dim), "c": torch.zeros(self.output_dim)}
 
     def forward(self, obs: Any, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -51,7 +51,7 @@ class RecurrentEncoder(nn.Module):
                 "an LSTM takes observations with a time dimension, [B, T, ...], got a batch whose encoding "
                 f"is of shape {tuple(tokens.shape)}; the piece AddTimeDimToBatchAndZeroPad adds it"
             )
-        # An exported graph has any number of rows: it takes the cell.
+        # An exported graph has any number of rows, so it uses the cell.
         if tokens.shape[1] == 1 and (torch.compiler.is_exporting() or tokens.shape[0] <= self.max_cell_rows):
             weights: dict[str, Any] = self.lstm._parameters
             h, c = torch.lstm_cell(
@@ -64,5 +64,5 @@ class RecurrentEncoder(nn.Module):
             )
             return h.unsqueeze(1), {"h": h, "c": c}
         features, (h, c) = self.lstm(tokens, (state["h"].unsqueeze(0), state["c"].unsqueeze(0)))
-        # stored step by step, which each head would turn round for itself
+        # stored step by step, which each head would have to transpose
         return features.contiguous(), {"h": h.squeeze(0), "c": c.squeeze(0)}

@@ -1,4 +1,4 @@
-"""From observations of any supported space to one feature vector per row."""
+"""Default encoders: from observations of any supported space to one feature vector per row."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rlzmq.modules.default_models.mlp import MLP
 
 __all__ = ["MultiStreamEncoder", "build_encoder", "mismatch"]
 
-# Keys and positions from an observation to one of its parts.
+# Keys and positions that lead from an observation to one of its parts.
 Path = tuple[Any, ...]
 
 
 def build_encoder(space: gym.Space[Any], config: DefaultModelConfig, *, where: str = "module") -> nn.Module:
-    """Build the default encoder of an observation space; its ``output_dim`` is the number of features.
+    """Build the default encoder of an observation space. Its ``output_dim`` is the number of features.
 
     ==============================  ============================================================
     Box, 1-D                        dense layers (``fcnet_*``)
@@ -29,17 +29,17 @@ def build_encoder(space: gym.Space[Any], config: DefaultModelConfig, *, where: s
     Box, 0-D and other 2-D          flattened, then as 1-D
     Discrete, MultiDiscrete         one-hot, then as 1-D
     MultiBinary                     as 1-D
-    Dict, Tuple                     all vector parts side by side through ``fcnet_*``, each image part
-                                    through ``conv_*``; with images the results through ``fusionnet_*``
+    Dict, Tuple                     all vector parts concatenated, through ``fcnet_*``; each image part
+                                    through ``conv_*``; with images, the results through ``fusionnet_*``
     ==============================  ============================================================
 
     Args:
         space: The observation space.
         config: The model settings.
-        where: What the encoder is for, for error messages.
+        where: Name of the encoder's user, for error messages.
 
     Raises:
-        UnsupportedSpaceError: A space (or a part of one) of another kind.
+        UnsupportedSpaceError: The space, or a part of it, is of another kind.
     """
     if isinstance(space, gym.spaces.Box):
         if len(space.shape) == 1:
@@ -61,10 +61,10 @@ def _vector_mlp(input_dim: int, config: DefaultModelConfig) -> MLP:
 
 
 class MultiStreamEncoder(nn.Module):
-    """Observations of several parts (or of one that must be made a vector first); see build_encoder.
+    """Encodes observations with several parts (or one part that must first become a vector); see build_encoder.
 
-    Observations are trees like the space, each leaf ``[..., *leaf shape]``; the result is
-    ``[..., output_dim]``. Dict parts are joined in sorted order of their keys.
+    Observations are trees like the space, each leaf ``[..., *leaf shape]``; the result is ``[..., output_dim]``. Dict
+    parts are concatenated in sorted order of their keys.
     """
 
     def __init__(self, space: gym.Space[Any], config: DefaultModelConfig, *, where: str = "module") -> None:
@@ -118,7 +118,7 @@ class MultiStreamEncoder(nn.Module):
 
 
 def mismatch(obs: Any, space: gym.Space[Any]) -> str | None:
-    """Describe what in a batch of observations does not fit its space; None if everything does.
+    """Describe how a batch of observations does not fit its space; None if it fits.
 
     Args:
         obs: A tree like the space, each leaf ``[..., *leaf shape]``.
@@ -156,7 +156,7 @@ def _leaves(space: gym.Space[Any], path: Path) -> list[tuple[Path, gym.Space[Any
 
 
 class _Flat(nn.Module):
-    """Numbers ``[..., *shape]`` → ``[..., output_dim]`` floats."""
+    """Converts numbers ``[..., *shape]`` to floats ``[..., output_dim]``."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class _Flat(nn.Module):
 
 
 class _OneHot(nn.Module):
-    """Whole numbers ``[..., *shape]`` → their one-hots side by side, ``[..., output_dim]`` floats."""
+    """Converts whole numbers ``[..., *shape]`` to concatenated one-hots, floats ``[..., output_dim]``."""
 
     index: Tensor
     value: Tensor

@@ -1,4 +1,4 @@
-"""Action distributions: light classes over one tensor of model outputs."""
+"""Action distributions: lightweight classes over one tensor of model outputs."""
 
 from rlzmq.modules.distributions.base import Distribution, TorchDistribution, check_dist_inputs
 from rlzmq.modules.distributions.categorical import TorchCategorical, TorchMultiCategorical

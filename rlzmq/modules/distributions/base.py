@@ -12,7 +12,7 @@ from torch import Tensor
 
 __all__ = ["Distribution", "SampleShape", "TorchDistribution", "check_dist_inputs", "flat_actions"]
 
-#: Dimensions to put before the batch's.
+#: Dimensions to add before the batch dimensions.
 SampleShape = Sequence[int] | None
 
 
@@ -21,7 +21,7 @@ def flat_actions(value: Tensor, action_shape: Sequence[int] | None, shape: torch
 
     Args:
         value: The actions.
-        action_shape: Their layout; None: ``(D,)``.
+        action_shape: Shape of one action; None: ``(D,)``.
         shape: ``[..., D]``, for one draw per row.
     """
     if value.numel() == shape.numel():
@@ -33,16 +33,14 @@ def flat_actions(value: Tensor, action_shape: Sequence[int] | None, shape: torch
 class Distribution(ABC):
     """An action distribution over a batch, made by :meth:`from_logits` from a model's output tensor.
 
-    The classes only hold tensors: no argument validation, lazy computation,
-    so that creating one per vector step is cheap. NaN inputs are the learner's to
-    find (:func:`check_dist_inputs`).
+    The classes only hold tensors, without argument validation and with lazy computation, so creating one per vector
+    step is cheap. Learners detect NaN inputs (:func:`check_dist_inputs`).
 
-    Leading dimensions of the inputs are the batch (``[B, ...]`` or ``[B, T, ...]``): ``logp``,
-    ``entropy`` and ``kl`` have exactly that shape, events are summed over.
+    Leading dimensions of the inputs are the batch (``[B, ...]`` or ``[B, T, ...]``). ``logp``, ``entropy`` and ``kl``
+    have exactly that shape; they are summed over the dimensions of an action.
 
-    Every sampling method takes an optional ``torch.Generator``; the draws depend on nothing but the
-    generator's state and the inputs, rows in batch order. Without one, torch's global generator is
-    used.
+    Every sampling method takes an optional ``torch.Generator``. The samples depend only on the generator's state and
+    the inputs, with rows in batch order. Without a generator, torch's global one is used.
     """
 
     __slots__ = ()
@@ -56,7 +54,7 @@ class Distribution(ABC):
     @classmethod
     @abstractmethod
     def from_logits(cls, logits: Tensor) -> Self:
-        """Return the distribution that a model's output describes.
+        """Return the distribution for a model's output.
 
         Args:
             logits: Float tensor ``[..., required_input_dim]``.
@@ -64,27 +62,29 @@ class Distribution(ABC):
 
     @abstractmethod
     def sample(self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None) -> Any:
-        """Return the actions drawn without gradient, ``[..., *action shape]`` (a tree of such for nested actions).
+        """Return sampled actions without gradient, ``[..., *action shape]`` (a tree of them for nested actions).
 
         Args:
-            sample_shape: Draw so many for every row, ``[*sample_shape, ..., *action shape]``.
+            sample_shape: Number of samples per row: the result is ``[*sample_shape, ..., *action shape]``.
             generator: See the class.
         """
 
     def rsample(self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None) -> Any:
-        """Return the actions drawn with the reparameterisation trick: gradients flow to the inputs. As :meth:`sample`.
+        """Return actions sampled with the reparameterisation trick, so that gradients flow to the inputs.
+
+        The arguments are those of :meth:`sample`.
 
         Raises:
-            NotImplementedError: The distribution has no such form (discrete ones).
+            NotImplementedError: The distribution cannot be reparameterised (e.g. discrete ones).
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be reparameterised: use sample()")
 
     @abstractmethod
     def logp(self, value: Any) -> Tensor:
-        """Return log-probabilities (or densities) of actions, ``[...]``; several draws: ``[*sample_shape, ...]``."""
+        """Return log-probabilities (or densities) of actions, ``[...]``; several samples: ``[*sample_shape, ...]``."""
 
     def sample_and_logp(self, *, generator: torch.Generator | None = None) -> tuple[Any, Tensor]:
-        """Return the actions and their log-probabilities, cheaper than ``sample`` followed by ``logp``."""
+        """Return sampled actions and their log-probabilities, cheaper than ``sample`` followed by ``logp``."""
         value = self.sample(generator=generator)
         return value, self.logp(value)
 
@@ -103,7 +103,7 @@ class Distribution(ABC):
     @staticmethod
     @abstractmethod
     def required_input_dim(space: gym.Space[Any], model_config: Any = None) -> int:
-        """Return how many inputs per batch row an action space needs.
+        """Return the number of inputs per batch row that an action space needs.
 
         Args:
             space: The action space.
@@ -118,7 +118,7 @@ class Distribution(ABC):
         ``Partial.from_logits(logits)``.
 
         Raises:
-            TypeError: A setting that the class does not have.
+            TypeError: The class does not have such a setting.
         """
         for name in kwargs:
             if not hasattr(cls, name):
@@ -127,20 +127,20 @@ class Distribution(ABC):
         return type(f"{cls.__name__}Partial", (cls,), bound)
 
 
-#: RLlib's name for the torch branch of the family; here there is only one.
+#: RLlib's name for the torch branch of the family, which is the only one here.
 TorchDistribution = Distribution
 
 
 def check_dist_inputs(logits: Tensor, *, module_id: str, column: str = "action_dist_inputs") -> None:
-    """Raise if a model's distribution inputs hold NaN. For learners, off the per-step path.
+    """Raise an error if a model's distribution inputs contain NaN. For learners, not for every sampling step.
 
     Args:
         logits: Float ``[..., K]``.
-        module_id: The module that made them, for the error message.
+        module_id: The module that computed them, for the error message.
         column: The column's name, for the error message.
 
     Raises:
-        ValueError: NaN found: names the module, the column and the first bad row.
+        ValueError: The inputs contain NaN; the text names the module, the column and the first bad row.
     """
     bad = torch.isnan(logits).flatten(0, -2).any(-1) if logits.dim() > 1 else torch.isnan(logits)
     num_bad = int(bad.sum())

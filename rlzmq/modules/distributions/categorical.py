@@ -15,18 +15,18 @@ from rlzmq.modules.distributions.deterministic import TorchDeterministic
 
 __all__ = ["TorchCategorical", "TorchMultiCategorical", "sample_categorical"]
 
-# An exponential race needs fewer kernels than inverting the distribution function, but draws one
-# variate per logit instead of one per row. Below this many logits the kernel count decides.
-# (Measured on one x86 core: equal near 100 logits; torch.multinomial costs 1.5 to 5 times either.)
+# An exponential race needs fewer kernels than inverting the distribution function, but samples one variate per logit
+# instead of one per row. Below this number of logits, the number of kernels decides. (Measured on one x86 core: equal
+# near 100 logits; torch.multinomial costs 1.5 to 5 times as much as either.)
 _RACE_MAX_LOGITS = 96
 
 
 def sample_categorical(log_probs: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Draw one index per row, never one with log-probability -inf.
+    """Sample one index per row, never one with log-probability -inf.
 
     Args:
         log_probs: Normalised log-probabilities, float ``[..., K]``.
-        generator: Where the randomness comes from; torch's global generator if None.
+        generator: Random generator; None: torch's global generator.
 
     Returns:
         int64 ``[..., 1]``.
@@ -39,8 +39,8 @@ def sample_categorical(log_probs: Tensor, generator: torch.Generator | None = No
     uniform = torch.rand(
         (*log_probs.shape[:-1], 1), generator=generator, dtype=log_probs.dtype, device=log_probs.device
     )
-    # Scaled by the rounded total: uniform < 1 then stays below the last entry, and the first entry
-    # above it always belongs to an index whose probability is not 0.
+    # Scaled by the rounded total: uniform < 1 then stays below the last entry, and the first entry above it always
+    # belongs to an index whose probability is not 0.
     index = torch.searchsorted(cumulative, uniform * cumulative[..., -1:], right=True)
     return index.clamp_(max=log_probs.shape[-1] - 1)
 
@@ -48,8 +48,8 @@ def sample_categorical(log_probs: Tensor, generator: torch.Generator | None = No
 class TorchCategorical(Distribution):
     """One of K choices per row, from unnormalised log-probabilities ``[..., K]``.
 
-    Actions are int64 ``[...]`` in ``start … start + K - 1`` (``start`` is 0 unless the action space
-    says otherwise). A logit of -inf, or of the lowest float, masks its choice out.
+    Actions are int64 ``[...]`` in ``start … start + K - 1`` (``start`` is 0 unless the action space defines another). A
+    logit of -inf, or of the lowest float, masks its choice.
 
     Example:
         >>> dist = TorchCategorical.from_logits(torch.tensor([[0.0, float("-inf")]]))
@@ -142,7 +142,7 @@ class TorchCategorical(Distribution):
 class TorchMultiCategorical(Distribution):
     """Several independent categorical choices per row, from their concatenated logits.
 
-    All choices are computed in one go on ``[..., M, max K]``, shorter ones padded with -inf.
+    All choices are computed together on ``[..., M, max K]``; shorter ones are padded with -inf.
 
     Settings (:meth:`get_partial_dist_cls`): ``input_lens`` (the K of each of the M choices),
     ``action_shape`` (their layout, ``(M,)`` if None), ``start`` (first action of each choice),
@@ -225,7 +225,7 @@ class TorchMultiCategorical(Distribution):
 
 
 def _padding(lens: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return where each cell of the ``[M * max K]`` grid comes from, and which cells are padding."""
+    """Return the source of each cell of the ``[M * max K]`` grid, and which cells are padding."""
     key = (lens, device)
     cached = _PADDING.get(key)
     if cached is None:
@@ -243,5 +243,5 @@ def _padding(lens: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tenso
     return cached
 
 
-# one small entry per action space in use
+# One small entry per action space in use.
 _PADDING: dict[tuple[tuple[int, ...], torch.device], tuple[Tensor, Tensor]] = {}

@@ -15,7 +15,7 @@ __all__ = ["TorchDeterministic"]
 
 
 class TorchDeterministic(Distribution):
-    """A distribution of one action: has samples, but no density, entropy or divergence."""
+    """A distribution of a single action. It has samples, but no density, entropy or divergence."""
 
     __slots__ = ("loc",)
 
@@ -37,13 +37,13 @@ class TorchDeterministic(Distribution):
         return self.loc.expand(*sample_shape, *self.loc.shape) if sample_shape else self.loc
 
     def logp(self, value: Any) -> Tensor:
-        raise ValueError("a deterministic action has no log-probability: ask the distribution it came from")
+        raise ValueError("a deterministic action has no log-probability: ask the original distribution")
 
     def entropy(self) -> Tensor:
-        raise ValueError("a deterministic action has no entropy: ask the distribution it came from")
+        raise ValueError("a deterministic action has no entropy: ask the original distribution")
 
     def kl(self, other: Distribution) -> Tensor:
-        raise ValueError("a deterministic action has no KL divergence: ask the distribution it came from")
+        raise ValueError("a deterministic action has no KL divergence: ask the original distribution")
 
     def to_deterministic(self) -> Self:
         return self

@@ -40,11 +40,11 @@ def action_dist_cls_for(space: gym.Space[Any] | None, *, where: str = "module") 
 
     Args:
         space: The action space (of one agent, not vectorised).
-        where: What needs it, for error messages, e.g. ``"module 'policy_1'"``.
+        where: Name of the user of the distribution, for error messages, e.g. ``"module 'policy_1'"``.
 
     Raises:
         ConfigurationError: No space was given.
-        UnsupportedSpaceError: A space without a default distribution.
+        UnsupportedSpaceError: The space has no default distribution.
     """
     if space is None:
         raise ConfigurationError(
@@ -63,7 +63,7 @@ def action_dist_cls_for(space: gym.Space[Any] | None, *, where: str = "module") 
 
 
 def num_dist_inputs(space: gym.Space[Any]) -> int:
-    """Return how many inputs per row the default distribution of ``space`` takes."""
+    """Return the number of inputs per row that the default distribution of ``space`` takes."""
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         return sum(optree.tree_leaves(_map_space(space, num_dist_inputs)))
     if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.integer):
@@ -133,7 +133,7 @@ def _integer_box_lens(space: gym.spaces.Box, where: str) -> tuple[int, ...]:
 class TorchMultiDistribution(Distribution):
     """Independent distributions, one per leaf of a Dict or Tuple action space.
 
-    The inputs of all leaves lie side by side in the last dimension, dict keys in sorted order.
+    The inputs of all leaves are concatenated in the last dimension, with dict keys in sorted order.
     Actions are trees like the space; ``logp``, ``entropy`` and ``kl`` are sums over the leaves.
 
     Settings (:meth:`get_partial_dist_cls`): ``child_distribution_cls_struct`` (a tree of classes) and

@@ -18,20 +18,19 @@ __all__ = ["TorchDiagGaussian", "TorchSquashedGaussian"]
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 _LOG_TWO = math.log(2.0)
 
-# Beyond these the density of a squashed sample underflows or its gradient explodes.
+# Beyond these bounds the density of a squashed sample underflows or its gradient explodes.
 _SQUASHED_LOG_STD = (-20.0, 2.0)
 
 
 class TorchDiagGaussian(Distribution):
     """Independent normal variables, from inputs ``[..., 2 D]``: D means, then D log standard deviations.
 
-    Settings (:meth:`get_partial_dist_cls`): ``action_shape``, the layout of the D values in an
-    action, ``(D,)`` if None.
+    Settings (:meth:`get_partial_dist_cls`): ``action_shape``, the shape of the D values in an action, ``(D,)`` if None.
 
     Args:
         loc: Means, ``[..., D]``.
         scale: Standard deviations, ``[..., D]`` or one number.
-        log_std: Their logarithms, ``[..., D]``, in place of `scale`.
+        log_std: Log standard deviations, ``[..., D]``, instead of `scale`.
     """
 
     __slots__ = ("_std", "loc", "log_std")
@@ -108,18 +107,18 @@ class TorchDiagGaussian(Distribution):
 
 
 class TorchSquashedGaussian(Distribution):
-    """A diagonal Gaussian through tanh, scaled into ``(low, high)``; inputs as :class:`TorchDiagGaussian`.
+    """A diagonal Gaussian through tanh, scaled into ``(low, high)``; with the inputs of :class:`TorchDiagGaussian`.
 
-    Log standard deviations are clamped to [-20, 2]. ``sample_and_logp`` and ``rsample_and_logp`` keep
-    the value before tanh, so their log-densities are exact however far out it lies; ``logp`` has
-    to invert tanh, and treats values at the border as if they were 1e-6 inside.
+    Log standard deviations are clamped to [-20, 2]. ``sample_and_logp`` and ``rsample_and_logp`` keep the value before
+    tanh, so their log-densities are exact for any value. ``logp`` has to invert tanh, and treats values at the border
+    as if they were 1e-6 inside.
 
     Settings (:meth:`get_partial_dist_cls`): ``low`` and ``high`` (floats or tuples of D floats; -1
-    and 1 by default, which suits ``normalize_actions``), ``action_shape``.
+    and 1 by default, which fits ``normalize_actions``), ``action_shape``.
 
     Args:
-        loc, scale, log_std: As of :class:`TorchDiagGaussian`, before tanh.
-        low, high: Bounds of this distribution, in place of the settings.
+        loc, scale, log_std: See :class:`TorchDiagGaussian`; before tanh.
+        low, high: Bounds of this distribution, instead of the settings.
     """
 
     __slots__ = ("_gaussian", "_high", "_low")
@@ -187,7 +186,7 @@ class TorchSquashedGaussian(Distribution):
         return self._squash(raw), self._logp_of_raw(raw, gaussian_logp)
 
     def rsample_and_logp(self, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """As ``sample_and_logp``, with gradients through both the actions and their log-densities."""
+        """Like ``sample_and_logp``, with gradients through both the actions and their log-densities."""
         gaussian = self._gaussian
         noise = gaussian._noise(generator)
         raw = torch.addcmul(gaussian.loc, gaussian.std, noise)
@@ -207,7 +206,7 @@ class TorchSquashedGaussian(Distribution):
         )
 
     def kl(self, other: Self) -> Tensor:
-        """Return the exact divergence, which squashing by the same bounds does not change."""
+        """Return the exact divergence, which squashing with the same bounds does not change."""
         return self._gaussian.kl(other._gaussian)
 
     def to_deterministic(self) -> TorchDeterministic:
