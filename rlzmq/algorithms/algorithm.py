@@ -39,7 +39,7 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
     `learner_group.update(episodes=…)` and `sync_weights()`.
 
     Args:
-        config: The config; one that is not frozen is copied, validated and frozen first.
+        config: The config. One that is not frozen is copied, validated and frozen first.
     """
 
     config_class: ClassVar[Any] = None
@@ -67,11 +67,11 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
     cut_iteration_short = blocking(AsyncAlgorithm.cut_iteration_short)
 
     def training_step(self) -> Any:
-        """Run one update. Custom algorithms override it, return None, and report through `self.metrics`."""
+        """Run one update. Custom algorithms override this, return None, and report through `self.metrics`."""
         self._run(AsyncAlgorithm.training_step(self._async))
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """Handle the result of an iteration, after the callbacks. Does nothing; override it to log results."""
+        """Handle the result of an iteration, after the callbacks. By default, do nothing; override it to log results."""
 
     # -- parts ----------------------------------------------------------------------------------
 
@@ -120,11 +120,11 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
     save_checkpoint = blocking(AsyncAlgorithm.save_checkpoint)
 
     def save(self, path: str | Path | None = None) -> str:
-        """The same as `save_to_path`."""
+        """Call `save_to_path`."""
         return self.save_to_path(path)
 
     def restore(self, path: str | Path) -> None:
-        """The same as `restore_from_path`."""
+        """Call `restore_from_path`."""
         self.restore_from_path(path)
 
     @classmethod
@@ -139,9 +139,9 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
             trust_code: Whether to import functions and classes that the stored config names.
 
         Raises:
-            CheckpointError: The checkpoint is incomplete, altered, of an unknown version, or was saved by a custom
-                class that is neither this class nor that of the config.
-            ConfigurationError: It is of another algorithm than this class.
+            CheckpointError: The checkpoint is incomplete, altered or of an unknown version, or was saved by a custom
+                class that is neither this class nor the config's.
+            ConfigurationError: The checkpoint is of another algorithm than this class.
         """
         state = read_algorithm(path)
         chosen = resume_config(path, state, config, trust_code=trust_code)
@@ -216,7 +216,7 @@ def _check_is_config(algorithm: type[Algorithm], config: BaseConfig) -> None:
     """Check that the argument of an algorithm class is a config, not e.g. an env's name, a dict or a config class.
 
     Raises:
-        TypeError: It is not a config; the text has the right call.
+        TypeError: It is not a config; the text shows the correct call.
     """
     if isinstance(config, BaseConfig):
         return

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlzmq.learners.learner import Learner
     from rlzmq.modules import spec
     from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
-else:  # these import torch, which creating and checking a config does not need
+else:  # imported only for types, since these import torch, which a config does not need
     async_algorithm = LazyModule("rlzmq.algorithms.async_algorithm")
     module_specs = LazyModule("rlzmq.algorithms.module_specs")
     defaults = LazyModule("rlzmq.connectors.defaults")
@@ -33,10 +33,10 @@ __all__ = ["AlgorithmConfig"]
 
 
 class AlgorithmConfig(BaseConfig):
-    """The settings of a run, with chainable setters; frozen when an Algorithm is built from it.
+    """The settings of a run, with chainable setters. It is frozen when an Algorithm is built from it.
 
-    Every setter returns the config itself. Unknown keys (with the closest valid name) and values of the wrong type
-    or out of range raise at the call. Settings are read as attributes.
+    Every setter returns the config itself. Unknown keys (with the closest valid name) and values of a wrong type or
+    out of range raise an error in the call. Settings are read as attributes.
 
     Example:
         >>> config = (
@@ -49,7 +49,7 @@ class AlgorithmConfig(BaseConfig):
         0.0003
     """
 
-    # The parts of an algorithm, by name, since importing them imports torch.
+    # The parts of an algorithm are named by strings, since importing them imports torch.
     _algorithm: ClassVar[str] = ""  # public name of its Algorithm class
     _learner_class: ClassVar[str] = "rlzmq.learners.learner:TorchLearner"
     _module_class: ClassVar[str] = ""  # the default actor-critic
@@ -59,11 +59,11 @@ class AlgorithmConfig(BaseConfig):
         """Return a config with settings that are known to learn an environment; each can still be changed.
 
         Args:
-            name: Name of the preset, mostly the environment's id; case is ignored and the version may be omitted.
+            name: Name of the preset, usually the environment's id. Case is ignored, and the version may be omitted.
                 ``rlzmq presets`` lists them. The environment is set, too.
 
         Raises:
-            ConfigurationError: There is no preset for it; the text suggests the closest.
+            ConfigurationError: There is no such preset; the text suggests the closest name.
 
         Example:
             >>> config = PPOConfig.preset("CartPole-v1").training(lr=3e-4)
@@ -89,12 +89,12 @@ class AlgorithmConfig(BaseConfig):
             return self._algorithm_class()(self._for_build(env, use_copy))  # type: ignore[no-any-return]
 
     def build(self, env: Any = None, *, use_copy: bool = True) -> Algorithm:
-        """The same as `build_algo`."""
+        """Call `build_algo`."""
         with ShortTraceback():
             return self.build_algo(env, use_copy=use_copy)
 
     def build_async(self, env: Any = None, *, use_copy: bool = True) -> async_algorithm.AsyncAlgorithm:
-        """Return an AsyncAlgorithm, to be used as ``async with config.build_async() as algo``."""
+        """Return an AsyncAlgorithm, for use as ``async with config.build_async() as algo``."""
         with ShortTraceback():
             return async_algorithm.AsyncAlgorithm(self._for_build(env, use_copy))
 
@@ -120,7 +120,7 @@ class AlgorithmConfig(BaseConfig):
     def build_module_to_env_connector(
         self, env: Any = None, spaces: Mapping[str, Any] | None = None
     ) -> ModuleToEnvPipeline:
-        """Return the ModuleToEnvPipeline: default pieces with the user's in the middle."""
+        """Return the ModuleToEnvPipeline: the user's pieces between the default ones."""
         return defaults.build_module_to_env(self, env, self._all_spaces(env, spaces))
 
     def build_learner_connector(
@@ -154,7 +154,7 @@ class AlgorithmConfig(BaseConfig):
     def get_rl_module_spec(
         self, env: Any = None, spaces: Mapping[str, Any] | None = None, inference_only: bool | None = None
     ) -> spec.RLModuleSpec:
-        """Return the RLModuleSpec of the only module of a single-agent config."""
+        """Return the RLModuleSpec of a single-agent config's only module."""
         specs = self.get_multi_rl_module_spec(env=env, spaces=spaces, inference_only=bool(inference_only))
         return specs.rl_module_specs[DEFAULT_MODULE_ID]
 
@@ -165,8 +165,7 @@ class AlgorithmConfig(BaseConfig):
 
         Args:
             env: The (vector) env whose spaces are used.
-            spaces: ``{module id: (obs, act)}`` as returned by `EnvRunner.get_spaces()`, or as for
-                `build_env_to_module_connector`.
+            spaces: ``{module id: (obs, act)}`` from `EnvRunner.get_spaces()`, or see `build_env_to_module_connector`.
             inference_only: Whether to leave out learner-only modules and the parts that only learners need.
         """
         return module_specs.multi_rl_module_spec(self, env, spaces, inference_only)
@@ -178,15 +177,15 @@ class AlgorithmConfig(BaseConfig):
         env: Any = None,
         spaces: Mapping[str, Any] | None = None,
     ) -> tuple[dict[str, Any], Callable[[str, Any], bool]]:
-        """Return the module specs and the rule of which modules are trained.
+        """Return the module specs, and the rule that selects the trained modules.
 
         Args:
             policies: Replaces `config.policies`.
-            env: As for `get_multi_rl_module_spec`.
-            spaces: As for `get_multi_rl_module_spec`.
+            env: See `get_multi_rl_module_spec`.
+            spaces: See `get_multi_rl_module_spec`.
 
         Returns:
-            (``{module id: its RLModuleSpec, spaces filled in}``, ``fn(module_id, batch) -> whether it is trained``).
+            (``{module id: its RLModuleSpec, with spaces}``, ``fn(module_id, batch) -> whether it is trained``).
         """
         config = self
         if policies is not None:

@@ -63,7 +63,7 @@ class AsyncAlgorithm:
                     break
 
     Args:
-        config: Validated and frozen, as ``config.build_async()`` passes it.
+        config: The config, validated and frozen, from ``config.build_async()``.
 
     Attributes:
         metrics: The MetricsLogger whose values join each result.
@@ -97,7 +97,7 @@ class AsyncAlgorithm:
         """Start the processes, build the modules, and send the weights to all runners.
 
         Raises:
-            ConfigurationError, RlzmqError: It failed; processes that were started are stopped.
+            ConfigurationError, RlzmqError: The start failed; processes already started are stopped.
         """
         with ShortTraceback():
             try:
@@ -147,17 +147,16 @@ class AsyncAlgorithm:
             return await self._loop.train(self.training_step, self.evaluate)
 
     async def training_step(self) -> Any:
-        """Run one update of exactly `total_train_batch_size` env steps. Custom algorithms override it.
+        """Run one update of exactly `total_train_batch_size` env steps. Custom algorithms override this.
 
-        An override may use ``await self.env_runner_group.sample(…)``,
-        ``await self.learner_group.update(episodes=…)`` and ``await self.sync_weights()``; it
-        returns None and reports through `self.metrics`.
+        An override may use ``await self.env_runner_group.sample(…)``, ``await self.learner_group.update(episodes=…)``
+        and ``await self.sync_weights()``. It returns None and reports through `self.metrics`.
         """
         results = self._iterations.results
         results.add_update(await self.session.run_update())
 
     async def results(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield the results of successive iterations, for as long as the caller iterates."""
+        """Yield the results of successive iterations, as long as the caller iterates."""
         while True:
             yield await self.train()
 
@@ -167,7 +166,7 @@ class AsyncAlgorithm:
         await self.session.sync_weights()
 
     async def settle(self) -> None:
-        """Wait until no update is in progress; with `staleness` >= 1 updates run ahead of `training_step`."""
+        """Wait until no update is in progress. With `staleness` >= 1, updates run ahead of `training_step`."""
         await self._iterations.settle()
 
     def cut_iteration_short(self) -> None:
@@ -175,7 +174,7 @@ class AsyncAlgorithm:
         self._iterations.cut_short()
 
     def log_result(self, result: dict[str, Any]) -> Any:
-        """Handle the result of an iteration, after the callbacks. Does nothing; override it to log results."""
+        """Handle the result of an iteration, after the callbacks. By default, do nothing; override it to log results."""
 
     async def evaluate(self) -> dict[str, Any]:
         """Run one evaluation round with the current weights and connector states.
@@ -232,13 +231,13 @@ class AsyncAlgorithm:
 
     @property
     def env_to_module_connector(self) -> Any:
-        """The env-to-module pipeline of `env_runner`; if that is None, an equal one with the merged states."""
+        """The env-to-module pipeline of `env_runner`; if that is None, an equal pipeline with the merged states."""
         self._check_running()
         return self.session.get_pipeline("env_to_module")
 
     @property
     def module_to_env_connector(self) -> Any:
-        """The module-to-env pipeline of `env_runner`; if that is None, an equal one with the merged states."""
+        """The module-to-env pipeline of `env_runner`; if that is None, an equal pipeline with the merged states."""
         self._check_running()
         return self.session.get_pipeline("module_to_env")
 
@@ -251,7 +250,7 @@ class AsyncAlgorithm:
         """Return an RLModule in this process with the current weights.
 
         Raises:
-            KeyError: No such module.
+            KeyError: There is no such module.
             ClosedError: The algorithm was stopped.
         """
         self._check_running()
@@ -273,14 +272,14 @@ class AsyncAlgorithm:
     ) -> MultiRLModuleSpec:
         """Add a module to a multi-agent run, between two iterations.
 
-        Its initial weights are determined by the seed and its id, or loaded from ``module_spec.load_state_path``;
-        replace them with ``learner_group.set_weights({module_id: weights})`` and `sync_weights`. Agents in
-        ongoing episodes keep the modules that they are mapped to.
+        Its initial weights follow from the seed and its id, or are loaded from ``module_spec.load_state_path``.
+        Replace them with ``learner_group.set_weights({module_id: weights})`` and `sync_weights`. Agents in ongoing
+        episodes keep their modules.
 
         Args:
             module_id: Id of the new module.
             module_spec: Differences from the algorithm's default module; None: no differences. Missing spaces are
-                those of the agents mapped to it, or those that all agents share.
+                those of the agents mapped to it, or those shared by all agents.
             config_overrides: Settings for this module only, such as ``{"lr": 1e-4}``.
             new_agent_to_module_mapping_fn: New ``fn(agent_id, episode) -> module id``.
             new_should_module_be_updated: New `policies_to_train`.
@@ -296,7 +295,7 @@ class AsyncAlgorithm:
             ConfigurationError: The run is single-agent, a setting is invalid, the module's spaces cannot be
                 determined, or the algorithm cannot train it.
             TypeError: The module lacks an interface that the algorithm's learner requires.
-            In all cases nothing was changed.
+            In all cases nothing has changed.
         """
         self._check_running()
         await self.settle()
@@ -318,12 +317,12 @@ class AsyncAlgorithm:
         remove_from_env_runners: bool = True,
         remove_from_eval_env_runners: bool = True,
     ) -> MultiRLModuleSpec:
-        """Remove a module, between two iterations; ongoing episodes that use it are dropped.
+        """Remove a module, between two iterations. Ongoing episodes that use it are dropped.
 
         Args:
             module_id: Id of the module.
-            new_agent_to_module_mapping_fn: New ``fn(agent_id, episode) -> module id``, which must not return the
-                removed module.
+            new_agent_to_module_mapping_fn: New ``fn(agent_id, episode) -> module id``. It must not return the removed
+                module.
             new_should_module_be_updated: New `policies_to_train`.
             remove_from_learners, remove_from_env_runners, remove_from_eval_env_runners: Where to
                 remove it.
@@ -333,7 +332,8 @@ class AsyncAlgorithm:
 
         Raises:
             KeyError: There is no such module.
-            ConfigurationError: Agents are still mapped to it, or too few modules would be left. Nothing was changed.
+            ConfigurationError: Agents are still mapped to the module, or too few modules would remain. Nothing has
+                changed.
         """
         self._check_running()
         await self.settle()
@@ -346,7 +346,7 @@ class AsyncAlgorithm:
     # -- acting ---------------------------------------------------------------------------------
 
     async def get_policy(self, *, module_id: str | None = None, agent_id: Any = None) -> Policy:
-        """Return a Policy with the current weights and connectors; further training does not change it.
+        """Return a Policy with the current weights and connectors. Further training does not change it.
 
         Args:
             module_id, agent_id: See `Policy`.
@@ -403,7 +403,7 @@ class AsyncAlgorithm:
             not_components: Components to leave out.
 
         Raises:
-            ValueError: An unknown component.
+            ValueError: A component is unknown.
         """
         self._check_running()
         return await self._state.get(components, not_components)
@@ -411,16 +411,16 @@ class AsyncAlgorithm:
     async def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the output of `get_state`: modules, learners, runners, connectors and counters.
 
-        With at most one env runner and one learner, the run continues bit for bit like the run that the state was
-        taken from: see docs/reliability.md.
+        With at most one env runner and one learner, the run continues bit for bit like the original run; see
+        docs/reliability.md.
 
         Args:
-            state: The whole state, some components, or parts of them; all others are unchanged. Example, for the
+            state: The whole state, some components, or parts of them; all others are unchanged. Example for the
                 weights of one module: ``{"learner_group": {"learner": {"rl_module": {"p0": weights}}}}``.
 
         Raises:
-            ValueError: An unknown component.
-            KeyError: The state has weights of a module that the run does not have.
+            ValueError: A component is unknown.
+            KeyError: The state has weights of a module that the run lacks.
         """
         self._check_running()
         if await self._state.set(state):
@@ -430,13 +430,13 @@ class AsyncAlgorithm:
         """Write a checkpoint atomically.
 
         Args:
-            path: Its directory (replaced if it exists); None: a new one in the temporary directory.
+            path: The checkpoint's directory (replaced if it exists); None: a new one in the temporary directory.
 
         Returns:
             The absolute path.
 
         Raises:
-            CheckpointError: It could not be written; an earlier checkpoint at `path` is unchanged.
+            CheckpointError: The checkpoint could not be written; an earlier one at `path` is unchanged.
         """
         state = to_parts(await self.get_state())
         written = write_algorithm(path, self._dispatch.algorithm, self.config, state)
@@ -444,15 +444,15 @@ class AsyncAlgorithm:
         return written
 
     async def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
-        """Restore a checkpoint's state, or one component of it; the config of this algorithm is unchanged.
+        """Restore a checkpoint's state, or one component of it. The config of this algorithm is unchanged.
 
         Args:
-            path: A checkpoint, or a run directory, whose newest intact checkpoint is used. With `component` also a
+            path: A checkpoint, or a run directory, whose newest intact checkpoint is used. With `component`, also a
                 path into a checkpoint, or a module's checkpoint, whose content becomes this component.
-            component: E.g. ``"learner_group/learner/rl_module/p0"``; all others are unchanged.
+            component: A component, e.g. ``"learner_group/learner/rl_module/p0"``; all others are unchanged.
 
         Raises:
-            CheckpointError: There is no intact checkpoint of a known version; nothing was changed.
+            CheckpointError: There is no intact checkpoint of a known version. Nothing has changed.
         """
         self._check_running()
         await self.set_state(read_algorithm(path) if component is None else read_component(path, component))
@@ -495,7 +495,7 @@ class AsyncAlgorithm:
         """Write a checkpoint to the directory of `keep_checkpoints` now, and return its path.
 
         Raises:
-            CheckpointError: It could not be written; earlier checkpoints are unchanged.
+            CheckpointError: The checkpoint could not be written; earlier ones are unchanged.
         """
         self._check_running()
         return await self._keeper.write()

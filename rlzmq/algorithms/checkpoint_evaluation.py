@@ -1,4 +1,4 @@
-"""Evaluation of a checkpoint's policy on whole episodes, with statistics and a video of the first ones."""
+"""Evaluation of a checkpoint's policy on whole episodes, with statistics and a video of the first episodes."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from rlzmq.envs.registry import EnvContext, make_env, resolve_env
 __all__ = ["CheckpointScores", "evaluate_checkpoint"]
 
 _VIDEO_SUFFIXES = (".mp4", ".gif")
-_MAX_GIF_FPS = 50  # a GIF counts in hundredths of a second, and viewers slow down delays of one
+_MAX_GIF_FPS = 50  # delays of a GIF are in hundredths of a second, and viewers slow down a delay of one
 _MAX_INLINE_BYTES = 8_000_000
 
 
 @dataclass(frozen=True)
 class CheckpointScores:
-    """Returns and lengths of a checkpoint's evaluation episodes; notebooks show them as a table, with the video.
+    """Returns and lengths of a checkpoint's evaluation episodes. Notebooks show them as a table, with the video.
 
     Attributes:
-        checkpoint: What was evaluated.
+        checkpoint: The evaluated checkpoint.
         env: The environment.
         seed: Seed of the environment; None: a random one.
         explore: Whether actions were sampled from the distribution.
         returns: Return of each episode, in order.
         lengths: Env steps of each episode.
         agent_return_means: Mean return by agent id; {} for single-agent environments.
-        video: The video file; None if none was asked for.
+        video: The video file; None if there is none.
     """
 
     checkpoint: str
@@ -77,7 +77,7 @@ class CheckpointScores:
         return float(low), float(high)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values; statistics that do not exist are None."""
+        """Return everything as JSON values. Statistics that do not exist are None."""
         return {
             "checkpoint": self.checkpoint,
             "env": self.env,
@@ -147,8 +147,8 @@ def evaluate_checkpoint(
 ) -> CheckpointScores:
     """Evaluate a checkpoint's policy in this process.
 
-    The episodes are played one after the other in one environment: of several, those that end first would be
-    counted, so short episodes would count too often.
+    The episodes are played one after the other in one environment. With several environments, short episodes would end
+    first and be counted too often.
 
     Args:
         path: A checkpoint, or a run directory, whose newest intact checkpoint is evaluated.
@@ -161,9 +161,9 @@ def evaluate_checkpoint(
         trust_code: Whether to import functions and classes that the stored config names.
 
     Raises:
-        ConfigurationError: A count is below 1; the video's suffix is unknown or the environment makes no pictures.
+        ConfigurationError: A count is below 1, the video's suffix is unknown, or the environment renders no images.
         MissingPackageError: imageio is not installed (``pip install 'rlzmq[video]'``).
-        CheckpointError: As for `Algorithm.from_checkpoint`.
+        CheckpointError: See `Algorithm.from_checkpoint`.
     """
     for name, count in (("num_episodes", num_episodes), ("num_video_episodes", num_video_episodes)):
         if count < 1:
@@ -180,12 +180,12 @@ def evaluate_checkpoint(
     config.offline_data(input_=None).experimental(_validate_config=False)  # the policy needs no data
     state = read_algorithm(path)
     chosen = resume_config(path, state, config, trust_code=trust_code)
-    # Evaluation starts new episodes and does not need those in progress in the run's env runners.
+    # Evaluation starts new episodes and does not need the ongoing ones of the run's env runners.
     state = {
         name: part for name, part in state.items() if not name.startswith(("env_runners", "eval_env_runners"))
     }
     try:
-        # By name: a user's own algorithm class may be missing here, but evaluation does not use its training step.
+        # By name: the user's algorithm class may be missing here, but evaluation does not use its training step.
         with config._algorithm_class()(chosen) as algorithm:
             algorithm.set_state(state)
             metrics = algorithm.evaluate()["env_runners"]
@@ -207,7 +207,7 @@ def evaluate_checkpoint(
 
 
 def _config_for_evaluation(config: BaseConfig, num_episodes: int, explore: bool) -> BaseConfig:
-    """Make `config` that of a serial run with one environment for evaluation."""
+    """Change `config` to that of a serial run with one environment, for evaluation."""
     config.env_runners(num_env_runners=0).learners(num_learners=0).evaluation(
         evaluation_num_env_runners=0,
         evaluation_interval=None,
@@ -221,7 +221,7 @@ def _config_for_evaluation(config: BaseConfig, num_episodes: int, explore: bool)
 
 
 class _VideoRecorder:
-    """Writes the pictures of the first episodes into a video, as callbacks of the env runner.
+    """Writes the images of the first episodes to a video, as callbacks of the env runner.
 
     Args:
         path: The file.
@@ -242,10 +242,10 @@ class _VideoRecorder:
         self._frames_per_s = 30.0
 
     def configure(self, config: BaseConfig) -> None:
-        """Let the config's environments make pictures, and its env runner call this recorder.
+        """Make the config's environments render images, and its env runner call this recorder.
 
         Raises:
-            ConfigurationError: The environment makes no pictures.
+            ConfigurationError: The environment renders no images.
         """
         settings = {**config.env_config, "render_mode": "rgb_array"}
         env = _env_with_pictures(config.env, settings)
@@ -297,10 +297,10 @@ def _env_with_pictures(env: object, settings: Mapping[str, Any]) -> Any:
 
 
 def _first(rendered: Any) -> NDArray[np.uint8]:
-    """Return the picture of the first environment, of what a single or a vector env rendered.
+    """Return the image of the first environment, from the rendering of a single or a vector env.
 
     Raises:
-        ConfigurationError: It is no picture.
+        ConfigurationError: It is not an image.
     """
     frame = rendered[0] if isinstance(rendered, tuple | list) and rendered else rendered
     if isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3:
@@ -312,7 +312,7 @@ def _first(rendered: Any) -> NDArray[np.uint8]:
 
 
 def _even(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Repeat the last row or column of an odd size, which the codec does not take."""
+    """Repeat the last row or column of an odd size, which the codec does not accept."""
     return np.pad(frame, ((0, frame.shape[0] % 2), (0, frame.shape[1] % 2), (0, 0)), mode="edge")
 
 

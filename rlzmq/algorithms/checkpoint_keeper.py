@@ -2,9 +2,9 @@
 
     an iteration's end ──due?──► get_state, copied ──► a thread: space? write, fsync, rename, remove old ones
                                                         │ fails
-                                                        └──► log, counter; training goes on
+                                                        └──► log, counter; training continues
 
-Only one write runs at a time: a checkpoint that becomes due meanwhile waits for the end of the next iteration. The
+Only one write runs at a time. A checkpoint that becomes due during a write waits for the end of the next iteration. The
 learners' state is also copied to the driver's memory at intervals, to recover from the death of all learners.
 """
 
@@ -39,8 +39,8 @@ class CheckpointKeeper:
         algorithm: The AsyncAlgorithm.
 
     Attributes:
-        newest: The newest checkpoint that this run wrote; None before the first.
-        num_written, num_failed: Number of checkpoints that were written, and that could not be written.
+        newest: The newest checkpoint written by this run; None before the first.
+        num_written, num_failed: Number of checkpoints that were written, and of failed writes.
     """
 
     def __init__(self, algorithm: Any) -> None:
@@ -62,8 +62,8 @@ class CheckpointKeeper:
 
         Args:
             directory: Directory of the numbered checkpoints.
-            every_s: Seconds between the starts of two writes; None: ``config.checkpoint_every_s``; if that is None
-                too, checkpoints are only written by `write`.
+            every_s: Seconds between the starts of two writes; None: ``config.checkpoint_every_s``. If that is None,
+                too, only `write` writes checkpoints.
             num: Number of newest checkpoints to keep besides the one with the best mean return; None:
                 ``config.checkpoint_keep``.
         """
@@ -82,7 +82,7 @@ class CheckpointKeeper:
         """Start a checkpoint, or copy the learners' state, if due. Called between two iterations."""
         places = (result["env_runners"], result.get("evaluation", {}).get("env_runners", {}))
         scores = [float(place.get("episode_return_mean", math.nan)) for place in places]
-        self._score = next(filter(math.isfinite, scores), None)  # a run on recorded data has the latter only
+        self._score = next(filter(math.isfinite, scores), None)  # an offline run has only the latter
         await self._note_written()
         now = time.monotonic()
         if self._is_due(now):
@@ -96,7 +96,7 @@ class CheckpointKeeper:
         """Write a checkpoint now, unless there is one of this iteration, and return its path.
 
         Raises:
-            CheckpointError: It cannot be written. Earlier checkpoints are unchanged.
+            CheckpointError: The checkpoint cannot be written. Earlier ones are unchanged.
         """
         assert self._series is not None
         await self._off_loop(self.wait)
@@ -110,7 +110,7 @@ class CheckpointKeeper:
         return self.newest
 
     async def write_if_possible(self, timeout_s: float) -> None:
-        """Write a checkpoint if the learners still respond; called when a run fails."""
+        """Write a checkpoint if the learners still respond. Called when a run fails."""
         if self._series is None:
             return
         try:
@@ -177,7 +177,7 @@ class CheckpointKeeper:
         self._writing.start()
 
     async def _note_written(self) -> None:
-        """Report to the session a checkpoint that was written since the last call."""
+        """Report a checkpoint written since the last call to the session."""
         state, self._written_state = self._written_state, None
         if state is not None:
             await self._algorithm.session.note_checkpoint(state)

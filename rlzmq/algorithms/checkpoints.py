@@ -1,4 +1,4 @@
-"""Checkpoints of algorithms: writing and reading their components and config."""
+"""Reading and writing of algorithms' checkpoints: their components and config."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _log = logging.getLogger("rlzmq.checkpoints")
 
 _Config = TypeVar("_Config", bound=BaseConfig)
 _CONFIG = "config"
-# Where a run keeps its data on its machine: not stored, to be set again when a run is resumed.
+# Settings for where a run keeps its data on its machine. They are not stored and must be set again for a resumed run.
 _PLACES = ("durability", "journal_dir", "record_dir", "trace")
 _CONFIG_CLASS = ("config", "config_class")
 _NEEDED = ("algorithm", "learner_group/learner", "env_runner", "accounting")
@@ -53,8 +53,8 @@ def write_algorithm(
 ) -> str:
     """Write state and config as one checkpoint and return its absolute path.
 
-    Without `path` it is written to a new directory in the temporary directory, which is logged, and removed if writing
-    fails.
+    Without `path`, it is written to a new directory in the temporary directory. The path is logged, and the directory
+    is removed if writing fails.
     """
     components, about = to_components(algorithm, config, state)
     if path is not None:
@@ -99,7 +99,7 @@ def newest_to_resume(path: str | Path, config: BaseConfig | None) -> Path | None
     """Return `latest_checkpoint`; None for a new run.
 
     Raises:
-        CheckpointError: There is no checkpoint, and no config of a new run.
+        CheckpointError: There is no checkpoint, and no config for a new run.
     """
     newest = latest_checkpoint(path)
     if newest is None and config is None:
@@ -122,7 +122,7 @@ def read_algorithm(path: str | Path) -> dict[str, Any]:
         path: A checkpoint, or a run directory, whose newest intact checkpoint is read.
 
     Raises:
-        CheckpointError: It is incomplete, altered, of an unknown version, or not a checkpoint of an algorithm.
+        CheckpointError: The checkpoint is incomplete, altered, of an unknown version, or not that of an algorithm.
     """
     path = _resolve(path)
     state = read_checkpoint(path)
@@ -144,7 +144,7 @@ def load_config(path: str | Path, *, trust_code: bool = False) -> BaseConfig:
             name any code on this machine, so the default is False.
 
     Raises:
-        CheckpointError: The config holds code or is of a custom class and `trust_code` is False, or it held values
+        CheckpointError: The config contains code or is of a custom class, and `trust_code` is False; or it had values
             that cannot be stored.
     """
     path = _resolve(path)
@@ -162,7 +162,7 @@ def load_config_class(path: str | Path, *, trust_code: bool = False) -> type[Bas
         trust_code: Whether to import a custom class.
 
     Raises:
-        CheckpointError: It is a custom class and `trust_code` is False, or it cannot be imported.
+        CheckpointError: The class is custom and `trust_code` is False, or it cannot be imported.
     """
     path = _resolve(path)
     about = read_manifest(path)["about"]
@@ -170,15 +170,15 @@ def load_config_class(path: str | Path, *, trust_code: bool = False) -> type[Bas
 
 
 def revive_config(stored: Mapping[str, Any], where: str, *, trust_code: bool = False) -> BaseConfig:
-    """Return the config that `AlgorithmConfig.to_stored` described.
+    """Return the config from a result of `AlgorithmConfig.to_stored`.
 
     Args:
-        stored: Its return value.
-        where: Where it is stored, for errors.
+        stored: The result of `to_stored`.
+        where: Where it is stored, for error messages.
         trust_code: See `load_config`.
 
     Raises:
-        CheckpointError: As for `load_config`.
+        CheckpointError: See `load_config`.
     """
     config_class = _config_class(stored, where, trust_code)
     code = [name for name, value in stored["values"].items() if names_code(value)]
@@ -225,7 +225,7 @@ def resume_config(
         trust_code: See `load_config`.
 
     Raises:
-        CheckpointError: As for `load_config` and `with_stored_modules`.
+        CheckpointError: See `load_config` and `with_stored_modules`.
     """
     chosen = load_config(path, trust_code=trust_code) if config is None else with_stored_seed(config, path)
     return with_stored_modules(chosen, state.get("modules", {}), trust_code=trust_code)
@@ -239,7 +239,7 @@ def check_algorithm_class(path: str | Path, chosen: type) -> None:
         chosen: The class that would resume it.
 
     Raises:
-        CheckpointError: It was saved by a custom class of another name, whose training step would be lost.
+        CheckpointError: The checkpoint was saved by a custom class of another name, whose training step would be lost.
     """
     path = _resolve(path)
     about = read_manifest(path)["about"]
@@ -257,10 +257,10 @@ def read_component(path: str | Path, component: str) -> dict[str, Any]:
     """Return a state with only this component, for `Algorithm.set_state`.
 
     Args:
-        path: An algorithm's checkpoint (or run directory) that has this component; or a path into one, such as
-            ``checkpoint/learner_group/learner/rl_module/p0``, or a module's checkpoint; its
-            content is then loaded as this component, whatever its name there.
-        component: E.g. ``"learner_group/learner/rl_module/p1"``.
+        path: An algorithm's checkpoint (or run directory) that has this component. Or a path into one, such as
+            ``checkpoint/learner_group/learner/rl_module/p0``, or a module's checkpoint, whose content is then loaded
+            as this component, regardless of its name there.
+        component: A component, e.g. ``"learner_group/learner/rl_module/p1"``.
 
     Raises:
         CheckpointError: There is no such component.
@@ -281,8 +281,10 @@ def read_component(path: str | Path, component: str) -> dict[str, Any]:
 
 
 def with_stored_seed(config: _Config, path: str | Path) -> _Config:
-    """Return `config`, with the stored seed if it has none: runners and learners that had joined the run must find
-    the same config."""
+    """Return `config`, with the stored seed if it has none.
+
+    Runners and learners that had joined the run must find the same config.
+    """
     if config.seed is not None:
         return config
     seed = read_checkpoint(_resolve(path), _CONFIG)[_CONFIG]["values"].get("seed")

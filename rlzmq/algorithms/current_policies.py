@@ -20,7 +20,7 @@ class CurrentPolicies:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._kept: dict[Any, Policy] = {}
-        self._kept_since = -1  # number of weight changes when they were made
+        self._kept_since = -1  # number of weight changes at their creation
 
     async def make(self, *, module_id: str | None, agent_id: Any) -> Policy:
         """See AsyncAlgorithm.get_policy."""

@@ -1,9 +1,9 @@
-"""Evaluation rounds with the current weights, in separate envs, with metrics separate from training.
+"""Evaluation: rounds with the current weights in separate envs, with metrics separate from training.
 
 alone      evaluate ─► on_evaluate_start ─► weights ─► sample ─► on_evaluate_end ─► result
 parallel   begin ────► on_evaluate_start ─► weights ─► a task samples …
            … training steps …
-           end, finish ───────────────────► what the task has ─► on_evaluate_end ─► result
+           end, finish ───────────────────► the task's episodes ─► on_evaluate_end ─► result
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _METRICS = "evaluation"
 
 
 class Evaluation:
-    """Owner of the evaluation runners; a local one is made for the first round.
+    """Owner of the evaluation runners. A local runner is created for the first round.
 
     Metrics of a parallel round are logged, and its end callbacks called, only in `finish`, after training.
 
@@ -149,7 +149,7 @@ class Evaluation:
         return task is not None and task.done() and (task.cancelled() or task.exception() is not None)
 
     async def begin(self, expected_s: float | None) -> None:
-        """Begin a parallel round; the runners are sampling when this returns.
+        """Begin a parallel round. The runners are sampling when this returns.
 
         Args:
             expected_s: Expected duration of the training steps in seconds, if known.
@@ -170,7 +170,7 @@ class Evaluation:
         return self._reduce(await sampling.run())
 
     def end(self) -> None:
-        """Let the parallel round end as soon as it may, since training is over."""
+        """Let the parallel round end as soon as possible, since training is over."""
         if self._sampling is not None:
             self._sampling.end()
 
@@ -178,8 +178,8 @@ class Evaluation:
         """Return the result of the parallel round.
 
         Raises:
-            ClosedError: The run was stopped meanwhile.
-            Exception: The error of the round.
+            ClosedError: The run was stopped during the round.
+            Exception: The error raised by the round.
         """
         self.end()
         task = self._task
@@ -197,7 +197,7 @@ class Evaluation:
             task.cancel()
             await asyncio.wait((task,))
             if not task.cancelled():
-                task.exception()  # retrieved: another error takes precedence, or the round is not needed
+                task.exception()  # mark as retrieved: another error takes precedence, or the round is not needed
 
     # -- contents of a round ------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class Evaluation:
         }
 
     def _reduce(self, metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the result: metrics of this round's episodes, lifetime counts over all rounds."""
+        """Return the result: metrics of this round's episodes, and lifetime counts over all rounds."""
         self._warn_if_slow(metas)
         episodes = EpisodeMetrics(num_smoothed=1_000_000)
         episodes.set_state(self._lifetime_counts)
@@ -251,7 +251,7 @@ class Evaluation:
 
     @contextlib.contextmanager
     def _hint_when_endless(self) -> Iterator[None]:
-        """Warn from a timer thread if a round of whole episodes lasts long, as the episodes may never end."""
+        """Warn from a timer thread if a round of whole episodes takes long, since the episodes may never end."""
         config = self._config
         limit_s = config.evaluation_sample_timeout_s
         if (
@@ -274,7 +274,7 @@ class Evaluation:
         limit_s = config.evaluation_sample_timeout_s
         if limit_s is None or config.evaluation_duration == "auto":
             return
-        # Measured by the runners, as their results may have waited for training in this process.
+        # Measured by the runners, since their results may have waited for training in this process.
         slowest_s = max((float(meta["timers"]["sample"][0]) for meta in metas), default=0.0)
         if slowest_s > limit_s:
             _logger.warning(
@@ -299,7 +299,7 @@ class Evaluation:
         return state
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the output of `get_state`; sampling states only if this run evaluates."""
+        """Restore the output of `get_state`. Sampling states are restored only if this run evaluates."""
         if _METRICS in state:
             self._lifetime_counts = dict(state[_METRICS]["lifetime_counts"])
             self._metrics.set_state(decode(state[_METRICS]["metrics"]))

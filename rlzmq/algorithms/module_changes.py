@@ -1,4 +1,4 @@
-"""Plans for adding and removing modules of a run: changed configs, and the change of the learners."""
+"""Plans for adding and removing modules of a run: the changed configs, and the change of the learners."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ModuleChange:
-    """A planned change of modules, not applied yet.
+    """A planned change of modules that is not applied yet.
 
     Attributes:
         configs: The configs after the change.
-        change: ``change(learner)`` applies it to a learner.
+        change: ``change(learner)`` applies the change to a learner.
     """
 
     configs: ModuleConfigs
@@ -41,7 +41,7 @@ class ModuleChange:
 
 @dataclass(frozen=True)
 class NewRules:
-    """Rules that come with a change of modules; None: as before.
+    """Rules that change together with the modules; None: unchanged.
 
     Attributes:
         mapping_fn: ``fn(agent_id, episode) -> module id``.
@@ -53,12 +53,12 @@ class NewRules:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The new settings of a config."""
+        """The settings of a config that change."""
         rules = {"policy_mapping_fn": self.mapping_fn, "policies_to_train": self.to_train}
         return {name: rule for name, rule in rules.items() if rule is not None}
 
     def applied_to(self, config: BaseConfig) -> BaseConfig:
-        """Return `config`, or a copy with these rules as far as they are about its modules."""
+        """Return `config`, or a copy with those rules that concern its modules."""
         settings = self.settings
         if not settings:
             return config
@@ -72,7 +72,7 @@ SAME_RULES = NewRules()
 
 
 def _edited(config: BaseConfig, settings: Mapping[str, Any], *, check: bool = True) -> BaseConfig:
-    """Return a copy of `config` with other settings; frozen if `config` is."""
+    """Return a copy of `config` with changed settings; frozen if `config` is."""
     new = config.copy(copy_frozen=False)
     for name, value in settings.items():
         setattr(new, name, value)
@@ -96,8 +96,8 @@ def with_module(
     For the arguments see `Algorithm.add_module`.
 
     Raises:
-        ValueError: There is a module of this id.
-        ConfigurationError: The config is a single-agent one, or an override is no setting.
+        ValueError: There is already a module with this id.
+        ConfigurationError: The config is single-agent, or an override is not a setting.
     """
     if not config.is_multi_agent:
         raise ConfigurationError(
@@ -125,7 +125,7 @@ def without_module(config: BaseConfig, module_id: str, *, rules: NewRules = SAME
 
     Raises:
         KeyError: There is no module with this id.
-        ConfigurationError: It is the last one, or only "default_policy" would be left.
+        ConfigurationError: It is the last one, or only "default_policy" would remain.
     """
     ids = [other for other in config.module_ids if other != module_id]
     if len(ids) == len(config.module_ids):
@@ -210,7 +210,7 @@ def plan_removal(
     places: Collection[str],
     rules: NewRules = SAME_RULES,
 ) -> ModuleChange:
-    """Plan to remove a module; for the arguments see `plan_addition`.
+    """Plan to remove a module. For the arguments, see `plan_addition`.
 
     Raises:
         KeyError, ConfigurationError: See `Algorithm.remove_module`.
@@ -237,7 +237,7 @@ def plan_removal(
 
 
 def plan_training(before: ModuleConfigs, module_ids: Sequence[str] | None) -> ModuleChange | None:
-    """Plan to train only these modules (None: all); return None if that is already so."""
+    """Plan to train only these modules (None: all); return None if nothing changes."""
     places = {place: training(getattr(before, place), module_ids) for place in ("run", *PLACES)}
     if all(config is getattr(before, place) for place, config in places.items()):
         return None
@@ -249,7 +249,7 @@ def plan_training(before: ModuleConfigs, module_ids: Sequence[str] | None) -> Mo
 
 
 def training(config: BaseConfig, module_ids: Sequence[str] | None) -> BaseConfig:
-    """Return `config`, or a copy, that trains only these of its modules; None: all."""
+    """Return `config`, or a copy that trains only these of its modules; None: all."""
     trained = module_ids and [module_id for module_id in module_ids if module_id in config.module_ids]
     now = config.policies_to_train
     if trained == now or (trained and isinstance(now, Collection) and set(trained) == set(now)):
@@ -258,16 +258,16 @@ def training(config: BaseConfig, module_ids: Sequence[str] | None) -> BaseConfig
 
 
 def _check_mapping(configs: ModuleConfigs, observation_spaces: Any) -> None:
-    """Raise ConfigurationError if an agent is mapped to a module that its runners do not have."""
+    """Raise ConfigurationError if an agent is mapped to a module that its runners lack."""
     for place in ("env_runners", "eval_env_runners"):
         config = getattr(configs, place)
         for agent_id in getattr(observation_spaces, "spaces", ()):
             try:
                 module_id = config.policy_mapping_fn(agent_id, None)
-            except Exception:  # it reads the episode
+            except Exception:  # the function reads the episode
                 return
             if module_id not in config.module_ids:
                 raise ConfigurationError(
                     f"policy_mapping_fn({agent_id!r}, episode) returns {module_id!r}, which the {place} would "
-                    f"not have; they would have {config.module_ids}. Give new_agent_to_module_mapping_fn=…"
+                    f"not have; they would have {config.module_ids}. Pass new_agent_to_module_mapping_fn=…"
                 )

@@ -24,8 +24,8 @@ def multi_rl_module_spec(
 ) -> MultiRLModuleSpec:
     """Return the specs of all modules of `config`, with spaces, classes and model settings filled in.
 
-    Fields that the user's specs leave open come from the algorithm's default spec, the config's `model_config`, and
-    the spaces that the env-to-module pipeline produces.
+    Missing fields of the user's specs come from the algorithm's default spec, the config's `model_config`, and the
+    spaces that the env-to-module pipeline produces.
 
     Raises:
         ConfigurationError: The spaces of a module cannot be determined; the text names the module.
@@ -48,7 +48,7 @@ def multi_rl_module_spec(
         if spec.observation_space is None or spec.action_space is None:
             missing = "observation_space" if spec.observation_space is None else "action_space"
             raise ConfigurationError(
-                f"Module {module_id!r} has no {missing}: no agent of the env is mapped to it. Give it with "
+                f"Module {module_id!r} has no {missing}: no agent of the env is mapped to it. Set it with "
                 f"RLModuleSpec({missing}=…), or check policy_mapping_fn." + did_you_mean(module_id, known)
             )
         spec.model_config = _merged(module_config.model_config, spec.model_config)

@@ -17,7 +17,7 @@ from rlzmq.envs.registry import resolve_env
 
 __all__ = ["OffPolicyConfig", "OffPolicySettings", "check_no_compiled_update", "check_no_lr"]
 
-# An update is committed as a whole, and nothing is sampled meanwhile.
+# An update is committed as a whole, and nothing is sampled during it.
 _MOST_BATCHES = 10_000
 _BUFFERS = (
     "EpisodeReplayBuffer",
@@ -32,17 +32,17 @@ class OffPolicySettings(TrainingSettings):
     """Settings of replay buffers and target networks, in addition to those of `AlgorithmConfig.training`.
 
     Args:
-        n_step: Number of rewards summed in a target, or a range ``(least, most)``, inclusive, from which it is drawn
-            for each row.
-        replay_buffer_config: ``{"type": …, "capacity": …, "alpha": …, "beta": …}``; keys left out keep their
-            defaults. The type is "EpisodeReplayBuffer" (uniform) or "PrioritizedEpisodeReplayBuffer"
-            (arXiv:1511.05952); multi-agent runs use their variants "MultiAgent…", also under the single-agent name. The
-            capacity is in env steps (multi-agent: in agent steps of each module) of all learners together.
-        num_steps_sampled_before_learning_starts: Env steps sampled before the first update trains.
-        training_intensity: Env steps trained, repetitions counted, per env step sampled; None: one batch for each
+        n_step: Number of rewards summed in a target, or a range ``(least, most)``, inclusive, from which the number
+            is drawn for each row.
+        replay_buffer_config: ``{"type": …, "capacity": …, "alpha": …, "beta": …}``; missing keys keep their defaults.
+            The type is "EpisodeReplayBuffer" (uniform) or "PrioritizedEpisodeReplayBuffer" (arXiv:1511.05952);
+            multi-agent runs use the variants "MultiAgent…", also under the single-agent name. The capacity is in env
+            steps (multi-agent: in agent steps of each module) for all learners together.
+        num_steps_sampled_before_learning_starts: Number of env steps sampled before the first update trains.
+        training_intensity: Trained env steps, counting repetitions, per sampled env step; None: one batch for each
             round of `rollout_fragment_length` steps of all environments.
-        target_network_update_freq: Number of sampled env steps between updates of the target networks; 0: they are
-            updated after every minibatch.
+        target_network_update_freq: Number of sampled env steps between updates of the target networks; 0: an update
+            after every minibatch.
         tau: Fraction in [0, 1] by which an update moves the target networks towards the trained ones.
     """
 
@@ -74,34 +74,34 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
 
     @property
     def n_step_range(self) -> tuple[int, int]:
-        """The least and the largest n of the n-step targets."""
+        """The smallest and the largest n of the n-step targets."""
         n = self.n_step
         return (n, n) if isinstance(n, int) else n
 
     @property
     def train_ratio(self) -> float:
-        """Env steps trained, repetitions counted, per env step sampled."""
+        """Trained env steps, counting repetitions, per sampled env step."""
         return self.training_intensity or self.total_train_batch_size / self._round_steps
 
     @property
     def _trains_sequences(self) -> bool:
-        """Whether the model's settings are those of a stateful module."""
+        """Whether the model's settings define a stateful module."""
         model = self.model_config
         return bool(model.get("use_lstm")) or "max_seq_len" in model
 
     @property
     def _round_steps(self) -> int:
-        """Env steps of a fragment from every environment."""
+        """Number of env steps in one fragment from every environment."""
         num_envs = self.num_envs_per_env_runner * max(self.num_env_runners, 1)
         return self.get_rollout_fragment_length() * num_envs
 
     def get_rollout_fragment_length(self, worker_index: int = 0) -> int:
-        """Return `rollout_fragment_length`, or with "auto" the largest n of the n-step targets."""
+        """Return `rollout_fragment_length`; if it is "auto", the largest n of the n-step targets."""
         length = self.rollout_fragment_length
         return self.n_step_range[1] if length == "auto" else int(length)
 
     def update_plan(self) -> UpdatePlan:
-        """Return the plan: an update takes in one round of fragments, and trains what is due by `train_ratio`."""
+        """Return the plan: an update receives one round of fragments, and trains the batches due by `train_ratio`."""
         plan = super().update_plan()
         return dataclasses.replace(
             plan,
@@ -113,7 +113,7 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
         )
 
     def validate(self) -> None:
-        """Check the settings as AlgorithmConfig.validate does, and those of the replay buffer.
+        """Check the settings of AlgorithmConfig, and those of the replay buffer.
 
         Raises:
             ConfigurationError: Settings are inconsistent; the text names them.
@@ -165,7 +165,7 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
                 f"{batch * ranks} or more."
             )
         if most > capacity // 4:
-            # Episodes are stored in stretches of at most a quarter of the capacity.
+            # Stretches of episodes have at most a quarter of the capacity.
             raise ConfigurationError(
                 f"config.n_step={self.n_step}: config.{share}, and a sum of rewards may span a quarter of a buffer, "
                 f"{capacity // 4} env steps. Raise the capacity to {4 * most * ranks} or more, or lower n_step."
@@ -186,7 +186,7 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
             )
 
     def _max_episode_steps(self) -> int | None:
-        """Return the limit that Gymnasium sets to episodes; None: there is none, or it is not known."""
+        """Return Gymnasium's limit on the length of episodes; None: there is none, or it is unknown."""
         gym_id = None if self.env is None else resolve_env(self.env).gym_id
         if gym_id is None:
             return None
@@ -199,7 +199,7 @@ def check_no_compiled_update(config: AlgorithmConfig) -> None:
     """Check that complete updates are not compiled, for algorithms with target networks.
 
     Raises:
-        ConfigurationError: They are.
+        ConfigurationError: They are compiled.
     """
     if config.torch_compile_learner and config.torch_compile_learner_what_to_compile == "complete_update":
         raise ConfigurationError(
@@ -216,7 +216,7 @@ def check_no_lr(config: AlgorithmConfig, instead: str) -> None:
         instead: The settings to set.
 
     Raises:
-        ConfigurationError: It is.
+        ConfigurationError: It is set.
     """
     if config.lr != AlgorithmConfig().lr:
         raise ConfigurationError(

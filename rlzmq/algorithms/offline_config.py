@@ -1,4 +1,4 @@
-"""OfflineConfig: base of the configs of algorithms that train on recorded data."""
+"""OfflineConfig: base class of the configs of algorithms that train on recorded data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["OfflineActorCriticConfig", "OfflineConfig"]
 
 
 class OfflineConfig(AlgorithmConfig):
-    """Settings of a run that samples nothing: its learners read shards from `offline_data(input_=…)`."""
+    """Settings of a run that does not sample. Its learners read shards from `offline_data(input_=…)`."""
 
     def update_plan(self) -> UpdatePlan:
         """Return a plan without fresh env steps, one update at a time."""
@@ -23,7 +23,7 @@ class OfflineConfig(AlgorithmConfig):
         )
 
     def validate(self) -> None:
-        """Check the settings as AlgorithmConfig.validate does, and that there is data and nothing that samples.
+        """Check the settings of AlgorithmConfig, and that there is data and nothing samples.
 
         Raises:
             ConfigurationError: Settings are inconsistent; the text names them.
@@ -39,7 +39,7 @@ class OfflineConfig(AlgorithmConfig):
             )
         if self.input_ is None:
             raise ConfigurationError(
-                f"config.input_ is None: {name} trains on recorded data. Give the directory of its shards: "
+                f"config.input_ is None: {name} trains on recorded data. Set the directory of its shards: "
                 ".offline_data(input_='data/expert'). `rlzmq record CHECKPOINT --output data/expert` makes one."
             )
         if self.num_env_runners:
@@ -53,10 +53,10 @@ class OfflineActorCriticConfig(OfflineConfig):
     """Settings of an offline algorithm with critics of actions, target networks and a squashed policy (CQL, IQL)."""
 
     _learning_rates: ClassVar[str]
-    """Names of the three learning rates, for errors."""
+    """Names of the three learning rates, for error messages."""
 
     def validate(self) -> None:
-        """Check the settings as OfflineConfig.validate does, and that actions are normalised and `lr` is not set.
+        """Check the settings of OfflineConfig, that actions are normalised, and that `lr` is not set.
 
         Raises:
             ConfigurationError: Settings are inconsistent; the text names them.

@@ -3,7 +3,7 @@
     observation ─► env-to-module pipeline ─► module ─► module-to-env pipeline ─► the env's action
                         └──────── the ongoing episode (state, previous frames and actions) ─┘
 
-The pipelines are those of the env runners; their statistics are frozen as training left them.
+The pipelines are those of the env runners, with the statistics frozen at their values at the end of training.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MAX_CHUNK_STEPS = 64
 
 
 class Policy:
-    """Computes actions as the env runners of a trained algorithm do.
+    """Computes actions like the env runners of a trained algorithm.
 
     Example::
 
@@ -49,24 +49,24 @@ class Policy:
         while not done:
             observation, reward, terminated, truncated, _ = env.step(policy.compute_action(observation))
 
-    One object plays one episode at a time; use `copy` to play several. For a multi-agent algorithm it plays
-    either one agent with one module (`module_id`, `agent_id`) or, without these, all agents at once;
-    observations and actions are then dicts by agent id.
+    One object plays one episode at a time; use `copy` to play several. For a multi-agent algorithm, it plays either one
+    agent with one module (`module_id`, `agent_id`) or, without these, all agents at once. Observations and actions
+    are then dicts by agent id.
 
     Args:
         config: The algorithm's config.
-        modules: MultiRLModule that acts; it is not copied.
+        modules: The acting MultiRLModule; it is not copied.
         spaces: (observation space, action space) of one env.
         connector_state: State by pipeline, as in the component "env_runner" of checkpoints.
-        module_id: Id of the module that acts; None: the only one, or all.
-        agent_id: Id of the agent that it plays; None: the first agent mapped to it.
-        seed: Seed of the actions drawn with ``explore=True``; None: ``config.seed``.
-        num_env_steps_sampled: Env steps of the run so far, which exploration schedules follow.
+        module_id: Id of the acting module; None: the only one, or all.
+        agent_id: Id of the agent to play; None: the first agent mapped to the module.
+        seed: Seed for sampling actions with ``explore=True``; None: ``config.seed``.
+        num_env_steps_sampled: Number of env steps of the run so far, for exploration schedules.
 
     Attributes:
         observation_space, action_space: Spaces of the env, or of the agent if there is only one.
-        is_stateless: Whether an action depends only on the latest observation: the module has no state
-            and no connector piece looks back.
+        is_stateless: Whether an action depends only on the latest observation: the module has no state and no
+            connector piece looks back.
     """
 
     action_space: Any
@@ -131,7 +131,7 @@ class Policy:
                 try:
                     if self._mapping_fn(agent, None) == module_id:
                         return agent
-                except Exception:  # it reads the episode
+                except Exception:  # the function reads the episode
                     break
             raise ConfigurationError(
                 f"Policy: which agent module {module_id!r} plays cannot be determined: pass agent_id, "
@@ -160,7 +160,7 @@ class Policy:
             trust_code: Whether to import functions and classes that the checkpoint names.
 
         Raises:
-            CheckpointError: It is incomplete or altered, or its config cannot be loaded.
+            CheckpointError: The checkpoint is incomplete or altered, or its config cannot be loaded.
             KeyError: There is no such module or agent.
         """
         stored = _stored(path, config, trust_code)
@@ -170,15 +170,15 @@ class Policy:
     def load_each(
         cls, path: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False
     ) -> list[Self]:
-        """Return a policy for each agent of a checkpoint's env, all with the same modules; one if there are no agents.
+        """Return a policy for each agent of a checkpoint's env, with shared modules; one policy if there are no agents.
 
         Agents whose module depends on the episode are left out.
 
         Args:
-            path, config, trust_code: As for `load`.
+            path, config, trust_code: See `load`.
 
         Raises:
-            CheckpointError: As for `load`.
+            CheckpointError: See `load`.
         """
         stored = _stored(path, config, trust_code)
         config = stored.config
@@ -189,14 +189,14 @@ class Policy:
         for agent_id in stored.spaces[0].spaces:
             try:
                 module_id = mapping_fn(agent_id, None)
-            except Exception:  # it reads the episode
+            except Exception:  # the function reads the episode
                 continue
             policies.append(cls(**vars(stored), module_id=module_id, agent_id=agent_id))
         return policies
 
     @classmethod
     def from_algorithm(cls, algorithm: Any, *, module_id: str | None = None, agent_id: Any = None) -> Policy:
-        """Return the current policy of an `Algorithm`; further training does not change it.
+        """Return the current policy of an `Algorithm`. Further training does not change it.
 
         Raises:
             KeyError: There is no such module or agent.
@@ -212,7 +212,7 @@ class Policy:
         return new
 
     def acting_module(self) -> tuple[str, Any, Any]:
-        """Return (module id, RLModule, agent id) of a policy of one agent; the last is None in single-agent use.
+        """Return (module id, RLModule, agent id) of a policy of one agent. The agent id is None in single-agent use.
 
         Raises:
             ConfigurationError: The policy plays several agents.
@@ -227,7 +227,7 @@ class Policy:
         return self._module_id, self._modules[self._module_id], self._agent_id
 
     def pipelines(self) -> dict[str, Any]:
-        """Return the pipelines by their names in a checkpoint: "env_to_module_connector", "module_to_env_connector"."""
+        """Return the pipelines by their names in checkpoints: "env_to_module_connector", "module_to_env_connector"."""
         return {
             "env_to_module_connector": self._env_to_module,
             "module_to_env_connector": self._module_to_env,
@@ -248,14 +248,14 @@ class Policy:
         """Return the env action for the next observation of the current episode.
 
         Args:
-            observation: As the env returns it. If the policy plays all agents: a dict by agent id, without
-                the agents that are done.
-            explore: Whether to draw from the exploration distribution instead of acting greedily.
+            observation: The env's observation. If the policy plays all agents: a dict by agent id, without the agents
+                that are done.
+            explore: Whether to sample from the exploration distribution instead of acting greedily.
             reward: Reward of the previous action; used only by connector pieces that read rewards, such as
                 PrevActionsPrevRewards.
 
         Returns:
-            The action as the env accepts it, unsquashed or clipped as in training (or a dict of them).
+            The action in the form that the env accepts, unsquashed or clipped as in training (or a dict of them).
 
         Raises:
             ValueError: The observation does not fit the observation space.
@@ -278,11 +278,11 @@ class Policy:
         return self._step(observation, explore, reward)
 
     def compute_actions(self, observations: Any, *, explore: bool = False) -> Any:
-        """Return the env actions for many observations, each the first of an episode; for stateless policies.
+        """Return the env actions for many observations, each the first of an episode. For stateless policies.
 
         Args:
             observations: Tree of arrays ``[N, ...]``, or a list of N observations.
-            explore: As for `compute_action`.
+            explore: See `compute_action`.
 
         Returns:
             Tree of arrays ``[N, ...]``. The current episode of `compute_action` is not affected.
@@ -422,7 +422,7 @@ class Policy:
         }
 
     def _with_known_names(self, extras: dict[Any, Any]) -> dict[Any, Any]:
-        """Return the outputs with the same names as in earlier steps, also if `explore` changed in between."""
+        """Return the outputs with the names of earlier steps, even if `explore` has changed in between."""
         if self._is_multi_agent:
             known = self._last_extras or {}
             return {**known, **{agent: _like(known.get(agent), own) for agent, own in extras.items()}}
@@ -431,7 +431,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A checkpoint's arguments of `Policy`."""
+    """The arguments of `Policy` from a checkpoint."""
 
     config: BaseConfig
     modules: Any

@@ -18,7 +18,7 @@ def as_value_of(space: Any, value: Any) -> Any:
     """Return one value of a space, with its parts as arrays of the space's dtypes.
 
     Raises:
-        ValueError: Shape or structure differ; the text names the part, the expected and the actual one.
+        ValueError: The shape or structure differs; the text names the part, the expected and the actual one.
     """
     return _converted(space, value, (), "observation")
 
@@ -27,7 +27,7 @@ def as_batch_of(space: Any, values: Any) -> Any:
     """Return many values of a space, or a list of single ones, as one tree of arrays ``[N, ...]``.
 
     Raises:
-        ValueError: As for `as_value_of`.
+        ValueError: See `as_value_of`.
     """
     if isinstance(values, list):
         if not values:

@@ -1,7 +1,7 @@
-"""Presets: settings that are known to learn an environment, with the runs that show it.
+"""Presets: settings that are known to learn an environment, with the runs that show this.
 
-They are data: ``presets.toml`` in the folder of each algorithm. A table per preset, named after its environment (an
-id, or a pattern of ids) or freely, holds the facts of `Preset`, and in it a table per setter.
+They are stored in ``presets.toml`` in the folder of each algorithm. Each preset is a table, named after its environment
+(an id, or a pattern of ids) or freely. It contains the facts of `Preset`, and one table per setter.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Preset:
         name: Name of the preset.
         env: The environment; a pattern such as ``"ALE/*"`` if the settings are for several.
         tables: The settings, one table per setter.
-        source: Where the settings come from, and what they are good for.
-        target: Mean return of the newest episodes that the settings reach (of each agent, where there are several);
+        source: The origin of the settings, and what they are good for.
+        target: Mean return of the newest episodes that the settings reach (of each agent, if there are several);
             None: not tried.
-        budget: Env steps within which they do.
-        seeds: Env steps that each seed took to the target, in one process.
+        budget: Number of env steps within which the target is reached.
+        seeds: Number of env steps to the target for each seed, in one process.
         curve: ``(env steps, mean return of the newest episodes)`` of the first seed.
     """
 
@@ -56,18 +56,18 @@ class Preset:
         return "*" in self.env
 
     def matches(self, env: str) -> bool:
-        """Return whether the preset is for several environments, of which `env` is one."""
+        """Return whether the preset is for several environments that include `env`."""
         return self.is_pattern and env != self.env and fnmatch.fnmatchcase(env, self.env)
 
     def apply(self, config: BaseConfig, env: object = None) -> None:
-        """Set the environment (`env`; None: the preset's) and the settings; others are unchanged.
+        """Set the environment (`env`; None: the preset's) and the settings. Other settings are unchanged.
 
         Raises:
-            ConfigurationError: The preset is for several environments, and none is given.
+            ConfigurationError: The preset is for several environments, and `env` is None.
         """
         if env is None and self.is_pattern:
             raise ConfigurationError(
-                f"{self.algorithm}'s preset {self.name!r} is for several environments: say which one (--env; "
+                f"{self.algorithm}'s preset {self.name!r} is for several environments: choose one (--env; "
                 "environment(env=…))."
             )
         config.update_from_tables(self.tables)
@@ -101,7 +101,7 @@ def find_preset(algorithm: str, name: str) -> Preset:
             preset's pattern matches: ``"ALE/Pong-v5"``.
 
     Raises:
-        ConfigurationError: There is no such preset; the text suggests the closest.
+        ConfigurationError: There is no such preset; the text suggests the closest name.
     """
     presets = presets_of(algorithm)
     if name in presets:
@@ -116,7 +116,7 @@ def find_preset(algorithm: str, name: str) -> Preset:
 
 
 def preset_for(algorithm: str, env: object) -> Preset | None:
-    """Return the preset that is named after the environment, or whose pattern matches it; None if there is none."""
+    """Return the preset named after the environment, or whose pattern matches it; None if there is none."""
     if not isinstance(env, str):
         return None
     presets = presets_of(algorithm)

@@ -1,6 +1,6 @@
-"""The algorithms by name, for the command line and for checkpoints.
+"""Algorithms by name, for the command line and for checkpoints.
 
-Classes are imported only when requested, since an algorithm imports torch.
+Classes are imported only on request, since an algorithm imports torch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def get_config_class(algorithm: str) -> Any:
 
 
 def config_class_named(name: str) -> type[BaseConfig]:
-    """Return the built-in config class of that name; imports no other code.
+    """Return the built-in config class with this name. No other code is imported.
 
     Raises:
         CheckpointError: There is no such class.

@@ -1,11 +1,10 @@
-"""Replay: repeats the learner's updates of a recorded run in one process, without environments.
+"""Replay: repeats a recorded run's learner updates in one process, without environments.
 
-    arrival log ─► the lineage that survived ─► a learner with the recorded state ─► the same updates, digests compared
+    arrival log ─► the surviving lineage ─► a learner with the recorded state ─► the same updates, digests compared
 
-The weights are determined by the initial state, the fragments, where they were cut, their order, the lifetime
-counters that schedules depend on, and the seed; the log contains all of these. Data that a learner's batch source keeps
-between updates (APPO's circular buffer) is not in checkpoints: such a run is repeated from the start of its learner
-process.
+The weights follow from the initial state, the fragments, their cuts and order, the lifetime counters for schedules, and
+the seed. The log contains all of these. Data that a learner's batch source keeps between updates (APPO's circular
+buffer) is not in checkpoints, so such a run is repeated from the start of its learner process.
 """
 
 from __future__ import annotations
@@ -44,16 +43,16 @@ class Mismatch(Exception):
 
 @dataclass
 class RepeatedUpdate:
-    """An update that is being repeated or was repeated.
+    """An update that is being or has been repeated.
 
     Attributes:
-        version: Version of the weights that it makes.
+        version: Version of the weights after the update.
         state: The learner's state before it.
-        timesteps: The lifetime counters that schedules depend on; None: the learner's counters.
-        batches: The batches that it trains on, in order; filled during the update.
-        results: The return value of `Learner.update`; {} before.
-        is_compared: Whether the resulting weights were compared with their digest; there is none if the process ended
-            before it was recorded.
+        timesteps: The lifetime counters for schedules; None: the learner's counters.
+        batches: The batches that it trains, in order; filled during the update.
+        results: The return value of `Learner.update`; {} before the update.
+        is_compared: Whether the resulting weights were compared with their digest. There is no digest if the process
+            ended before it was recorded.
     """
 
     version: int
@@ -69,12 +68,12 @@ class Replay:
 
     Args:
         path: A run directory (with ``arrivals/``), or a run's ``config.record_dir``.
-        config: Replaces the recorded config, which omits code without an importable name; None: the recorded one.
+        config: Replaces the recorded config, which lacks code without an importable name; None: the recorded one.
         trust_code: Whether to import functions and classes that the recorded config names.
 
     Attributes:
         notes: Remarks on the log: truncated files, restored states, missing updates.
-        began_at: The states from which the last call of `updates` started, as text.
+        began_at: Descriptions of the states from which the last call of `updates` started.
         current: The update that is being repeated, or the last one.
 
     Raises:
@@ -92,23 +91,23 @@ class Replay:
         self.notes: list[str] = []
         self.began_at: list[str] = []
         self.current: RepeatedUpdate | None = None
-        self._head: dict[str, Any] = {}  # of its file
+        self._head: dict[str, Any] = {}  # head of its file
         self._lineage = self._find_lineage()
         if not self._lineage:
             raise ConfigurationError(f"the arrival log in {path} holds no update.")
 
     @property
     def versions(self) -> list[int]:
-        """The updates of the lineage, by the version of the weights that each made; the first of a run is 1."""
+        """The updates of the lineage, by the version of the weights after each; the first one of a run is 1."""
         return sorted(self._lineage)
 
     def _find_lineage(self) -> dict[int, tuple[ArrivalFile, int]]:
-        """Return version → (file, index of its step) for the updates that no later state or update replaced."""
+        """Return version → (file, index of its step) for the updates that no later state or update has replaced."""
         lineage: dict[int, tuple[ArrivalFile, int]] = {}
         for file in self._files:
             if file.torn_at is not None:
                 self.notes.append(
-                    f"{file.path} is cut off at byte {file.torn_at}, where a record is not whole: its process was "
+                    f"{file.path} is cut off at byte {file.torn_at}, where a record is incomplete: its process was "
                     "killed while it wrote, or the file was altered"
                 )
             for index, step in enumerate(file.steps):
@@ -131,26 +130,26 @@ class Replay:
             )
         elif newest < version:
             self.notes.append(
-                f"updates {newest + 1} to {version} are not in the log, which goes on with the state after them"
+                f"updates {newest + 1} to {version} are not in the log, which continues with the state after them"
             )
         if version in lineage:
             file, index = lineage[version]
             digest = _update_at(file, index).digest
             if digest and digest.first_difference(digest_weights(step.load()["rl_module"])):
                 self.notes.append(
-                    f"at version {version} the learner was given other weights than update {version} had made"
+                    f"at version {version} the learner received other weights than those after update {version}"
                 )
 
     # -- repeating -----------------------------------------------------------------------------
 
     def updates(self, first: int | None = None, last: int | None = None) -> Iterator[RepeatedUpdate]:
-        """Repeat updates of the lineage, and compare the weights after each with their digest.
+        """Repeat updates of the lineage, and compare the weights after each one with their digest.
 
         Args:
-            first, last: Versions; None: the first and the last of the lineage.
+            first, last: Versions; None: the first and the last one of the lineage.
 
         Yields:
-            Each update from `first` to `last`. Earlier updates that are needed are repeated but not yielded.
+            Each update from `first` to `last`. Earlier updates are repeated if needed, but not yielded.
 
         Raises:
             Mismatch: The weights differ.
@@ -172,7 +171,7 @@ class Replay:
                 yield from self._updates_of(file, mine)
 
     def _updates_of(self, file: ArrivalFile, wanted: Sequence[int]) -> Iterator[RepeatedUpdate]:
-        """Repeat these updates of one learner process, and the earlier ones that they need."""
+        """Repeat these updates of one learner process, and the earlier ones that they depend on."""
         config = self._config
         if config is None:
             config = revive_config(file.head["config"], str(file.path), trust_code=self._trust_code)
@@ -202,7 +201,7 @@ class Replay:
                     return
 
     def _start(self, file: ArrivalFile, version: int, *, keeps_data: bool) -> tuple[int, dict[str, Any]]:
-        """Return (index of the first step to repeat to reach an update, the learner's state before it)."""
+        """Return (index of the first step to repeat for an update, the learner's state before it)."""
         until = self._lineage[version][1]
         states = [i for i, step in enumerate(file.steps[:until]) if isinstance(step, RecordedState)]
         if not states:
@@ -232,7 +231,7 @@ class Replay:
         return state
 
     def _is_of_lineage(self, file: ArrivalFile, version: int, state: Mapping[str, Any]) -> bool:
-        """Return whether an update of this file made this state."""
+        """Return whether an update in this file produced this state."""
         if version not in self._lineage or self._lineage[version][0] is not file:
             return False
         digest = _update_at(file, self._lineage[version][1]).digest
@@ -244,7 +243,7 @@ class Replay:
         """Write the current update for `load_update`: the learner's state before it, and its batches.
 
         Args:
-            path: The checkpoint's directory; one that exists is replaced.
+            path: The checkpoint's directory. An existing one is replaced.
         """
         update = self.current
         assert update is not None
@@ -275,14 +274,14 @@ def _set_state(learner: Any, state: Mapping[str, Any], file: ArrivalFile) -> Non
     """Restore a recorded state of the learner.
 
     Raises:
-        ConfigurationError: It has other modules.
+        ConfigurationError: The state has other modules.
     """
     recorded, mine = set(state["rl_module"]), set(learner.module.keys())
     if recorded != mine:
         raise ConfigurationError(
-            f"{file.path.name} goes on with the modules {sorted(recorded)} after update {state['weights_seq_no']}, the "
-            f"config has {sorted(mine)}: modules were added or removed while the run went on, and such a run is "
-            f"replayed up to there only: --updates 1..{state['weights_seq_no']}."
+            f"{file.path.name} continues with the modules {sorted(recorded)} after update {state['weights_seq_no']}, "
+            f"the config has {sorted(mine)}: modules were added or removed during the run, and such a run is "
+            f"replayed only up to that point: --updates 1..{state['weights_seq_no']}."
         )
     learner.set_state(state)
 

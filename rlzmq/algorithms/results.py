@@ -29,16 +29,18 @@ __all__ = ["Result", "ResultBuilder", "merge_learner_results"]
 
 _log = logging.getLogger("rlzmq.algorithms")
 
-_HINT_AFTER_STEPS = 2000  # steps per environment without an episode end before a hint is logged
-_MAX_CURVE = 10_000  # iterations that a result's picture shows
+_HINT_AFTER_STEPS = (
+    2000  # number of steps per environment without an episode end after which a hint is logged
+)
+_MAX_CURVE = 10_000  # maximum number of iterations in a result's plot
 _SUMMED = ("num_env_steps_trained", "num_module_steps_trained", "num_env_steps_trained_lifetime")
 
 
 class Result(dict[str, Any]):
-    """An iteration's result; notebooks show its main numbers and the returns so far.
+    """An iteration's result. Notebooks show its main numbers and the returns so far.
 
     Attributes:
-        curve: Env steps and mean return of the iterations until this one.
+        curve: Env steps and mean return of all iterations up to this one.
     """
 
     curve: tuple[tuple[int, float], ...] = ()
@@ -114,11 +116,11 @@ class ResultBuilder:
             self.add_timer(names.get(name, name), seconds)
 
     def add_fragments(self, metas: Iterable[Mapping[str, Any]]) -> None:
-        """Add the metadata that runners sent with their fragments."""
+        """Add the metadata of fragments from runners."""
         add_fragment_metas(self.episodes, self._metrics if self._held is None else self._held, metas)
 
     def hold_logged(self) -> None:
-        """Buffer what runners log instead of writing it to the algorithm's MetricsLogger, until `release_logged`."""
+        """Buffer values that runners log, instead of writing them to the algorithm's logger, until `release_logged`."""
         self._held = _Held()
 
     def release_logged(self) -> None:
@@ -128,7 +130,7 @@ class ResultBuilder:
             self._metrics.aggregate(states, key=key)
 
     def add_learner_results(self, results: list[dict[str, Any]], num_env_steps: int) -> None:
-        """Add the learner results of one update, one dict per rank; [] if they were lost with a dead rank."""
+        """Add the learner results of one update, one dict per rank; [] if a dead rank has lost them."""
         self.num_env_steps_trained_lifetime += num_env_steps
         if not results:
             return
@@ -156,19 +158,21 @@ class ResultBuilder:
 
     @property
     def num_env_steps_this_iter(self) -> int:
-        """Env steps sampled since the iteration began."""
+        """Number of env steps sampled since the iteration began."""
         return self.num_env_steps_lifetime - self._num_steps_before
 
     @property
     def num_env_steps_lifetime(self) -> int:
-        """Env steps sampled in the run, reported with fragments or aggregated by a custom training step from
-        `get_metrics`."""
+        """Number of env steps sampled in the run.
+
+        They are reported with fragments, or aggregated by a custom training step from `get_metrics`.
+        """
         logged = self._metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0)
         return max(self.episodes.num_env_steps_lifetime, int(logged))
 
     @property
     def num_training_step_calls(self) -> int:
-        """Training steps since the iteration began."""
+        """Number of training steps since the iteration began."""
         return self._num_training_step_calls
 
     def build(
@@ -209,7 +213,7 @@ class ResultBuilder:
         )
         logged = self._metrics.reduce()
         if NUM_ENV_STEPS_SAMPLED_LIFETIME in logged.get(ENV_RUNNER_RESULTS, {}):
-            # A custom training step sampled, and logged the runners' metrics.
+            # A custom training step has sampled, and logged the runners' metrics.
             env_runners |= logged[ENV_RUNNER_RESULTS]
             result[NUM_ENV_STEPS_SAMPLED_LIFETIME] = env_runners[NUM_ENV_STEPS_SAMPLED_LIFETIME]
         merge_into(result, logged)
@@ -273,8 +277,8 @@ class _Held(MetricsLogger):
 def merge_learner_results(results: list[dict[str, Any]], metrics: MetricsLogger) -> dict[str, Any]:
     """Return the merged results of all ranks, for every module that any rank trained.
 
-    Step counts are summed, values that learners logged with their `metrics` are merged by their reduction, and all
-    others are averaged.
+    Step counts are summed. Values that learners logged with their `metrics` are merged by their reduction. All others
+    are averaged.
 
     Args:
         results: Results of one update, one dict per rank.
@@ -295,7 +299,7 @@ def merge_learner_results(results: list[dict[str, Any]], metrics: MetricsLogger)
             name: sum(source[name] for source in sources)
             for name in ("num_env_steps", "num_bytes", "num_agent_steps_not_kept")
         }
-        if "train_ratio" in sources[0]:  # the same on all ranks
+        if "train_ratio" in sources[0]:  # equal on all ranks
             merged[ALL_MODULES][BATCH_SOURCE]["train_ratio"] = sources[0]["train_ratio"]
     for module_id, values in metrics.reduce().items():
         own = values if isinstance(values, dict) else {"value": values}

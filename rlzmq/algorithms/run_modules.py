@@ -44,7 +44,7 @@ class RunModules:
         self._session = session
         self._evaluation = evaluation
         self.configs: ModuleConfigs = ModuleConfigs.everywhere(config)
-        # Whether a change has set which modules are trained, overriding the config of `__init__`.
+        # Whether a change has set which modules are trained, which overrides the config of `__init__`.
         self._has_own_rule = False
 
     async def add(
@@ -120,7 +120,7 @@ class RunModules:
         return None
 
     def check(self, module_ids: Iterable[str]) -> None:
-        """Raise KeyError if the learners lack a module."""
+        """Raise KeyError if the learners lack one of these modules."""
         known = self.configs.learners.module_ids
         for module_id in module_ids:
             if module_id not in known:

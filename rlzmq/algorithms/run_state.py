@@ -50,7 +50,7 @@ class RunState:
         return select(to_tree(parts), components, not_components)
 
     async def set(self, state: Mapping[str, Any]) -> bool:
-        """Set the state (see AsyncAlgorithm.set_state); return whether it is that of a whole run."""
+        """Set the state (see AsyncAlgorithm.set_state); return whether it is the state of a whole run."""
         parts = to_parts(state)
         await self._iterations.settle()
         if "modules" in parts:

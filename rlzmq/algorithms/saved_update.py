@@ -38,12 +38,12 @@ def save_update(
     """Write an update as a checkpoint and return its absolute path.
 
     Args:
-        path: The checkpoint's directory; one that exists is replaced.
+        path: The checkpoint's directory. An existing one is replaced.
         config: `AlgorithmConfig.to_stored` of the learner's config.
         spaces: Module id → (observation space, action space).
         state: The learner's state before the update.
-        timesteps: The lifetime counters that schedules depend on.
-        batches: The batches that it trains on, in order, each an EpisodeBatch or a list of them.
+        timesteps: The lifetime counters for schedules.
+        batches: The batches that the update trains, in order, each an EpisodeBatch or a list of them.
     """
     listed = [list(batch) if type(batch) is list else [batch] for batch in batches]
     update = {
@@ -63,18 +63,20 @@ def load_update(
 
     Args:
         path: A directory written by `save_update`.
-        config: Replaces the stored config, which omits code; None: the stored one.
+        config: Replaces the stored config, which lacks code; None: the stored one.
         trust_code: Whether to import functions and classes that the stored config names.
 
     Returns:
         (The learner, ``{"episodes": a list of EpisodeBatches, "timesteps": counters}``).
 
     Raises:
-        CheckpointError: It is incomplete, altered or not a stored update, or its config holds code.
+        CheckpointError: The directory is incomplete, altered or not a stored update, or its config contains code.
     """
     components = read_checkpoint(path)
     if _UPDATE not in components:
-        raise CheckpointError(f"{path} holds no update: expected what `rlzmq replay` left for a debugger.")
+        raise CheckpointError(
+            f"{path} holds no update: expected a directory that `rlzmq replay` wrote for a debugger."
+        )
     update = components[_UPDATE]
     if config is None:
         config = revive_config(components[_CONFIG], str(path), trust_code=trust_code)
@@ -87,7 +89,7 @@ def load_update(
 
 
 def learner_of(config: BaseConfig, spaces: Mapping[str, Any]) -> Any:
-    """Return a built learner without making an environment.
+    """Return a built learner, without creating an environment.
 
     Args:
         config: The run's config.

@@ -1,4 +1,4 @@
-"""Conversion of an algorithm's state between a tree under RLlib's names, for users, and parts, for checkpoints.
+"""Conversion of an algorithm's state between a tree with RLlib's names, for users, and parts, for checkpoints.
 
 {"learner_group": {"learner": …}, "env_runners": {"runner-0": …}, …}        the tree
 {"learner_group/learner": …, "env_runners/runner-0": …, …}                  its parts
@@ -23,11 +23,11 @@ COMPONENTS = (
     "learner_group",
     "modules",
 )
-_GROUPS = ("learner_group", "env_runners", "eval_env_runners")  # each of their entries is a separate part
+_GROUPS = ("learner_group", "env_runners", "eval_env_runners")  # each entry of these is a separate part
 
 
 def to_tree(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tree of these parts."""
+    """Return the tree made of these parts."""
     tree: dict[str, Any] = {}
     for name, state in parts.items():
         top, _, rest = name.partition("/")
@@ -39,10 +39,10 @@ def to_tree(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_parts(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a (partial) tree; entries that are parts already are unchanged.
+    """Return the parts of a (partial) tree. Entries that are parts already are unchanged.
 
     Raises:
-        ValueError: An unknown component.
+        ValueError: A component is unknown.
     """
     parts: dict[str, Any] = {}
     for name, value in state.items():
@@ -86,8 +86,8 @@ def select(
 
     Args:
         tree: A state.
-        components: Paths such as ``"learner_group/learner/rl_module/p0"``; None: all. Paths that the
-            tree does not have are ignored.
+        components: Paths such as ``"learner_group/learner/rl_module/p0"``; None: all. Paths that the tree lacks are
+            ignored.
         not_components: Paths to leave out.
 
     Raises:
@@ -111,7 +111,7 @@ def _paths(names: str | Collection[str] | None) -> list[str] | None:
 
 
 def _key(tree: Any, path: str) -> str | None:
-    """Return the key of `tree` that the path goes through: the whole path or its first name; None if neither."""
+    """Return the key of `tree` on the path: the whole path or its first name; None if neither exists."""
     keys = (path, path.partition("/")[0])
     return next((key for key in keys if isinstance(tree, Mapping) and key in tree), None)
 

@@ -1,4 +1,4 @@
-"""The modules of a run as checkpoints store them, and configs with the modules of a checkpoint."""
+"""The modules of a run in checkpoints, and configs with the modules of a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["modules_to_store", "stored_spec", "with_stored_modules"]
 def modules_to_store(
     config: BaseConfig, spaces: tuple[Any, Any], *, has_own_rule: bool = False
 ) -> dict[str, Any]:
-    """Return what a checkpoint stores about the modules as plain data: specs, env spaces, and which are trained.
+    """Return a checkpoint's plain data about the modules: specs, env spaces, and which are trained.
 
     Args:
         config: The config with the current modules.

@@ -99,7 +99,7 @@ class TrainingLoop:
 
     async def _begin_parallel_round(self) -> None:
         if self._evaluation.calls_custom_function:
-            # The function may be called on another thread than this loop's, and log there.
+            # The function may be called, and log, on another thread than this loop's.
             self._iterations.results.hold_logged()
         await self._evaluation.begin(self._iterations.last_training_s)
 
@@ -133,7 +133,7 @@ class TrainingLoop:
 
 
 class Iterations:
-    """Counter of iterations and collector of their reports.
+    """Counts iterations and collects their reports.
 
     Args:
         config: The run's config; `config.reporting()` sets the length of an iteration.

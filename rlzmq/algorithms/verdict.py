@@ -1,7 +1,7 @@
-"""Verdict: what limits a run's speed, judged from the timers of one iteration.
+"""Verdict: what limits a run's speed, according to the timers of one iteration.
 
-In the time per update, a synchronous run samples, sends, trains and sends weights, one after the other, so the parts
-add up to it. In an asynchronous run they overlap: the part nearest to 1 limits the others.
+A synchronous run samples, sends, trains and sends weights one after the other, so these parts add up to the time per
+update. In an asynchronous run they overlap, and the part closest to 1 limits the others.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Bottleneck = Literal[
 
 # A runner is slow if it samples at less than this fraction of the median speed.
 _SLOW = 0.5
-# Runners that are slower than the median lose this fraction of what all could sample, or they are not the bottleneck.
+# Runners slower than the median must lose at least this fraction of what all could sample to be the bottleneck.
 _LOST = 0.25
 
 
@@ -53,11 +53,11 @@ class Verdict:
     Attributes:
         bottleneck: The stage that takes the largest part of the time.
         advice: One sentence on what to change.
-        shares: Fractions of time. ``"update"``: of the time per update, by part of the run: ``env_runners`` (mean busy
-            time of the runners), ``slow_runners`` (waiting for the slowest), ``transport``, ``learners``, ``driver``.
-            ``"env_runners"``: of a runner's time by stage: env, inference, connectors, other, encode, deliver, wait.
-            ``"learners"``: of a learner's: connector, forward, backward, reduce, other, wait. Each role's stages add up
-            to 1. Empty where nothing was measured.
+        shares: Fractions of time. ``"update"``: fractions of the time per update, by part of the run: ``env_runners``
+            (mean busy time of the runners), ``slow_runners`` (waiting for the slowest), ``transport``, ``learners``,
+            ``driver``. ``"env_runners"``: fractions of a runner's time, by stage: env, inference, connectors, other,
+            encode, deliver, wait. ``"learners"``: fractions of a learner's time: connector, forward, backward,
+            reduce, other, wait. Each role's stages add up to 1. Empty if nothing was measured.
     """
 
     bottleneck: Bottleneck
@@ -65,13 +65,13 @@ class Verdict:
     shares: Mapping[str, Mapping[str, float]]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the form in results: ``{"stage", "advice", "shares"}``."""
+        """Return the verdict as in results: ``{"stage", "advice", "shares"}``."""
         shares = {role: dict(of_role) for role, of_role in self.shares.items()}
         return {"stage": self.bottleneck, "advice": self.advice, "shares": shares}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Verdict:
-        """Return the verdict of a result's ``"bottleneck"``."""
+        """Return the verdict in a result's ``"bottleneck"``."""
         return cls(value["stage"], value["advice"], value["shares"])
 
 
@@ -79,7 +79,7 @@ def judge(result: Mapping[str, Any]) -> Verdict:
     """Return what limited the iteration with this result.
 
     Args:
-        result: A result of `train()`, also one read from a run directory's ``metrics.jsonl``.
+        result: A result of `train()`, or one read from a run directory's ``metrics.jsonl``.
     """
     if "bottleneck" in result:
         return Verdict.from_dict(result["bottleneck"])
@@ -118,7 +118,7 @@ def _runner_shares(runners: Mapping[str, float]) -> dict[str, float]:
         "connectors": num_steps
         * (runners.get(ENV_TO_MODULE_TIMER, 0.0) + runners.get(MODULE_TO_ENV_TIMER, 0.0)),
     }
-    # Fused sampling times all steps together, and one in sixteen by stage.
+    # Fused sampling times all steps together, and one in sixteen steps by stage.
     whole_s = min(runners.get(VECTOR_STEPS_TIMER, sum(stages.values())), sample_s)
     scale = whole_s / max(sum(stages.values()), 1e-12)
     stages = {name: seconds * scale for name, seconds in stages.items()}
@@ -167,7 +167,7 @@ def _update_shares(
     return {
         "env_runners": busy,
         "slow_runners": slowest - busy,
-        # Asynchronous runs may be bound by delivery though all parts overlap.
+        # Asynchronous runs may be limited by delivery although all parts overlap.
         "transport": max(idle - driver, of_runners.get("deliver", 0.0)) if "update" in timers else 0.0,
         "learners": learns,
         "driver": driver if "update" in timers else idle,
@@ -175,7 +175,7 @@ def _update_shares(
 
 
 def _driver_share(timers: Mapping[str, float]) -> float:
-    """Return the part of the time in which no update was open, or training did not go on."""
+    """Return the fraction of the time in which no update was open, or training did not progress."""
     cycle_s = timers.get("learner_thread_update_timer", 0.0) + timers.get(
         "learner_thread_in_queue_wait_timer", 0.0
     )
@@ -218,7 +218,7 @@ def is_slow(speed: Mapping[str, Any]) -> bool:
 
 
 def _lost(speed: Mapping[str, Any]) -> float:
-    """Return the fraction lost of what the runners could sample if all had the median speed."""
+    """Return the lost fraction of what the runners could sample if all had the median speed."""
     return max(0.0, 1.0 - speed["mean"] / speed["median"]) if speed["median"] else 0.0
 
 

@@ -14,4 +14,4 @@ __all__ = ["APPO", "APPOConfig"]
 
 __getattr__: GetName = lazy_names(
     __name__, APPO="rlzmq.algorithms.appo.appo"
-)  # with torch, which configs do without
+)  # these import torch, which configs do not need

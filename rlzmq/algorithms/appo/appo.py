@@ -1,4 +1,4 @@
-"""APPO: runners sample ahead of the learner, which clips against a target network."""
+"""APPO: runners sample ahead of the learner, whose objective is clipped against a target network."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class APPOTrainingSettings(IMPALATrainingSettings):
 
 
 class APPOConfig(IMPALAConfig, APPOTrainingSettings):
-    """Settings of APPO; defaults as in RLlib."""
+    """Settings of APPO, with RLlib's defaults."""
 
     _algorithm: ClassVar[str] = "APPO"
     _learner_class: ClassVar[str] = "rlzmq.algorithms.appo.appo_learner:APPOLearner"
@@ -50,7 +50,7 @@ class APPOConfig(IMPALAConfig, APPOTrainingSettings):
 
     @takes(APPOTrainingSettings)
     def training(self) -> Self:
-        """Set the training hyperparameters: see `APPOTrainingSettings`."""
+        """Set the training hyperparameters; see `APPOTrainingSettings`."""
         return self
 
     @property

@@ -15,12 +15,12 @@ from rlzmq.learners.masked import masked_mean
 
 __all__ = ["APPOPolicyTerms", "appo_policy_terms"]
 
-# Bound of μ / π̄, the ratio of the sampling policy to the target network's.
+# Bound of μ / π̄, the ratio of the sampling policy to the target network's policy.
 _MAX_BEHAVIOUR_RATIO = 2.0
 
 
 class APPOPolicyTerms(NamedTuple):
-    """0-d tensors: the loss, and mean and variance of the clipped ratio of sampling and target policy."""
+    """0-d tensors: the loss, and the mean and variance of the clipped ratio of sampling and target policy."""
 
     policy_loss: Tensor
     mean_is: Tensor
@@ -40,11 +40,11 @@ def appo_policy_terms(
 
     Args:
         logp_B: Log-probability of the actions under the trained policy π.
-        target_logp_B: Under the target network's policy π̄.
-        behaviour_logp_B: Under the policy that sampled them, μ.
+        target_logp_B: Log-probability under the target network's policy π̄.
+        behaviour_logp_B: Log-probability under the policy μ that sampled them.
         advantages_B: V-trace advantages.
         clip_param: The surrogate's clip range around 1.
-        mask_B: Which entries are real; None: all.
+        mask_B: Whether entries are real; None: all.
     """
     is_B = torch.exp(behaviour_logp_B - target_logp_B).clamp(0.0, _MAX_BEHAVIOUR_RATIO)
     ratio_B = is_B * torch.exp(logp_B - behaviour_logp_B)

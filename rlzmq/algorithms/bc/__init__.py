@@ -14,4 +14,4 @@ __all__ = ["BC", "BCConfig"]
 
 __getattr__: GetName = lazy_names(
     __name__, BC="rlzmq.algorithms.bc.bc"
-)  # with torch, which configs do without
+)  # these import torch, which configs do not need

@@ -16,7 +16,7 @@ class BCTrainingSettings(TrainingSettings):
     """BC's settings, in addition to those of `AlgorithmConfig.training`.
 
     Args:
-        beta: Only 0: steps are not weighted.
+        beta: Must be 0: steps are not weighted.
     """
 
     beta: NonNegative = fixed(
@@ -25,7 +25,7 @@ class BCTrainingSettings(TrainingSettings):
 
 
 class BCConfig(OfflineConfig, BCTrainingSettings):
-    """Settings of BC; defaults as in RLlib."""
+    """Settings of BC, with RLlib's defaults."""
 
     _defaults: ClassVar[dict[str, Any]] = {"lr": 1e-4, "train_batch_size": 2000}
     _algorithm: ClassVar[str] = "BC"
@@ -34,7 +34,7 @@ class BCConfig(OfflineConfig, BCTrainingSettings):
 
     @takes(BCTrainingSettings)
     def training(self) -> Self:
-        """Set the training hyperparameters: see `BCTrainingSettings`."""
+        """Set the training hyperparameters; see `BCTrainingSettings`."""
         return self
 
     @property

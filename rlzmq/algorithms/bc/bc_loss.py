@@ -17,6 +17,6 @@ def bc_loss(logp_B: Tensor, mask_B: Tensor | None = None) -> Tensor:
 
     Args:
         logp_B: Log-probability of the recorded actions under the trained policy.
-        mask_B: Which entries are real; None: all.
+        mask_B: Whether entries are real; None: all.
     """
     return -masked_mean(logp_B, mask_B)

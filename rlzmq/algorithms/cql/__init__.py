@@ -14,4 +14,4 @@ __all__ = ["CQL", "CQLConfig"]
 
 __getattr__: GetName = lazy_names(
     __name__, CQL="rlzmq.algorithms.cql.cql"
-)  # with torch, which configs do without
+)  # these import torch, which configs do not need

@@ -1,4 +1,4 @@
-"""CQL: SAC on recorded data, with critics that value unseen actions low."""
+"""CQL: SAC on recorded data, with critics that give unseen actions low values."""
 
 from __future__ import annotations
 

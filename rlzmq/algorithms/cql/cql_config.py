@@ -25,26 +25,27 @@ _NO_BUFFER = "batches are drawn from the recorded data, see offline_data()."
 
 @settings
 class CQLTrainingSettings(SACTrainingSettings):
-    """CQL's settings, in addition to those of `SACConfig.training`, whose replay buffer it does not have.
+    """CQL's settings, in addition to those of `SACConfig.training`, without a replay buffer.
 
     Args:
         actor_lr, critic_lr, alpha_lr: Learning rates of policy, critics and temperature, or schedules over lifetime
             trained env steps; `lr` is not used.
-        target_network_update_freq: Number of trained env steps between updates of the target networks; 0: they are
-            updated after every minibatch.
+        target_network_update_freq: Number of trained env steps between updates of the target networks; 0: an update
+            after every minibatch.
         tau: Fraction in [0, 1] by which an update moves the target networks towards the trained ones.
-        bc_iters: Number of minibatches at first in which the policy imitates the data instead of following the critics.
+        bc_iters: Number of minibatches at the start in which the policy imitates the data instead of following the
+            critics.
         temperature: Temperature of the penalty's soft maximum.
-        num_actions: Number of actions for each step and kind (uniform, of the policy here and at the next state) that
-            the soft maximum is taken over.
+        num_actions: Number of actions in the soft maximum, for each step and kind (uniform, from the policy at this
+            step and at the next one).
         min_q_weight: Weight of the penalty.
         deterministic_backup: Whether targets leave out the entropy of the next action.
-        lagrangian: Only False: the penalty's weight is not tuned.
-        lagrangian_thresh: Only 5: it has no effect.
-        n_step: Only 1: targets have one reward.
-        replay_buffer_config: Only {}: there is no replay buffer.
-        num_steps_sampled_before_learning_starts: Only 0: nothing is sampled.
-        training_intensity: Only None: nothing is sampled.
+        lagrangian: Must be False: the penalty's weight is not tuned.
+        lagrangian_thresh: Must be 5: it has no effect.
+        n_step: Must be 1: targets have one reward.
+        replay_buffer_config: Must be {}: there is no replay buffer.
+        num_steps_sampled_before_learning_starts: Must be 0: nothing is sampled.
+        training_intensity: Must be None: nothing is sampled.
     """
 
     actor_lr: Schedule = 1e-4
@@ -68,7 +69,7 @@ class CQLTrainingSettings(SACTrainingSettings):
 
 
 class CQLConfig(OfflineActorCriticConfig, CQLTrainingSettings):
-    """Settings of CQL; defaults as in RLlib."""
+    """Settings of CQL, with RLlib's defaults."""
 
     _defaults: ClassVar[dict[str, Any]] = {"train_batch_size": 256}
     _algorithm: ClassVar[str] = "CQL"
@@ -78,7 +79,7 @@ class CQLConfig(OfflineActorCriticConfig, CQLTrainingSettings):
 
     @takes(CQLTrainingSettings)
     def training(self) -> Self:
-        """Set the training hyperparameters: see `CQLTrainingSettings`."""
+        """Set the training hyperparameters; see `CQLTrainingSettings`."""
         return self
 
     @property

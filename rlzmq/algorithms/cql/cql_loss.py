@@ -1,4 +1,4 @@
-"""CQL's losses, where they differ from SAC's (arXiv:2006.04779, equation 4 and appendix F).
+"""CQL's losses that differ from SAC's (arXiv:2006.04779, equation 4 and appendix F).
 
 Shape suffixes: ``B`` rows of a minibatch, ``C`` critics, ``N`` sampled actions.
 """
@@ -30,7 +30,7 @@ def conservative_penalty(
 
     Args:
         sampled_q_BCN: Each critic's values of the sampled actions.
-        log_densities_BN: Log-densities that these were drawn with; they correct for the importance of each.
+        log_densities_BN: Log-densities from which the actions were sampled; they correct for importance.
         q_BC: Each critic's values of the recorded actions.
         temperature: T, > 0.
     """
@@ -44,7 +44,7 @@ def cloning_loss(*, recorded_logp_B: Tensor, logp_B: Tensor, alpha: Tensor) -> T
 
     Args:
         recorded_logp_B: Log-probabilities of the recorded actions a.
-        logp_B: Those of actions ã drawn from the policy.
+        logp_B: Log-probabilities of actions ã sampled from the policy.
         alpha: The temperature of the entropy.
     """
     return (alpha.detach() * logp_B - recorded_logp_B).mean()

@@ -1,4 +1,4 @@
-"""DefaultCQLModule: SAC's default module for Box actions, which also values sampled actions."""
+"""DefaultCQLModule: SAC's default module for Box actions, which also computes values of sampled actions."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ __all__ = ["DefaultCQLModule"]
 
 
 class DefaultCQLModule(DefaultSACModule):
-    """Policy and critics for Box actions. `model_config`: as of DefaultSACModule."""
+    """Policy and critics for Box actions. For `model_config`, see DefaultSACModule."""
 
     def setup(self) -> None:
         require_box(self, "CQL", "BC or MARWIL")
         super().setup()
 
     def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        # The environment clips actions that lie further out, which other algorithms' policies may have recorded.
+        # The environment clips actions further out, which other algorithms' policies may have recorded.
         return super()._forward_train({**batch, Columns.ACTIONS: batch[Columns.ACTIONS].clamp(-1.0, 1.0)})
 
     def values_of_sampled_actions(self, batch: dict[str, Any], num_actions: int) -> tuple[Tensor, Tensor]:
-        """Return the critics' values at ``obs`` of actions, with gradients for the critics, and log-densities.
+        """Return the critics' values of sampled actions at ``obs``, with gradients for the critics, and log-densities.
 
         Args:
-            batch: Has ``obs`` and ``new_obs``, with B rows.
-            num_actions: Number of actions of each kind: uniform in (-1, 1), of the policy at ``obs``, and at
+            batch: The batch, with ``obs`` and ``new_obs`` of B rows.
+            num_actions: Number of actions of each kind: uniform in (-1, 1), from the policy at ``obs``, and at
                 ``new_obs``.
 
         Returns:

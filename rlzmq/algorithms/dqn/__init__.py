@@ -14,4 +14,4 @@ __all__ = ["DQN", "DQNConfig"]
 
 __getattr__: GetName = lazy_names(
     __name__, DQN="rlzmq.algorithms.dqn.dqn"
-)  # with torch, which configs do without
+)  # these import torch, which configs do not need

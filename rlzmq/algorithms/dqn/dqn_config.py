@@ -10,7 +10,7 @@ from rlzmq.core.errors import ConfigurationError
 
 __all__ = ["DQNConfig", "DQNTrainingSettings"]
 
-# Settings that the default module reads, too.
+# Settings that the default module also reads.
 _OF_MODULE = ("dueling", "epsilon", "noisy", "sigma0", "num_atoms", "v_min", "v_max")
 
 
@@ -20,17 +20,17 @@ class DQNTrainingSettings(OffPolicySettings):
 
     Args:
         epsilon: Probability of a random action while exploring, or a schedule over the run's lifetime env steps.
-        double_q: Whether the trained network chooses the next action and the target network only rates it
+        double_q: Whether the trained network chooses the next action and the target network only evaluates it
             (arXiv:1509.06461).
         dueling: Whether the network has separate streams for state values and advantages (arXiv:1511.06581).
-        noisy: Whether the heads' weights have learned noise, which explores by itself (arXiv:1706.10295); then set
-            `epsilon` to 0.
+        noisy: Whether the heads' weights have learned noise, which replaces other exploration (arXiv:1706.10295); set
+            `epsilon` to 0 then.
         sigma0: Initial scale of that noise.
         num_atoms: Number of atoms of the return's distribution (arXiv:1707.06887); 1: the network predicts its mean.
-        v_min, v_max: Least and largest atom.
+        v_min, v_max: Smallest and largest atom.
         td_error_loss_fn: "huber" (with δ = 1) or "mse"; with several atoms the loss is a cross-entropy instead.
-        burn_in_len: For stateful modules: number of a sequence's ``max_seq_len`` steps that come before the trained
-            ones and only warm up the state (R2D2, https://openreview.net/forum?id=r1lyTjAqYX).
+        burn_in_len: For stateful modules, the number of a sequence's ``max_seq_len`` steps before the trained ones,
+            which only warm up the state (R2D2, https://openreview.net/forum?id=r1lyTjAqYX).
     """
 
     epsilon: Schedule = setting(default=[(0, 1.0), (10_000, 0.05)])
@@ -46,7 +46,7 @@ class DQNTrainingSettings(OffPolicySettings):
 
 
 class DQNConfig(OffPolicyConfig, DQNTrainingSettings):
-    """Settings of DQN; defaults as in RLlib."""
+    """Settings of DQN, with RLlib's defaults."""
 
     _defaults: ClassVar[dict[str, Any]] = {
         "lr": 5e-4,
@@ -59,7 +59,7 @@ class DQNConfig(OffPolicyConfig, DQNTrainingSettings):
 
     @takes(DQNTrainingSettings)
     def training(self) -> Self:
-        """Set the training hyperparameters: see `DQNTrainingSettings`."""
+        """Set the training hyperparameters; see `DQNTrainingSettings`."""
         return self
 
     @property
@@ -67,7 +67,7 @@ class DQNConfig(OffPolicyConfig, DQNTrainingSettings):
         return {name: self._values[name] for name in _OF_MODULE}
 
     def validate(self) -> None:
-        """Check the settings as OffPolicyConfig.validate does, and DQN's.
+        """Check the settings of OffPolicyConfig and those of DQN.
 
         Raises:
             ConfigurationError: Settings are inconsistent; the text names them.

@@ -23,7 +23,7 @@ __all__ = ["DQNLearner"]
 class DQNLearner(ReplayLearner):
     """Trains modules with action values (arXiv:1312.5602, 1509.06461, 1707.06887).
 
-    A module's `forward_train` returns what its `compute_q_values` does.
+    A module's `forward_train` returns the result of its `compute_q_values`.
     """
 
     trains_sequences: ClassVar[bool] = True
@@ -31,11 +31,11 @@ class DQNLearner(ReplayLearner):
 
     @classmethod
     def rl_module_required_apis(cls) -> list[type]:
-        """`QNetAPI` and `TargetNetworkAPI`."""
+        """Return `QNetAPI` and `TargetNetworkAPI`."""
         return [QNetAPI, TargetNetworkAPI]
 
     def forward_train(self, batch: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Run the modules, stateful ones over the observation after each sequence, too: outputs [B, T + 1, …]."""
+        """Run the modules; stateful ones also over the observation after each sequence: outputs are [B, T + 1, …]."""
         return super().forward_train(
             {
                 module_id: {**columns, **_unrolled(columns)}
@@ -110,7 +110,7 @@ class DQNLearner(ReplayLearner):
 
 
 def _unrolled(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return each sequence with the observation after its last step, [B, T + 1, …], and the state it begins with."""
+    """Return each sequence with the observation after its last step, [B, T + 1, …], and its initial state."""
     obs = tree_map(
         lambda now, after: torch.cat([now[:, :1], after], 1), batch[Columns.OBS], batch[Columns.NEXT_OBS]
     )

@@ -1,4 +1,4 @@
-"""DQN's losses: of TD errors (arXiv:1312.5602), and of distributions of returns (arXiv:1707.06887).
+"""DQN's losses: for TD errors (arXiv:1312.5602), and for distributions of returns (arXiv:1707.06887).
 
 Shape suffixes: ``B`` rows of a minibatch, ``A`` actions, ``Z`` atoms.
 """
@@ -30,7 +30,7 @@ def mean_loss(
     weights_B: Tensor,
     kind: Literal["huber", "mse"],
 ) -> DQNLoss:
-    """Return the weighted mean of the rows' losses against y = r + discount · q'; TD errors are |q - y|.
+    """Return the weighted mean of the rows' losses against y = r + discount · q'. TD errors are |q - y|.
 
     Args:
         q_B: Values of the actions taken.
@@ -53,8 +53,8 @@ def project_distribution(
 
     Args:
         next_probs_BZ: Distribution of Z for the next action.
-        rewards_B, discounts_B: As for `mean_loss`.
-        atoms_Z: Equidistant and rising.
+        rewards_B, discounts_B: See `mean_loss`.
+        atoms_Z: The atoms, equidistant and ascending.
 
     Returns:
         float [B, Z]; each row sums to 1.
@@ -63,7 +63,7 @@ def project_distribution(
     low, high = atoms_Z[0], atoms_Z[-1]
     moved_BZ = (rewards_B[:, None] + discounts_B[:, None] * atoms_Z).clamp(low, high)
     positions_BZ = (moved_BZ - low) / (high - low) * (num_atoms - 1)
-    # The share of each atom falls linearly with its distance.
+    # The share of each atom decreases linearly with its distance.
     below_BZ = positions_BZ.floor().clamp(max=num_atoms - 2)
     above_BZ = positions_BZ - below_BZ
     index_BZ = below_BZ.long()
@@ -74,10 +74,10 @@ def project_distribution(
 
 
 def distribution_loss(*, logits_BZ: Tensor, targets_BZ: Tensor, weights_B: Tensor) -> DQNLoss:
-    """Return the weighted mean of the rows' cross-entropies, which also are the TD errors.
+    """Return the weighted mean of the rows' cross-entropies, which are also the TD errors.
 
     Args:
-        logits_BZ: Of the actions taken.
+        logits_BZ: Logits for the actions taken.
         targets_BZ: Projected distributions.
         weights_B: Importance weights.
     """

@@ -29,7 +29,7 @@ _TARGETS = ("_target_encoder", "_target_af", "_target_vf")
 
 
 class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAPI):
-    """Action values for Discrete actions, shaped by a DefaultModelConfig and DQN's settings.
+    """Action values for Discrete actions, configured by a DefaultModelConfig and DQN's settings.
 
     ::
 
@@ -37,12 +37,11 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
                         └─► vf ─► values     [B, 1] (or logits [B, 1, Z]), if dueling
 
     With a dueling head Q = V + A - mean_a A, atom by atom. While exploring, the outputs are the log-probabilities of
-    the ε-greedy policy, so that the runner draws the actions from its random generator. With ``use_lstm`` the encoder
-    ends with an LSTM; observations and values then are ``[B, T, …]``.
+    the ε-greedy policy, so that the runner samples the actions with its random generator. With ``use_lstm`` the
+    encoder ends with an LSTM, and observations and values are ``[B, T, …]``.
 
     `model_config`: fields of a DefaultModelConfig, and ``dueling``, ``epsilon``, ``noisy``, ``sigma0``, ``num_atoms``,
-    ``v_min``, ``v_max``
-    (see `DQNConfig`).
+    ``v_min``, ``v_max`` (see `DQNConfig`).
     """
 
     atoms: Tensor
@@ -114,7 +113,7 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
 
     @torch.no_grad()
     def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Tensor]:
-        """Return the target networks' values, keys as in `compute_q_values`."""
+        """Return the target networks' values, with the keys of `compute_q_values`."""
         return self._values(batch, *(target for _, target in self.get_target_network_pairs()))
 
     def _values(self, batch: dict[str, Any], encoder: Any, af: Any, vf: Any = None) -> dict[str, Tensor]:
@@ -165,7 +164,7 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
 
     @contextmanager
     def _noise_of_step(self, t: int) -> Iterator[None]:
-        """Within the block, noisy layers have noise that depends on the run's env steps only, so that runs repeat."""
+        """Fix the noise of noisy layers in the block; it depends only on the run's env steps, for repeatable runs."""
         layers = [layer for layer in self.modules() if isinstance(layer, NoisyLinear)] if self._sigma0 else []
         generator = torch.Generator().manual_seed(t) if layers else None
         for layer in layers:

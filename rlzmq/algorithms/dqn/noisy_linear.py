@@ -13,11 +13,11 @@ __all__ = ["NoisyLinear"]
 class NoisyLinear(nn.Linear):
     """A linear layer whose weights are mean + σ · noise, with factorised Gaussian noise (equations 10 and 11).
 
-    In training mode every forward pass draws new noise from torch's global generator; in evaluation mode there is
-    none, unless `fix_noise` set some.
+    In training mode every forward pass samples new noise from torch's global generator. In evaluation mode there is no
+    noise, unless `fix_noise` has set some.
 
     Args:
-        inputs, outputs: Features per row.
+        inputs, outputs: Number of features per row.
         sigma0: Initial σ, in units of 1 / √inputs.
     """
 
@@ -32,7 +32,7 @@ class NoisyLinear(nn.Linear):
         self._fixed: tuple[Tensor, Tensor] | None = None
 
     def fix_noise(self, generator: torch.Generator | None) -> None:
-        """Use the same noise in all forward passes, drawn from a generator; None: no longer."""
+        """Use the same noise from a generator in all forward passes; None: end this."""
         self._fixed = None if generator is None else self._draw(generator)
 
     def _draw(self, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:

@@ -14,4 +14,4 @@ __all__ = ["IMPALA", "IMPALAConfig"]
 
 __getattr__: GetName = lazy_names(
     __name__, IMPALA="rlzmq.algorithms.impala.impala"
-)  # with torch, which configs do without
+)  # these import torch, which configs do not need

@@ -16,7 +16,7 @@ class IMPALATrainingSettings(TrainingSettings):
     """IMPALA's settings, in addition to those of `AlgorithmConfig.training`.
 
     Args:
-        vtrace: Only True.
+        vtrace: Must be True.
         vtrace_clip_rho_threshold: Bound ρ̄ of the importance ratio in the value targets; None: no bound.
         vtrace_clip_pg_rho_threshold: Bound of the importance ratio in the policy gradient; None: no bound.
         vf_loss_coeff: Weight of the value loss.
@@ -31,7 +31,7 @@ class IMPALATrainingSettings(TrainingSettings):
 
 
 class IMPALAConfig(AlgorithmConfig, IMPALATrainingSettings):
-    """Settings of IMPALA; defaults as in RLlib."""
+    """Settings of IMPALA, with RLlib's defaults."""
 
     _defaults: ClassVar[dict[str, Any]] = {
         "lr": 5e-4,
@@ -48,5 +48,5 @@ class IMPALAConfig(AlgorithmConfig, IMPALATrainingSettings):
 
     @takes(IMPALATrainingSettings)
     def training(self) -> Self:
-        """Set the training hyperparameters: see `IMPALATrainingSettings`."""
+        """Set the training hyperparameters; see `IMPALATrainingSettings`."""
         return self

@@ -27,7 +27,7 @@ class IMPALALearner(ActorCriticLearner):
     config: IMPALAConfig
 
     def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
-        """Return the config's pipeline, with V-trace and the pieces it needs first and last."""
+        """Return the config's pipeline, with V-trace as the last piece and the piece that it needs as the first."""
         pipeline = super().make_learner_connector(observation_space, action_space)
         if pipeline is not None and self._setting("add_default_connectors_to_learner_pipeline", True):
             add_estimator(pipeline, self.make_vtrace())
@@ -44,7 +44,7 @@ class IMPALALearner(ActorCriticLearner):
     def compute_loss_for_module(
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
     ) -> Tensor:
-        """Return policy loss + value loss − entropy bonus, per row; see `impala_loss`."""
+        """Return the mean of policy loss + value loss − entropy bonus over the rows; see `impala_loss`."""
         module = self.module[module_id].unwrapped()
         logits = module.require_output(fwd_out, Columns.ACTION_DIST_INPUTS)
         dist = module.get_train_action_dist_cls().from_logits(logits)

@@ -40,7 +40,7 @@ def impala_loss_terms(
         values_B: Predictions of the trained value function.
         value_targets_B: V-trace targets.
         entropy_B: Entropy of the trained policy.
-        mask_B: Which entries are real; None: all.
+        mask_B: Whether entries are real; None: all.
     """
     if mask_B is None:
         mask_B = torch.ones_like(logp_B, dtype=torch.bool)

@@ -14,4 +14,4 @@ __all__ = ["IQL", "IQLConfig"]
 
 __getattr__: GetName = lazy_names(
     __name__, IQL="rlzmq.algorithms.iql.iql"
-)  # with torch, which configs do without
+)  # these import torch, which configs do not need

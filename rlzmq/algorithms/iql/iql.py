@@ -1,4 +1,4 @@
-"""IQL: learns values of recorded actions only, and imitates the better ones."""
+"""IQL: learns values of recorded actions only, and imitates the better actions."""
 
 from __future__ import annotations
 

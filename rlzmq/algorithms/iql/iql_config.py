@@ -17,14 +17,14 @@ class IQLTrainingSettings(TrainingSettings):
     """IQL's settings, in addition to those of `AlgorithmConfig.training`.
 
     Args:
-        beta: How much recorded actions are weighted by their advantages, exp(beta · A); 0: equally, larger: greedier.
-            The paper uses 3 to 10.
+        beta: Strength of weighting recorded actions by their advantages, exp(beta · A); 0: equal weights; larger:
+            greedier. The paper uses 3 to 10.
         expectile: Expectile of the critics' values that the value function learns, in (0, 1); 0.5: their mean.
         actor_lr, critic_lr, value_lr: Learning rates of policy, critics and value function, or schedules over lifetime
             trained env steps; `lr` is not used.
         twin_q: Whether there are two critics, of which the lower value counts (arXiv:1802.09477).
-        target_network_update_freq: Number of trained env steps between updates of the target networks; 0: they are
-            updated after every minibatch.
+        target_network_update_freq: Number of trained env steps between updates of the target networks; 0: an update
+            after every minibatch.
         tau: Fraction in [0, 1] by which an update moves the target networks towards the trained ones; 1 copies. The
             paper uses 0.005.
     """
@@ -40,7 +40,7 @@ class IQLTrainingSettings(TrainingSettings):
 
 
 class IQLConfig(OfflineActorCriticConfig, IQLTrainingSettings):
-    """Settings of IQL; defaults as in RLlib."""
+    """Settings of IQL, with RLlib's defaults."""
 
     _defaults: ClassVar[dict[str, Any]] = {"train_batch_size": 2000}
     _algorithm: ClassVar[str] = "IQL"
@@ -50,7 +50,7 @@ class IQLConfig(OfflineActorCriticConfig, IQLTrainingSettings):
 
     @takes(IQLTrainingSettings)
     def training(self) -> Self:
-        """Set the training hyperparameters: see `IQLTrainingSettings`."""
+        """Set the training hyperparameters; see `IQLTrainingSettings`."""
         return self
 
     @property
@@ -58,7 +58,7 @@ class IQLConfig(OfflineActorCriticConfig, IQLTrainingSettings):
         return {"twin_q": self.twin_q}
 
     def validate(self) -> None:
-        """Check the settings as OfflineActorCriticConfig.validate does, and the expectile.
+        """Check the settings of OfflineActorCriticConfig, and the expectile.
 
         Raises:
             ConfigurationError: Settings are inconsistent; the text names them.

@@ -19,7 +19,7 @@ __all__ = ["IQLLearner"]
 class IQLLearner(OfflineLearner, TargetNetworkLearner):
     """Trains modules like `DefaultIQLModule` (arXiv:2110.06169) on single recorded steps.
 
-    One backward pass of the losses' sum serves all optimizers: the losses' gradients reach disjoint parameters.
+    One backward pass of the losses' sum serves all optimizers, since the losses' gradients reach disjoint parameters.
     """
 
     config: IQLConfig

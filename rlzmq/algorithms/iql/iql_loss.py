@@ -16,7 +16,7 @@ def expectile_loss(advantages_B: Tensor, expectile: float) -> Tensor:
     """Return the mean of |τ - 1{A ≤ 0}| A², the value function's loss (equation 5).
 
     Args:
-        advantages_B: A, the target critics' least values of the recorded actions minus V(s).
+        advantages_B: A, the smallest of the target critics' values of the recorded actions, minus V(s).
         expectile: τ in (0, 1).
     """
     weights_B = advantages_B.gt(0.0).to(advantages_B) * (2.0 * expectile - 1.0) + (1.0 - expectile)

@@ -47,12 +47,12 @@ class DefaultIQLModule(DefaultSACModule):
 
     @torch.no_grad()
     def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Return ``qf_target_preds``, the least of the target critics' values, and ``vf_preds_next``, float [B]."""
+        """Return ``qf_target_preds``, the smallest of the target critics' values, and ``vf_preds_next``, float [B]."""
         obs, next_obs = (self._mask.split(batch[name])[0] for name in (Columns.OBS, Columns.NEXT_OBS))
         q_BC = critic_values(self.target_qfs, (obs, _in_range(batch))).squeeze(-1)
         return {"qf_target_preds": q_BC.amin(-1), "vf_preds_next": self.vf(next_obs).squeeze(-1)}
 
 
 def _in_range(batch: dict[str, Any]) -> Any:
-    # The environment clips actions that lie further out, which other algorithms' policies may have recorded.
+    # The environment clips actions further out, which other algorithms' policies may have recorded.
     return batch[Columns.ACTIONS].clamp(-1.0, 1.0)

@@ -14,4 +14,4 @@ __all__ = ["MARWIL", "MARWILConfig"]
 
 __getattr__: GetName = lazy_names(
     __name__, MARWIL="rlzmq.algorithms.marwil.marwil"
-)  # with torch, which configs do without
+)  # these import torch, which configs do not need

@@ -1,4 +1,4 @@
-"""MARWIL: clones the better part of recorded behaviour."""
+"""MARWIL: imitates the better part of recorded behaviour."""
 
 from __future__ import annotations
 

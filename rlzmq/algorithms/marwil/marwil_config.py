@@ -16,13 +16,13 @@ class MARWILTrainingSettings(TrainingSettings):
     """MARWIL's settings, in addition to those of `AlgorithmConfig.training`.
 
     Args:
-        beta: How much steps are weighted by their advantages, in [0, 1]; 0: all equally.
+        beta: Strength of weighting steps by their advantages, in [0, 1]; 0: equal weights.
         vf_coeff: Weight of the value loss.
         moving_average_sqd_adv_norm_start: Initial value of c², the moving average of squared advantages.
         moving_average_sqd_adv_norm_update_rate: Rate at which each minibatch moves it.
         lambda_: λ of the value targets in [0, 1]; 1: the discounted returns of the recorded episodes.
-        bc_logstd_coeff: Only 0: the loss has no such term.
-        burnin_len: Only 0: sequences begin with the module's initial state.
+        bc_logstd_coeff: Must be 0: the loss has no such term.
+        burnin_len: Must be 0: sequences begin with the module's initial state.
     """
 
     beta: Fraction = 1.0
@@ -35,7 +35,7 @@ class MARWILTrainingSettings(TrainingSettings):
 
 
 class MARWILConfig(OfflineConfig, MARWILTrainingSettings):
-    """Settings of MARWIL; defaults as in RLlib."""
+    """Settings of MARWIL, with RLlib's defaults."""
 
     _defaults: ClassVar[dict[str, Any]] = {"lr": 1e-4, "train_batch_size": 2000}
     _algorithm: ClassVar[str] = "MARWIL"
@@ -44,7 +44,7 @@ class MARWILConfig(OfflineConfig, MARWILTrainingSettings):
 
     @takes(MARWILTrainingSettings)
     def training(self) -> Self:
-        """Set the training hyperparameters: see `MARWILTrainingSettings`."""
+        """Set the training hyperparameters; see `MARWILTrainingSettings`."""
         return self
 
     @property

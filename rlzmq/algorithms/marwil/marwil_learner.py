@@ -1,4 +1,4 @@
-"""MARWILLearner: imitation, weighted by advantages of whole recorded episodes."""
+"""MARWILLearner: imitation weighted by the advantages of whole recorded episodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["MARWILLearner"]
 class MARWILLearner(OfflineLearner):
     """Trains actor-critic modules with MARWIL.
 
-    Needs the columns ``actions`` and ``value_targets``; the latter come from the learner connector's
+    Needs the columns ``actions`` and ``value_targets``. The latter come from the learner connector's
     GeneralAdvantageEstimation, computed on whole episodes with the weights at the beginning of each batch.
 
     Attributes:
@@ -35,7 +35,7 @@ class MARWILLearner(OfflineLearner):
 
     @classmethod
     def rl_module_required_apis(cls) -> list[type]:
-        """`ValueFunctionAPI`."""
+        """Return `ValueFunctionAPI`."""
         return [ValueFunctionAPI]
 
     def __init__(self, **kwargs: Any) -> None:
@@ -43,7 +43,7 @@ class MARWILLearner(OfflineLearner):
         self.moving_avg_sqd_adv_norms_per_module: dict[str, Tensor] = {}
 
     def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
-        """Return the config's pipeline, with the pieces of the value targets first and last."""
+        """Return the config's pipeline, with the pieces for the value targets at the beginning and the end."""
         pipeline = super().make_learner_connector(observation_space, action_space)
         if pipeline is not None and self._setting("add_default_connectors_to_learner_pipeline", True):
             add_estimator(
@@ -86,7 +86,7 @@ class MARWILLearner(OfflineLearner):
         return terms.policy_loss + settings.vf_coeff * terms.value_loss
 
     def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
-        """Make c² of all ranks their mean. A collective."""
+        """Set c² to its mean over all ranks. A collective."""
         super().after_gradient_based_update(timesteps=timesteps)
         norms = {m: float(norm) for m, norm in self.moving_avg_sqd_adv_norms_per_module.items()}
         for module_id, norm in self.mean_over_ranks(norms, dict.fromkeys(norms, 1.0)).items():

@@ -14,7 +14,7 @@ from rlzmq.learners.masked import masked_mean
 
 __all__ = ["MARWILLossTerms", "marwil_loss_terms"]
 
-# Bound of the weights' exponent, far above that of any advantage a policy learns from: a weight cannot overflow.
+# Bound of the weights' exponent, far above any advantage that a policy learns from, so that weights cannot overflow.
 _MAX_EXPONENT = 20.0
 
 
@@ -45,11 +45,11 @@ def marwil_loss_terms(
     Args:
         logp_B: Log-probability of the recorded actions under the trained policy.
         values_B: Predictions of the trained value function.
-        value_targets_B: Their targets.
+        value_targets_B: Targets of these predictions.
         norm: c² before this minibatch, float64, 0-d.
         beta: Strength of the weighting; 0: all weights are 1.
         update_rate: Rate of the moving average.
-        mask_B: Which entries are real; None: all.
+        mask_B: Whether entries are real; None: all.
     """
     advantages_B = value_targets_B - values_B
     mean_square = masked_mean(advantages_B.square(), mask_B)

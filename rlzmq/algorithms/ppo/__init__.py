@@ -14,4 +14,4 @@ __all__ = ["PPO", "PPOConfig"]
 
 __getattr__: GetName = lazy_names(
     __name__, PPO="rlzmq.algorithms.ppo.ppo"
-)  # with torch, which configs do without
+)  # these import torch, which configs do not need

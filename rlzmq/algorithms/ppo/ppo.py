@@ -11,8 +11,8 @@ __all__ = ["PPO"]
 class PPO(Algorithm):
     """Proximal Policy Optimization (arXiv:1707.06347), on-policy: staleness 0.
 
-    The training step is that of the base class: one update of exactly `total_train_batch_size` env steps,
-    sampled with the weights of the previous update.
+    The training step is that of the base class: one update of exactly `total_train_batch_size` env steps, sampled
+    with the weights of the previous update.
     """
 
     config_class = PPOConfig

@@ -17,7 +17,7 @@ class PPOTrainingSettings(TrainingSettings):
     """PPO's settings, in addition to those of `AlgorithmConfig.training`.
 
     Args:
-        use_critic: Whether to train a value function and use it as baseline.
+        use_critic: Whether to train a value function and use it as a baseline.
         use_gae: Whether to use generalised advantage estimation (arXiv:1506.02438); needs the critic.
         lambda_: GAE's λ in [0, 1].
         use_kl_loss: Whether to add the KL divergence from the sampling policy to the trained policy to the loss.
@@ -47,7 +47,7 @@ class PPOTrainingSettings(TrainingSettings):
 
 
 class PPOConfig(AlgorithmConfig, PPOTrainingSettings):
-    """Settings of PPO; defaults as in RLlib."""
+    """Settings of PPO, with RLlib's defaults."""
 
     _defaults: ClassVar[dict[str, Any]] = {
         "lr": 5e-5,
@@ -63,7 +63,7 @@ class PPOConfig(AlgorithmConfig, PPOTrainingSettings):
 
     @takes(PPOTrainingSettings)
     def training(self) -> Self:
-        """Set the training hyperparameters: see `PPOTrainingSettings`."""
+        """Set the training hyperparameters; see `PPOTrainingSettings`."""
         return self
 
     @property
@@ -71,7 +71,7 @@ class PPOConfig(AlgorithmConfig, PPOTrainingSettings):
         return {"vf_share_layers": False}
 
     def validate(self) -> None:
-        """Check the settings as AlgorithmConfig.validate does, and that GAE has a critic.
+        """Check the settings of AlgorithmConfig, and that GAE has a critic.
 
         Raises:
             ConfigurationError: Settings are inconsistent; the text names them.
@@ -80,5 +80,5 @@ class PPOConfig(AlgorithmConfig, PPOTrainingSettings):
         if self._validate_config and self.use_gae and not self.use_critic:
             raise ConfigurationError(
                 "config.use_gae=True needs config.use_critic=True: advantages are estimated with the value function. "
-                "Set .training(use_gae=False) too."
+                "Set .training(use_gae=False), too."
             )

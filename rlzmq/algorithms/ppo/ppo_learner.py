@@ -31,13 +31,13 @@ class PPOLearner(AdaptiveKLLearner):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        # Value predictions and targets of the last epoch, for statistics that need all of it at once.
+        # Value predictions and targets of the last epoch, for statistics that need all of them at once.
         self._values: dict[str, deque[tuple[Tensor, Tensor, Tensor | None]]] = {}
 
     def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
-        """Return the config's pipeline, with PPO's pieces first and last.
+        """Return the config's pipeline, with PPO's pieces at the beginning and the end.
 
-        Without ``config.use_gae`` advantages are discounted returns minus the values (λ = 1).
+        Without ``config.use_gae``, advantages are discounted returns minus the values (λ = 1).
         """
         pipeline = super().make_learner_connector(observation_space, action_space)
         if pipeline is not None and self._setting("add_default_connectors_to_learner_pipeline", True):

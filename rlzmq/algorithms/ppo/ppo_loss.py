@@ -38,12 +38,12 @@ def ppo_policy_terms(
 
     Args:
         logp_B: Log-probability of the actions under the trained policy.
-        old_logp_B: Under the policy that sampled them.
+        old_logp_B: Log-probability under the policy that sampled them.
         advantages_B: Advantages, standardised.
         entropy_B: Entropy of the trained policy.
         kl_B: KL divergence from the sampling policy to the trained one; None: no such term.
         clip_param: The surrogate's clip range around a probability ratio of 1.
-        mask_B: Which entries are real; None: all.
+        mask_B: Whether entries are real; None: all.
     """
     ratio_B = torch.exp(logp_B - old_logp_B)
     clipped_B = ratio_B.clamp(1.0 - clip_param, 1.0 + clip_param)

@@ -14,4 +14,4 @@ __all__ = ["SAC", "SACConfig"]
 
 __getattr__: GetName = lazy_names(
     __name__, SAC="rlzmq.algorithms.sac.sac"
-)  # with torch, which configs do without
+)  # these import torch, which configs do not need

@@ -32,7 +32,7 @@ class SACTrainingSettings(OffPolicySettings):
 
 
 class SACConfig(OffPolicyConfig, SACTrainingSettings):
-    """Settings of SAC; defaults as in RLlib."""
+    """Settings of SAC, with RLlib's defaults."""
 
     _defaults: ClassVar[dict[str, Any]] = {
         "train_batch_size": 256,
@@ -49,7 +49,7 @@ class SACConfig(OffPolicyConfig, SACTrainingSettings):
 
     @takes(SACTrainingSettings)
     def training(self) -> Self:
-        """Set the training hyperparameters: see `SACTrainingSettings`."""
+        """Set the training hyperparameters; see `SACTrainingSettings`."""
         return self
 
     @property
@@ -57,7 +57,7 @@ class SACConfig(OffPolicyConfig, SACTrainingSettings):
         return {"twin_q": self.twin_q, "initial_alpha": self.initial_alpha}
 
     def validate(self) -> None:
-        """Check the settings as OffPolicyConfig.validate does, and that `lr` is not set.
+        """Check the settings of OffPolicyConfig, and that `lr` is not set.
 
         Raises:
             ConfigurationError: Settings are inconsistent; the text names them.

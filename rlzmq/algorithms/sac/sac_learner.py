@@ -25,14 +25,14 @@ from rlzmq.learners.target_network_learner import discounts
 
 __all__ = ["SACLearner"]
 
-# Share of the uniform policy's entropy that Discrete actions keep (arXiv:1910.07207).
+# Fraction of the uniform policy's entropy that policies for Discrete actions keep (arXiv:1910.07207).
 _DISCRETE_ENTROPY = 0.98
 
 
 class SACLearner(ReplayLearner):
     """Trains modules like `DefaultSACModule` (arXiv:1812.05905; for Discrete actions arXiv:1910.07207).
 
-    One backward pass of the losses' sum serves all optimizers: the losses' gradients reach disjoint parameters.
+    One backward pass of the losses' sum serves all optimizers, since the losses' gradients reach disjoint parameters.
     """
 
     config: SACConfig

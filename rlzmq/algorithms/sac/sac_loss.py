@@ -26,7 +26,7 @@ def critic_targets(
     """Return r + discount · (q' - α log π'), float [B], without gradients.
 
     Args:
-        next_q_B: The target critics' least values of the policy's next actions.
+        next_q_B: The smallest of the target critics' values of the policy's next actions.
         next_logp_B: Log-probabilities of these actions.
         rewards_B: Sums of n rewards.
         discounts_B: γ^n, or 0 after a terminal step.

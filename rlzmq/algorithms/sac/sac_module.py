@@ -27,7 +27,7 @@ __all__ = ["Critic", "DefaultSACModule", "critic_values", "require_box"]
 
 
 class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
-    """Policy and critics, shaped by a DefaultModelConfig and SAC's settings.
+    """Policy and critics, configured by a DefaultModelConfig and SAC's settings.
 
     ::
 
@@ -43,7 +43,7 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
     """
 
     has_temperature: ClassVar[bool] = True
-    """Whether there is a `log_alpha`."""
+    """Whether the module has `log_alpha`."""
 
     def setup(self) -> None:
         where = self.describe()
@@ -102,15 +102,15 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
         """Return the critics' values, and values and log-probabilities of the policy's actions.
 
         Returns:
-            ``qf_preds`` [B, C]: of the batch's actions, with gradients for the critics; ``q_curr`` [B] and
-            ``logp_resampled`` [B]: expected under the policy (Discrete) or for one drawn action, with gradients for
-            the policy; ``action_dist_inputs``.
+            ``qf_preds`` [B, C]: values of the batch's actions, with gradients for the critics; ``q_curr`` [B] and
+            ``logp_resampled`` [B]: expectations under the policy (Discrete) or values for one sampled action, with
+            gradients for the policy; ``action_dist_inputs``.
         """
         logits, obs = self._logits(batch[Columns.OBS])
         actions = batch[Columns.ACTIONS]
         q = critic_values(self.qfs, obs if self._is_discrete else (obs, actions))
         if isinstance(self.action_space, gym.spaces.Discrete):
-            # A Discrete space may begin at another number than 0.
+            # A Discrete space may start at another number than 0.
             index = actions.long() - int(self.action_space.start)
             qf_preds = q.gather(-1, index[:, None, None].expand(-1, q.shape[1], 1)).squeeze(-1)
         else:
@@ -138,7 +138,7 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
         return (logits if mask is None else apply_action_mask(logits, mask)), obs
 
     def _soft_values(self, logits: Tensor, obs: Any, critics: nn.ModuleList) -> tuple[Tensor, Tensor]:
-        """Return the least value of any critic and the log-probability of the policy's actions, float [B]."""
+        """Return the smallest value of any critic and the log-probability of the policy's actions, float [B]."""
         if self._is_discrete:
             log_probs = logits.log_softmax(-1)
             probs = log_probs.exp()
@@ -147,19 +147,19 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
         return self._combined(values), logp
 
     def _values_of_policy(self, logits: Tensor, obs: Any, critics: nn.ModuleList) -> tuple[Tensor, Tensor]:
-        """Return the critics' outputs [B, C, K] for actions drawn from the policy, and their log-probabilities [B]."""
+        """Return the critics' outputs [B, C, K] for sampled actions of the policy, and their log-probabilities [B]."""
         dist: Any = self.get_train_action_dist_cls().from_logits(logits)
         actions, logp = dist.rsample_and_logp()
         return critic_values(critics, (obs, actions)), logp
 
-    # What the critics' outputs for Box actions, [B, C, K], mean: here K = 1. TQC overrides both.
+    # Meaning of the critics' outputs for Box actions, [B, C, K]; here K = 1. TQC overrides both methods.
 
     def _predictions(self, outputs: Tensor) -> Tensor:
-        """Return what is compared with the targets, as ``qf_preds``."""
+        """Return the outputs to compare with the targets, as ``qf_preds``."""
         return outputs.squeeze(-1)
 
     def _combined(self, outputs: Tensor) -> Tensor:
-        """Return one value for each row, float [B]."""
+        """Return one value per row, float [B]."""
         return outputs.amin(1).squeeze(-1)
 
 
@@ -168,7 +168,7 @@ def _encoder(space: gym.Space[Any], config: DefaultModelConfig, where: str) -> A
 
 
 class Critic(nn.Module):
-    """Observations (with actions) → values [B, K]."""
+    """Maps observations (with actions) to values [B, K]."""
 
     def __init__(
         self, space: gym.Space[Any], num_outputs: int, config: DefaultModelConfig, where: str
@@ -197,7 +197,7 @@ def critic_values(critics: nn.ModuleList, inputs: Any) -> Tensor:
 
 @contextmanager
 def _without_gradients(module: nn.Module) -> Iterator[None]:
-    """Use the module's parameters as constants within the block."""
+    """Use the module's parameters as constants in the block."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     for parameter in parameters:
         parameter.requires_grad_(False)
@@ -213,12 +213,12 @@ def require_box(module: TorchRLModule, algorithm: str, others: str, *, or_discre
 
     Args:
         module: The module.
-        algorithm: Its algorithm's name, for the error.
-        others: Which algorithms have other action spaces, likewise.
-        or_discrete: Whether the error names Discrete spaces as possible, too.
+        algorithm: The algorithm's name, for the error message.
+        others: The algorithms for other action spaces, for the error message.
+        or_discrete: Whether the error message also names Discrete spaces as possible.
 
     Raises:
-        UnsupportedSpaceError: It is another space.
+        UnsupportedSpaceError: The space is another one.
     """
     space, where = module.action_space, module.describe()
     if not isinstance(space, gym.spaces.Box) or not np.issubdtype(space.dtype, np.floating):

@@ -14,4 +14,4 @@ __all__ = ["TQC", "TQCConfig"]
 
 __getattr__: GetName = lazy_names(
     __name__, TQC="rlzmq.algorithms.tqc.tqc"
-)  # with torch, which configs do without
+)  # these import torch, which configs do not need

@@ -13,12 +13,12 @@ __all__ = ["TQCConfig", "TQCTrainingSettings"]
 
 @settings
 class TQCTrainingSettings(SACTrainingSettings):
-    """TQC's settings, in addition to those of `SACConfig.training`; `n_critics` takes the place of `twin_q`.
+    """TQC's settings, in addition to those of `SACConfig.training`; `n_critics` replaces `twin_q`.
 
     Args:
         n_quantiles: Number of quantiles that each critic predicts.
         n_critics: Number of critics.
-        top_quantiles_to_drop_per_net: Number of the largest quantiles left out of the targets, for each critic.
+        top_quantiles_to_drop_per_net: For each critic, the number of largest quantiles left out of the targets.
     """
 
     n_quantiles: PositiveInt = 25
@@ -27,7 +27,7 @@ class TQCTrainingSettings(SACTrainingSettings):
 
 
 class TQCConfig(SACConfig, TQCTrainingSettings):
-    """Settings of TQC; defaults as in RLlib."""
+    """Settings of TQC, with RLlib's defaults."""
 
     _algorithm: ClassVar[str] = "TQC"
     _learner_class: ClassVar[str] = "rlzmq.algorithms.tqc.tqc_learner:TQCLearner"
@@ -35,7 +35,7 @@ class TQCConfig(SACConfig, TQCTrainingSettings):
 
     @takes(TQCTrainingSettings)
     def training(self) -> Self:
-        """Set the training hyperparameters: see `TQCTrainingSettings`."""
+        """Set the training hyperparameters; see `TQCTrainingSettings`."""
         return self
 
     @property
@@ -47,7 +47,7 @@ class TQCConfig(SACConfig, TQCTrainingSettings):
         }
 
     def validate(self) -> None:
-        """Check the settings as SACConfig.validate does, and that quantiles are left.
+        """Check the settings of SACConfig, and that some quantiles remain.
 
         Raises:
             ConfigurationError: Settings are inconsistent; the text names them.

@@ -27,7 +27,7 @@ def quantile_targets(
 
     Args:
         next_q_BCQ: The target critics' quantiles for the policy's next actions.
-        num_dropped: Number of the largest quantiles left out.
+        num_dropped: Number of largest quantiles to leave out.
         next_logp_B, rewards_B, discounts_B, alpha: See `sac_loss.critic_targets`.
     """
     pooled_BK = next_q_BCQ.flatten(1).sort(-1).values
@@ -39,7 +39,7 @@ def quantile_targets(
 def quantile_critic_loss(*, q_BCQ: Tensor, targets_BK: Tensor, weights_B: Tensor) -> CriticLoss:
     """Return the sum over critics of the weighted mean quantile Huber loss (δ = 1).
 
-    Each row's loss is the mean over all pairs of a quantile and a target. TD errors are distances of the means.
+    Each row's loss is the mean over all pairs of a quantile and a target. TD errors are the distances of the means.
 
     Args:
         q_BCQ: Each critic's quantiles for the actions taken, at the fractions (i + ½) / Q.
