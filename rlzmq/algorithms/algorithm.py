@@ -71,7 +71,7 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
         self._run(AsyncAlgorithm.training_step(self._async))
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """Handle the result of an iteration, after the callbacks. By default, do nothing; override it to log results."""
+        """Handle the result of an iteration, after the callbacks. By default, do nothing; override to log results."""
 
     # -- parts ----------------------------------------------------------------------------------
 

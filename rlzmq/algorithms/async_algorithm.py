@@ -174,7 +174,7 @@ class AsyncAlgorithm:
         self._iterations.cut_short()
 
     def log_result(self, result: dict[str, Any]) -> Any:
-        """Handle the result of an iteration, after the callbacks. By default, do nothing; override it to log results."""
+        """Handle the result of an iteration, after the callbacks. By default, do nothing; override to log results."""
 
     async def evaluate(self) -> dict[str, Any]:
         """Run one evaluation round with the current weights and connector states.
