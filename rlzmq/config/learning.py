@@ -107,7 +107,7 @@ class FrameworkSettings:
         torch_skip_nan_gradients: Has no effect; accepted for compatibility with RLlib. Steps with non-finite
             gradients are always skipped and counted.
         torch_ddp_kwargs: Additional arguments for DistributedDataParallel. With any, learner ranks use it even where
-            they could exchange gradients in shared memory.
+            they could exchange gradients in shared memory. ``find_unused_parameters`` is not needed and has no effect.
         torch_compile_learner: Compile parts of the learner with ``torch.compile``; the first updates then take
             seconds to minutes longer.
         torch_compile_learner_what_to_compile: "forward_train": the training forward pass of each module;

@@ -25,7 +25,8 @@ class DataParallelForward:
         modules: All modules, by id.
         forward_train: The training forward pass: module id → batch in, module id → outputs out.
         group: The ranks; world_size ≥ 2.
-        ddp_kwargs: Additional arguments of DistributedDataParallel.
+        ddp_kwargs: Additional arguments of DistributedDataParallel. ``find_unused_parameters`` is ignored,
+            since no parameter is left out of the graph.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class DataParallelForward:
         wrapped = _TrainForward(modules, forward_train)
         self._parameters = [p for p in wrapped.parameters() if p.requires_grad]
         kwargs = {"process_group": group.process_group, **(ddp_kwargs or {})}
+        kwargs.pop("find_unused_parameters", None)
         if group.device.type == "cuda":
             kwargs.setdefault("device_ids", [group.device.index or torch.cuda.current_device()])
         with group.typed_errors("the first broadcast of weights"):

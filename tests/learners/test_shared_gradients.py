@@ -336,7 +336,8 @@ def test_without_shared_memory_on_one_rank_all_use_gloo(tmp_path: Path, failing_
 
 
 def asked_main(rank: int, world_size: int, path: Path) -> Any:
-    config = ppo_config(minibatch_size=None).framework(torch_ddp_kwargs={"bucket_cap_mb": 1})
+    ddp_kwargs = {"bucket_cap_mb": 1, "find_unused_parameters": True}
+    config = ppo_config(minibatch_size=None).framework(torch_ddp_kwargs=ddp_kwargs)
     learner = ppo_learner(config)
     join(learner, path, rank, world_size)
     learner.update(episodes=episode_batch(40))
