@@ -24,6 +24,7 @@ from rlzmq.modules.apis import SelfSupervisedLossAPI, ValueFunctionAPI
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.output_check import check_training_outputs
 from rlzmq.modules.saving import read_module_states
+from rlzmq.modules.structure import parameters_of
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -521,14 +522,7 @@ class LearnerBase(Checkpointable):
 
 
 def _is_trainable(module: Any) -> bool:
-    # Faster than module.parameters(), which names and deduplicates them.
-    parts = [module] if isinstance(module, nn.Module) else []
-    for part in parts:
-        for parameter in part._parameters.values():
-            if parameter is not None and parameter.requires_grad:
-                return True
-        parts += [inner for inner in part._modules.values() if inner is not None]
-    return False
+    return isinstance(module, nn.Module) and any(p.requires_grad for p in parameters_of(module))
 
 
 def _paths(components: str | Sequence[str] | None, default: list[str]) -> list[str]:

@@ -28,6 +28,7 @@ class UpdateSnapshot:
         self._saved: list[Tensor] = []  # weights and buffers, then tensors of optimizer states
         self._copies: list[Tensor] = []
         self._addresses: list[int] = []  # of the saved tensors; they change with ``tensor.data = …``
+        self._buffers: list[tuple[Tensor, Tensor]] = []  # those of floats, with their copies
         self._num_weights = 0
         # Each with its state: parameters and their values.
         self._optimizers: list[tuple[Optimizer, list[tuple[Any, dict[str, Any]]]]] = []
@@ -61,6 +62,11 @@ class UpdateSnapshot:
             else:
                 self._saved, self._addresses = saved, addresses
                 self._copies = [tensor.detach().clone() for tensor in saved]
+                self._buffers = [
+                    pair
+                    for pair in zip(self._weights, self._copies, strict=False)
+                    if not isinstance(pair[0], nn.Parameter) and pair[0].is_floating_point()
+                ]
 
     def restore(self) -> None:
         """Restore all values in place."""
@@ -76,13 +82,7 @@ class UpdateSnapshot:
     def restore_not_finite(self) -> None:
         """Restore the buffers that have become NaN or infinite, e.g. a BatchNorm's statistics."""
         with torch.no_grad():
-            for tensor, saved in zip(self._weights, self._copies, strict=False):
-                if (
-                    type(tensor) is nn.Parameter
-                    or isinstance(tensor, nn.Parameter)
-                    or not tensor.is_floating_point()
-                ):
-                    continue
+            for tensor, saved in self._buffers:
                 # One kernel: the sum is finite only if all elements are finite.
                 if not math.isfinite(tensor.sum()) and not bool(torch.isfinite(tensor).all()):
                     tensor.copy_(saved)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from rlzmq.modules.apis import TargetNetworkAPI
+from rlzmq.modules.structure import parameters_of
 
 __all__ = ["update_target_networks"]
 
@@ -18,7 +19,7 @@ def update_target_networks(module: TargetNetworkAPI, tau: float) -> None:
         tau: Update rate in [0, 1]; 1 copies.
     """
     for main, target in module.get_target_network_pairs():
-        sources, copies = [*main.parameters()], [*target.parameters()]
+        sources, copies = parameters_of(main), parameters_of(target)
         if sources:
             torch._foreach_lerp_(copies, sources, tau)
         for source, copy in zip(main.buffers(), target.buffers(), strict=True):

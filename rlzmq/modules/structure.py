@@ -7,9 +7,9 @@ from itertools import chain
 from operator import is_
 from typing import Any, Generic, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
-__all__ = ["StructureCache"]
+__all__ = ["StructureCache", "parameters_of"]
 
 T = TypeVar("T")
 
@@ -62,3 +62,18 @@ class StructureCache(Generic[T]):
         ]
         self._sizes = list(map(len, self._parts))
         self._held = list(chain.from_iterable(map(dict.values, self._parts)))
+
+
+def parameters_of(module: nn.Module) -> list[Tensor]:
+    """Return a module's parameters, each once: ``module.parameters()`` at a fraction of its cost, in another order.
+
+    Modules of the same structure have their parameters in the same order.
+    """
+    found: dict[int, Tensor] = {}
+    parts = [module]
+    for part in parts:  # grows
+        for parameter in part._parameters.values():
+            if parameter is not None:
+                found[id(parameter)] = parameter
+        parts += [inner for inner in part._modules.values() if inner is not None]
+    return list(found.values())

@@ -1,14 +1,15 @@
-"""StructureCache: computed once, and again after any change of what modules hold."""
+"""StructureCache and parameters_of: what modules hold, listed once, and again after any change."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
-from rlzmq.modules.structure import StructureCache
+from rlzmq.modules.structure import StructureCache, parameters_of
 
 
 def network() -> nn.Module:
@@ -73,3 +74,14 @@ def test_other_modules_have_another_value() -> None:
     one, other = network(), network()
     for modules in ([one], [one, other], [other], [], [one]):
         assert cache.of(modules) == [id(module) for module in modules]
+
+
+def test_parameters_are_listed_once_and_in_the_same_order_as_those_of_a_copy() -> None:
+    module = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    module[1][0].weight = module[0].weight  # a shared one
+    module.register_module("nothing", None)
+    listed = parameters_of(module)
+    assert len(listed) == 4
+    assert set(map(id, listed)) == set(map(id, module.parameters()))
+    twins = parameters_of(copy.deepcopy(module))
+    assert all(torch.equal(one, other) for one, other in zip(listed, twins, strict=True))

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -109,4 +108,4 @@ def _target_entropy(settings: SACTrainingSettings, action_space: Any) -> float:
         return float(settings.target_entropy)
     if hasattr(action_space, "n"):
         return _DISCRETE_ENTROPY * math.log(int(action_space.n))
-    return -float(np.prod(action_space.shape))
+    return -float(math.prod(action_space.shape))

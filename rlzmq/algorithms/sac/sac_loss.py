@@ -44,7 +44,7 @@ def critic_loss(*, q_BC: Tensor, targets_B: Tensor, weights_B: Tensor) -> Critic
         weights_B: Importance weights.
     """
     targets_BC = targets_B[:, None].expand_as(q_BC)
-    losses_BC = functional.smooth_l1_loss(q_BC, targets_BC, reduction="none")
+    losses_BC = functional.huber_loss(q_BC, targets_BC, reduction="none")
     td_errors_B = (q_BC - targets_BC).abs().mean(-1).detach()
     return CriticLoss((weights_B[:, None] * losses_BC).mean(0).sum(), td_errors_B)
 

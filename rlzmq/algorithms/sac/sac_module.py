@@ -22,6 +22,7 @@ from rlzmq.modules.default_models.mlp import MLP
 from rlzmq.modules.default_models.streams import build_encoder
 from rlzmq.modules.distributions import TorchSquashedGaussian
 from rlzmq.modules.rl_module import TorchRLModule
+from rlzmq.modules.structure import parameters_of
 
 __all__ = ["Critic", "DefaultSACModule", "critic_values", "require_box"]
 
@@ -198,7 +199,7 @@ def critic_values(critics: nn.ModuleList, inputs: Any) -> Tensor:
 @contextmanager
 def _without_gradients(module: nn.Module) -> Iterator[None]:
     """Use the module's parameters as constants in the block."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
+    parameters = [p for p in parameters_of(module) if p.requires_grad]
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:
