@@ -19,6 +19,9 @@ from rlzmq.episodes.step_dicts import as_flag
 
 __all__ = ["SyncVectorMultiAgentEnv", "make_multi_agent_vec"]
 
+Row = tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]
+
+_DICT = frozenset({dict})
 _RESET_PARTS = ("observations", "infos")
 _STEP_PARTS = ("observations", "rewards", "terminateds", "truncateds", "infos")
 
@@ -127,43 +130,44 @@ class SyncVectorMultiAgentEnv:
         Returns:
             (observations, rewards, terminateds, truncateds, infos): one dict by agent id per environment.
         """
+        observations, rewards, terminateds, truncateds, infos = map(
+            list, zip(*self.step_rows(actions), strict=True)
+        )
+        return observations, rewards, terminateds, truncateds, infos
+
+    def step_rows(self, actions: Sequence[AgentDict]) -> list[Row]:
+        """Step as `step` does; return (observations, rewards, terminateds, truncateds, infos) of each environment."""
         if len(actions) != self.num_envs:
             raise ValueError(
                 f"step: expected {self.num_envs} action dicts, one per environment, got {len(actions)}."
             )
-        all_observations: list[AgentDict] = []
-        all_rewards: list[AgentDict] = []
-        all_terminateds: list[AgentDict] = []
-        all_truncateds: list[AgentDict] = []
-        all_infos: list[AgentDict] = []
+        rows: list[Row] = []
         self.failed = []
-        needs_reset = self.needs_reset
+        needs_reset, histories = self.needs_reset, self.histories
         self.resetting[:] = needs_reset
         stepped = zip(self.envs, actions, needs_reset.tolist(), strict=True)
         for index, (env, action_dict, is_over) in enumerate(stepped):
-            rewards, terminateds, truncateds = {}, {}, {}
             if is_over:
                 observations, infos = self._reset_env(index, None, None)
                 needs_reset[index] = False
-            else:
-                self.histories[index].record_step(action_dict)
-                try:
-                    row = env.step(action_dict)
-                except Exception as error:
-                    observations, infos = self._recovered(index, "step", error)
-                else:
-                    if not _has_form(row):
-                        row = self._checked(index, row, "step", _STEP_PARTS)
-                    observations, rewards, terminateds, truncateds, infos = row
-                    if _says_over(terminateds) or _says_over(truncateds):
-                        needs_reset[index] = True
-            all_observations.append(observations)
-            all_rewards.append(rewards)
-            all_terminateds.append(terminateds)
-            all_truncateds.append(truncateds)
-            all_infos.append(infos)
-        self._latest_observations = all_observations
-        return all_observations, all_rewards, all_terminateds, all_truncateds, all_infos
+                rows.append((observations, {}, {}, {}, infos))
+                continue
+            histories[index].record_step(action_dict)
+            try:
+                row = env.step(action_dict)
+            except Exception as error:
+                observations, infos = self._recovered(index, "step", error)
+                rows.append((observations, {}, {}, {}, infos))
+                continue
+            if type(row) is not tuple or len(row) != 5 or not _DICT.issuperset(map(type, row)):
+                row = self._checked(index, row, "step", _STEP_PARTS)
+            rows.append(row)
+            _, _, terminateds, truncateds, _ = row
+            goes_on = terminateds.get("__all__") is False and truncateds.get("__all__") is False
+            if not goes_on and (_says_over(terminateds) or _says_over(truncateds)):
+                needs_reset[index] = True
+        self._latest_observations = [row[0] for row in rows]
+        return rows
 
     # -- states -----------------------------------------------------------------------------
 
@@ -251,14 +255,6 @@ class SyncVectorMultiAgentEnv:
         """Close all environments."""
         for env in self.envs:
             env.close()
-
-
-def _has_form(row: Any) -> bool:
-    """Return whether `row` is a tuple of five dicts, a cheap check."""
-    if type(row) is not tuple or len(row) != 5:
-        return False
-    a, b, c, d, e = row
-    return type(a) is type(b) is type(c) is type(d) is type(e) is dict
 
 
 def _says_over(flags: Mapping[Any, Any]) -> bool:

@@ -10,11 +10,11 @@ import numpy as np
 from rlzmq.core.errors import MultiAgentEnvError
 from rlzmq.episodes.rewards import REWARD_TYPES, as_reward
 
-__all__ = ["as_flag", "checked_flags", "checked_infos", "checked_rewards"]
+__all__ = ["FLAG_TYPES", "as_flag", "checked_flags", "checked_infos", "checked_rewards"]
 
 # Types whose values are all valid infos or flags (None: not given). Other types are checked more closely.
 _INFO_TYPES = frozenset({dict, type(None)})
-_FLAG_TYPES = frozenset({bool, np.bool_, type(None)})
+FLAG_TYPES = frozenset({bool, np.bool_, type(None)})
 _REWARD_OR_NONE = REWARD_TYPES | {type(None)}
 
 
@@ -31,7 +31,7 @@ def checked_flags(flags: Mapping[Any, Any], name: str, where: str) -> Mapping[An
     Raises:
         MultiAgentEnvError: A value has another type.
     """
-    if _FLAG_TYPES.issuperset(map(type, flags.values())):
+    if FLAG_TYPES.issuperset(map(type, flags.values())):
         return flags
     checked = {}
     for agent_id, flag in flags.items():

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rlzmq.core.stage_timers import ENV_RESET_TIMER, ENV_STEP_TIMER
+from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv
 from rlzmq.envs.observation_check import check_agents_observations
 from rlzmq.runners.episode_totals import EpisodeTotals, FinishedEpisodes
 
@@ -140,7 +141,7 @@ class EpisodicSampler(Sampler):
         """Return random actions in the form of `_act`; the modules' states do not change."""
 
     @abc.abstractmethod
-    def _grow(self, index: int, episode: Any, act: Any, row: tuple[Any, Any, Any, Any, Any]) -> int:
+    def _grow(self, index: int, episode: Any, act: Any, row: tuple[Any, ...]) -> int:
         """Add an env step; return the number of agent steps completed (0 if they are not counted).
 
         Set ``_has_ended`` if the episode is over.
@@ -189,9 +190,12 @@ class EpisodicSampler(Sampler):
         self.runner.timers.add_stage(ENV_RESET_TIMER, start_s, time.perf_counter())
         return result  # type: ignore[no-any-return]
 
-    def _step_envs(self, actions: Any) -> tuple[Sequence[Any], ...]:
-        """Step all environments; return observations, rewards, terminated, truncated and infos by env."""
-        return self.env.step(actions)  # type: ignore[no-any-return]
+    def _step_envs(self, actions: Any) -> Sequence[tuple[Any, ...]]:
+        """Step all environments; return observation, reward, terminated, truncated and info of each."""
+        env = self.env
+        if type(env) is SyncVectorMultiAgentEnv:
+            return env.step_rows(actions)
+        return list(zip(*env.step(actions), strict=True))
 
     def _failed(self) -> Sequence[int]:
         """Return the environments that raised an error in the last step and were reset instead."""
@@ -226,30 +230,30 @@ class EpisodicSampler(Sampler):
             t = runner.global_env_steps + num_env_steps * max(runner.num_workers, 1)
             actions, acts = self._random_actions() if request.random_actions else self._act(t)
             start_s = time.perf_counter()
-            result = self._step_envs(actions)
+            rows = self._step_envs(actions)
             runner.timers.add_stage(ENV_STEP_TIMER, start_s, time.perf_counter())
-            num_env_steps += self._add_step(result, acts)
+            num_env_steps += self._add_step(rows, acts)
             self._observe()
             self._replace_done()
             self._num_steps += 1
         return *self._collect(), self._num_steps
 
-    def _add_step(self, result: tuple[Sequence[Any], ...], acts: Sequence[Any]) -> int:
+    def _add_step(self, rows: Sequence[tuple[Any, ...]], acts: Sequence[Any]) -> int:
         """Add the envs' results to the episodes; return the number of env steps."""
-        self._observations = result[0]
+        self._observations = [row[0] for row in rows]
         self._starting = set()
         self._has_ended = False
         for index in self._failed():
             self._restart_failed(index)
         to_reset = self._to_reset
-        rows = zip(self._episodes, acts, zip(*result, strict=True), strict=True)
-        for index, (episode, act, row) in enumerate(rows):
+        grow = self._grow
+        for index, (episode, act, row) in enumerate(zip(self._episodes, acts, rows, strict=True)):
             if index in to_reset:
                 self._begin(episode, row[0], row[4])
                 self._totals[index] = EpisodeTotals()
                 self._starting.add(index)
             else:
-                self._num_agent_steps += self._grow(index, episode, act, row)
+                self._num_agent_steps += grow(index, episode, act, row)
         to_reset.clear()
         return self.num_envs - len(self._starting)
 

@@ -58,9 +58,7 @@ class MultiAgentEpisodeSampler(EpisodeSampler):
         info = checked_infos(info, f"episode {episode.id_}, env step 0")
         episode.add_env_reset(observations=_copied(observation), infos=info)
 
-    def _grow(
-        self, index: int, episode: MultiAgentEpisode, act: Any, row: tuple[Any, Any, Any, Any, Any]
-    ) -> int:
+    def _grow(self, index: int, episode: MultiAgentEpisode, act: Any, row: tuple[Any, ...]) -> int:
         observations, rewards, terminateds, truncateds, infos = row
         num_before = episode.agent_steps() if self._counts_agent_steps else 0
         where = f"episode {episode.id_}, env step {episode.env_t + 1}"
@@ -77,8 +75,8 @@ class MultiAgentEpisodeSampler(EpisodeSampler):
             self.env.needs_reset[index] = self._has_ended = True
         return episode.agent_steps() - num_before if self._counts_agent_steps else 0
 
-    def _add_step(self, result: tuple[Sequence[Any], ...], acts: Sequence[Any]) -> int:
-        num_env_steps = super()._add_step(result, acts)
+    def _add_step(self, rows: Sequence[tuple[Any, ...]], acts: Sequence[Any]) -> int:
+        num_env_steps = super()._add_step(rows, acts)
         self._check_agents()
         return num_env_steps
 

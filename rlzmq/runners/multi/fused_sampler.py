@@ -135,17 +135,17 @@ class FusedMultiAgentSampler(EpisodicSampler):
 
     def _begin_fragment(self) -> None:
         self._find_modules()
+        self._versions = np.empty(0, np.int64)  # the weights' version, for as many rows as there are at once
         for store in self._stores.values():
             store.module_step.begin(explore=self._request.explore)
 
     def _begin(self, episode: LiveEpisode, observation: Any, info: Any) -> None:
         episode.begin(observation, info)
 
-    def _grow(
-        self, index: int, episode: LiveEpisode, act: dict[Any, int], row: tuple[Any, Any, Any, Any, Any]
-    ) -> int:
+    def _grow(self, index: int, episode: LiveEpisode, act: dict[Any, int], row: tuple[Any, ...]) -> int:
         num_agent_steps = episode.step(act, *row)
-        if episode.is_done:
+        timeline = episode.timeline
+        if timeline.is_terminated or timeline.is_truncated:
             self.env.needs_reset[index] = self._has_ended = True
         return num_agent_steps
 
@@ -182,9 +182,12 @@ class FusedMultiAgentSampler(EpisodicSampler):
             if for_env is None:
                 for_env = self._for_env(columns[Columns.ACTIONS], rows)
             store.remember_outputs(columns)
-            self._store_acts(store, columns, rows, acts)
-            for (index, record), action in zip(rows, tree_unstack(for_env), strict=True):
-                actions[index][record.agent_id] = action
+            first = self._store_columns(store, columns, len(rows))
+            numbered = zip(rows, tree_unstack(for_env), range(first, first + len(rows)), strict=True)
+            for (index, record), action, row in numbered:
+                agent_id = record.agent_id
+                actions[index][agent_id] = action
+                acts[index][agent_id] = row
         self.runner.timers.add_stage(INFERENCE_TIMER, start_s, time.perf_counter())
         return actions, acts
 
@@ -223,21 +226,17 @@ class FusedMultiAgentSampler(EpisodicSampler):
                 states = gather_states([record.state for _, record in rows])
                 columns[Columns.STATE_OUT] = tree_map(to_numpy, states)
             columns[Columns.ACTIONS] = tree_stack([actions[index][record.agent_id] for index, record in rows])
-            self._store_acts(store, columns, rows, acts)
+            for row, (index, record) in enumerate(rows, self._store_columns(store, columns, num_rows)):
+                acts[index][record.agent_id] = row
         return actions, acts
 
-    def _store_acts(
-        self,
-        store: ModuleStore,
-        columns: dict[str, Any],
-        rows: list[tuple[int, AgentRecord]],
-        acts: list[dict[Any, int]],
-    ) -> None:
-        num_rows = len(rows)
-        columns[WEIGHTS_SEQ_NO] = np.full(num_rows, self.runner.weights_seq_no, np.int64)
-        first = store.add_acts(num_rows, columns)
-        for row, (index, record) in enumerate(rows, first):
-            acts[index][record.agent_id] = row
+    def _store_columns(self, store: ModuleStore, columns: dict[str, Any], num_rows: int) -> int:
+        """Store a block of acts with the version of their weights; return the number of its first row."""
+        if len(self._versions) < num_rows:
+            self._versions = np.empty(num_rows, np.int64)
+            self._versions[:] = self.runner.weights_seq_no
+        columns[WEIGHTS_SEQ_NO] = self._versions[:num_rows]
+        return store.add_acts(num_rows, columns)
 
     # -- the result ----------------------------------------------------------------------------
 

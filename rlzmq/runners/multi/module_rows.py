@@ -50,6 +50,16 @@ class GrowingColumn:
         begin, end = self.num_rows, self.num_rows + num_rows
         if end > self._capacity:
             self._grow(end)
+        column = self._leaves[0]
+        if (
+            type(block) is np.ndarray
+            and len(self._leaves) == 1
+            and block.dtype == column.dtype
+            and block.shape == (num_rows, *column.shape[1:])
+        ):
+            column[begin:end] = block
+            self.num_rows = end
+            return
         if isinstance(block, (dict, tuple)):
             leaves, spec = tree_flatten(block)
             if spec != self._spec:

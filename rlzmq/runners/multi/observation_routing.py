@@ -26,9 +26,26 @@ Acting = list[tuple[ModuleStore, Any, list[tuple[int, AgentRecord]]]]
 """For each module: its store, the observations ``[B, ...]`` to act on, and (env index, agent's record) of each."""
 
 
-Items = list[tuple[int, AgentRecord, Any, bool]]
-Observed = dict[ModuleStore, Items]
-"""For each module: (env index, agent's record, observation, whether the agent acts on it) of each."""
+class Observed:
+    """Latest observations of some agents, in order.
+
+    Attributes:
+        rows: (env index, agent's record) of each.
+        observations: The observations.
+        done: Positions of agents that are done, which do not act on it.
+    """
+
+    __slots__ = ("done", "observations", "rows")
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, AgentRecord]] = []
+        self.observations: list[Any] = []
+        self.done: list[int] = []
+
+    @property
+    def records(self) -> list[AgentRecord]:
+        """The agents' records."""
+        return [record for _, record in self.rows]
 
 
 class ObservationRouter:
@@ -55,53 +72,60 @@ class ObservationRouter:
             ValueError: Observations of one module have different shapes (or, for a piece, shapes other than the
                 space's).
         """
-        observed: Observed = {}
-        by_agent: dict[Any, Items] = {}
-        next_stores: dict[ModuleStore, None] = {}  # in the order of their first acting agents
+        observed: dict[ModuleStore, Observed] = {}
+        by_agent: dict[Any, Observed] = {}
+        next_stores: dict[ModuleStore, None] = {}  # in the order of their first agents that act
         for index, live in enumerate(live_episodes):
-            is_over = live.is_done
+            timeline = live.timeline
+            is_over = timeline.is_terminated or timeline.is_truncated
             for record, observation in live.observed:
-                acts = not (is_over or record.track.is_done)
-                if acts:
-                    next_stores[record.store] = None
-                item = (index, record, observation, acts)
-                items = observed.get(record.store)
-                if items is None:
-                    observed[record.store] = [item]
+                track, store = record.track, record.store
+                of_store = observed.get(store)
+                if of_store is None:
+                    of_store = observed[store] = Observed()
+                if is_over or track.terminated or track.truncated:
+                    of_store.done.append(len(of_store.rows))
                 else:
-                    items.append(item)
+                    next_stores[store] = None
+                of_store.rows.append((index, record))
+                of_store.observations.append(observation)
                 if self._has_pieces:
-                    by_agent.setdefault(record.agent_id, []).append(item)
+                    of_agent = by_agent.setdefault(record.agent_id, Observed())
+                    of_agent.rows.append((index, record))
+                    of_agent.observations.append(observation)
             live.observed = []
-        for store, items in observed.items():
-            if not store.num_observations:  # all later observations are compared with these
-                self._check(items)
+        for store, own in observed.items():
+            if not store.num_observations:  # all later ones are compared with these
+                self._check(own)
         blocks = self._through_pieces(observed, by_agent) if by_agent else self._as_they_are(observed)
         acting: Acting = []
         for store in next_stores:
-            items, block = observed[store], blocks[store]
-            rows = [(index, record) for index, record, _, acts in items if acts]
-            if len(rows) != len(items):
-                places = np.array([n for n, item in enumerate(items) if item[3]], np.int64)
+            own, block = observed[store], blocks[store]
+            rows = own.rows
+            if own.done:
+                places = np.delete(np.arange(len(rows)), own.done)
                 block = tree_map(lambda leaf, places=places: leaf[places], block)
+                rows = [rows[place] for place in places.tolist()]
             acting.append((store, block, rows))
         return acting
 
-    def _check(self, items: Items) -> None:
-        for _, record, observation, _ in items:
+    def _check(self, observed: Observed) -> None:
+        for record, observation in zip(observed.records, observed.observations, strict=True):
             space = self._spaces.get(record.agent_id)
             problem = "" if space is None else misfit(space, observation, "the observation")
             if problem:
                 raise ValueError(f"Agent {record.agent_id!r}: {problem}.")
 
-    def _as_they_are(self, observed: Observed) -> dict[ModuleStore, Any]:
+    def _as_they_are(self, observed: dict[ModuleStore, Observed]) -> dict[ModuleStore, Any]:
         blocks = {}
-        for store, items in observed.items():
-            blocks[store] = block = tree_stack([item[2] for item in items])
-            _store(store, block, items)
+        for store, own in observed.items():
+            blocks[store] = block = tree_stack(own.observations)
+            _store(store, block, own)
         return blocks
 
-    def _through_pieces(self, observed: Observed, by_agent: dict[Any, Items]) -> dict[ModuleStore, Any]:
+    def _through_pieces(
+        self, observed: dict[ModuleStore, Observed], by_agent: dict[Any, Observed]
+    ) -> dict[ModuleStore, Any]:
         """Run the pieces on each agent's observations of all envs at once, in the form that per-episode pieces take.
 
         An agent's module may differ between envs.
@@ -109,39 +133,41 @@ class ObservationRouter:
         rows: list[ObservedRows] = []
         stored: list[Any] = []
         for agent_id, own in by_agent.items():
-            records = [item[1] for item in own]
-            rows.append(ObservedRows(agent_id, records, self._action_spaces.get(agent_id)))
-            block = tree_stack([item[2] for item in own])
+            rows.append(ObservedRows(agent_id, own.records, self._action_spaces.get(agent_id)))
+            block = tree_stack(own.observations)
             if type(block) is np.ndarray and block.shape[1:] != self._shapes.get(agent_id, block.shape[1:]):
                 raise ValueError(f"Observations of agent {agent_id!r}: unexpected shape {block.shape[1:]}.")
             stored.append(self._plan.write(block, rows[-1]))
         blocks = self._by_store(observed, rows, stored)
-        for store, items in observed.items():
-            _store(store, blocks[store], items)
+        for store, of_store in observed.items():
+            _store(store, blocks[store], of_store)
         if not self._plan.readers:
             return blocks
         if not self._reads_agent_by_agent:
-            return {store: self._read(blocks[store], items) for store, items in observed.items()}
+            return {store: self._read(blocks[store], of_store) for store, of_store in observed.items()}
         return self._by_store(
             observed, rows, [self._plan.read(own, of) for own, of in zip(stored, rows, strict=True)]
         )
 
-    def _read(self, block: Any, items: Items) -> Any:
+    def _read(self, block: Any, observed: Observed) -> Any:
         """Return the readers' results for all observations of one module."""
-        records = [item[1] for item in items]
+        records = observed.records
         return self._plan.read(
             block, ObservedRows(None, records, self._action_spaces.get(records[0].agent_id))
         )
 
     @staticmethod
-    def _by_store(observed: Observed, rows: list[ObservedRows], values: list[Any]) -> dict[ModuleStore, Any]:
+    def _by_store(
+        observed: dict[ModuleStore, Observed], rows: list[ObservedRows], values: list[Any]
+    ) -> dict[ModuleStore, Any]:
         """Arrange values by agent into blocks by store, in the order of `observed`."""
         blocks: dict[ModuleStore, Any] = {}
         by_record: dict[int, Any] = {}
         where = {id(of.records[0]): n for n, of in enumerate(rows)}
-        for store, items in observed.items():
-            n = where.get(id(items[0][1]))
-            if n is not None and rows[n].records == [item[1] for item in items]:
+        for store, of_store in observed.items():
+            records = of_store.records
+            n = where.get(id(records[0]))
+            if n is not None and rows[n].records == records:
                 blocks[store] = values[n]  # the only agent of its module
                 continue
             if not by_record:
@@ -150,15 +176,15 @@ class ObservationRouter:
                         (id(record), value)
                         for record, value in zip(of.records, tree_unstack(own), strict=True)
                     )
-            blocks[store] = tree_stack([by_record[id(item[1])] for item in items])
+            blocks[store] = tree_stack([by_record[id(record)] for record in records])
         return blocks
 
 
-def _store(store: ModuleStore, block: Any, items: Items) -> None:
+def _store(store: ModuleStore, block: Any, observed: Observed) -> None:
     first = store.num_observations
-    store.add_observations(block, len(items))
-    for row, item in enumerate(items, first):
-        item[1].observation_rows.append(row)
+    store.add_observations(block, len(observed.rows))
+    for number, (_, record) in enumerate(observed.rows, first):
+        record.observation_rows.append(number)
 
 
 class ObservedRows:

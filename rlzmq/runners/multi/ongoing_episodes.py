@@ -6,8 +6,6 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from rlzmq.core.plain import decode, encode, from_plain, to_plain
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.agent_timelines import LAST_OBSERVATION, AgentEvent, AgentTrack, SavedTimeline, Timeline
@@ -15,13 +13,14 @@ from rlzmq.episodes.episode_state import plain_infos
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.multi_agent_state import timeline_from_plain, timeline_to_plain
 from rlzmq.episodes.rewards import REWARD_TYPES
-from rlzmq.episodes.step_dicts import checked_infos, checked_rewards
+from rlzmq.episodes.step_dicts import FLAG_TYPES, checked_infos, checked_rewards
 from rlzmq.runners.multi.module_rows import ModuleStore
 
 __all__ = ["AgentRecord", "LiveEpisode"]
 
 _NO_OUTPUTS: dict[Any, Any] = {}
-_NUMPY_FALSE = np.False_
+_DICT = frozenset({dict})
+_NONE = type(None)
 
 
 class _EpisodeFace(MultiAgentEpisode):
@@ -160,7 +159,9 @@ class LiveEpisode:
         Raises:
             MultiAgentEnvError: See `MultiAgentEpisode.add_env_step`. The episode is unchanged.
         """
-        acted = {agent_id: record for agent_id, record in self.records.items() if agent_id in rows}
+        acted = self.records
+        if rows.keys() != acted.keys():
+            acted = {agent_id: record for agent_id, record in acted.items() if agent_id in rows}
         self.observed = observed = []
         if self._is_plain_step(acted, observations, rewards, terminateds, truncateds, infos):
             self.timeline.env_t = env_t = self.timeline.env_t + 1
@@ -206,30 +207,27 @@ class LiveEpisode:
     ) -> bool:
         """Return whether every present agent acted and completed a step with plausible data.
 
-        The timeline handles all other steps, including invalid ones. Most steps are plain, and these loops cost less
-        than one call per agent.
+        The timeline handles all other steps, including invalid ones. Most steps are plain, and `map` and sets see it
+        without a call per agent.
         """
         tracks = self.timeline.tracks
-        num_to_act = sum(not (track.terminated or track.truncated) for track in tracks.values())
-        if len(acted) != num_to_act or observations.keys() != acted.keys() or rewards.keys() != acted.keys():
+        if len(acted) != len(tracks):
+            can_act = [not (track.terminated or track.truncated) for track in tracks.values()]
+            if len(acted) != sum(can_act):
+                return False
+        if observations.keys() != acted.keys() or rewards.keys() != acted.keys():
             return False
-        for flag in terminateds.values():
-            if flag is not False and flag is not _NUMPY_FALSE and flag is not None:
+        for flags in (terminateds.values(), truncateds.values()):
+            if not FLAG_TYPES.issuperset(map(type, flags)) or any(flags):
                 return False
-        for flag in truncateds.values():
-            if flag is not False and flag is not _NUMPY_FALSE and flag is not None:
-                return False
-        for reward in rewards.values():
-            if type(reward) not in REWARD_TYPES:
-                return False
-        for observation in observations.values():
-            if observation is None:
-                return False
-        for agent_id, info in infos.items():
-            if type(info) is not dict:
-                return False
-            if info and agent_id not in acted and (len(tracks) != len(acted) or self.timeline.departed):
-                return False
+        if not REWARD_TYPES.issuperset(map(type, rewards.values())) or _NONE in map(
+            type, observations.values()
+        ):
+            return False
+        if not _DICT.issuperset(map(type, infos.values())):
+            return False
+        if any(infos.values()) and (len(tracks) != len(acted) or self.timeline.departed):
+            return all(agent_id in acted for agent_id, info in infos.items() if info)
         return True
 
     def _stores_of_new(

@@ -94,15 +94,16 @@ class SingleAgentEpisodeSampler(EpisodeSampler):
         observations, infos = self.stepper.reset(self.runner.take_reset_seed())
         return _items(observations), [infos.get(index, {}) for index in range(self.num_envs)]
 
-    def _step_envs(self, actions: Any) -> tuple[Sequence[Any], ...]:
+    def _step_envs(self, actions: Any) -> Sequence[tuple[Any, ...]]:
         observations, rewards, terminated, truncated, infos = self.stepper.source.step_sparse(actions)
-        return (
+        columns = (
             _items(observations),
             np.asarray(rewards, np.float64).tolist(),
             terminated.tolist(),
             truncated.tolist(),
             [infos.get(index, {}) for index in range(self.num_envs)],
         )
+        return list(zip(*columns, strict=True))
 
     def _failed(self) -> Sequence[int]:
         return self.stepper.source.failed  # type: ignore[no-any-return]
@@ -110,9 +111,7 @@ class SingleAgentEpisodeSampler(EpisodeSampler):
     def _begin(self, episode: SingleAgentEpisode, observation: Any, info: Any) -> None:
         episode.add_env_reset(observation, info)
 
-    def _grow(
-        self, index: int, episode: SingleAgentEpisode, act: Any, row: tuple[Any, Any, Any, Any, Any]
-    ) -> int:
+    def _grow(self, index: int, episode: SingleAgentEpisode, act: Any, row: tuple[Any, ...]) -> int:
         observation, reward, terminated, truncated, info = row
         episode.add_env_step(
             observation,
