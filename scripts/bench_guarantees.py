@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 VARIANTS = ("ipc", "one copy", "tcp", "tcp+curve")
 RUN_ID = "bench"
@@ -38,13 +38,12 @@ NUM_ENVS = 32
 
 def make_config(image: bool) -> Any:
     """CartPole with its native vector env, or small static images with the default CNN."""
-    from bench_sampling import static_image_env
-
     from rlzmq import PPOConfig
+    from scripts.bench._envs import Frames
 
     config = PPOConfig().debugging(seed=0)
     if image:
-        return config.environment(static_image_env).env_runners(num_envs_per_env_runner=8)
+        return config.environment(Frames).env_runners(num_envs_per_env_runner=8)
     return (
         config.environment("CartPole-v1")
         .env_runners(num_envs_per_env_runner=NUM_ENVS, gym_env_vectorize_mode="vector_entry_point")

@@ -17,13 +17,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 def main() -> None:
     """Measure, print."""
-    from bench_guarantees import make_config
-
     from rlzmq.protocol.events import DecodeShard
     from rlzmq.roles.learner.arrival_log import ArrivalLog
     from rlzmq.roles.learner.learner_role import make_learner
@@ -31,6 +29,7 @@ def main() -> None:
     from rlzmq.wire.fragment_message import encode_fragment
     from rlzmq.wire.messages import Fragment
     from rlzmq.wire.schema import FragmentId
+    from scripts.bench_guarantees import make_config
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -1,35 +1,27 @@
 """How much of a policy's in-process throughput a policy server gives to 64 clients over the wire.
 
-    python scripts/bench/serve.py
-
-In process is ``Policy.compute_actions`` on as many observations as all clients send at once. Both are measured in
-turns, with the server and the clients on this machine; a client asks again as soon as it has its answer. The ratio is
-what counts.
+In process is ``Policy.compute_actions`` on as many observations as all clients send at once. Over the wire, server
+and clients share this machine; a client asks again as soon as it has its answer. Clients cost little: requests are
+encoded before, answers are not decoded. With ``--policy-client`` they are PolicyClients on one event loop.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import multiprocessing
-import os
-import statistics
+import atexit
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import zmq
 
-from rlzmq import AsyncPolicyClient, Policy, PPOConfig, register_env
-from rlzmq.actors.event_loop import new_event_loop
-from rlzmq.deploy.policy_messages import Act, encode_message
-from rlzmq.net.join_file import JoinFile
+from scripts.bench._core import Comparison, Side, Turn, timed
 
+NUM_CLIENTS = 64
 ACTIONS = 147  # kind of the answers
 FRAMES = gym.spaces.Box(0, 255, (84, 84, 4), np.uint8)
 VECTOR = gym.spaces.Box(-np.inf, np.inf, (8,), np.float32)
@@ -43,52 +35,19 @@ WORKLOADS: dict[str, tuple[Any, dict[str, Any], int]] = {
 }
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    options.add_argument("--clients", type=int, default=64)
-    options.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
-    options.add_argument("--turns", type=int, default=3, help="of measurements, whose medians are compared")
-    options.add_argument("--listen", default="ipc", help="ipc, or tcp://127.0.0.1:0 with keys")
-    options.add_argument(
-        "--policy-client", action="store_true", help="clients are PolicyClients of one process"
-    )
-    options.add_argument("--only", default="", help="part of a workload's name")
-    args = options.parse_args()
-    print(f"{'':<32}{'in process':>14}{'over the wire':>16}{'ratio':>8}   observations/s")
-    for name, workload in WORKLOADS.items():
-        if args.only in name:
-            ours, theirs = measured(*workload, args)
-            print(f"{name:<32}{ours:>14,.0f}{theirs:>16,.0f}{theirs / ours:>8.2f}", flush=True)
+def add_options(parser: Any) -> None:
+    parser.add_argument("--listen", default="ipc", help="ipc, or tcp://127.0.0.1:0 with keys")
+    parser.add_argument("--policy-client", action="store_true", help="clients are PolicyClients")
 
 
-def measured(space: Any, model: dict[str, Any], num_rows: int, args: Any) -> tuple[float, float]:
-    """Medians of observations per second: in process, over the wire."""
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "000001"
-        register_env("random", lambda config: RandomEnv(space))
-        with PPOConfig().environment("random").rl_module(model_config=model).build() as algo:
-            algo.save_to_path(path)
-        policy = Policy.load(path)
-        batch = np.stack([space.sample() for _ in range(args.clients * num_rows)])
-        command = f"-m rlzmq serve {path} --http none --listen {args.listen} --reload-interval 0"
-        command += f" --max-batch-size {args.clients * num_rows}"
-        server = subprocess.Popen(
-            [sys.executable, *command.split()], cwd=directory, stdout=subprocess.PIPE, text=True
-        )
-        try:
-            assert server.stdout is not None
-            while not (line := server.stdout.readline()).startswith("wire"):
-                assert line, "the server ended"
-            in_process, over_wire = [], []
-            for _ in range(args.turns):
-                in_process.append(in_process_rate(policy, batch, args.seconds))
-                over_wire.append(wire_rate(Path(directory) / "serve.toml", batch, num_rows, args))
-        finally:
-            server.terminate()
-            server.wait()
-        return statistics.median(in_process), statistics.median(over_wire)
+def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
+    for name in WORKLOADS:
+        wire = {"workload": name, "listen": options.listen, "is_raw": not options.policy_client}
+        sides = {
+            "over the wire": Side(over_the_wire, wire),
+            "in process": Side(in_process, {"workload": name}),
+        }
+        yield Comparison(name, sides, unit="observations/s", turns=3, goal="≥ 0.9")
 
 
 class RandomEnv(gym.Env[Any, Any]):
@@ -105,33 +64,60 @@ class RandomEnv(gym.Env[Any, Any]):
         return self.observation_space.sample(), 0.0, False, True, {}
 
 
-def in_process_rate(policy: Policy, batch: Any, seconds: float) -> float:
-    policy.compute_actions(batch)
-    begun, num_calls = time.perf_counter(), 0
-    while (spent := time.perf_counter() - begun) < seconds:
+def prepared(workload: str) -> tuple[Path, Any]:
+    """Return a checkpoint in this process's folder, and an observation for each row that the clients send at once."""
+    from rlzmq import PPOConfig, register_env
+
+    space, model, num_rows = WORKLOADS[workload]
+    path = Path.cwd() / "000001"
+    register_env("random", lambda config: RandomEnv(space))
+    with PPOConfig().environment("random").rl_module(model_config=model).build() as algo:
+        algo.save_to_path(path)
+    return path, np.stack([space.sample() for _ in range(NUM_CLIENTS * num_rows)])
+
+
+def in_process(workload: str) -> Turn:
+    from rlzmq import Policy
+
+    path, batch = prepared(workload)
+    policy = Policy.load(path)
+
+    def act() -> int:
         policy.compute_actions(batch)
-        num_calls += 1
-    return num_calls * len(batch) / spent
+        return len(batch)
+
+    return timed(act)
 
 
-def wire_rate(join_file: Path, batch: Any, num_rows: int, args: Any) -> float:
-    """Observations per second of all clients, which are in one process of their own."""
-    requests = [batch[i * num_rows : (i + 1) * num_rows] for i in range(args.clients)]
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        rate: float = pool.apply(
-            play if args.policy_client else play_raw, (join_file, requests, args.seconds)
-        )
-    return rate
+def over_the_wire(workload: str, listen: str, is_raw: bool) -> Turn:
+    path, batch = prepared(workload)
+    command = f"-m rlzmq serve {path} --http none --listen {listen} --reload-interval 0 --max-batch-size {len(batch)}"
+    server = subprocess.Popen([sys.executable, *command.split()], stdout=subprocess.PIPE, text=True)
+    atexit.register(server.wait)
+    atexit.register(server.terminate)
+    assert server.stdout is not None
+    while not (line := server.stdout.readline()).startswith("wire"):
+        assert line, "the server ended"
+    requests = np.split(batch, NUM_CLIENTS)
+    play = play_raw if is_raw else play_policy_clients
+    return lambda seconds: play(Path("serve.toml"), requests, seconds)
 
 
-def play(join_file: Path, requests: list[Any], seconds: float) -> float:
-    """Observations per second of PolicyClients on one event loop."""
+def play_policy_clients(join_file: Path, requests: list[Any], seconds: float) -> float:
+    import asyncio
+
+    from rlzmq.actors.event_loop import new_event_loop
+
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_play(join_file, requests, seconds))
 
 
 def play_raw(join_file: Path, requests: list[Any], seconds: float) -> float:
-    """Observations per second of clients that cost little: requests are encoded before, answers are not decoded."""
+    import zmq
+
+    from rlzmq.deploy.policy_messages import Act, encode_message
+    from rlzmq.net.join_file import JoinFile
+
     join = JoinFile.read(join_file)
     context, poller, messages = zmq.Context(), zmq.Poller(), {}
     for observations in requests:
@@ -165,10 +151,14 @@ def play_raw(join_file: Path, requests: list[Any], seconds: float) -> float:
 
 
 async def _play(join_file: Path, requests: list[Any], seconds: float) -> float:
+    import asyncio
+
+    from rlzmq import AsyncPolicyClient
+
     clients = [await AsyncPolicyClient(join_file).start() for _ in requests]
     num_observations = 0
-    begun = time.perf_counter()
-    middle, end = begun + 0.5, begun + 0.5 + seconds
+    middle = time.perf_counter() + 0.5
+    end = middle + seconds
 
     async def ask(client: AsyncPolicyClient, observations: Any) -> None:
         nonlocal num_observations
@@ -183,8 +173,3 @@ async def _play(join_file: Path, requests: list[Any], seconds: float) -> float:
     for client in clients:
         await client.stop()
     return num_observations / seconds
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main()

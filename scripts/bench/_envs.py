@@ -1,0 +1,27 @@
+"""Environments of the benchmarks, for rlzmq and for the peers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+
+class Frames(gym.Env[Any, Any]):
+    """Images (84, 84, 4) of bytes out of eight random ones, and episodes of 100 steps; a step costs nothing."""
+
+    observation_space = gym.spaces.Box(0, 255, (84, 84, 4), np.uint8)
+    action_space = gym.spaces.Discrete(6)
+    images = np.random.default_rng(0).integers(0, 255, (8, 84, 84, 4), np.uint8)
+
+    def __init__(self, config: Any = None) -> None:
+        self.num_steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.num_steps = 0
+        return self.images[0], {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.num_steps += 1
+        return self.images[self.num_steps % 8], 1.0, False, self.num_steps >= 100, {}
