@@ -1,13 +1,16 @@
-"""What keeping two copies of every fragment, and encryption, cost: env steps per second from a runner to a learner.
+"""What keeping two copies of every fragment, and encryption, cost, and what shared memory saves.
 
     python scripts/bench_guarantees.py
     python scripts/bench_guarantees.py --image      # (84,84,4) observations: 28 kB per env step
+    python scripts/bench_guarantees.py --image --again --fragment-steps 64 --variants ipc frames    # delivery only
 
-A broker, one runner, one learner and a driver, each as in any run but for the learner, which trains nothing:
-whatever training costs would only make the shares smaller. Four such runs take turns, the others rest:
+Env steps per second from a runner to a learner, and processor time. A broker, one runner, one learner and a driver,
+each as in any run but for the learner, which trains nothing: whatever training costs would only make the shares
+smaller. Five such runs take turns, the others rest:
 
-    ipc         a local runner, as by default
-    one copy    the same, but the runner forgets a fragment as soon as it is sent
+    ipc         a local runner, as by default: large fragments stay in shared memory
+    frames      the same, but all fragments pass through sockets
+    one copy    as frames, but the runner forgets a fragment as soon as it is sent
     tcp         the runner comes by TCP without keys (a run refuses that; this script patches the refusal out)
     tcp+curve   the same with keys, as `rlzmq runner --join` does
 
@@ -19,7 +22,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
+import os
 import subprocess
 import sys
 import time
@@ -31,7 +36,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-VARIANTS = ("ipc", "one copy", "tcp", "tcp+curve")
+VARIANTS = ("ipc", "frames", "one copy", "tcp", "tcp+curve")
 RUN_ID = "bench"
 NUM_ENVS = 32
 
@@ -83,8 +88,8 @@ async def serve_broker(variant: str) -> None:
     await broker.stop()
 
 
-async def serve_runner(variant: str, image: bool, addresses: dict[str, str], curve: Any) -> None:
-    """Samples whatever leases come, until stdin ends."""
+async def serve_runner(variant: str, image: bool, again: bool, addresses: dict[str, str], curve: Any) -> None:
+    """Samples whatever leases come, until stdin ends; `again`: each length of them only once."""
     import torch
 
     from rlzmq.roles.runner.runner_link import RunnerLink
@@ -96,6 +101,8 @@ async def serve_runner(variant: str, image: bool, addresses: dict[str, str], cur
     loop = asyncio.get_running_loop()
     with ThreadPoolExecutor(1) as sampler:
         role = await loop.run_in_executor(sampler, EnvRunnerRole, make_config(image), 1)
+        if again:
+            role.take_fragment = functools.cache(role.take_fragment)
         link = RunnerLink(
             role,
             lambda job: loop.run_in_executor(sampler, job),
@@ -106,6 +113,8 @@ async def serve_runner(variant: str, image: bool, addresses: dict[str, str], cur
             weights_address=addresses["weights"],
             curve=curve,
         )
+        if variant in ("frames", "one copy"):
+            link._segments = None
         if variant == "one copy":
             forget_what_is_sent(link.core)
         await link.start()
@@ -131,44 +140,60 @@ def forget_what_is_sent(core: Any) -> None:
 
 
 class NothingToLearn:
-    """A learner of the runner's module that takes every batch and leaves the weights as they are."""
+    """A learner of the runner's module that reads every batch once and leaves the weights as they are."""
 
-    group = None
-    num_gradient_updates_lifetime = 0
+    progress = 0
+    left_out = ()
+    was_trained = True
 
     def __init__(self, module: Any) -> None:
         self.module = module
         self.weights_seq_no = 0
 
-    def update(self, **kwargs: Any) -> dict[str, Any]:
+    def update(self, *, episodes: Any, **kwargs: Any) -> dict[str, Any]:
+        for batch in episodes:
+            for column in batch.columns.values():
+                column.copy()
         self.weights_seq_no += 1
-        return {}
+        return {"__all_modules__": {"num_env_steps_trained": 0}}
 
 
 class Bench:
     """One variant's run; only the driver's `updates` move it."""
 
-    def __init__(self, variant: str, driver: Any, config: Any) -> None:
+    def __init__(self, variant: str, driver: Any, pids: list[int], fragment_steps: int) -> None:
         self.variant = variant
         self._driver = driver
-        self._config = config
+        self._pids = pids
+        self._fragment_steps = fragment_steps
 
-    async def rate(self, seconds: float, batch: int) -> float:
-        """Env steps per second that arrive, over whole batches."""
+    async def turn(self, seconds: float, batch: int) -> tuple[float, float]:
+        """Env steps per second that arrive, over whole batches, and microseconds of processor time per env step."""
         from rlzmq.wire.messages import OpenUpdate
 
-        num_steps, start = 0, time.perf_counter()
+        num_steps, start, busy_s = 0, time.perf_counter(), sum(map(processor_s, self._pids))
         while time.perf_counter() - start < seconds:
             update_id = self._driver.core.next_update
-            await self._driver.open_update(
-                OpenUpdate(update_id, batch, 1, weights_version=update_id, fragment_length=100)
+            self._driver.open_update(
+                OpenUpdate(
+                    update_id, batch, 1, weights_version=update_id, fragment_length=self._fragment_steps
+                )
             )
+            await self._driver.open_reports[update_id]
+            del self._driver.open_reports[update_id]
             num_steps += batch
-        return num_steps / (time.perf_counter() - start)
+        rate = num_steps / (time.perf_counter() - start)
+        return rate, 1e6 * (sum(map(processor_s, self._pids)) - busy_s) / max(num_steps, 1)
+
+
+def processor_s(pid: int) -> float:
+    """Processor time of a process's threads so far, in seconds."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
 @contextlib.asynccontextmanager
-async def running(variant: str, image: bool, module: Any) -> AsyncIterator[Bench]:
+async def running(variant: str, options: argparse.Namespace, module: Any) -> AsyncIterator[Bench]:
     """Broker and runner as processes, learner and driver here."""
     from rlzmq.driver.driver_link import DriverLink
     from rlzmq.roles.learner.learner_link import LearnerLink
@@ -195,8 +220,9 @@ async def running(variant: str, image: bool, module: Any) -> AsyncIterator[Bench
         await driver.start()
         stack.push_async_callback(driver.stop)
         arguments = ["--as-runner", variant, "--join", json.dumps([facts["runner"], facts["curve"]])]
-        stack.enter_context(child([*arguments, *(["--image"] if image else [])]))
-        yield Bench(variant, driver, None)
+        arguments += [f"--{name}" for name in ("image", "again") if getattr(options, name)]
+        runner = stack.enter_context(child(arguments))
+        yield Bench(variant, driver, [broker.pid, runner.pid, os.getpid()], options.fragment_steps)
 
 
 @contextlib.contextmanager
@@ -214,25 +240,25 @@ def child(arguments: list[str]) -> Any:
         process.stdout.close()
 
 
-async def compare(options: argparse.Namespace) -> dict[str, list[float]]:
-    """Rates by variant, one per turn."""
+async def compare(options: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
+    """Results of `Bench.turn` by variant."""
     from rlzmq.roles.runner.runner_role import make_env_runner
 
     env_runner = make_env_runner(make_config(options.image), 1)
-    batch = 1600 if options.image else 19_200
-    rates: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+    batch = options.fragment_steps * (2 * 8 if options.image else 6 * NUM_ENVS)
+    turns: dict[str, list[tuple[float, float]]] = {variant: [] for variant in options.variants}
     async with contextlib.AsyncExitStack() as stack:
         benches = [
-            await stack.enter_async_context(running(variant, options.image, env_runner.multi_rl_module))
-            for variant in VARIANTS
+            await stack.enter_async_context(running(variant, options, env_runner.multi_rl_module))
+            for variant in options.variants
         ]
         for bench in benches:
-            await bench.rate(0.0, batch)  # the first batch waits for the runner to start
+            await bench.turn(0.01, batch)  # the first batch waits for the runner to start
         for _ in range(options.turns):
             for bench in benches:
-                rates[bench.variant].append(await bench.rate(options.turn_s, batch))
+                turns[bench.variant].append(await bench.turn(options.turn_s, batch))
     env_runner.stop()
-    return rates
+    return turns
 
 
 def main() -> None:
@@ -243,6 +269,13 @@ def main() -> None:
     parser.add_argument(
         "--image", action="store_true", help="observations of (84,84,4) in place of CartPole's"
     )
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help="default: all")
+    parser.add_argument("--fragment-steps", type=int, default=100, help="vector steps of a fragment")
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="the runner sends what it sampled for its first leases again and again",
+    )
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--turn-s", type=float, default=1.0)
     parser.add_argument("--as-broker", choices=VARIANTS, help=argparse.SUPPRESS)
@@ -252,18 +285,26 @@ def main() -> None:
     if options.as_broker:
         asyncio.run(serve_broker(options.as_broker))
     elif options.as_runner:
-        asyncio.run(serve_runner(options.as_runner, options.image, *json.loads(options.join)))
+        asyncio.run(serve_runner(options.as_runner, options.image, options.again, *json.loads(options.join)))
     else:
-        rates = asyncio.run(compare(options))
-        for variant, values in rates.items():
-            print(f"{variant:10s} {median(values):10,.0f} env steps/s")
+        turns = asyncio.run(compare(options))
+        for variant, values in turns.items():
+            rate, busy_us = (median(column) for column in zip(*values, strict=True))
+            print(f"{variant:10s} {rate:10,.0f} env steps/s {busy_us:8.1f} µs of processor time per env step")
         for what, with_it, without in (
-            ("two copies", "ipc", "one copy"),
+            ("sockets in place of shared memory", "frames", "ipc"),
+            ("two copies", "frames", "one copy"),
             ("CURVE", "tcp+curve", "tcp"),
             ("TCP and CURVE in place of ipc", "tcp+curve", "ipc"),
         ):
-            ratio = median(a / b for a, b in zip(rates[with_it], rates[without], strict=True))
-            print(f"{what}: {100 * (1 - ratio):.1f} % of throughput")
+            if with_it not in turns or without not in turns:
+                continue
+            pairs = list(zip(turns[with_it], turns[without], strict=True))
+            ratio, more_us = (
+                median(a / b for (a, _), (b, _) in pairs),
+                median(a - b for (_, a), (_, b) in pairs),
+            )
+            print(f"{what}: {100 * (1 - ratio):.1f} % of throughput, {more_us:.1f} µs per env step")
 
 
 if __name__ == "__main__":

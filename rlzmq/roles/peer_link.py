@@ -11,13 +11,14 @@ import asyncio
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from rlzmq.core import faults
 from rlzmq.net.context import Context
 from rlzmq.net.keys import CurveClient, KeyPair
 from rlzmq.net.options import SocketOptions
+from rlzmq.net.shared_frames import SharedFrames
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.events import Instruction, Received, Send, Stop, Tick
 from rlzmq.wire.errors import WireError
@@ -76,6 +77,9 @@ class PeerLink(abc.ABC):
         self.curve = curve
         self._context: Context | None = None
         self._socket: DrainSocket | None = None
+        self._shared: SharedFrames | None = None
+        if self.is_local:
+            self._shared = SharedFrames(lambda _, frames: self._send(frames), self.on_frames_needed)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self.num_refused: Counter[str] = Counter()
@@ -86,12 +90,20 @@ class PeerLink(abc.ABC):
         """The peer's role: its name without the number."""
         return str(self.core.name).partition("-")[0]
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the broker is on this host."""
+        return self._address.startswith("ipc:")
+
     @abc.abstractmethod
     def act(self, instruction: Instruction) -> None:
         """Perform an instruction other than Send and Stop."""
 
     def open_sockets(self, context: Context) -> None:  # noqa: B027
         """Open further sockets; subclasses extend it."""
+
+    def on_frames_needed(self, peer: bytes, reason: str) -> None:  # noqa: B027
+        """Note that the broker cannot open this process's shared memory; for links that send some."""
 
     async def start(self) -> None:
         """Connect and register; return before the broker has answered."""
@@ -138,13 +150,17 @@ class PeerLink(abc.ABC):
         """Perform a core's instructions, in order."""
         for instruction in instructions:
             if isinstance(instruction, Send):
-                if self._socket is not None and not self._socket.closed:
-                    self._socket.send(instruction.frames)  # False: full; the core sends again
+                frames = instruction.frames
+                self._send(frames if self._shared is None else self._shared.fold(b"", frames))
             elif isinstance(instruction, Stop):
                 if not self.ended.done():
                     self.ended.set_result((instruction.reason, instruction.detail))
             else:
                 self.act(instruction)
+
+    def _send(self, frames: Sequence[Any]) -> None:
+        if self._socket is not None and not self._socket.closed:
+            self._socket.send(frames)  # False: full; the core sends again
 
     def fail(self, error: BaseException) -> None:
         """End the link with an error, which is raised to those who await `ended`."""
@@ -162,7 +178,10 @@ class PeerLink(abc.ABC):
         job.add_done_callback(lambda done: call(self, done))
 
     @ends_link
-    def _on_message(self, frames: list[Any]) -> None:
+    def _on_message(self, received: list[Any]) -> None:
+        frames = received if self._shared is None else self._shared.unfold(b"", received)
+        if frames is None:
+            return
         try:
             message, _ = decode_message(frames)
         except WireError as error:

@@ -6,7 +6,16 @@ import dataclasses
 from collections.abc import Callable
 from typing import ClassVar, TypeAlias, TypeVar, dataclass_transform
 
-__all__ = ["MESSAGES", "PUBLICATION", "Spans", "WireMessage", "first_number", "message"]
+__all__ = [
+    "FOLDED",
+    "FRAMES_NEEDED",
+    "MESSAGES",
+    "PUBLICATION",
+    "Spans",
+    "WireMessage",
+    "first_number",
+    "message",
+]
 
 Spans: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -40,13 +49,18 @@ MESSAGES: dict[int, type[WireMessage]] = {}
 PUBLICATION = 51
 """The kind of a publication: on PUB only, see `rlzmq.protocol.weights`."""
 
+FOLDED, FRAMES_NEEDED = 96, 97
+"""The kinds between the sockets of one host that no role sees, see `rlzmq.net.shared_frames`."""
+
+_RESERVED = (PUBLICATION, FOLDED, FRAMES_NEEDED)
+
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def message(kind: int) -> Callable[[type[M]], type[M]]:
     """Declare a message of the data plane, a frozen dataclass; kinds below 128, never used for another one."""
 
     def declare(cls: type[M]) -> type[M]:
-        if not 0 < kind < 128 or kind == PUBLICATION or kind in MESSAGES:
+        if not 0 < kind < 128 or kind in _RESERVED or kind in MESSAGES:
             raise ValueError(f"kind {kind} of {cls.__name__}: expected a free number below 128")
         declared = dataclasses.dataclass(frozen=True, slots=True)(cls)
         declared.kind = kind

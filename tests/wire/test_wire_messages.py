@@ -19,7 +19,7 @@ from rlzmq.wire.fragment_message import (
     fragment_from_bytes,
     fragment_to_bytes,
 )
-from rlzmq.wire.kinds import PUBLICATION, first_number, message
+from rlzmq.wire.kinds import FOLDED, FRAMES_NEEDED, PUBLICATION, first_number, message
 from rlzmq.wire.ranges import (
     FragmentRange,
     pack_blobs,
@@ -54,7 +54,7 @@ _CLASSES = sorted(m.MESSAGES.values(), key=lambda cls: cls.__name__)
 
 def test_every_message_has_its_own_kind():
     assert all(cls.kind == kind for kind, cls in m.MESSAGES.items())
-    for taken in (m.Hello.kind, PUBLICATION, 128, 0):
+    for taken in (m.Hello.kind, PUBLICATION, FOLDED, FRAMES_NEEDED, 128, 0):
         with pytest.raises(ValueError, match=f"kind {taken} of Another: expected a free number"):
             message(taken)(type("Another", (m.WireMessage,), {}))
 

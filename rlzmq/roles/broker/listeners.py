@@ -8,6 +8,7 @@ another role by using its routing id.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections import Counter
@@ -16,11 +17,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from rlzmq.core.errors import PeerLostError
 from rlzmq.net.authenticator import Authenticator
 from rlzmq.net.context import Context, raise_file_limit
 from rlzmq.net.events import SocketEvent
 from rlzmq.net.keys import CurveServer
 from rlzmq.net.options import SocketOptions
+from rlzmq.net.shared_frames import SharedFrames
 from rlzmq.net.socket import DrainSocket, SendTicket
 from rlzmq.roles.broker.outbox import Outbox
 
@@ -68,6 +71,7 @@ class BrokerListeners:
         self._num_connections: Counter[str] = Counter()
         self._is_probing = False
         self._outbox = Outbox(self._send_now)
+        self._shared = SharedFrames(self._answer, self._on_frames_needed)
 
     def open(
         self,
@@ -149,8 +153,19 @@ class BrokerListeners:
 
     def _send_now(self, peer: bytes, frames: Sequence[Any], ticket: SendTicket | None) -> None:
         door = peer[:1]
-        routing = peer[1:] if door == _LOCAL else peer.partition(b"|")[2]
+        if door == _LOCAL:
+            routing = peer[1:]
+            frames = self._shared.fold(routing, frames)
+        else:
+            routing = peer.partition(b"|")[2]
         self._routers[door].send([routing, *frames], ticket)
+
+    def _answer(self, routing: bytes, frames: Sequence[Any]) -> None:
+        with contextlib.suppress(PeerLostError):
+            self._routers[_LOCAL].send([routing, *frames])
+
+    def _on_frames_needed(self, routing: bytes, reason: str) -> None:
+        _log.warning("%r gets its shards through the socket, not in shared memory: %s.", routing, reason)
 
     def _open(
         self, door: bytes, wanted: dict[str, str], max_message_bytes: int, curve: CurveServer | None
@@ -188,8 +203,8 @@ class BrokerListeners:
         if door == _REMOTE:
             role = self._routers[door].sender_role or "nobody"
             self._on_message(door + role.encode() + b"|" + routing, role, frames[1:])
-        else:
-            self._on_message(door + routing, None, frames[1:])
+        elif (message := self._shared.unfold(routing, frames[1:])) is not None:
+            self._on_message(door + routing, None, message)
 
     def _on_connection(self, event: SocketEvent) -> None:
         self._num_connections[event.kind] += 1

@@ -18,6 +18,7 @@ from rlzmq.core.memory_limit import end_if_out_of_memory
 from rlzmq.core.stage_timers import FRAGMENT_ENCODE_TIMER, StageTimers
 from rlzmq.net.context import Context
 from rlzmq.net.options import SocketOptions
+from rlzmq.net.shared_memory import SegmentPool
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.events import (
     ApplyConnectorState,
@@ -101,6 +102,7 @@ class RunnerLink(PeerLink):
         self._weights_socket: DrainSocket | None = None
         self._timers = StageTimers()  # of the event loop, for the next fragment
         self._idle = IdleTime(self._timers)
+        self._segments = SegmentPool() if self.is_local else None  # filled by the sampler thread
         self._recorded: dict[int, str] = {}  # accepted and not committed, for the history
 
     def open_sockets(self, context: Context) -> None:
@@ -118,6 +120,11 @@ class RunnerLink(PeerLink):
             name=f"{self.core.name} weights",
         )
         self._weights_socket.connect(self._weights_address)
+
+    def on_frames_needed(self, peer: bytes, reason: str) -> None:
+        """Put no more fragments in shared memory."""
+        if self._segments is not None:
+            self._segments.turn_off(f"the broker cannot open it ({reason})")
 
     @ends_link
     def _on_weights(self, frames: list[Any]) -> None:
@@ -191,6 +198,8 @@ class RunnerLink(PeerLink):
             if lease.by_env:
                 batch, env_steps = by_env(batch, runner.num_envs)
             header, arrays = batch.to_wire()
+            if self._segments is not None:
+                arrays = self._segments.put(arrays)
             nonlocal encode_s
             encoded_at = time.perf_counter()
             encode_s = encoded_at - sampled_at

@@ -1,0 +1,139 @@
+"""Runs whose fragments are large enough for shared memory: the same numbers, no losses, nothing left."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import pytest
+import test_nemesis
+from recovery_runs import check_account, small
+
+from rlzmq import PPOConfig
+from rlzmq.core.fault_history import check_history, read_history
+
+history = test_nemesis.history
+Nemesis = test_nemesis.NEMESIS.Nemesis
+ROLES = test_nemesis.NEMESIS.ROLES
+
+
+class LargeObservations(gym.Env[Any, Any]):
+    """32 kB per observation, which say where the episode is."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (8192,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.num_steps = 0
+        return self.observation(), {}
+
+    def step(self, action: Any) -> Any:
+        self.num_steps += 1
+        return self.observation(), float(action), False, self.num_steps >= 25, {}
+
+    def observation(self) -> Any:
+        return self.np_random.uniform(-1, 1, 8192).astype(np.float32)
+
+
+def large(num_env_runners: int, num_learners: int) -> PPOConfig:
+    return small(num_env_runners, num_learners).environment(LargeObservations)
+
+
+def segments_in(pid: int) -> set[int]:
+    """Inodes of the segments that a process has opened."""
+    inodes = set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            if "rlzmq_segment" in os.readlink(path):
+                inodes.add(path.stat().st_ino)
+        except FileNotFoundError:
+            continue
+    return inodes
+
+
+def train(config: PPOConfig, check: Callable[[], None] | None = None) -> dict[str, np.ndarray]:
+    with config.build() as algo:
+        for _ in range(3):
+            algo.train()
+        if check is not None:
+            check()
+        return dict(algo.get_module().get_state())
+
+
+@pytest.fixture(scope="module")
+def serial_weights() -> dict[str, np.ndarray]:
+    return train(large(0, 0))
+
+
+@pytest.mark.parametrize(("num_env_runners", "num_learners"), [(1, 1), (1, 0), (0, 1)])
+def test_fragments_in_shared_memory_are_trained_bit_for_bit_as_in_a_serial_run(
+    num_env_runners: int, num_learners: int, serial_weights: dict[str, np.ndarray]
+) -> None:
+    def check() -> None:
+        runners = psutil.Process().children(recursive=True) if num_env_runners else [psutil.Process()]
+        assert any(segments_in(process.pid) for process in runners), "else this test shows nothing"
+
+    weights = train(large(num_env_runners, num_learners), check)
+    for name, value in serial_weights.items():
+        np.testing.assert_array_equal(weights[name], value, err_msg=name)
+    gc.collect()
+    assert segments_in(os.getpid()) == set()
+
+
+def test_without_shared_memory_the_run_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, serial_weights: dict[str, np.ndarray], caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*args: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)  # the runner is in this process
+    weights = train(large(0, 1))
+    for name, value in serial_weights.items():
+        np.testing.assert_array_equal(weights[name], value, err_msg=name)
+    assert len([text for text in caplog.messages if "No space left on device" in text]) == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "runner.sent@runner-1:kill:2",  # nobody but the socket knows of the segment
+        "broker.Fragment:kill:3",  # held and in the ledger, not acknowledged
+        "broker.ShardReady:kill:2",
+        "learner.Shard@learner-1:kill:3",
+        "learner.train@learner-0:kill:2",
+    ],
+)
+async def test_a_process_that_dies_at_a_chosen_place_with_a_segment(
+    fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RLZMQ_FAULT", fault)
+    monkeypatch.setenv("RLZMQ_FAULT_LOG", str(tmp_path / "fired"))
+    async with large(2, 2).build_async() as algo:
+        number = 0
+        while number < 4 or not (tmp_path / "fired").exists():
+            result = await algo.train()
+            number += 1
+            check_account(result, number)
+        check_account(await algo.train(), number + 1)
+
+
+@pytest.mark.timeout(300)
+async def test_kills_of_all_roles_lose_nothing_and_leave_nothing(history: Path) -> None:
+    before = set(os.listdir("/dev/shm"))
+    async with large(2, 2).training(staleness=1).build_async() as algo:
+        nemesis = Nemesis(algo, num_kills=6, roles=list(ROLES), seed=5, how="kill", is_impatient=True)
+        await nemesis.run()
+        children = psutil.Process().children(recursive=True)
+        assert any(segments_in(child.pid) for child in children), "else this test shows nothing"
+    assert "0 lost, 0 trained twice" in str(check_history(read_history(history)))
+    gc.collect()
+    assert segments_in(os.getpid()) == set()
+    assert not any(child.is_running() and segments_in(child.pid) for child in children)
+    assert set(os.listdir("/dev/shm")) <= before

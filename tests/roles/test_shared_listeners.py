@@ -1,0 +1,150 @@
+"""The broker's doors and shared memory: local peers use it, peers from outside neither get nor give any."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlzmq.core.socket_directory import SocketDirectory
+from rlzmq.driver.join_files import JoinKeys, listen_addresses
+from rlzmq.net.context import Context
+from rlzmq.net.keys import CurveClient
+from rlzmq.net.options import SocketOptions
+from rlzmq.net.shared_frames import SharedFrames
+from rlzmq.net.shared_memory import MIN_SHARED_BYTES, Segment, SegmentPool
+from rlzmq.net.socket import DrainSocket
+from rlzmq.roles.broker.listeners import BrokerListeners
+from rlzmq.wire.codec import encode_opaque
+from rlzmq.wire.errors import SchemaError
+from rlzmq.wire.kinds import FOLDED, FRAMES_NEEDED
+from rlzmq.wire.messages import decode_message
+
+pytestmark = pytest.mark.timeout(60)
+LARGE = SocketOptions(max_message_bytes=1 << 26, linger_ms=500)
+HEADER = b"\2\7shard"
+
+
+class Door:
+    """A broker's listeners; `received` has (peer, frames)."""
+
+    def __init__(self) -> None:
+        self.received: asyncio.Queue[tuple[bytes, Any]] = asyncio.Queue()
+        self.keys = JoinKeys.generate()
+        self.listeners = BrokerListeners(
+            lambda peer, role, frames: self.received.put_nowait((peer, frames)), lambda: None
+        )
+        self._directory = SocketDirectory()
+        self.addresses = self.listeners.open(
+            {name: self._directory.address(name) for name in ("data", "weights")},
+            listen_addresses("tcp://127.0.0.1:0"),
+            self.keys.curve,
+            self.keys.roles,
+        )
+        self.context = Context()
+
+    def connect(self, role: str, *, from_outside: bool = False) -> tuple[DrainSocket, asyncio.Queue[Any]]:
+        """Return a peer's socket and what it receives."""
+        received: asyncio.Queue[Any] = asyncio.Queue()
+        curve = CurveClient(self.keys.server.public, self.keys.clients[role]) if from_outside else None
+        socket = DrainSocket(
+            self.context, "DEALER", received.put_nowait, options=LARGE, curve=curve, routing_id=role.encode()
+        )
+        socket.connect(self.addresses["remote_data" if from_outside else "data"])
+        return socket, received
+
+    async def get(self) -> tuple[bytes, Any]:
+        return await asyncio.wait_for(self.received.get(), 20)
+
+
+@pytest.fixture
+async def door() -> AsyncIterator[Door]:
+    door = Door()
+    yield door
+    door.context.close()
+    door.listeners.close()
+    await door.listeners.wait_closed()
+    door._directory.close()
+
+
+def large() -> list[Any]:
+    return SegmentPool().put([np.arange(MIN_SHARED_BYTES, dtype=np.uint8)])
+
+
+def nothing(*args: Any) -> None:
+    raise AssertionError(args)
+
+
+async def test_a_local_peer_gets_the_place_and_a_peer_from_outside_the_frames(door: Door) -> None:
+    local, from_broker = door.connect("learner")
+    outside, from_afar = door.connect("learner", from_outside=True)
+    for socket in (local, outside):
+        socket.send([b"hello"])
+    peers = {(await door.get())[0] for _ in range(2)}
+    (column,) = large()
+    for peer in peers:
+        door.listeners.send(peer, [HEADER, column])
+    folded = await asyncio.wait_for(from_broker.get(), 20)
+    assert folded[0][1] == FOLDED
+    assert sum(map(len, folded)) < 500
+    unfolded = SharedFrames(nothing, nothing).unfold(b"", folded)
+    assert unfolded is not None
+    whole = await asyncio.wait_for(from_afar.get(), 20)
+    assert bytes(whole[0]) == HEADER
+    assert bytes(whole[1]) == bytes(unfolded[1]) == column.tobytes()
+
+
+async def test_a_place_from_outside_is_refused_unopened(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    outside, answers = door.connect("runner", from_outside=True)
+    column = large()
+    folded = SharedFrames(nothing, nothing).fold(b"", [HEADER, *column])
+    assert folded[0][1] == FOLDED
+    monkeypatch.setattr(Segment, "hold", nothing)
+    outside.send(folded)
+    _, frames = await door.get()
+    with pytest.raises(SchemaError):
+        decode_message(frames)
+    outside.send([b"more"])
+    await door.get()
+    assert answers.empty()
+
+
+async def test_a_place_that_cannot_be_opened_is_answered_and_the_next_message_arrives(door: Door) -> None:
+    local, answers = door.connect("runner")
+    header = {"pid": os.getpid(), "nonce": "00" * 16, "num_bytes": 64, "offsets": [0], "lengths": [64]}
+    with contextlib.ExitStack() as stack:
+        for target in ("/dev/zero", "/proc/self/status", "/dev/shm"):
+            fd = os.open(target, os.O_RDONLY)
+            stack.callback(os.close, fd)
+            local.send(encode_opaque(FOLDED, {**header, "fd": fd}, [HEADER]))
+            answer = await asyncio.wait_for(answers.get(), 20)
+            assert answer[0][1] == FRAMES_NEEDED
+    local.send([b"next"])
+    assert await door.get() == (b"Lrunner", [b"next"])
+
+
+async def test_a_local_peer_that_needs_frames_gets_them_and_it_is_logged_once(
+    door: Door, caplog: pytest.LogCaptureFixture
+) -> None:
+    local, received = door.connect("learner")
+    local.send([b"hello"])
+    peer, _ = await door.get()
+    (column,) = large()
+    broken = SharedFrames(lambda peer, frames: local.send(frames), nothing)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Segment, "hold", lambda *place: (_ for _ in ()).throw(PermissionError(13, "no")))
+        for _ in range(2):  # two shards under way
+            door.listeners.send(peer, [HEADER, column])
+        for _ in range(2):
+            assert broken.unfold(b"", await asyncio.wait_for(received.get(), 20)) is None
+    local.send([b"next"])
+    await door.get()
+    door.listeners.send(peer, [HEADER, column])
+    _, frame = await asyncio.wait_for(received.get(), 20)
+    assert bytes(frame) == column.tobytes()
+    assert len([text for text in caplog.messages if "PermissionError: no" in text]) == 1
