@@ -54,7 +54,7 @@ class LeanAdam(torch.optim.Adam):
                 parameters = [p for p in group["params"] if p.grad is not None]
                 if not parameters:
                     continue
-                states = [self._state_of(p) for p in parameters]
+                states = [self.state[p] or self._new_state(p) for p in parameters]
                 steps = [state["step"] for state in states]
                 torch._foreach_add_(steps, 1)
                 beta1, beta2 = group["betas"]
@@ -77,10 +77,9 @@ class LeanAdam(torch.optim.Adam):
     # Tells torch.optim.Optimizer not to wrap `step` for its profiler and hooks.
     step.hooked = True  # type: ignore[attr-defined]
 
-    def _state_of(self, parameter: Tensor) -> dict[str, Any]:
+    def _new_state(self, parameter: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         return state

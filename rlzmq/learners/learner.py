@@ -49,7 +49,6 @@ from rlzmq.learners.minibatches import MinibatchIterator
 from rlzmq.learners.sources import num_env_steps_of
 from rlzmq.learners.train_batch import TrainBatch, TrainBatchBuilder
 from rlzmq.learners.unusable import LeftOut, UnusableSteps, as_batches
-from rlzmq.modules.structure import StructureCache
 
 __all__ = ["Learner", "TorchLearner"]
 
@@ -140,9 +139,6 @@ class Learner(LearnerHooks):
         self._drawn: list[Any] = []  # batches drawn from the source in the current update
         self._fresh_kept: Any = None  # remaining fresh data, if some was left out
         self._num_undone: Counter[str] = Counter()
-        self._parameters = StructureCache(
-            lambda modules: [[(p, p.numel()) for p in self.get_parameters(module)] for module in modules]
-        )
         self._ended_at: float | None = None
         self._waited_s = self._updated_s = 0.0
         self._forward_s = self._backward_s = 0.0
@@ -362,8 +358,9 @@ class Learner(LearnerHooks):
         self.metrics.set_state(decode(state))
 
     def _drop_untrained(self, train_batch: TrainBatch) -> None:
+        num_parameters = self._num_parameters()
         for module_id in list(train_batch.columns):
-            known = module_id in self.module and self._has_parameters(module_id)
+            known = num_parameters.get(module_id, (0, 0))[0] > 0
             if not known or not self.should_module_be_updated(module_id, train_batch.columns):
                 train_batch.drop(module_id)
 
@@ -614,21 +611,6 @@ class Learner(LearnerHooks):
         if self._learner_connector is not None:
             timers.add_pieces(self._learner_connector)
         return timers.reduce()
-
-    def _num_parameters(self) -> dict[str, tuple[int, int]]:
-        """Return module id → numbers of trainable and other parameters."""
-        modules = self.module
-        of_modules = self._parameters.of(module.unwrapped() for module in modules.values())
-        numbers: dict[str, tuple[int, int]] = {}
-        for module_id, parameters in zip(modules.keys(), of_modules, strict=True):
-            num_trainable = num_fixed = 0
-            for parameter, size in parameters:
-                if parameter.requires_grad:
-                    num_trainable += size
-                else:
-                    num_fixed += size
-            numbers[module_id] = num_trainable, num_fixed
-        return numbers
 
 
 class TorchLearner(Learner):

@@ -24,7 +24,7 @@ from rlzmq.modules.apis import SelfSupervisedLossAPI, ValueFunctionAPI
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.output_check import check_training_outputs
 from rlzmq.modules.saving import read_module_states
-from rlzmq.modules.structure import parameters_of
+from rlzmq.modules.structure import StructureCache, parameters_of
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -84,6 +84,9 @@ class LearnerBase(Checkpointable):
         self._seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
         self._learner_connector: Any = None
         self.source: BatchSource = self.make_source()
+        self._parameters = StructureCache(
+            lambda modules: [[(p, p.numel()) for p in self.get_parameters(module)] for module in modules]
+        )
         self._compiler: LearnerCompiler | None = None
 
     # -- building ----------------------------------------------------------------------------------
@@ -163,8 +166,20 @@ class LearnerBase(Checkpointable):
         get_config = getattr(self.config, "get_config_for_module", None)
         self._module_configs[module_id] = self.config if get_config is None else get_config(module_id)
 
-    def _has_parameters(self, module_id: str) -> bool:
-        return _is_trainable(self.module[module_id].unwrapped())
+    def _num_parameters(self) -> dict[str, tuple[int, int]]:
+        """Return module id → numbers of trainable and other parameters."""
+        modules = self.module
+        of_modules = self._parameters.of(module.unwrapped() for module in modules.values())
+        numbers: dict[str, tuple[int, int]] = {}
+        for module_id, parameters in zip(modules.keys(), of_modules, strict=True):
+            num_trainable = num_fixed = 0
+            for parameter, size in parameters:
+                if parameter.requires_grad:
+                    num_trainable += size
+                else:
+                    num_fixed += size
+            numbers[module_id] = num_trainable, num_fixed
+        return numbers
 
     def config_for_module(self, module_id: str) -> BaseConfig:
         """Return the config with the module's own overrides."""
@@ -308,7 +323,9 @@ class LearnerBase(Checkpointable):
         """
         if not self.source.keeps_data:
             return
-        module_ids = [module_id for module_id in self.module if self._has_parameters(module_id)]
+        module_ids = [
+            module_id for module_id, (num_trainable, _) in self._num_parameters().items() if num_trainable
+        ]
         is_open = callable(self._policies_to_train)
         trained = [mid for mid in module_ids if is_open or self.should_module_be_updated(mid)]
         self.source.set_modules(module_ids, trained)

@@ -191,12 +191,15 @@ class LearnerHooks(LearnerRanks):
         result: dict[Tensor, Tensor] = {}
         self._is_finite = {}
         for module_id in (*self.trained_module_ids, ALL_MODULES):
-            mine: dict[Tensor, Tensor] = {}
-            for entry in self._optimizers.of_module(module_id):
-                for parameter in entry.parameters:
-                    gradient = gradients_dict.get(parameter)
-                    if gradient is not None:
-                        mine[parameter] = gradient
+            entries = self._optimizers.of_module(module_id)
+            if not entries:
+                continue
+            mine = {
+                p: gradient
+                for entry in entries
+                for p in entry.parameters
+                if (gradient := gradients_dict.get(p)) is not None
+            }
             if mine:
                 config = self._module_configs.get(module_id, self.config)
                 result.update(

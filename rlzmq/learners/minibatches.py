@@ -81,8 +81,10 @@ class ModuleRows:
     ) -> None:
         columns = dict(columns)
         self._infos: list[Any] | None = columns.pop(Columns.INFOS, None)
-        leaves: list[Any]
-        leaves, self._treespec = optree.tree_flatten(columns)  # type: ignore[arg-type]
+        leaves: list[Any] = list(columns.values())
+        self._names, self._treespec = list(columns), None
+        if [leaf for leaf in leaves if not isinstance(leaf, Tensor)]:  # trees or arrays
+            leaves, self._treespec = optree.tree_flatten(columns)  # type: ignore[arg-type]
         self._leaves = [leaf if isinstance(leaf, Tensor) else _as_tensor(leaf) for leaf in leaves]
         if not self._leaves:
             raise ValueError("a module's train batch has no columns")
@@ -131,7 +133,11 @@ class ModuleRows:
         return gathered.view(block, self.minibatch_rows, *leaf.shape[1:]).unbind(0)
 
     def _assemble(self, leaves: Any, rows: NDArray[np.int64] | None) -> dict[str, Any]:
-        minibatch: dict[str, Any] = optree.tree_unflatten(self._treespec, leaves)  # type: ignore[assignment]
+        minibatch: dict[str, Any]
+        if self._treespec is None:
+            minibatch = dict(zip(self._names, leaves, strict=True))
+        else:
+            minibatch = optree.tree_unflatten(self._treespec, leaves)  # type: ignore[assignment]
         if self._infos is not None:
             minibatch[Columns.INFOS] = self._infos if rows is None else [self._infos[row] for row in rows]
         return minibatch

@@ -111,7 +111,7 @@ class StepStore:
         self._on_removed = on_removed
         self._keeps_extra_model_outputs = keeps_extra_model_outputs
         self.columns: dict[str, Any] = {}
-        self.num_slots = 0
+        self.num_slots = self._bytes_per_slot = 0
         self.next = self.previous = self.t = self.serial = np.empty(0, np.int64)
         self.terminated = self.truncated = np.empty(0, np.bool_)
         self.infos: dict[int, dict[str, Any]] = {}
@@ -138,9 +138,7 @@ class StepStore:
     @property
     def num_bytes(self) -> int:
         """Size of the stored steps in bytes; columns take memory as they fill."""
-        leaves = tree_leaves(self.columns)
-        per_slot = sum(leaf.nbytes // max(1, len(leaf)) for leaf in leaves) + 5 * 8 + 2
-        return int(per_slot * (self.num_slots - self._num_free))
+        return self._bytes_per_slot * (self.num_slots - self._num_free)
 
     @property
     def longest(self) -> int:
@@ -451,6 +449,7 @@ class StepStore:
             return longer
 
         self.columns = {name: tree_map(grown, column) for name, column in self.columns.items()}
+        self._bytes_per_slot = sum(leaf.nbytes for leaf in tree_leaves(self.columns)) // size + 5 * 8 + 2
         for name in ("next", "previous", "t", "serial", "terminated", "truncated"):
             setattr(self, name, grown(getattr(self, name)))
         self.next[before:] = self.previous[before:] = NONE

@@ -144,8 +144,11 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
         return self._acting(values := self.compute_q_values(batch), values["qf_preds"])
 
     def _forward_exploration(self, batch: dict[str, Any], *, t: int = 0, **kwargs: Any) -> dict[str, Any]:
-        with self._noise_of_step(t):
+        if self._sigma0 is None:
             values = self.compute_q_values(batch)
+        else:
+            with self._noise_of_step(t):
+                values = self.compute_q_values(batch)
         q_BA = values["qf_preds"]
         least, epsilon = torch.finfo(q_BA.dtype).min, self.epsilon.value(t)
         if self._mask.is_there:
@@ -165,8 +168,8 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
     @contextmanager
     def _noise_of_step(self, t: int) -> Iterator[None]:
         """Fix the noise of noisy layers in the block; it depends only on the run's env steps, for repeatable runs."""
-        layers = [layer for layer in self.modules() if isinstance(layer, NoisyLinear)] if self._sigma0 else []
-        generator = torch.Generator().manual_seed(t) if layers else None
+        layers = [layer for layer in self.modules() if isinstance(layer, NoisyLinear)]
+        generator = torch.Generator().manual_seed(t)
         for layer in layers:
             layer.fix_noise(generator)
         try:

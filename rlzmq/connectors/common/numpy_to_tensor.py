@@ -83,13 +83,13 @@ def to_tensor(leaf: Any, device: Any = None, *, pin_memory: bool = False) -> Any
     import torch
 
     if isinstance(leaf, (np.ndarray, np.generic)):
-        array = np.asarray(leaf)
+        array = leaf if type(leaf) is np.ndarray else np.asarray(leaf).view(np.ndarray)
         if array.dtype.kind not in "biufc":
             return leaf
         flags = array.flags
         if not flags.carray and (not flags.writeable or min(array.strides) < 0):
             array = array.copy()
-        tensor = torch.from_numpy(array.view(np.ndarray))
+        tensor = torch.from_numpy(array)
         if tensor.dtype is torch.float64:
             tensor = (
                 tensor.float()

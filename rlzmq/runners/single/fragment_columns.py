@@ -176,7 +176,7 @@ def find_chunks(
         none = np.zeros(num_envs, np.bool_)
         begin = starts_with_reset.astype(np.int64)
         table = ChunkTable(np.arange(num_envs), begin, num_steps - begin, none, none, ~starts_with_reset, 0)
-        return table if (table.length > 0).all() else table.select(table.length > 0)
+        return table if num_steps > 1 or not begin.any() else table.select(table.length > 0)
     # (step, env) of every episode end, sorted by step, then env
     end_step, end_env = np.nonzero(done)
     # The same, sorted by env, then step, so that consecutive ends of one env are neighbours.
