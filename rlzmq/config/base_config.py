@@ -1,4 +1,4 @@
-"""BaseConfig: every setting of a run with its setter, as the layers below the algorithms see it."""
+"""BaseConfig: all settings of a run with their setters, as seen by the layers below the algorithms."""
 
 from __future__ import annotations
 
@@ -38,94 +38,94 @@ __all__ = ["BaseConfig", "single_spaces_of"]
 
 
 class BaseConfig(DerivedValues):
-    """All settings with their setters; the config type that the layers below the algorithms use.
+    """All settings with their setters. This is the config type of the layers below the algorithms.
 
     `AlgorithmConfig` implements the `build_…` methods.
     """
 
     @takes(EnvironmentSettings)
     def environment(self) -> Self:
-        """Set the environment: see `EnvironmentSettings`."""
+        """Set the environment; see `EnvironmentSettings`."""
         return self
 
     @takes(EnvRunnersSettings)
     def env_runners(self) -> Self:
-        """Set up sampling: see `EnvRunnersSettings`."""
+        """Set up sampling; see `EnvRunnersSettings`."""
         return self
 
     @takes(LearnersSettings)
     def learners(self) -> Self:
-        """Set up the learner processes: see `LearnersSettings`."""
+        """Set up the learner processes; see `LearnersSettings`."""
         return self
 
     @takes(TrainingSettings)
     def training(self) -> Self:
-        """Set the training hyperparameters; each algorithm adds its own: see `TrainingSettings`."""
+        """Set the training hyperparameters; see `TrainingSettings`. Each algorithm adds its own."""
         return self
 
     @takes(OfflineDataSettings)
     def offline_data(self) -> Self:
-        """Set what is recorded: see `OfflineDataSettings`."""
+        """Set the recorded data to read and write; see `OfflineDataSettings`."""
         return self
 
     @takes(EvaluationSettings)
     def evaluation(self) -> Self:
-        """Set when and how the current weights are evaluated: see `EvaluationSettings`."""
+        """Set when and how the current weights are evaluated; see `EvaluationSettings`."""
         return self
 
     @takes(ReportingSettings)
     def reporting(self) -> Self:
-        """Set the length of an iteration and what its result contains: see `ReportingSettings`."""
+        """Set the length of an iteration and the contents of its result; see `ReportingSettings`."""
         return self
 
     @takes(MultiAgentSettings)
     def multi_agent(self) -> Self:
-        """Set which module acts for which agent: see `MultiAgentSettings`."""
+        """Set which module acts for which agent; see `MultiAgentSettings`."""
         return self
 
     @takes(RLModuleSettings)
     def rl_module(self) -> Self:
-        """Set the neural networks: see `RLModuleSettings`."""
+        """Set the neural networks; see `RLModuleSettings`."""
         return self
 
     @takes(FaultToleranceSettings)
     def fault_tolerance(self) -> Self:
-        """Set how failures are handled: see `FaultToleranceSettings`."""
+        """Set how failures are handled; see `FaultToleranceSettings`."""
         return self
 
     @takes(NetworkingSettings)
     def networking(self) -> Self:
-        """Set how processes on other machines join: see `NetworkingSettings`."""
+        """Set how processes on other machines join; see `NetworkingSettings`."""
         return self
 
     @takes(CheckpointingSettings)
     def checkpointing(self) -> Self:
-        """Set when checkpoints are written: see `CheckpointingSettings`."""
+        """Set when checkpoints are written; see `CheckpointingSettings`."""
         return self
 
     @takes(DebuggingSettings)
     def debugging(self) -> Self:
-        """Set seed and logging: see `DebuggingSettings`."""
+        """Set seed and logging; see `DebuggingSettings`."""
         return self
 
     @takes(FrameworkSettings)
     def framework(self) -> Self:  # type: ignore[override]
-        """Set the torch options: see `FrameworkSettings`."""
+        """Set the torch options; see `FrameworkSettings`."""
         return self
 
     @takes(ResourcesSettings)
     def resources(self) -> Self:
-        """Set Ray's resources: see `ResourcesSettings`."""
+        """Set Ray's resources; see `ResourcesSettings`."""
         return self
 
     @takes(PythonEnvironmentSettings)
     def python_environment(self) -> Self:
-        """Set Ray's environment variables: see `PythonEnvironmentSettings`."""
+        """Set Ray's environment variables; see `PythonEnvironmentSettings`."""
         return self
 
     @takes(ExperimentalSettings)
     def experimental(self) -> Self:
-        """Set RLlib's experimental options: see `ExperimentalSettings`."""
+        """Set RLlib's experimental options; see `ExperimentalSettings`."""
         return self
 
     def callbacks(self, callbacks_class: Any = NotProvided, **hooks: Unpack[Hooks]) -> Self:
@@ -167,7 +167,7 @@ class BaseConfig(DerivedValues):
             check(self)
 
     def _check_is_resolved(self) -> None:
-        """Raise if a value of the config is a search object."""
+        """Raise an error if a value of the config is a search object."""
         found = find_search_objects(self)
         if found:
             path, search_object = next(iter(found.items()))
@@ -183,7 +183,7 @@ class BaseConfig(DerivedValues):
     # -- environments and spaces ----------------------------------------------------------------
 
     def env_entry(self, env: Any = None) -> EnvEntry:
-        """Return what environments are made from: `env` (None: the config's), with the config's wrappers.
+        """Return the entry from which environments are made: `env` (None: the config's), with the config's wrappers.
 
         Raises:
             ConfigurationError: There is no such env.
@@ -192,7 +192,7 @@ class BaseConfig(DerivedValues):
         return replace(entry, is_atari=bool(self.is_atari), wrappers=tuple(self.wrappers))
 
     def single_spaces(self, env: Any = None, spaces: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
-        """Return (observation space, action space) of one env: as given, else as the env has them."""
+        """Return (observation space, action space) of one env: the given ones, or else the env's."""
         if spaces and "__env_single__" in spaces:
             observation_space, action_space = spaces["__env_single__"]
             return observation_space, action_space
@@ -209,7 +209,7 @@ class BaseConfig(DerivedValues):
         return self.observation_space or observation_space, self.action_space or action_space
 
     def _check_agents(self, env: Any) -> None:
-        """Raise if a multi-agent env has no `multi_agent` settings, or a single-agent env has some."""
+        """Raise an error if a multi-agent env has no `multi_agent` settings, or a single-agent env has some."""
         name = type(env).__name__
         agents = list(getattr(env, "possible_agents", None) or getattr(env, "agents", None) or ())
         if isinstance(env, MultiAgentEnv) and not self.is_multi_agent:
@@ -225,7 +225,7 @@ class BaseConfig(DerivedValues):
                 f"register_env('mine', lambda config: {wrapper}(make_it())), with .environment('mine')."
                 if agents
                 else f"config.env: {name} has a single agent, but the config has multi_agent() settings (modules "
-                f"{self.module_ids}). Leave them out, or give a MultiAgentEnv (make_multi_agent makes one)."
+                f"{self.module_ids}). Leave them out, or use a MultiAgentEnv (make_multi_agent makes one)."
             )
 
     # -- what a config builds: implemented by AlgorithmConfig -----------------------------------
@@ -268,7 +268,7 @@ class BaseConfig(DerivedValues):
         """The Algorithm class that `build` uses.
 
         Raises:
-            ConfigurationError: The config names none.
+            ConfigurationError: The config does not name one.
         """
         return self._algorithm_class()
 

@@ -22,7 +22,7 @@ def check(config: DerivedValues) -> None:
     """
     if config.env is None and config.observation_space is None:
         raise ConfigurationError(
-            "config.env is None: set the environment, e.g. .environment('CartPole-v1'), or give both "
+            "config.env is None: set the environment, e.g. .environment('CartPole-v1'), or both "
             "observation_space and action_space."
         )
     learners = max(config.num_learners, 1)
@@ -55,7 +55,7 @@ def check(config: DerivedValues) -> None:
     _check_record(config)
     if config.trace == "auto":
         raise ConfigurationError(
-            'config.trace="auto" is for `rlzmq train`, which has a run directory: give a path.'
+            'config.trace="auto" is for `rlzmq train`, which has a run directory: set a path.'
         )
     _check_offline_data(config)
     _check_overrides(config)
@@ -152,7 +152,7 @@ def _check_offline_data(config: DerivedValues) -> None:
 def _check_networking(config: DerivedValues) -> None:
     if config.listen is not None:
         check_bind_address(config.listen, has_keys=True)
-        split_tcp(config.listen)  # nothing but TCP
+        split_tcp(config.listen)  # only TCP
     for name in ("advertise", "join_file"):
         if config.get(name) is not None and config.listen is None:
             raise ConfigurationError(f"config.{name} needs config.listen, e.g. 'tcp://10.0.0.5:5555'.")

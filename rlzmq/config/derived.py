@@ -1,4 +1,4 @@
-"""Values derived from the settings: batch sizes, modules, and the configs of modules and of evaluation."""
+"""DerivedValues: batch sizes, modules, and the configs of modules and of evaluation, derived from the settings."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ class DerivedValues(ConfigValues):
 
     @property
     def train_batch_size_per_learner(self) -> int:  # type: ignore[override]
-        """Env steps per update and learner."""
+        """Number of env steps per update and learner."""
         size = self._values["train_batch_size_per_learner"]
         return int(size) if size else int(self.train_batch_size) // max(self.num_learners, 1)
 
     @property
     def total_train_batch_size(self) -> int:
-        """Env steps per update over all learners."""
+        """Number of env steps per update over all learners."""
         return int(self.train_batch_size_per_learner * max(self.num_learners, 1))
 
     @property
     def framework_str(self) -> str:
-        """ "torch": the same as `framework`, which is also the name of a setter."""
+        """ "torch", the value of `framework`, which is also the name of a setter."""
         return str(self._values["framework"])
 
     @property
     def is_online(self) -> bool:
-        """Whether the training data is sampled by env runners; otherwise it is read from files."""
+        """Whether env runners sample the training data; otherwise it is read from files."""
         return self.update_plan().env_steps_per_rank > 0
 
     @property
     def is_offline(self) -> bool:
-        """The opposite of `is_online`."""
+        """Whether the training data is read from files."""
         return not self.is_online
 
     @property
     def is_multi_agent(self) -> bool:
-        """Whether there are modules besides "default_policy"; learner-only ones do not count."""
+        """Whether there are modules besides "default_policy". Learner-only modules do not count."""
         ids = self.module_ids
         if self.policies is None and self.policy_mapping_fn is None and "default_policy" in ids:
             specs = getattr(self.rl_module_spec, "rl_module_specs", None) or {}
@@ -73,8 +73,8 @@ class DerivedValues(ConfigValues):
         """Return the number of vector steps in a full lease of one runner.
 
         Args:
-            worker_index: 1-based index of the runner (0: the local one); with "auto" the first
-                runners take the remainder of an uneven division.
+            worker_index: 1-based index of the runner (0: the local one). With "auto", the first runners take the
+                remainder of an uneven division.
         """
         if self.rollout_fragment_length != "auto":
             return int(self.rollout_fragment_length)
@@ -84,7 +84,7 @@ class DerivedValues(ConfigValues):
         return int(per_runner) + (1 if max(worker_index, 1) - 1 < extra else 0)
 
     def update_plan(self) -> UpdatePlan:
-        """Return the plan of what each update trains on. Algorithms override this if their plan differs."""
+        """Return the plan of each update's training data. Algorithms override this if their plan differs."""
         staleness = self.staleness
         return UpdatePlan(
             env_steps_per_rank=self.train_batch_size_per_learner,
@@ -96,7 +96,7 @@ class DerivedValues(ConfigValues):
         )
 
     def should_update(self, module_id: str, batch: Any = None) -> bool:
-        """Return whether the module is one of `policies_to_train`; if that is a function, call it with `batch`."""
+        """Return whether the module is one of `policies_to_train`. If that is a function, call it with `batch`."""
         trained = self.policies_to_train
         if trained is None:
             return True
@@ -110,7 +110,7 @@ class DerivedValues(ConfigValues):
 
     @property
     def rl_module_spec(self) -> Any:
-        """The spec that was set, or the algorithm's default."""
+        """The spec that was set, or else the algorithm's default."""
         given = self._values["rl_module_spec"]
         return self.get_default_rl_module_spec() if given is None else given
 
@@ -134,7 +134,7 @@ class DerivedValues(ConfigValues):
 
     @property
     def learner_class(self) -> Any:  # type: ignore[override]
-        """The Learner class that was set, or the algorithm's default."""
+        """The Learner class that was set, or else the algorithm's default."""
         return self._values["learner_class"] or self.get_default_learner_class()
 
     # -- configs made of this one ---------------------------------------------------------------
@@ -144,7 +144,7 @@ class DerivedValues(ConfigValues):
         """Return a checked dict of overrides, for evaluation_config and per-module overrides.
 
         Raises:
-            KeyError: A name is no setting of this class.
+            KeyError: A name is not a setting of this class.
         """
         config = cls()
         for name in kwargs:
@@ -168,9 +168,9 @@ class DerivedValues(ConfigValues):
     def get_evaluation_config_object(self) -> Self:
         """Return the config of the evaluation runners.
 
-        If `evaluation_config` is a config, it is a copy of that; else a copy of this one, updated with the settings in
-        `evaluation_config`. The number of runners is `evaluation_num_env_runners` and the modules are those of this
-        config in both cases.
+        If `evaluation_config` is a config, this is a copy of it. Otherwise it is a copy of this config, updated with
+        the settings in `evaluation_config`. In both cases the number of runners is `evaluation_num_env_runners`, and
+        the modules are those of this config.
 
         Raises:
             ConfigurationError: `evaluation_config` is neither a dict nor a config, or a setting in it is unknown or

@@ -26,7 +26,7 @@ class _LearnerCodeSettings:
     Args:
         learner_class: The Learner class (None: the algorithm's default).
         learner_connector: Callable ``(observation_space, action_space)`` that returns a connector piece or a list of
-            them.
+            pieces.
     """
 
     learner_class: type | None = None
@@ -40,9 +40,9 @@ class LearnersSettings(_LearnerCodeSettings):
     Args:
         num_learners: Number of learner processes (DDP ranks); 0: the driver's process trains.
         num_gpus_per_learner: GPUs per learner; more than 0 selects CUDA and NCCL.
-        num_cpus_per_learner: Only "auto", 0 or 1, which are equivalent; see torch_num_threads.
-        num_aggregator_actors_per_learner: Only 0: each learner runs its own connector pipeline.
-        max_requests_in_flight_per_learner: Only 3; has no effect, as updates run one after the other.
+        num_cpus_per_learner: Must be "auto", 0 or 1, which are equivalent; see torch_num_threads.
+        num_aggregator_actors_per_learner: Must be 0: each learner runs its own connector pipeline.
+        max_requests_in_flight_per_learner: Must be 3; has no effect, as updates run one after the other.
         local_gpu_idx: Index of the GPU that a learner in the driver's process uses.
         add_default_connectors_to_learner_pipeline: Whether the default connector pieces follow those of
             `learner_connector`.
@@ -69,21 +69,21 @@ class LearnersSettings(_LearnerCodeSettings):
 
 @settings
 class TrainingSettings(_LearnerCodeSettings):
-    """Training hyperparameters; each algorithm adds its own.
+    """Training hyperparameters. Each algorithm adds its own.
 
     Args:
         gamma: Discount factor in [0, 1].
         lr: Learning rate, or a schedule ``[(0, v0), (t1, v1), …]`` over lifetime env steps.
         grad_clip: Gradient clipping threshold (None: no clipping).
-        grad_clip_by: What `grad_clip` bounds: each value, the norm of each tensor, or the global norm.
+        grad_clip_by: The quantity that `grad_clip` limits: each value, the norm of each tensor, or the global norm.
         train_batch_size: Env steps per update over all learners.
         train_batch_size_per_learner: Env steps per update and learner; takes precedence over `train_batch_size`.
         num_epochs: Number of passes over each train batch.
         minibatch_size: Rows per gradient step (None: the whole batch).
         shuffle_batch_per_epoch: Whether the rows are reshuffled before each epoch.
-        staleness: How many updates ahead of training the env runners may sample. With 0 each update trains only on
-            data sampled with the weights it starts from; otherwise no trained step is more than this many weights
-            versions old.
+        staleness: Number of updates that the env runners may sample ahead of training. With 0, each update trains
+            only on data sampled with the weights it starts from; otherwise no trained step is more than this many
+            weights versions old.
     """
 
     gamma: Fraction = 0.99
@@ -106,8 +106,9 @@ class FrameworkSettings:
         framework: "torch", the only choice.
         torch_skip_nan_gradients: Has no effect; accepted for compatibility with RLlib. Steps with non-finite
             gradients are always skipped and counted.
-        torch_ddp_kwargs: Additional arguments for DistributedDataParallel. With any, learner ranks use it even where
-            they could exchange gradients in shared memory. ``find_unused_parameters`` is not needed and has no effect.
+        torch_ddp_kwargs: Additional arguments for DistributedDataParallel. If there are any, learner ranks use it even
+            if they could exchange gradients in shared memory. ``find_unused_parameters`` is not needed and has no
+            effect.
         torch_compile_learner: Compile parts of the learner with ``torch.compile``; the first updates then take
             seconds to minutes longer.
         torch_compile_learner_what_to_compile: "forward_train": the training forward pass of each module;
@@ -116,7 +117,7 @@ class FrameworkSettings:
         torch_compile_learner_dynamo_backend: "inductor" (needs a C++ compiler on the CPU, Triton on a
             GPU), "aot_eager", "eager", …
         torch_compile_learner_dynamo_mode: Mode of the backend, e.g. "reduce-overhead" (None: its default).
-        torch_compile_worker: Only False: env runners use a fused inference path that needs no compiler.
+        torch_compile_worker: Must be False: env runners use a fused inference path that needs no compiler.
     """
 
     framework: Literal["torch"] = setting(default="torch", kw_only=False)

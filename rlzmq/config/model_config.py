@@ -1,4 +1,4 @@
-"""The settings of the default models, with checks of names and values."""
+"""DefaultModelConfig: the settings of the default models, with checks of names and values."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ Initializer = str | Callable[..., Any] | None
 class DefaultModelConfig:
     """Architecture of the default models.
 
-    Vector observations go through ``fcnet``, images through ``conv``; several of them are joined by
-    ``fusionnet``. An optional LSTM follows, then one ``head`` per output. Layer sizes are in units, filters in
-    channels and pixels.
+    Vector observations go through ``fcnet``, images through ``conv``; ``fusionnet`` joins several of them. An
+    optional LSTM follows, then one ``head`` per output. Layer sizes are in units, filters in channels and pixels.
 
     Attributes:
         fcnet_hiddens: Widths of the layers on vector observations.
@@ -166,7 +165,7 @@ class DefaultModelConfig:
             where: Name of the settings in error texts.
 
         Raises:
-            ConfigurationError: An unknown name (with the closest known one), or a wrong value.
+            ConfigurationError: A name is unknown (the text names the closest one), or a value is wrong.
         """
         known = [field.name for field in dataclasses.fields(cls)]
         unknown = [name for name in settings if name not in known]
@@ -180,10 +179,10 @@ class DefaultModelConfig:
 
 
 def model_config_to_dict(model_config: Any) -> dict[str, Any]:
-    """Return ``model_config`` as modules see it: a dict as it is, a DefaultModelConfig as a dict, {} for None.
+    """Return ``model_config`` as modules see it: a dict unchanged, a DefaultModelConfig as a dict, {} for None.
 
     Raises:
-        ConfigurationError: It is none of these.
+        ConfigurationError: It is of another type.
     """
     if model_config is None:
         return {}

@@ -1,4 +1,4 @@
-"""Settings of recorded data: what env runners write, and what offline algorithms read."""
+"""Settings of recorded data, which env runners write and offline algorithms read."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _WRITE = "write the data as shards: rlzmq.replay.write_shard(directory, episodes
 
 @settings
 class OfflineDataSettings:
-    """Recorded data: what offline algorithms train on, and recording of sampled episodes.
+    """Recorded data for offline algorithms, and recording of sampled episodes.
 
     Args:
-        input_: Directory with shards at any depth, or a list of directories and files; each learner's machine needs
-            them. For offline algorithms (BC, MARWIL, CQL, IQL), which need it.
+        input_: Directory with shards at any depth, or a list of directories and files, on each learner's machine.
+            Required by offline algorithms (BC, MARWIL, CQL, IQL), and only for these.
         dataset_num_iters_per_learner: Batches that each learner trains in an update; None: one epoch.
-        input_read_method: Only None: data are shards.
-        input_read_episodes: Only True: shards hold episodes.
-        input_read_sample_batches: Only False.
-        materialize_data: Only False: files are mapped into memory.
-        materialize_mapped_data: Only False: batches are built for each update, with the current weights.
-        output: Directory into which env runners write the episodes that they sample, as shards (`rlzmq inspect`
-            shows them); several runs may write into one. None: nothing is recorded.
-        output_max_rows_per_file: Env steps after which an env runner writes a shard; unfinished episodes are left for
-            the next one.
-        output_write_remaining_data: Whether episodes that are unfinished when an env runner ends are written, too.
+        input_read_method: Must be None: data are shards.
+        input_read_episodes: Must be True: shards hold episodes.
+        input_read_sample_batches: Must be False.
+        materialize_data: Must be False: files are mapped into memory.
+        materialize_mapped_data: Must be False: batches are built for each update, with the current weights.
+        output: Directory into which env runners write their sampled episodes as shards (`rlzmq inspect` shows them).
+            Several runs may write into one. None: nothing is recorded.
+        output_max_rows_per_file: Number of env steps after which an env runner writes a shard. Unfinished episodes
+            are left for the next one.
+        output_write_remaining_data: Whether to write episodes that are unfinished when an env runner ends, too.
     """
 
     input_: str | list[str] | None = None

@@ -1,16 +1,16 @@
-"""Setting values as plain data and back, for states, checkpoints and TOML files.
+"""Conversion of setting values to plain data and back, for states, checkpoints and TOML files.
 
 Inside dicts such as env_config, which are passed to user code unchanged, types are preserved:
 
     tuple, set, frozenset       {"__tuple__": […]}, {"__set__": […]}, {"__frozenset__": […]}
     dict with other keys        {"__dict__": [[key, value], …]}
     bytes, complex, numpy       {"__plain__": …}, see rlzmq.core.plain
-    function, class, enum       "@package.module:name"; the mark means that reading it imports code
-    text that begins with "@"   with a second "@" in front
+    function, class, enum       "@package.module:name"; the mark means that reading imports code
+        text that begins with "@"   with a second "@" at the beginning
     space, spec, config         {"__space__": …}, {"__rl_module_spec__": …}, …; user classes in it have the mark
     search object               {"__search__": {"uniform": [0.0, 1.0]}}
 
-Outside dicts tuples and sets become lists, which the setters accept as well.
+Outside of dicts, tuples and sets become lists, which the setters also accept.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def plain_setting(name: str, value: Any) -> Any:
 
 
 def plain_dict(name: str, value: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the plain form of a dict, preserving types; raises like `plain_setting`."""
+    """Return the plain form of a dict, with types preserved. Raises the errors of `plain_setting`."""
     if all(type(key) is str for key in value) and not _is_tagged(value):
         return {key: _encode(f"{name}.{key}", item) for key, item in value.items()}
     pairs = [[_encode(name, key), _encode(f"{name}.{key}", item)] for key, item in value.items()]
@@ -89,7 +89,7 @@ def plain_dict(name: str, value: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def revive_setting(value: Any) -> Any:
-    """Return the value that `plain_setting` converted. Imports the code that it names.
+    """Return the value of a plain form from `plain_setting`. The code that it names is imported.
 
     Raises:
         ConfigurationError: The code cannot be imported, or the data is malformed.
@@ -128,11 +128,11 @@ _HOLDS_CODE = frozenset(
 
 
 def setting_from_text(name: str, value: Any) -> Any:
-    """Return the value of a setting in a hand-written TOML file. Imports the code that it names.
+    """Return the value of a setting in a hand-written TOML file. The code that it names is imported.
 
     Args:
-        name: Name of the setting. If it holds code, ``"package.module:name"`` is imported, with or without ``@`` in
-            front.
+        name: Name of the setting. If it holds code, ``"package.module:name"`` is imported, with or without ``@`` at
+            the beginning.
         value: The parsed value.
 
     Raises:
@@ -143,7 +143,7 @@ def setting_from_text(name: str, value: Any) -> Any:
     return revive_setting(value)
 
 
-# What presets name: a checkpoint with them needs no trust.
+# Code that presets name: a checkpoint that names it needs no trust.
 _HARMLESS = frozenset(
     {
         "@rlzmq.connectors.env_to_module.mean_std_filter:MeanStdFilter",
@@ -227,11 +227,13 @@ def _name_of_code(value: Any) -> str | None:
         found = load_named(f"{module}:{qualname}")
     except ConfigurationError:
         return None
-    return f"{module}:{qualname}" if found == value else None  # a bound method has the name of its function
+    return (
+        f"{module}:{qualname}" if found == value else None
+    )  # a bound method has the same name as its function
 
 
 def _in_order(items: Any) -> list[Any]:
-    """Return the items as a list; those of a set in an order that is the same in every process."""
+    """Return the items as a list; a set's items in an order that is the same in every process."""
     if not isinstance(items, set | frozenset):
         return list(items)
     return sorted(items) if all(isinstance(item, str) for item in items) else sorted(items, key=repr)

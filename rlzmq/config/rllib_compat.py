@@ -14,9 +14,9 @@ class ResourcesSettings:
     """Ray's resources, accepted for compatibility with RLlib; see `learners()` and `env_runners()`.
 
     Args:
-        num_cpus_for_main_process: Only 0 or 1: processes are not bound to CPUs.
-        num_gpus: Only 0: see num_gpus_per_learner.
-        placement_strategy: Only "PACK": a cluster file sets which process runs on which machine.
+        num_cpus_for_main_process: Must be 0 or 1: processes are not bound to CPUs.
+        num_gpus: Must be 0: see num_gpus_per_learner.
+        placement_strategy: Must be "PACK": a cluster file sets which process runs on which machine.
     """
 
     num_cpus_for_main_process: NonNegative = fixed(
@@ -30,11 +30,11 @@ class ResourcesSettings:
 
 @settings
 class PythonEnvironmentSettings:
-    """Environment variables, accepted for compatibility with RLlib; every process inherits the driver's.
+    """Environment variables, accepted for compatibility with RLlib. Every process inherits the driver's variables.
 
     Args:
-        extra_python_environs_for_driver: Only {}: set them before Python starts.
-        extra_python_environs_for_worker: Only {}, likewise.
+        extra_python_environs_for_driver: Must be {}: set them before Python starts.
+        extra_python_environs_for_worker: Must be {}; see above.
     """
 
     extra_python_environs_for_driver: dict[str, str] = fixed(
@@ -52,9 +52,9 @@ class ExperimentalSettings:
 
     Args:
         _validate_config: Whether `validate` checks that settings are consistent, e.g. when an Algorithm is built.
-        _use_msgpack_checkpoints: Only False: checkpoints are JSON and safetensors.
-        _torch_grad_scaler_class: Only None: learners compute in float32.
-        _torch_lr_scheduler_classes: Only None: set lr to a schedule instead.
+        _use_msgpack_checkpoints: Must be False: checkpoints are JSON and safetensors.
+        _torch_grad_scaler_class: Must be None: learners compute in float32.
+        _torch_lr_scheduler_classes: Must be None: set lr to a schedule instead.
     """
 
     _validate_config: bool = True

@@ -22,10 +22,10 @@ class ReportingSettings:
 
     Args:
         metrics_num_episodes_for_smoothing: Number of episodes over which returns and lengths are averaged.
-        min_time_s_per_iteration: Least duration of an iteration in seconds; `train()` repeats updates until then.
-        min_sample_timesteps_per_iteration: Least number of env steps to sample in an iteration.
-        min_train_timesteps_per_iteration: Least number of env steps to train on in an iteration.
-        keep_per_episode_custom_metrics: Only False: log with ``reduce="item_series"`` to get lists.
+        min_time_s_per_iteration: Minimum duration of an iteration in seconds; `train()` repeats updates until then.
+        min_sample_timesteps_per_iteration: Minimum number of env steps to sample in an iteration.
+        min_train_timesteps_per_iteration: Minimum number of env steps to train in an iteration.
+        keep_per_episode_custom_metrics: Must be False: log with ``reduce="item_series"`` to get lists.
         log_gradients: Whether to report the global norm of the gradients.
         connector_timers: Whether to time each connector piece (slows sampling down).
         custom_stats_cls_lookup: Dict from name to subclass of `StatsBase`, for
@@ -65,22 +65,20 @@ class FaultToleranceSettings:
         restart_failed_env_runners: Whether to replace an env runner process that died.
         ignore_env_runner_failures: Whether to continue without env runners that died instead of replacing them.
         max_num_env_runner_restarts: Maximum number of restarts of all env runners over the run.
-        delay_between_env_runner_restarts_s: Seconds before the first restart; doubles with each further one, up to
-            30.
-        restart_failed_sub_environments: Whether to recreate a single environment that raised and continue.
+        delay_between_env_runner_restarts_s: Seconds before the first restart; doubled with each further one, up to 30.
+        restart_failed_sub_environments: Whether to recreate a single environment that raised an error, and continue.
         num_consecutive_env_runner_failures_tolerance: Number of consecutive failures after which the run stops.
-        env_failures_per_minute_tolerance: How many environments of one env runner may raise within 60 s; one more
-            stops the run with an error that has the seed and actions to reproduce it. None: any number.
-        env_runner_health_probe_timeout_s: Only 30; has no effect. Heartbeats detect dead env runners,
+        env_failures_per_minute_tolerance: Number of environments of one env runner that may raise errors within 60 s.
+            One more stops the run with an error that contains the seed and actions to reproduce it. None: no limit.
+        env_runner_health_probe_timeout_s: Must be 30; has no effect. Heartbeats detect dead env runners,
             env_step_timeout_s detects hung ones.
         env_runner_restore_timeout_s: Seconds within which a restarted env runner must be ready.
         restart_failed_learners: Whether to replace a learner rank that died.
-        min_learners: Least number of learner ranks; with fewer survivors the run stops.
+        min_learners: Minimum number of learner ranks; with fewer survivors the run stops.
         restart_failed_broker: Whether to replace a broker that died.
-        env_step_timeout_s: Seconds that a vector step may take; an env runner that takes longer is considered hung
-            and is replaced. None: max(30 s, 20 × its slowest usual step), and `env_reset_timeout_s` for the first
-            step.
-        env_reset_timeout_s: Seconds that making and resetting the environments of an env runner may take.
+        env_step_timeout_s: Maximum duration of a vector step in seconds; a slower env runner is considered hung and
+            is replaced. None: max(30 s, 20 × its slowest usual step), and `env_reset_timeout_s` for the first step.
+        env_reset_timeout_s: Maximum duration in seconds of creating and resetting the environments of an env runner.
         quarantine_dir: Directory for fragments that are unusable for training or crash learners (None: in the run
             directory).
         durability: Where accepted fragments are kept until they are trained. "memory": in the memory of two
@@ -90,13 +88,13 @@ class FaultToleranceSettings:
         env_runner_memory_limit_bytes: Limit of the private memory of an env runner process; a process that exceeds
             it, e.g. because its env leaks memory, ends and is replaced. None: no limit.
         learner_memory_limit_bytes: The same for learner processes.
-        process_start_timeout_s: Seconds that a process may take to start, import its code, and build its learner or
-            its connectors and module; env runners have another env_reset_timeout_s for their environments. 0: no
-            limit.
+        process_start_timeout_s: Maximum time in seconds for a process to start, import its code, and build its
+            learner or its connectors and module; env runners have another env_reset_timeout_s for their environments.
+            0: no limit.
         learner_timeout_s: Seconds without progress after which a collective operation of the learners fails.
         learner_snapshot_every_s: Seconds between copies of the learner state to the driver's memory, from which the
             run continues if all learners die at once. Each copy transfers the weights and optimizer state of rank 0
-            between two iterations. None: no copies; the run goes back to the last checkpoint.
+            between two iterations. None: no copies; the run is rolled back to the last checkpoint.
     """
 
     restart_failed_env_runners: bool = True
@@ -131,16 +129,16 @@ class NetworkingSettings:
     """Encrypted, authenticated connections from processes on other machines or in other terminals.
 
     Args:
-        listen: ``"tcp://HOST:PORT"``, where the broker also listens, with CURVE keys made for this run: for data on
-            PORT, for weights on PORT + 1 (0: any free ports). HOST is the address of one interface, never a
-            wildcard. ``rlzmq runner --join FILE`` then adds env runners at any time; with num_env_runners=0 there
-            are no others. None: no network access.
+        listen: ``"tcp://HOST:PORT"``, where the broker also listens, with CURVE keys generated for this run: on PORT
+            for data, on PORT + 1 for weights (0: any free ports). HOST is the address of one interface, never a
+            wildcard. ``rlzmq runner --join FILE`` then adds env runners at any time; with num_env_runners=0 there are
+            no others. None: no network access.
         advertise: Host name or address at which other machines reach HOST, if it differs.
-        join_file: Path of the file with which env runners join (mode 0600; removed at the end of the run); learners
-            join with ``*.learner.toml`` next to it. None: in the run's private directory.
+        join_file: Path of the join file for env runners (mode 0600; removed at the end of the run); learners join
+            with ``*.learner.toml`` next to it. None: in the run's private directory.
         broker: The ``*.driver.toml`` of a broker started with ``rlzmq broker``; None: the run starts its own broker.
-        num_remote_learners: How many of the num_learners learners join with ``rlzmq learner --join FILE`` instead of
-            being started here; all of them, or 0.
+        num_remote_learners: Number of the num_learners learners that join with ``rlzmq learner --join FILE`` instead
+            of being started here; all of them, or 0.
     """
 
     listen: str | None = None
@@ -159,10 +157,10 @@ class CheckpointingSettings:
             safetensors files.
         checkpoint_every_s: Seconds between checkpoints of `rlzmq train` and `Algorithm.keep_checkpoints`;
             None: only at the end.
-        checkpoint_keep: Number of newest checkpoints to keep; the one with the best mean return is kept as well.
-        checkpoint_replay: Whether checkpoints hold every learner's replay buffer, and its position in recorded episodes
-            (RLlib's store_buffer_in_checkpoints). Training waits while the buffers are copied, and the driver holds two
-            copies of all of them meanwhile. False: a resumed run fills empty buffers by sampling.
+        checkpoint_keep: Number of newest checkpoints to keep, besides the one with the best mean return.
+        checkpoint_replay: Whether checkpoints contain every learner's replay buffer, and its position in recorded
+            episodes (RLlib's store_buffer_in_checkpoints). Training waits while the buffers are copied, and the
+            driver then holds two copies of all of them. False: a resumed run fills empty buffers by sampling.
     """
 
     export_native_model_files: bool = False
@@ -173,16 +171,16 @@ class CheckpointingSettings:
 
 @settings
 class DebuggingSettings:
-    """Seed, logging, and the record of what was trained.
+    """Seed, logging, and records of the training.
 
     Args:
         seed: Seed from which all random streams of the run are derived; None: drawn when the algorithm is built.
-        log_level: Level of the ``rlzmq`` loggers in driver, runners and learners, if it is set.
-        log_sys_usage: Only False.
+        log_level: Level of the ``rlzmq`` loggers in driver, runners and learners; None: unchanged.
+        log_sys_usage: Must be False.
         record_dir: Directory in which the learner records the training data of each update and a digest of the
             resulting weights, for `rlzmq replay` (``rlzmq train --record``: in the run directory). Needs a single
             learner and at least one process besides the driver's. None: nothing is recorded.
-        trace: File for a trace of the run: when each process of this machine did what, for ui.perfetto.dev. "auto":
+        trace: File for a trace of what each process of this machine did over time, for ui.perfetto.dev. "auto":
             trace.json in the run directory (`rlzmq train` only). None: no trace.
     """
 

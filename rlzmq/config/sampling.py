@@ -37,14 +37,14 @@ class EnvironmentSettings:
             ``"package.module:Class"``, with arguments as in ``"TimeLimit(max_episode_steps=200)"``; or callables.
         observation_space: Overrides the observation space of a single env.
         action_space: Overrides the action space of a single env.
-        clip_rewards: Only None or False: give ``wrappers=["ClipReward(min_reward=-1, max_reward=1)"]`` instead.
+        clip_rewards: Must be None or False: give ``wrappers=["ClipReward(min_reward=-1, max_reward=1)"]`` instead.
         normalize_actions: Whether modules act in [-1, 1] and bounded Box actions are rescaled for the env.
         clip_actions: Whether to clip Box actions to the bounds of the space (if not normalised).
-        disable_env_checking: Whether to skip the check of the env's spaces and types when it is made.
-        is_atari: Whether to preprocess frames as usual for Atari, before `wrappers`: no-ops after a reset, every
-            4th frame, grey, 84×84, 4 of them stacked. None: no.
-        render_env: Only False: give ``env_config={"render_mode": "human"}`` instead.
-        action_mask_key: Only "action_mask": the key of the mask in Dict observations.
+        disable_env_checking: Whether to skip the check of the env's spaces and types at its creation.
+        is_atari: Whether to apply the usual Atari preprocessing before `wrappers`: no-ops after a reset, every 4th
+            frame, grey, 84×84, 4 frames stacked. None: no.
+        render_env: Must be False: give ``env_config={"render_mode": "human"}`` instead.
+        action_mask_key: Must be "action_mask": the key of the mask in Dict observations.
     """
 
     env: Any = setting(default=None, kw_only=False)
@@ -72,21 +72,21 @@ class EnvRunnersSettings:
     """Env runners: their number, their environments, and the connectors between env and module.
 
     Args:
-        env_runner_cls: The EnvRunner class (None: the single- or multi-agent one, as the config needs).
+        env_runner_cls: The EnvRunner class (None: the single- or multi-agent one, depending on the config).
         num_env_runners: Number of sampling processes; 0: the driver's process samples.
         create_local_env_runner: Has no effect; accepted for compatibility with RLlib. The driver has an env runner
             only if there are no others.
-        create_env_on_local_worker: Only False; see `create_local_env_runner`.
+        create_env_on_local_worker: Must be False; see `create_local_env_runner`.
         num_envs_per_env_runner: Number of vectorised envs in each env runner.
         gym_env_vectorize_mode: How envs are vectorised: "sync": stepped in turn; "async": one process per env;
             "vector_entry_point": the native vector version of the env.
-        num_cpus_per_env_runner: Only 1: processes are not bound to CPUs.
-        num_gpus_per_env_runner: Only 0: runners act on the CPU.
-        custom_resources_per_env_runner: Only {}: a cluster file sets which machine has which env runners.
-        validate_env_runners_after_construction: Only True: an env runner that cannot be constructed fails at once.
-        sample_timeout_s: Seconds without progress after which the work of an env runner is given to another one, if
-            one is free, with a warning. No data is lost.
-        max_requests_in_flight_per_env_runner: Only 1: the broker assigns the whole batch in advance, so env runners
+        num_cpus_per_env_runner: Must be 1: processes are not bound to CPUs.
+        num_gpus_per_env_runner: Must be 0: runners act on the CPU.
+        custom_resources_per_env_runner: Must be {}: a cluster file sets which machine has which env runners.
+        validate_env_runners_after_construction: Must be True: an env runner that cannot be constructed fails at once.
+        sample_timeout_s: Seconds without progress after which the work of an env runner is given to a free one, with
+            a warning. No data is lost.
+        max_requests_in_flight_per_env_runner: Must be 1: the broker assigns the whole batch in advance, so env runners
             are always busy.
         env_to_module_connector: Callable ``(env, spaces, device)`` that returns a connector piece or a list of them.
         module_to_env_connector: Callable ``(env, spaces)`` that returns a connector piece or a list of them.
@@ -96,13 +96,13 @@ class EnvRunnersSettings:
             `module_to_env_connector`.
         episode_lookback_horizon: Number of past steps that each episode chunk keeps.
         merge_env_runner_states: Whether to merge the connector states of all env runners.
-        broadcast_env_runner_states: Only True: merged connector states are sent back to all env runners.
-        compress_observations: Only False: observations are sent uncompressed.
+        broadcast_env_runner_states: Must be True: merged connector states are sent back to all env runners.
+        compress_observations: Must be False: observations are sent uncompressed.
         rollout_fragment_length: Vector steps per fragment; "auto": derived from the batch size.
         batch_mode: "truncate_episodes": fragments may end within an episode; "complete_episodes": they may not.
         explore: Whether actions are sampled from the action distribution (otherwise its mode is used).
-        episodes_to_numpy: Only True: sampled episodes always consist of numpy arrays.
-        max_policy_lag: Data that is more weights versions old than this is dropped; None: `staleness`.
+        episodes_to_numpy: Must be True: sampled episodes always consist of numpy arrays.
+        max_policy_lag: Data that is more than this many weights versions old is dropped; None: `staleness`.
     """
 
     env_runner_cls: type | None = None
@@ -181,7 +181,7 @@ class RLModuleSettings(_PerModuleSettings):
 
     Args:
         model_config: A dict or `DefaultModelConfig` that overrides the algorithm's defaults.
-        rl_module_spec: An RLModuleSpec or MultiRLModuleSpec; fields left None are those of the default.
+        rl_module_spec: An RLModuleSpec or MultiRLModuleSpec; fields that are None are those of the default.
     """
 
     model_config: Any = setting(default={})
@@ -202,9 +202,9 @@ class EvaluationSettings:
         evaluation_num_env_runners: Number of evaluation processes; 0: the driver's process evaluates.
         evaluation_config: Settings that differ in evaluation, e.g. ``{"explore": False}``, or a whole config.
         evaluation_sample_timeout_s: Seconds after which a warning is logged that a round takes long; None: no warning.
-        evaluation_auto_duration_min_env_steps_per_sample: With duration "auto", the least number of env steps in one
-            sample call of an evaluation runner.
-        evaluation_auto_duration_max_env_steps_per_sample: With duration "auto", the largest number of env steps in
+        evaluation_auto_duration_min_env_steps_per_sample: With duration "auto", the minimum number of env steps in
+            one sample call of an evaluation runner.
+        evaluation_auto_duration_max_env_steps_per_sample: With duration "auto", the maximum number of env steps in
             one sample call of an evaluation runner.
         evaluation_force_reset_envs_before_iteration: Whether each round begins with new episodes.
         custom_evaluation_function: ``(algorithm, eval_env_runner_group) -> (results, env_steps,
@@ -226,7 +226,7 @@ class EvaluationSettings:
 
 @settings
 class StateSettings:
-    """Settings that the library sets itself.
+    """Settings that the library sets.
 
     Args:
         in_evaluation: Whether this is the config of evaluation runners.

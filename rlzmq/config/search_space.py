@@ -55,7 +55,7 @@ _NORMAL = statistics.NormalDist()
 
 
 class SearchObject:
-    """Base class of the values that stand for several possible ones.
+    """Base class of values that stand for several possible values.
 
     Attributes:
         call: The function and arguments that create it, e.g. ``("uniform", (0.0, 1.0))``.
@@ -65,7 +65,7 @@ class SearchObject:
     call: tuple[str, tuple[Any, ...]]
 
     def examples(self) -> Sequence[Any]:
-        """Return possible values, to check them against a setting's type; [] if there are none to show."""
+        """Return possible values, for checks against a setting's type; [] if there are none."""
         return []
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Domain(SearchObject):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class GridSearch(SearchObject):
-    """All of these values, each in its own trial, combined with the values of the other grids."""
+    """All of these values, each in its own trial, combined with the values of other grids."""
 
     values: tuple[Any, ...]
     call: tuple[str, tuple[Any, ...]]
@@ -118,15 +118,15 @@ class Categorical(Domain):
 class Numeric(Domain):
     """A number.
 
-    A number is described by its coordinate: the number itself, its logarithm, or the quantile of a normal
-    distribution. Coordinates are uniform; `value_at` turns them into values.
+    A number is described by its coordinate: the number itself, its logarithm, or the quantile of a normal distribution.
+    Coordinates are uniform; `value_at` converts them to values.
 
     Attributes:
-        lower: Least value; of a normal distribution its mean.
-        upper: Largest value, inclusive; of a normal distribution its standard deviation.
+        lower: Smallest value; for a normal distribution, its mean.
+        upper: Largest value, inclusive; for a normal distribution, its standard deviation.
         scale: Distribution of the values.
         is_int: Whether the values are ints.
-        step: Values are multiples of it; 0: all values.
+        step: Values are multiples of it; 0: any values.
     """
 
     lower: float
@@ -137,7 +137,7 @@ class Numeric(Domain):
     call: tuple[str, tuple[Any, ...]]
 
     def examples(self) -> Sequence[Any]:
-        """Return both ends, which stand for what is between."""
+        """Return both ends, which represent the values between them."""
         return [] if self.scale == "normal" else [self._rounded(self.lower), self._rounded(self.upper)]
 
     def sample(self, rng: np.random.Generator) -> Any:
@@ -185,13 +185,13 @@ class Numeric(Domain):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Function(Domain):
-    """A value that a function computes, from the trial's other values if it takes an argument."""
+    """A value computed by a function, from the trial's other values if it takes an argument."""
 
     function: Callable[..., Any]
     call: tuple[str, tuple[Any, ...]]
 
     def sample(self, rng: np.random.Generator) -> Any:
-        """Return the function's value without a trial's other values."""
+        """Return the function's value without the trial's other values."""
         return self.value_of(None)
 
     def value_of(self, spec: Any) -> Any:
@@ -207,11 +207,11 @@ class Function(Domain):
         return self.function(spec) if takes_spec else self.function()
 
 
-# The functions return Any so that type checkers accept their results in place of any setting's value.
+# The functions return Any, so that type checkers accept their results in place of any setting's value.
 
 
 def grid_search(values: Sequence[Any]) -> Any:
-    """Return a search object for all of these values; every grid point gets ``num_samples`` trials.
+    """Return a search object for all of these values. Every grid point gets ``num_samples`` trials.
 
     Raises:
         ConfigurationError: There are no values.
@@ -287,7 +287,7 @@ def sample_from(function: Callable[..., Any]) -> Any:
             `numpy.random` are seeded for each trial.
 
     Raises:
-        ConfigurationError: It is not callable.
+        ConfigurationError: `function` is not callable.
     """
     if not callable(function):
         raise ConfigurationError(f"sample_from({function!r}): expected a function, e.g. lambda spec: ….")
@@ -335,7 +335,7 @@ def search_object_from_plain(plain: Any) -> Any:
 def search_objects_in_tables(data: Any) -> Any:
     """Return parsed TOML with ``{loguniform = [1e-5, 1e-2]}`` replaced by the search object.
 
-    ``{grid_search = [a, b]}`` and ``{choice = [a, b]}`` list the values themselves.
+    ``{grid_search = [a, b]}`` and ``{choice = [a, b]}`` list the values directly.
 
     Raises:
         ConfigurationError: The arguments are invalid.
@@ -369,11 +369,11 @@ def find_search_objects(value: Any) -> dict[str, SearchObject]:
 
 
 def replace_search_objects(value: Any, values: Mapping[str, Any]) -> Any:
-    """Return a copy of `value` in which search objects are replaced.
+    """Return a copy of `value` with search objects replaced.
 
     Args:
         value: A config, dict or any other value.
-        values: The replacement for each path; search objects at other paths stay.
+        values: The replacement for each path. Search objects at other paths are unchanged.
 
     Raises:
         ConfigurationError: A replacement is invalid for its setting.
@@ -382,13 +382,13 @@ def replace_search_objects(value: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _map(value: Any, path: str, replace: Callable[[str, SearchObject], Any]) -> Any:
-    """Return `value` with ``replace(path, search object)`` in place of each search object; share what has none."""
+    """Return `value` with ``replace(path, search object)`` in place of each search object; share other parts."""
     if isinstance(value, SearchObject):
         return replace(path, value)
     if value is None or isinstance(value, str | bytes | int | float | type | np.ndarray):
         return value
     tag = getattr(value, "plain_tag", None)
-    if tag is not None and hasattr(value, "update_from_dict"):  # a config
+    if tag is not None and hasattr(value, "update_from_dict"):  # `value` is a config
         changed = _changed(value.to_dict(), path, replace)
         return value.copy(copy_frozen=False).update_from_dict(changed) if changed else value
     if isinstance(value, dict):

@@ -1,8 +1,8 @@
 """Checked settings: groups of typed fields, and the config setters that take them.
 
-A group is a class with one annotated attribute per setting, for its name, type and default; the class's docstring
-explains them. A config class inherits the groups, so that its settings are attributes for readers and type checkers.
-:class:`takes` turns a method into a setter whose arguments are the settings of a group; those not given are unchanged.
+A group is a class with one annotated attribute per setting, for its name, type and default. The class's docstring
+explains them. A config class inherits the groups, so its settings are attributes for readers and type checkers.
+`takes` turns a method into a setter whose arguments are the settings of a group; those not given are unchanged.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ Schedule = float | list[tuple[float, float]]
 """A number, or ``[(0, v0), (t1, v1), …]``: piecewise linear over lifetime env steps."""
 
 Connector = Callable[[Any, Any, Any], Any] | Callable[[Any, Any], Any] | Callable[..., Any] | None
-"""A callable that makes connector pieces. The explicit signatures let type checkers infer a lambda's arguments."""
+"""A callable that creates connector pieces. The explicit signatures let type checkers infer a lambda's arguments."""
 
 _Group = TypeVar("_Group", bound=type)
 _Config = TypeVar("_Config")
@@ -73,14 +73,14 @@ _Arguments = ParamSpec("_Arguments")
 
 
 class Setting:
-    """One setting of a group; as an attribute of a config, its value.
+    """One setting of a group. As an attribute of a config, it is the setting's value.
 
     Attributes:
         name: Name of the setting.
         group: Name of the setter that takes it; "" if there is none.
         annotation: Type of its values.
         doc: Its entry in the group's docstring.
-        only: The only accepted values, which describe what happens anyway; None: all values of the type.
+        only: The only accepted values, which describe the fixed behaviour; None: all values of the type.
     """
 
     def __init__(
@@ -109,9 +109,9 @@ class Setting:
         return self if instance is None else instance._values[self.name]
 
     def check(self, value: Any) -> Any:
-        """Return the value, converted if that is lossless (an int for a float).
+        """Return the value, converted if that is lossless (e.g. an int to a float).
 
-        A search object is returned as it is, after its possible values have been checked.
+        A search object is returned unchanged, after a check of its possible values.
 
         Raises:
             ConfigurationError: The value is invalid; the text names the setting, the expected and the actual value.
@@ -146,7 +146,7 @@ class Setting:
             return self._adapter.validate_python(value)
         except ValidationError as error:
             if find_search_objects(value):
-                return value  # checked when a trial's values replace them
+                return value  # it is checked when a trial's values replace the search objects
             problems = "; ".join(sorted({str(item["msg"]) for item in error.errors()})[:3])
             raise ConfigurationError(
                 f"config.{self.name}: expected {self.expected}, got {value!r} "
@@ -160,29 +160,29 @@ class Setting:
 
 
 def setting(*, default: Any, kw_only: bool = True) -> Any:
-    """Declare a setting with a default that each config copies.
+    """Declare a setting with a default, which each config copies.
 
     Args:
         default: The default value.
-        kw_only: If False, the setter also takes it by position.
+        kw_only: If False, the setter also accepts it by position.
     """
     return Setting(default, kw_only=kw_only)
 
 
 def fixed(*, default: Any, others: tuple[Any, ...] = (), instead: str = "") -> Any:
-    """Declare a setting that exists for compatibility with RLlib: other values are refused, never ignored.
+    """Declare a setting that exists for compatibility with RLlib. Other values raise an error and are never ignored.
 
     Args:
-        default: The value that describes what happens anyway.
+        default: The value that describes the fixed behaviour.
         others: Equivalent values.
-        instead: What to do instead of setting another value.
+        instead: Advice on what to do instead of setting another value.
     """
     return Setting(default, only=(default, *others), instead=instead)
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(setting, fixed))
 def settings(group: _Group) -> _Group:
-    """Make a class a group of settings: each of its annotated attributes is one."""
+    """Turn a class into a group of settings, one for each annotated attribute."""
     docs = _docs(group)
     for name, annotation in typing.get_type_hints(group, include_extras=True).items():
         if name not in vars(group):
@@ -205,9 +205,9 @@ def settings_of(cls: type) -> dict[str, Setting]:
 
 
 class takes(Generic[_Arguments]):
-    """Decorator that makes a config method the checked setter of a group: its arguments are the group's settings.
+    """Decorator that makes a config method the checked setter of a group; its arguments are the group's settings.
 
-    The decorated method only has a name and a summary; its signature and docstring are those of the group.
+    The decorated method has only a name and a summary. Its signature and docstring come from the group.
     """
 
     def __init__(self, group: Callable[_Arguments, object]) -> None:

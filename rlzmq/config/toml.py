@@ -15,8 +15,8 @@ from rlzmq.core.suggest import did_you_mean
 
 __all__ = ["read_toml", "settings_in", "toml_of"]
 
-_UNSET = "unset"  # TOML has no None: a table's ``unset = ["name"]`` lists the settings that are None
-_CALLBACKS = "callbacks"  # the table of settings without a group
+_UNSET = "unset"  # TOML has no None, so a table's ``unset = ["name"]`` lists the settings that are None
+_CALLBACKS = "callbacks"  # table of settings without a group
 MAX_TOML_BYTES = 1 << 20  # a config is a page of text; a larger file is a mistake or an attack
 
 

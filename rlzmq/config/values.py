@@ -37,7 +37,7 @@ __all__ = ["ConfigValues"]
 
 
 class _DeclaresSettings(type):
-    """Metaclass that makes attributes assigned in a subclass's ``__init__`` settings with defaults, as in RLlib.
+    """Metaclass that turns attributes assigned in a subclass's ``__init__`` into settings with defaults, as in RLlib.
 
     After ``__init__`` no further names can be added.
     """
@@ -72,9 +72,9 @@ class ConfigValues(
     StateSettings,
     metaclass=_DeclaresSettings,
 ):
-    """All settings of a run, each checked when it is set.
+    """All settings of a run. Each one is checked when it is set.
 
-    A subclass adds settings by inheriting groups or by assigning them in its ``__init__``. `_defaults` holds the
+    A subclass adds settings by inheriting groups or by assigning them in its ``__init__``. `_defaults` contains the
     defaults that differ from those of its bases.
     """
 
@@ -160,7 +160,7 @@ class ConfigValues(
         return {name: self._values[name] for name in self._given}
 
     def copy(self, copy_frozen: bool | None = None) -> Self:
-        """Return a deep copy; frozen if `copy_frozen` is True, or if it is None and this config is frozen."""
+        """Return a deep copy; it is frozen if `copy_frozen` is True, or if that is None and this config is frozen."""
         new = type(self)()
         object.__setattr__(new, "_values", copy_value(self._values))
         object.__setattr__(new, "_given", set(self._given))
@@ -172,7 +172,7 @@ class ConfigValues(
         return new
 
     def freeze(self) -> None:
-        """Make every later assignment raise AttributeError, also to a config in `evaluation_config`."""
+        """Make every later assignment raise AttributeError, including those to a config in `evaluation_config`."""
         object.__setattr__(self, "_frozen", True)
         if isinstance(self.evaluation_config, ConfigValues):
             self.evaluation_config.freeze()
@@ -208,15 +208,15 @@ class ConfigValues(
         """Return a config of this class from the output of `to_dict()`, or any part of it.
 
         Raises:
-            ConfigurationError: A key is unknown (the text names the closest), or a value is invalid.
+            ConfigurationError: A key is unknown (the text names the closest one), or a value is invalid.
         """
         return cls().update_from_dict(values)
 
     def update_from_dict(self, values: Mapping[str, Any]) -> Self:
-        """Set several settings at once, to unconverted values; unknown keys are errors.
+        """Set several settings at once to unconverted values. Unknown keys are errors.
 
         Raises:
-            ConfigurationError: As for `from_dict`.
+            ConfigurationError: See `from_dict`.
         """
         for name, value in values.items():
             if name not in self._values:
@@ -227,7 +227,7 @@ class ConfigValues(
         return self
 
     def get_state(self) -> dict[str, Any]:
-        """Return the settings as plain data for msgpack; importable functions and classes by name.
+        """Return the settings as plain data for msgpack, with importable functions and classes by name.
 
         Raises:
             ConfigurationError: A value is neither plain nor importable, e.g. a lambda.
@@ -236,15 +236,15 @@ class ConfigValues(
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the config that `get_state` described. Imports the code that it names.
+        """Return the config of a state from `get_state`. The code that it names is imported.
 
         Raises:
-            ConfigurationError: As for `from_dict`, or the code cannot be imported.
+            ConfigurationError: See `from_dict`; or the code cannot be imported.
         """
         return cls.from_dict({name: revive_setting(value) for name, value in state.items()})
 
     def to_stored(self, *, without: Collection[str] = ()) -> dict[str, Any]:
-        """Return what is stored of a config: its class, the non-default settings, and the names of omitted ones.
+        """Return a config's stored form: its class, the non-default settings, and the names of omitted ones.
 
         Args:
             without: Settings to leave out.
@@ -271,9 +271,9 @@ class ConfigValues(
         }
 
     def serialize(self) -> dict[str, Any]:
-        """Return the settings as JSON data, for logs and display; unnamed functions as their source.
+        """Return the settings as JSON data, for logs and display, with unnamed functions as source code.
 
-        This cannot be read back; use `get_state`, `to_toml` or checkpoints for that.
+        This cannot be read back. For that, use `get_state`, `to_toml` or checkpoints.
         """
         return {name: to_json(value) for name, value in self._values.items()}
 
@@ -284,7 +284,7 @@ class ConfigValues(
         that are None are left out.
 
         Args:
-            path: File to which the TOML is also written.
+            path: File to write the TOML to, too.
         """
         text = toml_of(self._values, type(self)()._values, self._fields)
         if path is not None:

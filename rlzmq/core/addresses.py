@@ -1,4 +1,4 @@
-"""Checks of socket addresses, and the lock that prevents a second bind of an ipc path."""
+"""Checks of socket addresses, and a lock that prevents a second bind of an ipc path."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _WILDCARDS = {"", "*", "0.0.0.0", "::", "[::]"}
 
 
 def check_bind_address(address: str, *, has_keys: bool, insecure: bool = False) -> None:
-    """Raise for addresses that must not be bound.
+    """Raise an error for addresses that must not be bound.
 
     Args:
         address: ``ipc:///path``, ``tcp://host:port`` or ``inproc://name``.
-        has_keys: Whether the socket demands CURVE keys.
+        has_keys: Whether the socket requires CURVE keys.
         insecure: Whether TCP may be bound without keys.
 
     Raises:
-        ConfigurationError: Unknown scheme, wildcard host, TCP without keys, ipc path too long.
+        ConfigurationError: The scheme is unknown, the host is a wildcard, TCP has no keys, or the ipc path is too long.
     """
     scheme, rest = _split(address)
     if scheme == "ipc":
@@ -50,16 +50,17 @@ def check_bind_address(address: str, *, has_keys: bool, insecure: bool = False) 
         )
     if not has_keys and not insecure:
         raise ConfigurationError(
-            f"refusing to listen on {address} without keys: anybody who reaches the port could speak. Make "
-            "keys (`rlzmq` does so when it writes a join file), use ipc:// on one machine, or say insecure"
+            f"refusing to listen on {address} without keys: anyone who reaches the port could connect. Create "
+            "keys (`rlzmq` does so when it writes a join file), use ipc:// on one machine, or set insecure"
         )
 
 
 def check_connect_address(address: str, *, has_keys: bool, insecure: bool = False) -> None:
-    """Raise for addresses that cannot or must not be connected to.
+    """Raise an error for addresses to which a connection is impossible or not allowed.
 
     Raises:
-        ConfigurationError: Unknown scheme, malformed host or port, TCP without keys, ipc path too long.
+        ConfigurationError: The scheme is unknown, the host or port is malformed, TCP has no keys, or the ipc path is
+            too long.
     """
     scheme, rest = _split(address)
     if scheme == "ipc":
@@ -70,7 +71,7 @@ def check_connect_address(address: str, *, has_keys: bool, insecure: bool = Fals
             raise ConfigurationError(f"cannot connect to {address}: expected tcp://host:port of one machine")
         if not has_keys and not insecure:
             raise ConfigurationError(
-                f"refusing to connect to {address} without keys: take them from the join file, or say "
+                f"refusing to connect to {address} without keys: take them from the join file, or set "
                 "insecure"
             )
 
@@ -90,7 +91,7 @@ def is_loopback(address: str) -> bool:
 
 
 def split_tcp(address: str) -> tuple[str, int]:
-    """Return host and port of ``tcp://host:port``; the port may be 0 or ``*`` (the system chooses).
+    """Return the host and port of ``tcp://host:port``. The port may be 0 or ``*`` (the system chooses).
 
     Raises:
         ConfigurationError: It is not of that form.
@@ -119,14 +120,14 @@ def _check_ipc_path(path: str) -> None:
     if num_bytes > MAX_IPC_PATH_BYTES:
         raise ConfigurationError(
             f"the ipc path {path} has {num_bytes} bytes, the system allows {MAX_IPC_PATH_BYTES}: use a "
-            "shorter run directory, e.g. by XDG_RUNTIME_DIR=/tmp"
+            "shorter run directory, e.g. with XDG_RUNTIME_DIR=/tmp"
         )
 
 
 class AddressLock:
-    """Lock of an ipc path against a second bind, which libzmq would allow silently.
+    """Lock of an ipc path against a second bind, which libzmq would silently allow.
 
-    The lock is a file ``<path>.lock`` under ``flock``: the system releases it when its process dies.
+    The lock is a file ``<path>.lock`` under ``flock``, which the system releases when its process dies.
     """
 
     def __init__(self, path: Path, fd: int) -> None:
@@ -136,10 +137,10 @@ class AddressLock:
 
     @classmethod
     def take(cls, address: str) -> AddressLock | None:
-        """Lock the path of an ipc address, or return None for addresses without one.
+        """Lock the path of an ipc address; return None for addresses without a path.
 
         Raises:
-            ConfigurationError: Another socket listens there.
+            ConfigurationError: Another socket listens on the path.
         """
         path = ipc_path(address)
         if path is None:
@@ -162,7 +163,7 @@ class AddressLock:
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, str(os.getpid()).encode(), 0)
                 return cls(path, fd)
-            os.close(fd)  # its last holder removed the file between open and lock: try again
+            os.close(fd)  # its last holder removed the file between open and lock, so try again
 
     def release(self) -> None:
         """Release the path after its socket was closed. Idempotent."""

@@ -1,4 +1,4 @@
-"""Callback: your code at a run's events, as a class or as single functions."""
+"""Callback: user code that is called at a run's events, as a class or as single functions."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ __all__ = [
 
 
 class Callback:
-    """Override the hooks you need. All arguments come as keywords; take ``**kwargs`` for the rest.
+    """Base class of callbacks: override the hooks you need. All arguments are keywords; end with ``**kwargs``.
 
-    Hooks that are not overridden cost nothing: the sampling loop does not call them.
+    Hooks that are not overridden cost nothing, since the sampling loop does not call them.
     """
 
     def on_algorithm_init(self, *, algorithm: Any, metrics_logger: Any, **kwargs: Any) -> None:
-        """An Algorithm is set up, before its first iteration."""
+        """Called after an Algorithm was set up, before its first iteration."""
 
     def on_algorithm_end(self, *, algorithm: Any, metrics_logger: Any, **kwargs: Any) -> None:
-        """An Algorithm is stopped, while its processes still run. Not called for one that was never set up."""
+        """Called when an Algorithm is stopped, while its processes still run. Not called if it was never set up."""
 
     def on_train_result(
         self, *, algorithm: Any, metrics_logger: Any, result: dict[str, Any], **kwargs: Any
     ) -> None:
-        """An iteration ended; `result` may be changed in place."""
+        """Called after an iteration; `result` may be changed in place."""
 
     def on_evaluate_start(self, *, algorithm: Any, metrics_logger: Any, **kwargs: Any) -> None:
-        """An evaluation round begins."""
+        """Called before an evaluation round."""
 
     def on_evaluate_end(
         self, *, algorithm: Any, metrics_logger: Any, evaluation_metrics: dict[str, Any], **kwargs: Any
     ) -> None:
-        """An evaluation round ended; `evaluation_metrics` may be changed in place."""
+        """Called after an evaluation round; `evaluation_metrics` may be changed in place."""
 
     def on_env_runners_recreated(
         self,
@@ -54,15 +54,15 @@ class Callback:
         is_evaluation: bool,
         **kwargs: Any,
     ) -> None:
-        """Dead runners were replaced."""
+        """Called after dead runners were replaced."""
 
     def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: Any) -> None:
-        """The algorithm's state was restored."""
+        """Called after the algorithm's state was restored."""
 
     def on_environment_created(
         self, *, env_runner: Any, metrics_logger: Any, env: Any, env_context: Any, **kwargs: Any
     ) -> None:
-        """A runner made its (vector) env."""
+        """Called after a runner created its (vector) env."""
 
     def on_episode_created(
         self,
@@ -75,7 +75,7 @@ class Callback:
         rl_module: Any,
         **kwargs: Any,
     ) -> None:
-        """An episode object was made, before its env's reset."""
+        """Called after an episode object was created, before its env's reset."""
 
     def on_episode_start(
         self,
@@ -88,7 +88,7 @@ class Callback:
         rl_module: Any,
         **kwargs: Any,
     ) -> None:
-        """An episode holds its reset observation, after env-to-module saw it."""
+        """Called when an episode has its reset observation, after the env-to-module pipeline has processed it."""
 
     def on_episode_step(
         self,
@@ -101,7 +101,7 @@ class Callback:
         rl_module: Any,
         **kwargs: Any,
     ) -> None:
-        """An episode holds a further step."""
+        """Called when an episode has another step."""
 
     def on_episode_end(
         self,
@@ -115,10 +115,10 @@ class Callback:
         rl_module: Any,
         **kwargs: Any,
     ) -> None:
-        """An episode is done (its last `on_episode_step` came just before)."""
+        """Called when an episode is done, just after its last `on_episode_step`."""
 
     def on_sample_end(self, *, env_runner: Any, metrics_logger: Any, samples: Any, **kwargs: Any) -> None:
-        """A `sample()` call returns `samples`."""
+        """Called when a `sample()` call returns `samples`."""
 
 
 RLlibCallback = Callback
@@ -128,7 +128,7 @@ HOOKS: tuple[str, ...] = tuple(name for name in vars(Callback) if name.startswit
 RUNNER_HOOKS: tuple[str, ...] = tuple(
     name for name in HOOKS if name.startswith(("on_environment_", "on_episode_", "on_sample_"))
 )
-"""Those that env runners call, in their own processes; the others run in the driver's."""
+"""The hooks that env runners call, in their own processes. The others are called in the driver's process."""
 
 # Hooks of RLlib's older callbacks, which would never be called.
 _FORMER_HOOKS = {
@@ -143,7 +143,7 @@ Functions = Callable[..., Any] | list[Callable[..., Any]]
 
 
 class Hooks(TypedDict, total=False):
-    """The keyword arguments of `AlgorithmConfig.callbacks`, by which editors and type checkers know the hooks."""
+    """The keyword arguments of `AlgorithmConfig.callbacks`, so that editors and type checkers know the hooks."""
 
     on_algorithm_init: Functions
     on_algorithm_end: Functions
@@ -166,7 +166,7 @@ class _HasCallbacks(Protocol):
 
 
 class CallbackList:
-    """All callbacks of one config: classes first, then functions, in the order given.
+    """All callbacks of one config: classes first, then functions, in the given order.
 
     Args:
         config: Read for `callbacks_class` (a class, an instance or a list) and `callbacks_hooks`.
@@ -187,20 +187,20 @@ class CallbackList:
                 self._hooks.setdefault(name, []).extend(functions[name])
 
     def add(self, callback: Any) -> None:
-        """Call the hooks that this object overrides as well, after all others."""
+        """Add an object whose overridden hooks are called after all others."""
         for name in HOOKS:
             if _overrides(callback, name):
                 self._hooks.setdefault(name, []).append(getattr(callback, name))
 
     def has(self, name: str) -> bool:
-        """Whether anyone listens to this hook."""
+        """Return whether a callback overrides this hook."""
         return name in self._hooks
 
     def __bool__(self) -> bool:
         return bool(self._hooks)
 
     def call(self, name: str, **kwargs: Any) -> None:
-        """Call everyone who listens to the hook `name`, in order."""
+        """Call the hook `name` of all callbacks that override it, in order."""
         for function in self._hooks.get(name, ()):
             function(**kwargs)
 
@@ -211,7 +211,7 @@ def _overrides(item: Any, name: str) -> bool:
 
 
 def hooks_of(item: Any) -> list[str]:
-    """The hooks that a callbacks class or instance overrides; of a factory, all."""
+    """Return the hooks that a callbacks class or instance overrides; all hooks for a factory."""
     if not isinstance(item, type | Callback):
         return list(HOOKS)
     kind = item if isinstance(item, type) else type(item)
@@ -219,13 +219,13 @@ def hooks_of(item: Any) -> list[str]:
 
 
 def check_hook_names(item: Any) -> None:
-    """Refuse a callbacks class with a method that is meant as a hook and is none.
+    """Raise an error if a callbacks class has a method that looks like a hook but is none.
 
     Args:
-        item: A class, an instance, or a factory (which cannot be looked into).
+        item: A class, an instance, or a factory (which cannot be inspected).
 
     Raises:
-        ConfigurationError: One ``on_…`` is a misspelt hook, or one of RLlib's older callbacks.
+        ConfigurationError: A method ``on_…`` is a misspelt hook, or one of RLlib's older callbacks.
     """
     kind = item if isinstance(item, type) else type(item)
     if not issubclass(kind, Callback):

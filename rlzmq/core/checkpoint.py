@@ -6,11 +6,11 @@ Layout of a checkpoint directory::
     <component>/state.json           the component's tree (`rlzmq.core.plain`), with names of arrays
     <component>/state.safetensors    its arrays
 
-In an object store (``s3://…``) single objects are all that is replaced at once. There the files of each
-checkpoint are below a unique prefix, which the manifest names (``"at"``). The manifest is written last; the files of
-the previous checkpoint are removed after that.
+An object store (``s3://…``) replaces only single objects atomically. There the files of each checkpoint are below a
+unique prefix, which the manifest names (``"at"``). The manifest is written last, and then the previous checkpoint's
+files are removed.
 
-A component's name may hold slashes ("learner_group/learner/optimizer"); each can be read alone.
+A component's name may contain slashes ("learner_group/learner/optimizer"). Each component can be read alone.
 No code from files is run: there is no pickle, and no import of names from files.
 """
 
@@ -56,20 +56,20 @@ FORMAT_VERSION = 2
 _MANIFEST = "manifest.json"
 _FORMAT = "rlzmq-checkpoint"
 _KEYS = {"format", "version", "about", "files", "sha256"}
-# A manifest names files, some hundred bytes each; the decoded tree takes many times that of memory.
+# A manifest names files, with some hundred bytes each. The decoded tree takes many times that much memory.
 _MAX_MANIFEST_BYTES = 16 * 1024 * 1024
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # Path("s3://bucket") has one slash only
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # Path("s3://bucket") has only one slash
 
 
 def local_path(path: str | Path) -> Path:
-    """Return the absolute path: ``~`` is the home directory, ``file://`` URIs name local files.
+    """Return the absolute path. ``~`` is the home directory; ``file://`` URIs name local files.
 
-    Other URIs, such as ``s3://…``, give a `CloudPath`, which has the methods of Path that checkpoints need.
+    Other URIs, such as ``s3://…``, become a `CloudPath`, which has the methods of Path that checkpoints need.
 
     Raises:
-        CheckpointError: It is a URI of no filesystem that is known here, or of another machine's files.
+        CheckpointError: It is the URI of an unknown filesystem, or of files on another machine.
     """
     text = os.fspath(path)
     scheme = _SCHEME.match(text)
@@ -88,20 +88,19 @@ def local_path(path: str | Path) -> Path:
 def write_checkpoint(
     path: str | Path, components: Mapping[str, Any], *, about: Mapping[str, Any] | None = None
 ) -> Path:
-    """Write a checkpoint atomically: at any time `path` holds either the old or the new one.
+    """Write a checkpoint atomically: at any time `path` contains either the old or the new one.
 
     Args:
-        path: The checkpoint's directory; one that exists is replaced.
-        components: ``{name: state}``; a state is a tree of dicts, lists, tuples, plain values and
-            numpy arrays.
+        path: The checkpoint's directory. An existing one is replaced.
+        components: ``{name: state}``; a state is a tree of dicts, lists, tuples, plain values and numpy arrays.
         about: Plain facts for the manifest, e.g. the algorithm's name.
 
     Returns:
         The absolute path.
 
     Raises:
-        CheckpointError: The disk is full or the place cannot be written; what was at `path` stays.
-        TypeError: A state holds what is neither plain nor an array.
+        CheckpointError: The disk is full or `path` cannot be written; the content of `path` is unchanged.
+        TypeError: A state contains something that is neither plain nor an array.
     """
     target = local_path(path)
     if isinstance(target, CloudPath):
@@ -129,17 +128,17 @@ def write_checkpoint(
 
 
 def read_checkpoint(path: str | Path, component: str | None = None) -> dict[str, Any]:
-    """Read the components of a checkpoint after checking every file against the manifest.
+    """Read the components of a checkpoint, after checking every file against the manifest.
 
     Args:
         path: The checkpoint's directory.
-        component: Read only the components of this name or below it.
+        component: Read only the components with this name or below it.
 
     Returns:
         ``{name: state}``.
 
     Raises:
-        CheckpointError: There is none, a file is missing, torn or altered, or the version is unknown.
+        CheckpointError: There is no checkpoint, a file is missing, torn or altered, or the version is unknown.
     """
     folder = _present(local_path(path))
     manifest = read_manifest(folder)
@@ -151,7 +150,7 @@ def read_checkpoint(path: str | Path, component: str | None = None) -> dict[str,
                 raise
             former, manifest = manifest, read_manifest(folder)
             if manifest == former:
-                raise  # else it was replaced meanwhile
+                raise  # otherwise it was replaced in the meantime
 
 
 def _read(folder: Path, manifest: Mapping[str, Any], component: str | None) -> dict[str, Any]:
@@ -172,7 +171,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint: format, version, about, files.
 
     Raises:
-        CheckpointError: No checkpoint there, or one of another version.
+        CheckpointError: There is no checkpoint, or one of another version.
     """
     folder = _present(local_path(path))
     try:
@@ -208,7 +207,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
 
 
 def find_inside(path: str | Path) -> tuple[Path, str]:
-    """Split a path into a checkpoint's path and the path inside it.
+    """Split a path into a checkpoint's path and the path inside of it.
 
     Example: ``runs/c/learner_group/learner`` → (``runs/c``, ``"learner_group/learner"``). The component
     need not exist. Without a checkpoint, return (`path`, ``""``).
@@ -224,7 +223,7 @@ def find_inside(path: str | Path) -> tuple[Path, str]:
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Return whether `path` holds a complete checkpoint of a known version."""
+    """Return whether there is a complete checkpoint of a known version at `path`."""
     try:
         read_checkpoint(path)
     except CheckpointError:
@@ -312,7 +311,7 @@ def _checked_bytes(folder: Path, name: str, facts: dict[str, Any]) -> bytes:
 
 
 class _FileWriter(TreeWriter):
-    """Writes a state for JSON, with arrays aside."""
+    """Converts a state to JSON, with arrays in a second file."""
 
     leaves = frozenset({type(None), bool, str})
 
@@ -343,7 +342,7 @@ class _FileWriter(TreeWriter):
 
 
 class _FileReader(TreeReader):
-    """Reads what `_FileWriter` wrote."""
+    """Reads the output of `_FileWriter`."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
         self._arrays = arrays
@@ -393,8 +392,8 @@ def _bytes_of(path: Path, max_bytes: int) -> bytes:
     """Return a regular file's content. Pipes and devices, which may never end, are not read.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It is no plain file, or larger than `max_bytes`.
+        OSError: The file cannot be read.
+        ValueError: It is not a regular file, or larger than `max_bytes`.
     """
     if isinstance(path, CloudPath):
         return path.read_bytes(max_bytes)
@@ -439,7 +438,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def _put_in_place(scratch: Path, target: Path) -> None:
-    """Replace the old directory by the new one; move the old one away first if names cannot be exchanged."""
+    """Replace the old directory with the new one. If names cannot be exchanged, move the old one away first."""
     if not target.exists():
         os.rename(scratch, target)
     elif not _exchange(scratch, target):

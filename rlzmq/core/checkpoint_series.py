@@ -1,10 +1,10 @@
-"""A directory of numbered checkpoints, of which the newest few and the best are kept.
+"""CheckpointSeries: a directory of numbered checkpoints, of which the newest few and the best are kept.
 
 Layout::
 
     000120/, 000130/, …     checkpoints, named by training iteration
-    000140.abandoned/       of a lineage that was left: the run went back behind it, or it was torn
-    .000130.*.tmp           what a killed write left; removed by the next one
+    000140.abandoned/       of an abandoned lineage: the run was rolled back behind it, or it was torn
+        .000130.*.tmp           left by a killed write; removed by the next one
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ __all__ = ["CheckpointSeries", "Found", "checkpoints_at", "find_checkpoint"]
 _NUMBER = re.compile(r"\d{6,}")
 _LITTER = re.compile(r"\.\d{6,}\.[0-9a-f]{8}\.(tmp|old)")
 _SPARE_BYTES = 1 << 20
-_BYTES_PER_VALUE = 64  # of a plain value in JSON, and of an array's entry: generous
+_BYTES_PER_VALUE = 64  # upper estimate for a plain value in JSON, and for an array's entry
 
 
 @dataclass(frozen=True)
 class Found:
-    """What `find_checkpoint` found.
+    """Result of `find_checkpoint`.
 
     Attributes:
-        path: The newest whole checkpoint; None if there is none.
-        skipped: (directory, what is wrong with it) of newer ones.
+        path: The newest complete checkpoint; None if there is none.
+        skipped: (directory, reason) of newer ones that cannot be used.
     """
 
     path: Path | None
@@ -45,11 +45,11 @@ class Found:
 
 
 def find_checkpoint(path: str | Path) -> Found:
-    """Return the newest valid checkpoint at a path; every byte is checked.
+    """Return the newest valid checkpoint at a path. Every byte is checked.
 
     Args:
-        path: A checkpoint, a directory of numbered ones, or a run directory with ``checkpoints/`` (or,
-            of earlier releases, ``checkpoint/``).
+        path: A checkpoint, a directory of numbered ones, or a run directory with ``checkpoints/`` (``checkpoint/`` in
+            earlier releases).
     """
     skipped: list[tuple[Path, str]] = []
     for candidate in checkpoints_at(path):
@@ -63,7 +63,7 @@ def find_checkpoint(path: str | Path) -> Found:
 
 
 def checkpoints_at(path: str | Path) -> list[Path]:
-    """Return the checkpoints at a path, newest first, whole or not; see `find_checkpoint`."""
+    """Return the checkpoints at a path, newest first, complete or not; see `find_checkpoint`."""
     place = local_path(path)
     if (place / "manifest.json").exists():
         return [place]
@@ -74,11 +74,11 @@ def checkpoints_at(path: str | Path) -> list[Path]:
 
 
 class CheckpointSeries:
-    """Writes checkpoints of a run into one directory, and removes those that are not kept.
+    """Writes checkpoints of a run into one directory, and removes those that should not be kept.
 
     Args:
-        path: The directory; made by the first write.
-        keep: How many of the newest to keep, in addition to the one with the best score.
+        path: The directory, created by the first write.
+        keep: Number of newest checkpoints to keep, in addition to the one with the best score.
     """
 
     def __init__(self, path: str | Path, *, keep: int = 3) -> None:
@@ -87,20 +87,20 @@ class CheckpointSeries:
         self._is_tidy = False
 
     def paths(self) -> list[Path]:
-        """Return the checkpoints, newest iteration first; whole or not."""
+        """Return the checkpoints, newest iteration first, complete or not."""
         return [path for _, path in self._numbered()]
 
     def write(self, iteration: int, components: Mapping[str, Any], about: Mapping[str, Any]) -> Path:
         """Write a checkpoint, then remove those that are no longer kept. A failure leaves all others unchanged.
 
         Args:
-            iteration: Its number. Checkpoints with higher numbers are from before a rollback and are set aside.
+            iteration: Its number. Checkpoints with higher numbers predate a rollback and are set aside.
             components: See `write_checkpoint`.
-            about: Plain facts for the manifest; a finite ``"score"`` ranks it.
+            about: Plain facts for the manifest. A finite ``"score"`` ranks the checkpoint.
 
         Raises:
-            CheckpointError: It could not be written, e.g. for lack of space.
-            TypeError: A component holds what cannot be stored.
+            CheckpointError: The checkpoint could not be written, e.g. for lack of space.
+            TypeError: A component contains something that cannot be stored.
         """
         target = self.path / f"{iteration:06d}"
         try:
@@ -145,7 +145,7 @@ class CheckpointSeries:
     def _remove_old(self) -> None:
         numbered = self._numbered()
         scores = [(_score(path), path) for _, path in numbered]
-        best, best_path = max(scores, key=lambda item: item[0])  # the newest of equals
+        best, best_path = max(scores, key=lambda item: item[0])  # the newest of equal ones
         kept = {path for _, path in numbered[: self._keep]}
         if math.isfinite(best):
             kept.add(best_path)

@@ -1,6 +1,6 @@
 """Checkpointable: saving and restoring single parts of a run.
 
-A part's own checkpoint holds its state under the name that it has in an algorithm's checkpoint, so either restores it::
+A part's own checkpoint stores its state under the same name as an algorithm's checkpoint, so both can restore it::
 
     learner.save_to_path("checkpoints/learner")
     learner.restore_from_path("checkpoints/learner")                        # its own
@@ -24,32 +24,32 @@ __all__ = ["Checkpointable", "part_of", "read_part", "write_part"]
 class Checkpointable:
     """Mix-in with `save_to_path`, `restore_from_path` and `from_checkpoint`, based on `get_state` and `set_state`.
 
-    A checkpoint holds no code: `from_checkpoint` takes the constructor's arguments.
+    A checkpoint contains no code: `from_checkpoint` takes the constructor's arguments.
     """
 
     checkpoint_name: ClassVar[str]
-    """Where an algorithm's checkpoint has this state."""
+    """Name of this state in an algorithm's checkpoint."""
 
     def save_to_path(self, path: str | Path | None = None) -> str:
         """Write the state as a checkpoint, atomically, and return its absolute path.
 
         Args:
-            path: The directory, or ``s3://…``; one that exists is replaced. None: a new temporary one.
+            path: The directory, or ``s3://…``. An existing one is replaced. None: a new temporary directory.
 
         Raises:
-            CheckpointError: It cannot be written; what was there stays.
+            CheckpointError: The checkpoint cannot be written; the content of `path` is unchanged.
         """
         return write_part(path, self.checkpoint_name, self.get_state(), type(self))  # type: ignore[attr-defined]
 
     def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
-        """Take over the state of a checkpoint.
+        """Load the state of a checkpoint.
 
         Args:
-            path: What `save_to_path` wrote, an algorithm's checkpoint, or a path into one.
-            component: The part of the state that `path` holds, e.g. ``"rl_module/p0"``; the rest is unchanged.
+            path: A result of `save_to_path`, an algorithm's checkpoint, or a path into one.
+            component: The part of the state that is at `path`, e.g. ``"rl_module/p0"``; the rest is unchanged.
 
         Raises:
-            CheckpointError: Nothing of that kind is there, or it is torn or altered.
+            CheckpointError: There is no such state, or the checkpoint is torn or altered.
         """
         self.set_state(read_part(path, self.checkpoint_name, component))  # type: ignore[attr-defined]
 
@@ -58,8 +58,8 @@ class Checkpointable:
         """Create a new object with the state of a checkpoint.
 
         Args:
-            path: As of `restore_from_path`.
-            args, kwargs: The constructor's.
+            path: See `restore_from_path`.
+            args, kwargs: The constructor's arguments.
         """
         new = cls(*args, **kwargs)
         new.restore_from_path(path)
@@ -78,11 +78,11 @@ def read_part(path: str | Path, name: str, component: str | None = None) -> Any:
 
     Args:
         path: The part's own checkpoint, an algorithm's, or a path into one.
-        name: Where both have it.
-        component: Path of the state below the part's name; None for the whole state.
+        name: The state's name in both.
+        component: Path of the state below the part's name; None: the whole state.
 
     Raises:
-        CheckpointError: It is not there.
+        CheckpointError: There is no such component.
     """
     folder, inside = find_inside(path)
     tree: dict[str, Any] = {}

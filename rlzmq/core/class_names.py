@@ -18,10 +18,10 @@ def class_name(cls: type[Any]) -> str:
 
 
 def attribute_at(module: ModuleType, qualname: str) -> Any:
-    """Return the object of a dotted name in a module, e.g. ``"Outer.Inner"``.
+    """Return the object with a dotted name in a module, e.g. ``"Outer.Inner"``.
 
     Raises:
-        AttributeError: There is none.
+        AttributeError: There is no such object.
     """
     found: Any = module
     for part in qualname.split("."):
@@ -30,7 +30,7 @@ def attribute_at(module: ModuleType, qualname: str) -> Any:
 
 
 def callable_names(module: ModuleType) -> list[str]:
-    """Return the public names of a module's classes and functions, to suggest one of them."""
+    """Return the public names of a module's classes and functions, for suggestions."""
     return [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
 
 
@@ -42,7 +42,7 @@ def class_from_name(name: str, base: type[Any]) -> type[Any]:
         base: Required base class.
 
     Raises:
-        ConfigurationError: The name is malformed, cannot be imported, or is no subclass of ``base``.
+        ConfigurationError: The name is malformed, cannot be imported, or is not a subclass of ``base``.
     """
     module_name, colon, qualname = name.partition(":")
     advice = f"Pass the class itself instead, e.g. from_checkpoint(path, module_class=My{base.__name__})."

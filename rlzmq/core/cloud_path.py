@@ -12,18 +12,18 @@ from rlzmq.core.errors import CheckpointError
 
 __all__ = ["CloudPath"]
 
-_URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)  # Path("s3://bucket") has one slash only
+_URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)  # Path("s3://bucket") has only one slash
 _DRIVERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
 
 
 class CloudPath:
     """The part of `pathlib.Path` that checkpoints use, implemented with fsspec.
 
-    Object stores write single objects atomically, and later reads return the new object.
-    Writing several objects and renaming are not atomic.
+    Object stores write single objects atomically, and later reads return the new object. Writing several objects and
+    renaming are not atomic.
 
     Args:
-        uri: ``"s3://bucket/runs/mine"``, ``"gs://…"``, or of any other filesystem that fsspec knows.
+        uri: ``"s3://bucket/runs/mine"``, ``"gs://…"``, or the URI of another filesystem that fsspec knows.
 
     Raises:
         CheckpointError: There is no such filesystem, or its driver is not installed.
@@ -39,7 +39,7 @@ class CloudPath:
 
     @cached_property
     def _store(self) -> tuple[Any, str]:
-        """(the filesystem, this place's key in it)."""
+        """Return (the filesystem, this path's key in it)."""
         import fsspec
 
         try:
@@ -51,7 +51,7 @@ class CloudPath:
             ) from None
         except ValueError as error:
             raise CheckpointError(
-                f"{str(self)!r} is neither a directory of this machine nor a store that fsspec knows ({error}). Give a "
+                f"{str(self)!r} is neither a directory on this machine nor a store that fsspec knows ({error}). Use a "
                 "local or mounted directory, s3://…, or gs://…."
             ) from None
         return filesystem, str(key)
@@ -60,18 +60,18 @@ class CloudPath:
 
     @property
     def name(self) -> str:
-        """The last part."""
+        """The last part of the path."""
         return self._key.rpartition("/")[2]
 
     @property
     def suffix(self) -> str:
-        """The last part's ending, with its dot."""
+        """The extension of the last part, with its dot."""
         _, dot, ending = self.name.rpartition(".")
         return dot + ending if dot else ""
 
     @property
     def parents(self) -> list[CloudPath]:
-        """The places above, nearest first; the bucket is the last."""
+        """The parent paths, nearest first; the bucket is the last one."""
         parts = self._key.split("/")
         return [
             CloudPath(f"{self._scheme}://{'/'.join(parts[:num])}") for num in range(len(parts) - 1, 0, -1)
@@ -81,11 +81,11 @@ class CloudPath:
         return CloudPath(f"{self}/{below}")
 
     def with_name(self, name: str) -> CloudPath:
-        """Return the sibling path with a name."""
+        """Return the sibling path with this name."""
         return CloudPath(f"{self._scheme}://{self._key.rpartition('/')[0]}/{name}")
 
     def relative_to(self, above: CloudPath) -> CloudPath:
-        """Return the part of this path below another; only `as_posix` may be called on it."""
+        """Return this path relative to another. Only `as_posix` may be called on the result."""
         return CloudPath(f"{self._scheme}://{self._key.removeprefix(above._key)}")
 
     def as_posix(self) -> str:
@@ -95,13 +95,13 @@ class CloudPath:
     # -- objects --------------------------------------------------------------------------------
 
     def exists(self) -> bool:
-        """Return whether there is an object here, or any below."""
+        """Return whether there is an object at this path or below it."""
         filesystem, key = self._store
         with _store_errors():
             return bool(filesystem.exists(key))
 
     def is_dir(self) -> bool:
-        """Return whether there are objects below."""
+        """Return whether there are objects below this path."""
         filesystem, key = self._store
         with _store_errors():
             return bool(filesystem.isdir(key))
@@ -121,7 +121,7 @@ class CloudPath:
             return bytes(filesystem.cat_file(key))
 
     def write_bytes(self, data: bytes) -> None:
-        """Put an object here, as a whole.
+        """Write the object atomically.
 
         Raises:
             OSError: The store does not take it.
@@ -140,7 +140,7 @@ class CloudPath:
                     yield self / name
 
     def rename(self, target: CloudPath) -> None:
-        """Copy everything below this path, then remove it here."""
+        """Copy everything below this path to `target`, then remove the originals."""
         filesystem, key = self._store
         with _store_errors():
             filesystem.mv(key, target._store[1], recursive=True)

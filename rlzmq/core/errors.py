@@ -41,25 +41,25 @@ def first_error(error: BaseException) -> BaseException:
 class RlzmqError(Exception):
     """Base class of rlzmq's errors.
 
-    Mistakes in a call's arguments are plain ``ValueError``/``TypeError`` (or a subclass that is
-    also one of those), so ``except ValueError`` works without knowing this class.
+    Wrong arguments of a call raise a ``ValueError`` or ``TypeError`` (or a subclass that is also one of those), so
+    ``except ValueError`` works without this class.
     """
 
 
 class ConfigurationError(RlzmqError, ValueError):
-    """A setting is invalid: change the configuration and build again."""
+    """A setting is invalid. Change the configuration and build again."""
 
 
 class UnsupportedSpaceError(ConfigurationError):
-    """A space that no default module or connector handles; the message suggests a solution."""
+    """A space that no default module or connector supports. The message suggests a solution."""
 
 
 class ProtocolError(RlzmqError):
-    """A message that violates the wire protocol; it was rejected and counted."""
+    """A message that violates the wire protocol. It was rejected and counted."""
 
 
 class AuthenticationError(RlzmqError):
-    """A peer without the right key; it was rejected before any of its data was read."""
+    """A peer without the right key. It was rejected before any of its data was read."""
 
 
 class PeerLostError(RlzmqError, ConnectionError):
@@ -67,11 +67,11 @@ class PeerLostError(RlzmqError, ConnectionError):
 
 
 class StandstillError(RlzmqError, RuntimeError):
-    """A run makes no progress for an unknown reason; the message shows who waits for whom. Resume the run."""
+    """A run makes no progress for an unknown reason. The message shows what each peer waits for. Resume the run."""
 
 
 class DeadlineError(RlzmqError, TimeoutError):
-    """A call's deadline passed before its answer came; the work may still finish remotely."""
+    """A call's deadline passed before its answer arrived. The work may still finish remotely."""
 
 
 class ClosedError(RlzmqError, RuntimeError):
@@ -87,11 +87,11 @@ class EnvironmentError_(RlzmqError):
 
 
 class StepFailedRecreateEnvError(EnvironmentError_):
-    """Raised by an environment to be recreated: counted, but not logged as an error."""
+    """Raised by an environment that wants to be recreated. It is counted, but not logged as an error."""
 
 
 class MultiAgentEnvError(EnvironmentError_, ValueError):
-    """Multi-agent data that contradicts itself, e.g. a step for an agent that is done."""
+    """Multi-agent data that contradict each other, e.g. a step for an agent that is done."""
 
 
 class ExitRaisedError(RlzmqError, RuntimeError):
@@ -99,16 +99,16 @@ class ExitRaisedError(RlzmqError, RuntimeError):
 
 
 class NotFiniteError(RlzmqError, ArithmeticError):
-    """Losses or gradients are NaN or infinite in several consecutive updates; training stops."""
+    """Losses or gradients were NaN or infinite in several consecutive updates. Training stops."""
 
 
 class RemoteError(RlzmqError):
-    """An exception of an unknown type from another process.
+    """An exception of an unknown type, raised in another process.
 
     Attributes:
         remote_type: The original type's name.
-        host, pid, role: Where it was raised.
-        traceback_text: The original traceback, formatted there.
+        host, pid, role: The process that raised it.
+        traceback_text: The original traceback, formatted in that process.
     """
 
     def __init__(
@@ -134,8 +134,8 @@ def refuses_as(
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return a decorator for decoders of peers' data that converts unexpected errors to ``kind``.
 
-    Decoders check their input, but a missed case must not stop the caller's loop.
-    Only MemoryError passes, because the process cannot continue.
+    Decoders check their input, but a missed case must not stop the caller's loop. Only MemoryError is not converted,
+    because the process cannot continue.
 
     Args:
         kind: Error class raised in place of any other error, which becomes its cause.
@@ -152,7 +152,7 @@ def refuses_as(
             except ProtocolError as error:
                 raise kind(str(error)) from error
             except Exception as error:
-                # Its message may contain received bytes: long, binary or hostile.
+                # The original message may contain received bytes: long, binary or hostile.
                 raise kind(f"the bytes cannot be decoded ({type(error).__name__})") from error
 
         return decode

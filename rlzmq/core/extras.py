@@ -1,4 +1,4 @@
-"""Import of optional packages, with an error that has the command to install them."""
+"""Import of optional packages, with an error that contains the command to install them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def import_optional(module: str, what: str, install: str) -> ModuleType:
     """Import a module of an optional package.
 
     Args:
-        module: Its full name.
-        what: What it is needed for, e.g. ``"A video"``.
-        install: What pip installs it by, e.g. ``"rlzmq[video]"``.
+        module: The module's full name.
+        what: The feature that needs it, e.g. ``"A video"``.
+        install: The argument of ``pip install``, e.g. ``"rlzmq[video]"``.
 
     Raises:
-        MissingPackageError: It cannot be imported.
+        MissingPackageError: The module cannot be imported.
     """
     try:
         return importlib.import_module(module)

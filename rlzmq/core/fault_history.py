@@ -1,4 +1,4 @@
-"""Verifies the recorded history of a run (`rlzmq.core.faults`): nothing lost, nothing trained twice.
+"""Verification of a run's recorded history (`rlzmq.core.faults`): nothing lost, nothing trained twice.
 
 Each process records its own events.
 
@@ -23,11 +23,11 @@ __all__ = ["History", "HistoryError", "Verdict", "check_history", "read_history"
 
 Event = dict[str, Any]
 History = dict[tuple[str, int], list[Event]]
-"""Events in their order, by (place, pid)."""
+"""Events in order, by (place, pid)."""
 
 
 class HistoryError(AssertionError):
-    """Raised for a violated guarantee, which the message names."""
+    """A guarantee was violated. The message names it."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Verdict:
 
 
 def read_history(directory: str | Path) -> History:
-    """Read all files of a history; an incomplete last line is ignored."""
+    """Read all files of a history. An incomplete last line is ignored."""
     history: History = {}
     for path in sorted(Path(directory).glob("*.jsonl")):
         place, _, pid = path.stem.rpartition(".")
@@ -69,7 +69,7 @@ def check_history(history: History) -> Verdict:
     """Verify the guarantees for a run without rollbacks.
 
     Raises:
-        HistoryError: For the first violation.
+        HistoryError: A guarantee is violated; the first violation is reported.
     """
     reports = [
         e for (place, _), events in history.items() if place == "driver" for e in _of(events, "report")
@@ -109,7 +109,7 @@ def _of(events: list[Event], name: str) -> list[Event]:
 
 
 def _check_reports(reports: list[Event]) -> None:
-    """Check that every update is reported once and in order with correct accounting."""
+    """Check that every update is reported once and in order, with correct accounting."""
     total = 0
     for index, report in enumerate(reports):
         expected = reports[0]["update"] + index
@@ -133,7 +133,7 @@ def _check_reports(reports: list[Event]) -> None:
 
 
 def _check_updates(history: History, reports: list[Event]) -> int:
-    """Check that each reported update was trained by one surviving generation, and no step by two updates."""
+    """Check that one surviving generation trained each reported update, and that no step was trained by two."""
     trained: dict[int, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     formed: list[Event] = []
     for (place, _), events in history.items():
@@ -175,7 +175,8 @@ def _check_accepted(
 ) -> tuple[int, int, int]:
     """Check that everything accepted before the driver's last report is accounted for.
 
-    Except for fragments whose runner (a pid in `doubly_hit`) and broker died at the same time: no copy exists."""
+    Fragments whose runner (a pid in `doubly_hit`) and broker died at the same time are excepted, since no copy exists.
+    """
     reported: dict[str, int] = {}
     for report in reports:
         for fragment, num_steps in report["fragments"]:

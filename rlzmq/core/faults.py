@@ -1,15 +1,14 @@
 """Fault injection at named places, and a history of each process's events, for recovery tests.
 
-``RLZMQ_FAULT=NAME[@PLACE]:ACTION:N[,…]`` makes a process fail when it comes to NAME for the N-th time
-(from 1), in its first incarnation only. PLACE narrows it to one process, e.g. ``learner-1``. Actions:
-``kill`` (SIGKILL), ``stop`` (SIGSTOP), ``exit`` (exit code 3), ``hang`` (a Python loop that never ends),
-``enospc`` and ``eio`` (the OSError of a full, or of a broken disk).
-Each fault that fires first appends ``NAME PLACE ACTION N`` to the file ``RLZMQ_FAULT_LOG``, so that a test
-can tell, and never fires again in that run.
+``RLZMQ_FAULT=NAME[@PLACE]:ACTION:N[,…]`` makes a process fail when it reaches NAME for the N-th time (from 1), in its
+first incarnation only. PLACE limits it to one process, e.g. ``learner-1``. Actions: ``kill`` (SIGKILL), ``stop``
+(SIGSTOP), ``exit`` (exit code 3), ``hang`` (a Python loop that never ends), ``enospc`` and ``eio`` (the OSError of a
+full, or of a broken disk). A fault first appends ``NAME PLACE ACTION N`` to the file ``RLZMQ_FAULT_LOG``, so that tests
+can see it, and never fires again in that run.
 
-``RLZMQ_HISTORY=DIRECTORY`` makes every process append its events to its own file there.
+``RLZMQ_HISTORY=DIRECTORY`` makes every process append its events to its own file in that directory.
 
-Without these variables `at` and `record` are functions that do nothing.
+Without these variables, `at` and `record` do nothing.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ __all__ = ["FAULT_ACTIONS", "arm", "at", "is_armed", "is_recording", "parse_faul
 FAULT_ACTIONS = ("kill", "stop", "exit", "hang", "enospc", "eio")
 
 is_armed: bool = False
-"""Whether this process has faults: for callers that would have to put a name together."""
+"""Whether this process has faults, for callers that would have to build a name first."""
 
 is_recording: bool = False
-"""Whether this process records its history: for callers that would have to collect facts."""
+"""Whether this process records its history, for callers that would have to collect facts first."""
 
 
 def _do_nothing(*args: Any, **kwargs: Any) -> None:
@@ -41,18 +40,18 @@ def _do_nothing(*args: Any, **kwargs: Any) -> None:
 
 
 at: Callable[[str], None] = _do_nothing
-"""``faults.at("learner.vote")``: this process has come to a named place."""
+"""``faults.at("learner.vote")``: report that this process has reached a named place."""
 
 record: Callable[..., None] = _do_nothing
-"""``faults.record("trained", update=3)``: one event with plain facts, on disk when the call returns."""
+"""``faults.record("trained", update=3)``: record an event with plain facts. It is on disk when the call returns."""
 
 
 def arm(place: str, incarnation: int = 0) -> None:
-    """Set up faults and history; called once by each role's process with the run's environment variables.
+    """Set up faults and history. Each role's process calls this once, with the run's environment variables.
 
     Args:
-        place: What this process is, e.g. "runner-0".
-        incarnation: How often it was restarted: faults are for the first one only.
+        place: Name of this process, e.g. "runner-0".
+        incarnation: Number of its restarts. Faults fire only in incarnation 0.
     """
     global at, record, is_armed, is_recording
     at, record, is_armed, is_recording = _do_nothing, _do_nothing, False, False
@@ -70,7 +69,7 @@ def parse_faults(text: str) -> list[tuple[str, str, str, int]]:
     """Parse ``RLZMQ_FAULT`` into (name, place or "", action, n).
 
     Raises:
-        ValueError: The text has another form; the message shows the expected one.
+        ValueError: The text does not have this form; the message shows the expected one.
     """
     faults = []
     for item in filter(None, text.split(",")):
@@ -99,7 +98,7 @@ class _Faults:
             log = os.environ.get("RLZMQ_FAULT_LOG")
             if log is not None:
                 if os.path.exists(log) and line in Path(log).read_text().splitlines():
-                    return  # from an earlier incarnation
+                    return  # logged by an earlier incarnation
                 _append(log, f"{line}\n")
             _act(action)
 

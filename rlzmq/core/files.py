@@ -1,4 +1,4 @@
-"""Files and directories writable only by their owner and, if the umask allows it, the group."""
+"""Files and directories that only their owner and, if the umask allows it, their group can write."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 __all__ = ["make_directories", "opener", "write_text"]
 
-# Maximum mode: the umask may remove permissions, but a umask of 0 gives others none.
+# Maximum mode. The umask may remove permissions, but with a umask of 0 others still get none.
 _FILE_MODE = 0o664
 _DIRECTORY_MODE = 0o775
 
@@ -24,8 +24,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def make_directories(path: Path, *, mode: int = _DIRECTORY_MODE) -> None:
-    """Make a directory, of this mode, and its parents, where they are missing."""
+    """Create a directory with this mode, and its parents, if they are missing."""
     missing = [place for place in (path, *path.parents) if not place.exists()]
     for place in reversed(missing):
         place.mkdir(mode=mode if place == path else _DIRECTORY_MODE, exist_ok=True)
-    path.mkdir(exist_ok=True)  # where it is a file this raises
+    path.mkdir(exist_ok=True)  # raises an error if it is a file

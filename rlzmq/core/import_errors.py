@@ -13,20 +13,20 @@ from rlzmq.core.suggest import did_you_mean
 
 __all__ = ["MissingNameFinder", "hidden_modules", "import_failure"]
 
-# RLlib's algorithms that are missing here: the message does not suggest a similar name.
+# RLlib algorithms that are missing here. No similar name is suggested for them.
 _ALGORITHMS_ELSEWHERE = {"dreamerv3": "DreamerV3"}
 
 
 class MissingNameFinder:
-    """Last finder on ``sys.meta_path``, which raises useful errors for names that rlzmq does not have.
+    """Last finder on ``sys.meta_path``. It raises useful errors for names that rlzmq does not have.
 
-    ``from rlzmq import X`` asks a module's ``__getattr__`` first, whose AttributeError Python drops together with its
-    text; then it looks for a submodule ``X``, and comes here. Looking without importing (``hasattr``,
-    ``importlib.util.find_spec``) is answered as everywhere: False, None.
+    ``from rlzmq import X`` first calls the package's ``__getattr__``, but Python drops its AttributeError and text.
+    It then looks for a submodule ``X`` with this finder. A look-up without an import (``hasattr``,
+    ``importlib.util.find_spec``) gives the usual answers: False, None.
 
     Args:
         exports: Public name -> the module that defines it, relative to ``rlzmq``.
-        version: Version of rlzmq, for the text.
+        version: Version of rlzmq, for the error text.
     """
 
     def __init__(self, exports: Mapping[str, str], version: str) -> None:
@@ -36,11 +36,12 @@ class MissingNameFinder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Raise an error for unknown names in rlzmq, and find nothing else.
+        """Raise an error for unknown names in rlzmq; find no other module.
 
         Raises:
-            ImportError: A name of the package is being imported (``from rlzmq import X``).
-            ModuleNotFoundError: A module of it is (``import rlzmq.x``); the text names the whole path.
+            ImportError: A name of the package is imported (``from rlzmq import X``).
+            ModuleNotFoundError: A module of the package is imported (``import rlzmq.x``); the text names the whole
+                path.
         """
         if not fullname.startswith("rlzmq."):
             return None
@@ -73,8 +74,11 @@ class MissingNameFinder:
 
 
 def _being_imported(frame: FrameType | None) -> tuple[str | None, bool]:
-    """Return the full dotted name of the import statement that called a finder, and whether it is a name in
-    ``from rlzmq import name``. (Python imports parents first, and passes only these to a finder.)"""
+    """Return the full dotted name in the import statement that called a finder, and whether the statement is
+    ``from rlzmq import name``.
+
+    Python imports parents first, and passes only these to a finder.
+    """
     wanted: str | None = None
     while frame is not None and frame.f_code.co_filename == "<frozen importlib._bootstrap>":
         function = frame.f_code.co_name
@@ -87,15 +91,15 @@ def _being_imported(frame: FrameType | None) -> tuple[str | None, bool]:
 
 
 def import_failure(what: str, error: Exception) -> ImportError | None:
-    """Return the error to raise instead of one that a lazily loaded module raised while being imported.
+    """Return the error to raise instead of an error raised by the import of a lazily loaded module.
 
     Args:
         what: The imported name, e.g. ``"rlzmq.PPOConfig"``.
         error: The error that the import raised.
 
     Returns:
-        None if the error can be raised unchanged. Otherwise an ImportError: always for an AttributeError, which Python
-        would take for a missing name; and if the user's files hide modules that were needed.
+        None if the error can be raised unchanged. Otherwise an ImportError: always for an AttributeError, which
+        Python would interpret as a missing name; and if the user's files hide modules that were needed.
     """
     if isinstance(error, ImportError) and error.name == "rlzmq":  # already explained by an inner import
         return None
@@ -107,13 +111,13 @@ def import_failure(what: str, error: Exception) -> ImportError | None:
 
 
 def hidden_modules(traceback: TracebackType | None) -> list[str]:
-    """List imported modules that a file beside the user's script (``queue.py``) hides.
+    """List imported modules hidden by a file next to the user's script (``queue.py``).
 
     Args:
-        traceback: Of a failed import: a file that fails while it is imported is known from there alone.
+        traceback: Traceback of a failed import. A file that fails during its import appears only there.
 
     Returns:
-        A line for each: the file, the module, what to do.
+        One line per module: the file, the module, and what to do.
     """
     stdlib = sysconfig.get_path("stdlib")
     first = sys.path.index(stdlib) if stdlib in sys.path else 0

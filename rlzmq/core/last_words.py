@@ -1,8 +1,8 @@
-"""The last words of a process that ends itself: why, on a channel that nothing else writes to.
+"""LastWords: the reason why a process ended itself, on a channel that nothing else writes to.
 
-What a process has started writes to the same stderr, also after it, so stderr cannot tell. Whoever starts the
-process makes the channel, a file in memory, and reads it when the process has ended. A process without one writes to
-stderr only.
+Child processes write to the same stderr, even after the process has ended, so stderr is not reliable. The parent
+creates the channel, a file in memory, and reads it when the process has ended. A process without a channel writes
+only to stderr.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class LastWords:
     """Why a process ended itself.
 
     Attributes:
-        kind: Type of the exception that ended it; "" if none did.
+        kind: Type of the exception that ended it; "" if there was none.
         text: The exception's text, or the reason.
-        traceback_text: The frames that raised it and its causes, or the stack that was under way; may be "".
+        traceback_text: The frames that raised it and its causes, or the stack at the end; may be "".
     """
 
     kind: str
@@ -51,7 +51,7 @@ class LastWords:
 
     @property
     def summary(self) -> str:
-        """Type and the text's first line."""
+        """Return the type and the first line of the text."""
         return ": ".join(part for part in (self.kind, self.text.partition("\n")[0]) if part)
 
     def __str__(self) -> str:
@@ -61,22 +61,22 @@ class LastWords:
 
 
 _lock = threading.Lock()
-_channel: tuple[int, int] | None = None  # its descriptor, and the process it belongs to
+_channel: tuple[int, int] | None = None  # its descriptor, and the pid of its process
 
 
 def make_channel() -> int:
-    """Return the descriptor of a new channel; processes that are executed do not inherit it."""
+    """Return the descriptor of a new channel. Executed processes do not inherit it."""
     return os.memfd_create("rlzmq-last-words", os.MFD_CLOEXEC)
 
 
 def open_channel(fd: int) -> None:
-    """Make this the channel of this process."""
+    """Use this as the channel of this process."""
     global _channel
     _channel = (fd, os.getpid())
 
 
 def leave(words: LastWords) -> None:
-    """Leave the last words of this process. The first ones count; a fork of the process has no channel."""
+    """Write the last words of this process. Only the first ones count. A fork of the process has no channel."""
     with _lock:
         if _channel is None or _channel[1] != os.getpid() or os.fstat(_channel[0]).st_size:
             return
@@ -90,7 +90,7 @@ def leave(words: LastWords) -> None:
 
 
 def end_process(exit_code: int, words: LastWords) -> NoReturn:
-    """Leave last words, print them to stderr, and end this process at once, from any thread."""
+    """Write last words, print them to stderr, and end this process at once, from any thread."""
     try:
         leave(words)
         print(words.text, file=sys.__stderr__, flush=True)
@@ -99,10 +99,14 @@ def end_process(exit_code: int, words: LastWords) -> NoReturn:
 
 
 def read_channel(fd: int) -> LastWords | None:
-    """Return the last words in a channel whose process has ended; None if it left none."""
+    """Return the last words in the channel of an ended process; None if it left none."""
     data = os.pread(fd, _MAX_BYTES, 0)
     try:
         found = json.loads(data)
         return LastWords(*(printable(str(found[name]), keep=_LINES) for name in LastWords.__slots__))
-    except (ValueError, KeyError, TypeError):  # it was killed while it wrote, or wrote something else
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+    ):  # the process was killed during the write, or wrote something else
         return None

@@ -10,9 +10,9 @@ __all__ = ["GetName", "LazyModule", "lazy_names"]
 
 
 class LazyModule:
-    """Proxy of a slow-to-import module that imports it on the first attribute access.
+    """Proxy of a module that is slow to import. The first attribute access imports it.
 
-    Type checkers need the import itself beside it, under ``if TYPE_CHECKING``.
+    Type checkers also need the import itself, under ``if TYPE_CHECKING``.
     """
 
     def __init__(self, name: str) -> None:
@@ -23,15 +23,15 @@ class LazyModule:
 
 
 GetName = Callable[[str], Any]
-"""A module's ``__getattr__``: returns the value of a name."""
+"""A module's ``__getattr__``, which returns the value of a name."""
 
 
 def lazy_names(package: str, /, **modules: str) -> GetName:
     """Return a package's ``__getattr__``, which imports each name from its module on first use.
 
     Args:
-        package: The package's ``__name__``, for the error.
-        **modules: By name, the module to import it from.
+        package: The package's ``__name__``, for error messages.
+        **modules: Name -> the module to import it from.
     """
 
     def get_name(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The level of the library's loggers in one process."""
+"""Log level of the library's loggers in one process."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class _Given(Protocol):
 
 
 def apply_log_level(config: _Given) -> None:
-    """Set the ``rlzmq`` loggers to ``config.log_level``, where the user gave it.
+    """Set the level of the ``rlzmq`` loggers to ``config.log_level``, if the user has set it.
 
-    A process without logging handlers gets a handler that writes to stderr.
+    If the process has no logging handlers, add one that writes to stderr.
     """
     given = config.given() if hasattr(config, "given") else {}
     if "log_level" not in given:

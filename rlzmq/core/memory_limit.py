@@ -1,8 +1,7 @@
-"""Memory limit of a role's process, which then ends with an error before the machine runs out of memory.
+"""Memory limit of a role's process, which ends with an error before the machine runs out of memory.
 
-The limit is the kernel's (RLIMIT_DATA: private writable memory, touched or not). What fails then is an
-allocation, in Python (MemoryError) or in torch; the process ends with EXIT_OUT_OF_MEMORY and its supervisor
-starts another one.
+The limit is the kernel's (RLIMIT_DATA: private writable memory, used or not). Beyond it, allocations fail in Python
+(MemoryError) or in torch. The process then ends with EXIT_OUT_OF_MEMORY, and its supervisor starts another one.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ _TORCH_MARKS = ("can't allocate memory", "not enough memory")
 
 
 def limit_memory(num_bytes: int | None, setting: str) -> None:
-    """Limit this process; None: no limit.
+    """Limit the memory of this process; None: no limit.
 
     Args:
         num_bytes: Limit of private writable memory, including the current usage.
         setting: Name of the setting, for the error message.
 
     Raises:
-        ConfigurationError: The process holds more already.
+        ConfigurationError: The process already uses more.
     """
     if num_bytes is None:
         return
@@ -42,11 +41,11 @@ def limit_memory(num_bytes: int | None, setting: str) -> None:
 
 
 def end_if_out_of_memory(error: BaseException | None, role: str) -> None:
-    """End this process if the error is a failed allocation under its limit; else return.
+    """End this process if the error is a failed allocation under its limit; otherwise return.
 
     Args:
-        error: The error that a job of the role raised.
-        role: For the line on stderr.
+        error: The error raised by a job of the role.
+        role: Name of the role, for the message on stderr.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if error is None or limit == resource.RLIM_INFINITY:

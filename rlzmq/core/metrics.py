@@ -1,4 +1,4 @@
-"""MetricsLogger: values logged under nested keys, reduced once per iteration, merged across processes."""
+"""MetricsLogger: values logged under nested keys, reduced once per iteration, and merged across processes."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ __all__ = ["METRICS_STATES", "REDUCTIONS", "MetricsLogger", "ReducedMetrics", "S
 
 Key = str | Sequence[str]
 
-#: Key in a learner's results of its metrics' states, from which all ranks' metrics are merged.
+#: Key of the metrics' states in a learner's results, from which the metrics of all ranks are merged.
 METRICS_STATES = "metrics_states"
 
 
 class ReducedMetrics(dict[str, Any]):
-    """Plain values of `MetricsLogger.reduce`, with `states` for merging them into another logger.
+    """Plain values from `MetricsLogger.reduce`, with `states` for merging them into another logger.
 
     Attributes:
-        states: What ``reduce(compile=False)`` would have returned.
+        states: The result of ``reduce(compile=False)``.
     """
 
     def __init__(self, values: Mapping[str, Any], states: dict[str, Any]) -> None:
@@ -40,15 +40,15 @@ class ReducedMetrics(dict[str, Any]):
 
 
 class MetricsLogger:
-    """Logs values under nested keys; `reduce` turns them into one nested result dict.
+    """Logs values under nested keys. `reduce` converts them to one nested result dict.
 
-    The default reduction is the plain mean since the last `reduce` (RLlib's default is an
-    exponential moving average: ask for ``reduce="ema"``).
+    The default reduction is the plain mean since the last `reduce`. RLlib's default is an exponential moving average;
+    for that, set ``reduce="ema"``.
 
     Args:
         root: Ignored; for compatibility with RLlib.
-        stats_cls_lookup: Names for ``reduce=…`` with your own classes (see `StatsBase`), which may replace
-            built-in ones. A run's loggers get ``config.custom_stats_cls_lookup``.
+        stats_cls_lookup: Names for ``reduce=…`` with your own classes (see `StatsBase`), which may replace built-in
+            ones. The loggers of a run get ``config.custom_stats_cls_lookup``.
 
     Example:
         >>> logger = MetricsLogger()
@@ -81,24 +81,23 @@ class MetricsLogger:
         """Log one value.
 
         Args:
-            key: A name, or a tuple of names for a nested place.
-            value: A number, also as an array or tensor of one element (or anything, for "item" and
-                "item_series"). Results hold plain numbers.
-            reduce: One of `REDUCTIONS`, or a name in the lookup; None: as logged first, else "ema" where
-                `ema_coeff` is given and "mean" where not.
-            window: Reduce over the newest so many values, not in "ema".
+            key: A name, or a tuple of names for a nested entry.
+            value: A number, or an array or tensor with one element (for "item" and "item_series", anything). Results
+                contain plain numbers.
+            reduce: One of `REDUCTIONS`, or a name in the lookup. None: the reduction of the key's first value; for a
+                new key "ema" if `ema_coeff` is given, else "mean".
+            window: Number of newest values to reduce over; not for "ema".
             ema_coeff: Weight of a new value in "ema".
-            percentiles: Which ones "percentiles" reports, from 0 to 100, linearly between values.
-            clear_on_reduce: True: a window's values are forgotten at each `reduce`. False: a "sum" is a
-                "lifetime_sum". Else nothing changes.
-            with_throughput: Report ``<key>_throughput`` too: the sum of the values since the last `reduce`,
-                per second.
-            stats: Log several reductions at once, e.g. ``("mean", "min", "max")``, each under
-                ``<key>_<reduction>``.
+            percentiles: Percentiles for "percentiles", from 0 to 100, linearly interpolated between values.
+            clear_on_reduce: True: the values of a window are dropped at each `reduce`. False: a "sum" becomes a
+                "lifetime_sum". It has no other effect.
+            with_throughput: Whether to also report ``<key>_throughput``: the sum of the values since the last
+                `reduce`, per second.
+            stats: Several reductions to log at once, e.g. ``("mean", "min", "max")``, each under ``<key>_<reduction>``.
 
         Raises:
-            ValueError: There is no such reduction, an option does not go with it, or the key was logged with
-                another one before.
+            ValueError: There is no such reduction, an option does not fit it, or the key was logged with another
+                reduction before.
         """
         path = _path(key)
         if ema_coeff is not None and reduce is None and not stats:
@@ -143,7 +142,7 @@ class MetricsLogger:
         return Stat(reduce, window, ema_coeff, with_throughput, percentiles, clears_window)
 
     def log_dict(self, values: Mapping[str, Any], *, key: Key | None = None, **options: Any) -> None:
-        """Log every leaf of a nested dict, under `key` where given."""
+        """Log every leaf of a nested dict, below `key` if given."""
         prefix = () if key is None else _path(key)
         for name, value in values.items():
             if isinstance(value, Mapping):
@@ -153,7 +152,7 @@ class MetricsLogger:
 
     @contextmanager
     def log_time(self, key: Key, *, reduce: str | None = None, **options: Any) -> Iterator[None]:
-        """Log how many seconds the ``with`` block took; options as of `log_value`."""
+        """Log the duration of the ``with`` block in seconds. Options are those of `log_value`."""
         start = time.perf_counter()
         try:
             yield
@@ -164,12 +163,12 @@ class MetricsLogger:
         """Return the current reduced value (or nested dict of values) without resetting it.
 
         Args:
-            key: Where; None: all.
-            default: What is returned where nothing was logged.
-            throughput: The value's last throughput instead, for what is logged with_throughput.
+            key: The entry; None: all entries.
+            default: Returned if nothing was logged.
+            throughput: Whether to return the last throughput instead, for entries logged with_throughput.
 
         Raises:
-            KeyError: Nothing was logged there and no default was given.
+            KeyError: Nothing was logged under the key, and there is no default.
         """
         path = () if key is None else _path(key)
         stat = self._stats.get(path)
@@ -184,11 +183,11 @@ class MetricsLogger:
         raise KeyError(f"No metric {'/'.join(path)!r}.{did_you_mean('/'.join(path), names)}")
 
     def reduce(self, *, compile: bool = True) -> dict[str, Any]:
-        """Return the result of this iteration and reset sums, means, ….
+        """Return the result of this iteration, and reset sums, means, ….
 
         Args:
-            compile: True: plain values (a `ReducedMetrics`); False: plain states of what was logged since
-                the last reduce. `aggregate` of another logger takes either.
+            compile: True: return plain values (a `ReducedMetrics`); False: return plain states of the values logged
+                since the last reduce. Another logger's `aggregate` accepts both.
         """
         reduced = self.compile()
         return reduced if compile else reduced.states
@@ -205,15 +204,15 @@ class MetricsLogger:
         return ReducedMetrics(_nest(result), states)
 
     def aggregate(self, states: Sequence[Mapping[str, Any]], *, key: Key | None = None) -> None:
-        """Merge what other loggers' `reduce` returned, under `key` where given.
+        """Merge results of other loggers' `reduce`, below `key` if given.
 
-        Their values count as logged side by side, which matters to "ema" alone: give what one logger
-        returned later to a later call. The results of `EnvRunner.get_metrics`, `Learner.update` and
-        `LearnerGroup.update` are taken, too; of a learner's numbers, counters (``num_…``) are added up, those of a
-        lifetime are replaced, and all others are averaged.
+        Their values count as logged in parallel, which matters only for "ema": pass later results of the same logger
+        to a later call. The results of `EnvRunner.get_metrics`, `Learner.update` and `LearnerGroup.update` are
+        accepted, too. Of a learner's numbers, counters (``num_…``) are added, lifetime counters replaced, and all
+        others averaged.
 
         Raises:
-            ValueError: Values without what they were reduced from, such as a copy of `reduce`'s result.
+            ValueError: There are values without their states, e.g. in a copy of `reduce`'s result.
         """
         prefix = () if key is None else _path(key)
         incoming: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
@@ -239,10 +238,10 @@ class MetricsLogger:
             stat.merge(values)
 
     def delete(self, *key: str, key_error: bool = True) -> None:
-        """Forget one metric, or all below a key.
+        """Remove one metric, or all metrics below a key.
 
         Raises:
-            KeyError: There is none (unless `key_error` is False).
+            KeyError: There is no such metric (unless `key_error` is False).
         """
         doomed = [path for path in self._stats if path[: len(key)] == key]
         if not doomed and key_error:
@@ -255,11 +254,11 @@ class MetricsLogger:
         return {"/".join(path): stat.state() for path, stat in self._stats.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `get_state` returned."""
+        """Restore a state from `get_state`."""
         self._stats = {tuple(name.split("/")): self._from_state(value) for name, value in state.items()}
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Remove all metrics."""
         self._stats = {}
 
     def _like(self, state: Mapping[str, Any]) -> Stat | CustomStat:
@@ -289,7 +288,7 @@ class MetricsLogger:
 
 
 def _states_of(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the states that `aggregate` merges from one of its inputs."""
+    """Return the states to merge from one input of `aggregate`."""
     if ALL_MODULES in given:
         return {"/".join(path): state for path, state in _states_of_results(given)}
     states: Mapping[str, Any] = getattr(given, "states", given)

@@ -1,4 +1,4 @@
-"""Stats: reductions of one metric's values, and the base class for custom reductions."""
+"""Stat: the reduction of one metric's values; StatsBase: the base class for custom reductions."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ __all__ = [
 
 REDUCTIONS = ("mean", "ema", "min", "max", "sum", "lifetime_sum", "percentiles", "item", "item_series")
 _PERCENTILES = (0, 50, 75, 90, 95, 99, 100)
-_MAX_SERIES = 100_000  # bound on series that are never reduced
+_MAX_SERIES = 100_000  # limit for series that are never reduced
 
 
 class StatsBase(abc.ABC):
     """Base class of custom reductions, for ``metrics_logger.log_value(key, value, reduce="name")``.
 
-    Given to a run by ``config.reporting(custom_stats_cls_lookup={"name": TheClass})``. Each process logs into
-    its own object; after each fragment, the runners' are merged into the algorithm's. Objects never
-    travel, only their states: plain values (numbers, strings, bytes, lists, tuples, dicts, numpy arrays).
+    Passed to a run with ``config.reporting(custom_stats_cls_lookup={"name": TheClass})``. Each process logs into its
+    own object. After each fragment, the runners' objects are merged into the algorithm's. Only states are sent between
+    processes: plain values (numbers, strings, bytes, lists, tuples, dicts, numpy arrays).
 
-    A subclass defines `push`, `peek`, `merge`, `get_state`, `set_state`, and `clear` or `reduce`. Its
-    constructor takes what `log_value` was given of ``window``, ``ema_coeff`` and ``percentiles`` as keywords,
-    nothing if none was given.
+    A subclass defines `push`, `peek`, `merge`, `get_state`, `set_state`, and `clear` or `reduce`. Its constructor
+    receives those of ``window``, ``ema_coeff`` and ``percentiles`` that were passed to `log_value`, as keyword
+    arguments.
 
     Example:
         >>> class GeometricMean(StatsBase):
@@ -67,7 +67,7 @@ class StatsBase(abc.ABC):
 
     @abc.abstractmethod
     def push(self, value: Any) -> None:
-        """Take one more value."""
+        """Add a value."""
 
     @abc.abstractmethod
     def peek(self) -> Any:
@@ -79,25 +79,25 @@ class StatsBase(abc.ABC):
 
     @abc.abstractmethod
     def get_state(self) -> dict[str, Any]:
-        """Return plain values from which `set_state` makes an equal object."""
+        """Return plain values from which `set_state` creates an equal object."""
 
     @abc.abstractmethod
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `get_state` returned."""
+        """Restore a state from `get_state`."""
 
     def clear(self) -> None:  # noqa: B027
-        """Forget the values. The default keeps them; override `get_delta` too in that case."""
+        """Remove the values. By default they are kept; `get_delta` must then be overridden, too."""
 
     def reduce(self) -> Any:
-        """Return the value of the iteration and start the next one. Default: `peek`, then `clear`."""
+        """Return the value of the iteration and start the next one. By default, call `peek`, then `clear`."""
         value = self.peek()
         self.clear()
         return value
 
     def get_delta(self) -> dict[str, Any]:
-        """Return the state of what was pushed since the last `reduce`, to be merged elsewhere.
+        """Return the state of the values pushed since the last `reduce`, to be merged elsewhere.
 
-        Default: `get_state`, which is right where `reduce` forgets everything.
+        By default, return `get_state`, which is correct if `reduce` removes all values.
         """
         return self.get_state()
 
@@ -126,13 +126,13 @@ class Stat:
     """One metric: the values since the last reduce, and their reduction.
 
     Args:
-        reduce: One of `REDUCTIONS`. "lifetime_sum" never restarts; "item" keeps the newest value;
-            "item_series" all values; the others restart at each reduce unless `window` is set.
+        reduce: One of `REDUCTIONS`. "lifetime_sum" never restarts; "item" keeps the newest value; "item_series" keeps
+            all values; the others restart at each reduce unless `window` is set.
         window: Reduce over the newest `window` values, across reduces.
         ema_coeff: Weight of a new value in "ema" (default 0.01).
         with_throughput: Also report the sum of new values per second between reduces.
-        percentiles: Which ones "percentiles" reports, each from 0 to 100 (default: 0, 50, 75, 90, 95, 99, 100).
-        clears_window: Whether the window's values are forgotten at each reduce.
+        percentiles: Percentiles for "percentiles", each from 0 to 100 (default: 0, 50, 75, 90, 95, 99, 100).
+        clears_window: Whether each reduce drops the values of the window.
 
     Raises:
         ValueError: An option has no such value, or does not go with this reduction.
@@ -178,7 +178,7 @@ class Stat:
         self.throughput: float = 0.0
 
     def push(self, value: Any) -> None:
-        """Take one more value."""
+        """Add a value."""
         self.count += 1
         if self.with_throughput:
             self.since_finish = self.since_finish + value
@@ -213,7 +213,7 @@ class Stat:
         return math.nan if self.extreme is None else self.extreme
 
     def finish(self) -> Any:
-        """Return the value of the iteration and forget values that are not kept."""
+        """Return the value of the iteration, and drop values that are not kept."""
         value = self.peek()
         if self.with_throughput:
             now = time.perf_counter()
@@ -230,7 +230,7 @@ class Stat:
         return value
 
     def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Merge the `delta()` of the same metric of parallel processes."""
+        """Merge the `delta()` of the same metric in parallel processes."""
         states = [state for state in states if state["count"]]
         if not states:
             return
@@ -261,7 +261,7 @@ class Stat:
         return float((1 - self.ema_coeff) ** num_new)
 
     def state(self) -> dict[str, Any]:
-        """Return plain values from which `from_state` makes an equal metric."""
+        """Return plain values from which `from_state` creates an equal metric."""
         return {
             "reduce": self.reduce,
             "window": self.window,
@@ -278,7 +278,7 @@ class Stat:
         }
 
     def delta(self) -> dict[str, Any]:
-        """Return the `state()` of values logged since the last `finish`."""
+        """Return the `state()` of the values logged since the last `finish`."""
         state = self.state()
         num_new = self.count - self.finished_count
         if self.values is not None:
@@ -298,7 +298,7 @@ class Stat:
 
     @classmethod
     def like(cls, state: Mapping[str, Any]) -> Stat:
-        """Create an empty metric of the kind that `state` describes."""
+        """Create an empty metric with the settings in `state`."""
         return cls(
             state["reduce"],
             state["window"],
@@ -310,7 +310,7 @@ class Stat:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Stat:
-        """Create the metric that `state` describes."""
+        """Create the metric of a `state`."""
         stat = cls.like(state)
         if stat.values is not None:
             stat.values.extend(state["values"] or ())
@@ -320,7 +320,7 @@ class Stat:
 
 
 def logged_state(reduce: str, values: Iterable[Any], *, window: int | None = None) -> dict[str, Any]:
-    """Return the state to merge for a metric that was logged with these values since the last reduce."""
+    """Return the state of a metric that logged these values since the last reduce, for merging."""
     stat = Stat(reduce, window)
     for value in values:
         stat.push(value)
@@ -328,7 +328,7 @@ def logged_state(reduce: str, values: Iterable[Any], *, window: int | None = Non
 
 
 def as_pushed(value: Any) -> Any:
-    """Return a logged value detached from its graph; GPU values are copied when they are reduced."""
+    """Return a logged value detached from its graph. GPU values are copied when they are reduced."""
     if hasattr(value, "detach"):
         value = value.detach()
         if value.device.type != "cpu":
@@ -337,7 +337,7 @@ def as_pushed(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Convert one-element tensors and arrays (also in a list) to Python numbers, larger tensors to arrays."""
+    """Convert one-element tensors and arrays (also in a list) to Python numbers, and larger tensors to arrays."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if not (hasattr(value, "item") and hasattr(value, "shape")):
@@ -348,12 +348,12 @@ def _plain(value: Any) -> Any:
 
 
 class CustomStat:
-    """One metric whose values a StatsBase reduces; same interface as `Stat`.
+    """One metric whose values a StatsBase reduces, with the interface of `Stat`.
 
     Args:
         reduce: The name in the lookup.
-        cls: The class it stands for.
-        options: The constructor's keywords.
+        cls: The class with that name.
+        options: Keyword arguments of the constructor.
     """
 
     with_throughput = False
@@ -372,26 +372,26 @@ class CustomStat:
         self.peek = self.stats.peek
 
     def push(self, value: Any) -> None:
-        """Take one more value."""
+        """Add a value."""
         self.stats.push(_plain(value))
 
     def finish(self) -> Any:
-        """Return the value of the iteration that ends."""
+        """Return the value of the ending iteration."""
         return self.stats.reduce()
 
     def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Merge the `delta()` of the same metric of parallel processes."""
+        """Merge the `delta()` of the same metric in parallel processes."""
         others = [self._cls(**self.options) for _ in states]
         for other, state in zip(others, states, strict=True):
             other.set_state(from_plain(state["state"]))
         self.stats.merge(others)
 
     def state(self) -> dict[str, Any]:
-        """Return plain values from which `from_state` makes an equal metric."""
+        """Return plain values from which `from_state` creates an equal metric."""
         return self._described(self.stats.get_state())
 
     def delta(self) -> dict[str, Any]:
-        """Return the `state` of values pushed since the last `finish`."""
+        """Return the `state` of the values pushed since the last `finish`."""
         return self._described(self.stats.get_delta())
 
     def _described(self, state: Any) -> dict[str, Any]:
@@ -404,12 +404,12 @@ class CustomStat:
             }
         except NotPlainError as error:
             raise TypeError(
-                f"{error} States of custom stats are plain values, so that they can travel."
+                f"{error} States of custom stats are plain values, so that they can be sent."
             ) from None
 
     @classmethod
     def like(cls, state: Mapping[str, Any], lookup: Mapping[str, type[StatsBase]]) -> CustomStat:
-        """Create an empty metric of the kind that `state` describes.
+        """Create an empty metric with the settings in `state`.
 
         Raises:
             ValueError: The lookup lacks its class.
@@ -418,16 +418,16 @@ class CustomStat:
         if name not in lookup:
             raise ValueError(
                 f"A metric was logged with reduce={name!r}, for which no class is known."
-                f"{did_you_mean(name, list(lookup))} Give config.reporting(custom_stats_cls_lookup=…)."
+                f"{did_you_mean(name, list(lookup))} Set config.reporting(custom_stats_cls_lookup=…)."
             )
         return cls(name, lookup[name], state["options"])
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], lookup: Mapping[str, type[StatsBase]]) -> CustomStat:
-        """Create the metric that `state` describes.
+        """Create the metric of a `state`.
 
         Raises:
-            ValueError: As of `like`.
+            ValueError: See `like`.
         """
         stat = cls.like(state, lookup)
         stat.stats.set_state(from_plain(state["state"]))

@@ -1,7 +1,7 @@
-"""Where multiprocessing puts its sockets in a process of the run: a private directory with a short path.
+"""The directory of multiprocessing's sockets in a process of the run: private, with a short path.
 
-Its default, ``pymp-*`` in ``TMPDIR``, stays behind when the process is killed, and its sockets' paths are too long for
-the system if that of ``TMPDIR`` is.
+The default, ``pymp-*`` in ``TMPDIR``, remains if the process is killed, and if the path of ``TMPDIR`` is long, the
+sockets' paths are too long for the system.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _AFTER_ITS_USERS = -100  # exit priority of multiprocessing's own directory
 
 
 def process_directory(run_directory: str | os.PathLike[str], pid: int) -> Path:
-    """Return the directory of one process of a run within the run's private directory."""
+    """Return the directory of one process within the run's private directory."""
     return Path(run_directory, f"mp-{pid}")
 
 
 def set_multiprocessing_directory(path: Path) -> None:
-    """Create a directory and make it multiprocessing's in this process; the run removes it when the process ends."""
+    """Create a directory and set it as multiprocessing's in this process. The run removes it when the process ends."""
     path.mkdir(mode=0o700, exist_ok=True)
     current_process()._config[_KEY] = str(path)  # type: ignore[attr-defined]
 
 
 def ensure_multiprocessing_directory() -> None:
-    """Make a private directory multiprocessing's if it has none yet in this process; it is removed at exit.
+    """Give multiprocessing a private directory in this process if it has none. It is removed at exit.
 
-    If the process is killed, the next :class:`SocketDirectory` removes it.
+    If the process is killed, the next `SocketDirectory` removes it.
 
     Raises:
         ConfigurationError: No base directory is writable and short enough.

@@ -1,6 +1,6 @@
-"""Names in states and results, as RLlib spells them: components of a checkpoint, keys of what `train` returns.
+"""Names in states and results, with RLlib's spelling: components of checkpoints, keys of the results of `train`.
 
-What the keys mean is in docs/metrics.md; a key is here if results have it.
+docs/metrics.md explains the keys.
 """
 
 from __future__ import annotations

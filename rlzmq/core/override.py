@@ -1,4 +1,4 @@
-"""override: decorator that checks that a method overrides a base class's."""
+"""override: a decorator that checks that a method overrides a base class's method."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def override(parent_cls: type) -> Callable[[_Method], _Method]:
-    """Mark a method as replacing one of `parent_cls`; a misspelt name is detected when the class is defined.
+    """Mark a method as overriding one of `parent_cls`. A misspelt name is detected when the class is defined.
 
     Example::
 

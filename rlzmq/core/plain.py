@@ -1,7 +1,7 @@
-"""The typed tree: the one form in which Python values are stored and sent.
+"""The typed tree: the common form in which Python values are stored and sent.
 
-A value becomes a tree of None, bool, int, float, str, bytes, lists and dicts with str keys. All other types are a dict
-with one key, the tag:
+A value becomes a tree of None, bool, int, float, str, bytes, lists and dicts with str keys. Values of other types
+become a dict with one key, the tag:
 
     tuple                          {"__tuple__": [item, …]}
     dict with other or tagged keys {"__dict__": [[key, value], …]}
@@ -9,7 +9,7 @@ with one key, the tag:
     complex                        {"__complex__": [real, imag]}
     numpy array, numpy scalar      {"__array__": place}, {"__scalar__": place}
 
-The encodings differ in where arrays are placed, and in further types with their own tags:
+The encodings differ in the place of arrays, and in additional types with their own tags:
 
 | encoding                               | for                                     | an array's place             |
 |----------------------------------------|-----------------------------------------|------------------------------|
@@ -18,8 +18,8 @@ The encodings differ in where arrays are placed, and in further types with their
 | `rlzmq.wire.values`                    | messages; also episodes, metrics, spaces | a frame, or a part of one    |
 | `rlzmq.config.plain`                   | settings; also sets and names of code   | as `to_plain`                |
 
-Types are preserved (tuples stay tuples, numpy scalars numpy scalars). Nothing but this fixed set of types is ever made
-from a tree, so trees of files and peers are safe to read; only `rlzmq.config.plain` imports code that is named.
+Types are preserved (tuples remain tuples, numpy scalars numpy scalars). Only this fixed set of types is ever created
+from a tree, so trees from files and peers are safe to read. Only `rlzmq.config.plain` imports code named in a tree.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 _LEAVES = frozenset({type(None), bool, int, float, str, bytes})
 _INT64 = range(-(2**63), 2**64)
 _MAX_DIGITS = 4000
-# Receivers of messages bound the length of maps; longer dicts are lists of pairs.
+# Receivers of messages limit the length of maps, so longer dicts become lists of pairs.
 _MAX_KEYS = 4000
 _DTYPE = re.compile(
     r"[<>|=]?(?:b1|[iu][1248]|f[248]|c(?:8|16)|[SU][1-9][0-9]{0,5}|[mM]8(?:\[[0-9]{0,9}[a-zA-Zμ]{1,7}\])?)"
@@ -58,18 +58,18 @@ _known_dtypes: dict[str, np.dtype[Any]] = {}
 
 
 class NotPlainError(TypeError):
-    """Raised for a value without a plain form; the message names its path and type."""
+    """A value has no plain form. The message names its path and type."""
 
 
 class _TooDeepError(NotPlainError, ValueError):
-    """Raised for a value that is nested too deep."""
+    """A value is nested too deep."""
 
 
 def checked_dtype(text: object) -> np.dtype[Any]:
-    """Return the numpy dtype of a ``dtype.str`` from outside: bool, numbers, datetimes, fixed-size strings only.
+    """Return the numpy dtype of an untrusted ``dtype.str``: bool, numbers, datetimes, fixed-size strings only.
 
     Raises:
-        ValueError: For anything else (objects, records, raw bytes, or no string at all).
+        ValueError: It is another dtype (objects, records, raw bytes), or not a string.
     """
     known = _known_dtypes.get(text) if isinstance(text, str) else None
     if known is not None:
@@ -88,11 +88,11 @@ def checked_dtype(text: object) -> np.dtype[Any]:
 
 
 class TreeWriter:
-    """Converts values to trees, with arrays as in `to_plain`; subclasses place them elsewhere and know more types.
+    """Converts values to trees, with arrays as in `to_plain`. Subclasses place arrays elsewhere and support more types.
 
     Attributes:
-        leaves: Types that are in the tree as they are.
-        max_depth: Nested containers allowed.
+        leaves: Types that are in the tree unchanged.
+        max_depth: Maximum number of nested containers.
     """
 
     leaves: ClassVar[frozenset[type]] = frozenset({type(None), bool, str, float, bytes})
@@ -107,7 +107,7 @@ class TreeWriter:
             depth: Number of containers around it.
 
         Raises:
-            NotPlainError: For an unknown type; the message names its path.
+            NotPlainError: A type is unknown; the message names its path.
         """
         kind = type(value)
         if kind in self.leaves:
@@ -163,10 +163,10 @@ class TreeWriter:
         return {"__scalar__": self.place(np.asarray(value), where)}
 
     def place(self, array: np.ndarray, where: str) -> Any:
-        """Put an array where this encoding has its arrays; return its place.
+        """Store an array at this encoding's place for arrays; return its place.
 
         Raises:
-            NotPlainError: For a dtype that has no place there.
+            NotPlainError: Arrays of this dtype cannot be stored.
         """
         if array.dtype.kind not in "biufcmMSU":
             raise NotPlainError(f"{where}: expected an array of numbers or strings, got dtype {array.dtype}.")
@@ -183,9 +183,9 @@ class TreeWriter:
 
 
 class TreeReader:
-    """Converts trees of `TreeWriter` back; a subclass reads what the matching writer adds.
+    """Converts trees of `TreeWriter` back. A subclass reads the additional types of the matching writer.
 
-    Its input is not trusted: everything is checked before it is used.
+    The input is not trusted: everything is checked before it is used.
     """
 
     max_depth: ClassVar[int] = 2 * TreeWriter.max_depth + 2
@@ -194,7 +194,7 @@ class TreeReader:
         """Return the value of a tree.
 
         Raises:
-            ValueError: No writer makes such a tree.
+            ValueError: No writer creates such a tree.
         """
         kind = type(tree)
         if kind in _LEAVES:
@@ -242,7 +242,7 @@ class TreeReader:
         raise ValueError(f"expected a known tag, got {tag[:32]!r}.")
 
     def fetch(self, place: Any) -> np.ndarray:
-        """Return the array at a place of `TreeWriter.place`."""
+        """Return the array at a place from `TreeWriter.place`."""
         text, shape, data = expect_list(place)
         dtype = checked_dtype(text)
         if len(expect_list(shape)) > 32 or any(type(n) is not int or not 0 <= n < 2**48 for n in shape):
@@ -259,7 +259,7 @@ class TreeReader:
 
 
 def expect_list(value: Any) -> list[Any]:
-    """Return the value, a list of a tree; raise ValueError if it is none."""
+    """Return the value, a list in a tree; raise ValueError if it is not a list."""
     if type(value) is not list:
         raise ValueError(f"expected a list, got {type(value).__qualname__}.")
     return value
@@ -269,38 +269,38 @@ _writer, _reader = TreeWriter(), TreeReader()
 
 
 def to_plain(value: Any, where: str = "value") -> Any:
-    """Return the tree of ``value``, which msgpack can pack: arrays are bytes in it.
+    """Return the tree of ``value``, which msgpack can pack. Arrays become bytes.
 
     Args:
-        value: None, bool, int, float, complex, str, bytes, list, tuple, dict (any keys of these types), numpy
-            scalars and arrays (no object dtype), nested in any way up to 64 deep.
+        value: None, bool, int, float, complex, str, bytes, list, tuple, dict (with keys of any of these types), numpy
+            scalars and arrays (no object dtype), nested up to 64 deep.
         where: Name of the value in error messages.
 
     Raises:
-        NotPlainError: For any other type; the message names its path.
+        NotPlainError: A value has another type; the message names its path.
     """
     return _writer.write(value, where)
 
 
 def from_plain(tree: Any) -> Any:
-    """Return the value that `to_plain` was given.
+    """Return the value of a tree from `to_plain`.
 
     Raises:
-        ValueError: It is no such tree (unknown tag, wrong size or dtype, too deep).
+        ValueError: It is not such a tree (unknown tag, wrong size or dtype, too deep).
     """
     return _reader.read(tree)
 
 
 def encode(value: Any, where: str = "value") -> Any:
-    """Return a copy of a part of a state, for messages and checkpoints, which preserve all types but tensors' devices.
+    """Return a copy of a part of a state for messages and checkpoints, which preserve all but tensors' devices.
 
     Args:
-        value: None, bool, int, float, str, bytes, numpy scalars, arrays and tensors of numbers, in any nesting of
-            dicts, lists and tuples.
+        value: None, bool, int, float, str, bytes, numpy scalars, arrays and tensors of numbers, nested in dicts,
+            lists and tuples.
         where: Name of the value in error messages.
 
     Raises:
-        NotPlainError: For any other type; the message names its path.
+        NotPlainError: A value has another type; the message names its path.
     """
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
         return value.copy()
@@ -328,7 +328,7 @@ def encode_supported(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decode(encoded: Any) -> Any:
-    """Return the value that `encode` was given, in new memory."""
+    """Return the value from a result of `encode`, in new memory."""
     if isinstance(encoded, np.ndarray):
         return np.array(encoded)
     if isinstance(encoded, list | tuple):

@@ -1,10 +1,10 @@
-"""Making text from peers and files safe to print."""
+"""Conversion of text from peers and files to a form that is safe to print."""
 
 from __future__ import annotations
 
 __all__ = ["MAX_ERROR_BYTES", "cut", "printable"]
 
-# Maximum length of an exception's text, wherever it is stored or sent.
+# Maximum length of an exception's text when it is stored or sent.
 MAX_ERROR_BYTES = 16 * 1024
 
 
@@ -12,8 +12,8 @@ def printable(text: str, *, keep: str = "") -> str:
     r"""Return `text` with control, format and other invisible characters as escapes, e.g. ``\x1b``.
 
     Args:
-        text: Any.
-        keep: Characters that stay: ``"\n\t"`` where the text may have lines.
+        text: Any text.
+        keep: Characters to keep, e.g. ``"\n\t"`` if the text may have several lines.
     """
     if text.isprintable():
         return text
@@ -24,7 +24,7 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def cut(text: str, max_bytes: int = MAX_ERROR_BYTES) -> str:
-    """Return `text`, or its start and the length of the rest; the UTF-8 form is limited to that and a few words."""
+    """Return `text`, or its start and the length of the rest: `max_bytes` bytes of UTF-8 and a few words at most."""
     encoded = text.encode(errors="replace")
     if len(encoded) <= max_bytes:
         return text

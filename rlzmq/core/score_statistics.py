@@ -1,7 +1,7 @@
 """Statistics of a few scores: the interquartile mean, and bootstrap confidence intervals.
 
 Source: Agarwal et al., *Deep Reinforcement Learning at the Edge of the Statistical Precipice*, NeurIPS 2021
-(arXiv:2108.13264), section 4, whose reference implementation is the library rliable.
+(arXiv:2108.13264), section 4. Its reference implementation is the library rliable.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 __all__ = ["bootstrap_interval", "interquartile_mean", "mean"]
 
-_MAX_VALUES_AT_ONCE = 1_000_000  # of the resamples, so that memory stays below some 20 MB
+_MAX_VALUES_AT_ONCE = 1_000_000  # values of resamples, so that memory stays below about 20 MB
 
 Statistic = Callable[[NDArray[np.float64], int], Any]
 
@@ -25,10 +25,10 @@ def mean(values: NDArray[np.float64], axis: int = 0) -> Any:
 
 
 def interquartile_mean(values: ArrayLike, axis: int = 0) -> Any:
-    """Return the mean of the middle half: without the lowest and the highest quarter, each rounded down.
+    """Return the mean of the middle half: without the lowest and the highest quarter, each rounded down in size.
 
     Args:
-        values: At least one along the axis.
+        values: Scores, at least one along the axis.
         axis: The axis of the scores.
     """
     ordered = np.sort(np.asarray(values, np.float64), axis=axis)
@@ -47,17 +47,17 @@ def bootstrap_interval(
 ) -> tuple[Any, Any]:
     """Return the percentile bootstrap interval of a statistic: its quantiles over resamples with replacement.
 
-    With few scores the interval is too narrow; with 3 it is never wider than from the lowest to the highest.
+    With few scores the interval is too narrow. With 3 scores it is never wider than their range.
 
     Args:
         values: Scores ``[N, …]``: independent along the first axis, resampled together along the others.
-        statistic: `mean` or `interquartile_mean`: called with resamples ``[R, N, …]`` and axis 1.
-        confidence: Share of resamples within the interval.
+        statistic: `mean` or `interquartile_mean`, called with resamples ``[R, N, …]`` and axis 1.
+        confidence: Fraction of resamples within the interval.
         num_resamples: Number of resamples.
-        seed: Seed of the resamples, so that equal scores have equal intervals.
+        seed: Seed of the resamples, so that equal scores give equal intervals.
 
     Returns:
-        Lower and upper end, each of the shape ``[…]``; NaN if there are fewer than two scores.
+        Lower and upper end, each of shape ``[…]``; NaN if there are fewer than two scores.
     """
     scores = np.asarray(values, np.float64)
     num = len(scores)

@@ -1,4 +1,4 @@
-"""The private directory of one run: ipc sockets, keys, locks; removed with the run."""
+"""SocketDirectory: the private directory of one run, with ipc sockets, keys and locks; removed with the run."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["SocketDirectory"]
 
 _PREFIX = "rlzmq-"
 _LOCK_NAME = "owner.lock"
-_ROOM_BYTES = 40  # kept for the names below the directory when its own path is chosen
+_ROOM_BYTES = 40  # reserved for names in the directory when its path is chosen
 _STALE_AGE_S = 60.0
 
 
 class SocketDirectory:
     """A directory that only this user may enter (mode 0700), with short paths for ipc sockets.
 
-    It is created under ``XDG_RUNTIME_DIR``, else the system's temporary directory, or ``/tmp`` if those
-    paths are too long for a Unix socket. Creating one removes the directories that killed runs left behind.
+    It is created under ``XDG_RUNTIME_DIR`` or the system's temporary directory, or under ``/tmp`` if those paths are
+    too long for a Unix socket. Its creation removes the directories of killed runs.
 
     Args:
-        base: Parent directory; chosen as above if None.
+        base: Parent directory; None: chosen as above.
 
     Raises:
         ConfigurationError: No base directory is writable and short enough.
@@ -64,7 +64,7 @@ class SocketDirectory:
         return f"ipc://{path}"
 
     def close(self) -> None:
-        """Remove the directory and its contents. Idempotent; does nothing in a forked child."""
+        """Remove the directory and its contents. Idempotent. Does nothing in a forked child."""
         if self._lock_fd < 0 or os.getpid() != self._pid:
             return
         shutil.rmtree(self.path, ignore_errors=True)
@@ -107,7 +107,7 @@ def _make_directory(base: str | os.PathLike[str] | None) -> Path:
 
 
 def _remove_stale(root: Path, keep: Path) -> None:
-    """Remove run directories of this user whose owner is dead (its lock is free)."""
+    """Remove this user's run directories whose owner is dead (their lock is free)."""
     with contextlib.suppress(OSError):
         for path in root.glob(f"{_PREFIX}*"):
             if path != keep:
@@ -119,7 +119,7 @@ def _remove_if_stale(path: Path) -> None:
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
             return
-        if time.time() - status.st_mtime < _STALE_AGE_S:  # its owner may be about to take the lock
+        if time.time() - status.st_mtime < _STALE_AGE_S:  # its owner may not have taken the lock yet
             return
         fd = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

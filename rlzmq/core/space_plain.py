@@ -15,42 +15,42 @@ from rlzmq.core.plain import NotPlainError, checked_dtype, from_plain, to_plain
 __all__ = ["space_from_parts", "space_from_plain", "space_parts", "space_to_plain"]
 
 _MAX_DEPTH = 16
-# Limit on a Box's size: 64 M elements are far above any real observation.
+# Limit on a Box's size: 64 M elements, far above any real observation.
 _MAX_ELEMENTS = 2**26
-# A Box has two bounds, and makes two arrays of bools and copies of them.
+# A Box has two bounds, and creates two arrays of bools and copies of them.
 _BOX_COPIES = 6
 
 
 def space_to_plain(space: gym.Space[Any] | None) -> dict[str, Any] | None:
-    """Return the plain form of a Gymnasium space (or of None); random state and subclass are not part of it.
+    """Return the plain form of a Gymnasium space (or of None), without its random state and subclass.
 
     Equal spaces have equal plain forms, in all processes.
 
     Raises:
-        NotPlainError: For a kind of space that is not Gymnasium's own.
+        NotPlainError: The space is not one of Gymnasium's own.
     """
     plain: dict[str, Any] | None = to_plain(space_parts(space, is_short=True))
     return plain
 
 
 def space_from_plain(plain: Any) -> gym.Space[Any] | None:
-    """Return the space that `space_to_plain` converted.
+    """Return the space of a plain form from `space_to_plain`.
 
     Raises:
-        ValueError: The value is no space's plain form.
+        ValueError: The value is not the plain form of a space.
     """
     return space_from_parts(from_plain(plain))
 
 
 def space_parts(space: gym.Space[Any] | None, *, is_short: bool = False) -> dict[str, Any] | None:
-    """Return a space's parts, a tree of plain values and arrays, for `space_from_parts`.
+    """Return a space's parts for `space_from_parts`, a tree of plain values and arrays.
 
     Args:
         space: The space, or None.
-        is_short: Give a Box's bounds as one value where all elements are equal, and a Text's characters sorted.
+        is_short: Whether to give a Box's bounds as one value if all elements are equal, and a Text's characters sorted.
 
     Raises:
-        NotPlainError: For a kind of space that is not Gymnasium's own.
+        NotPlainError: The space is not one of Gymnasium's own.
     """
     if space is None:
         return None
@@ -97,14 +97,14 @@ def _dtype(space: gym.Space[Any]) -> str:
 def space_from_parts(
     parts: Any, allocate: Callable[[int], None] = lambda num_bytes: None
 ) -> gym.Space[Any] | None:
-    """Return the space of these parts, which are not trusted.
+    """Return the space of these parts. The parts are not trusted.
 
     Args:
-        parts: What `space_parts` returned.
-        allocate: Called with the bytes that a Box is about to take; may raise.
+        parts: The parts from `space_parts`.
+        allocate: Called with the number of bytes that a Box will take; may raise an error.
 
     Raises:
-        ValueError: These are no space's parts.
+        ValueError: They are not the parts of a space.
     """
     try:
         return _decode(parts, 0, allocate)

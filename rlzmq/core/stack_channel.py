@@ -1,7 +1,7 @@
 """Stacks on request: a signal makes a process write the stacks of its threads into a file in memory.
 
-The file is named for the process's role and found in ``/proc/PID/fd`` by processes of the same user, so only a process
-that handles the signal is ever sent it. The stacks are written by a signal handler in C, also while the process hangs.
+The file is named after the process's role. Processes of the same user find it in ``/proc/PID/fd``, so the signal is
+sent only to processes that handle it. A signal handler in C writes the stacks, even if the process hangs.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ __all__ = ["find_stack_channel", "open_stack_channel", "read_stacks"]
 _SIGNAL = signal.SIGUSR2
 _PREFIX = "/memfd:rlzmq-stacks:"
 _LOOK_S = 0.02
-_NUM_QUIET_LOOKS = 5  # nothing signals the end of the stacks
+_NUM_QUIET_LOOKS = 5  # number of reads without new text that end the stacks
 _MAX_WAIT_S = 3.0
 
-_channel: tuple[int, int] | None = None  # its descriptor, and the process that it belongs to
+_channel: tuple[int, int] | None = None  # its descriptor, and the pid of its process
 
 
 def open_stack_channel(role: str) -> None:
-    """Let others read the stacks of this process.
+    """Allow other processes to read the stacks of this one.
 
     Args:
-        role: What they find it by, e.g. ``"runner-0"``.
+        role: Name of the process, e.g. ``"runner-0"``.
     """
     global _channel
     if _channel is not None and _channel[1] == os.getpid():
@@ -38,7 +38,7 @@ def open_stack_channel(role: str) -> None:
 
 
 def find_stack_channel(pid: int) -> tuple[str, Path] | None:
-    """Return role and file of a process's channel; None if it has none, has ended, or is of another user."""
+    """Return the role and file of a process's channel; None if it has none, has ended, or belongs to another user."""
     try:
         found = [(os.readlink(entry.path), Path(entry.path)) for entry in list(os.scandir(f"/proc/{pid}/fd"))]
     except OSError:

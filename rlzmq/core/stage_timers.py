@@ -1,4 +1,4 @@
-"""Timers: calls and seconds per stage, reported as means."""
+"""StageTimers: calls and seconds per stage, reported as means."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
     "StageTimers",
 ]
 
-# Keys below `env_runners` in a result, with slashes between levels; RLlib's names.
+# Keys below `env_runners` in a result, with slashes between levels, with RLlib's names.
 ENV_RESET_TIMER = "env_reset_timer"
 ENV_STEP_TIMER = "env_step_timer"
 INFERENCE_TIMER = "rlmodule_inference_timer"
@@ -44,13 +44,14 @@ _IN_TRACE = {
 }
 
 LEARNER_STAGES = ("learner_forward_timer", "learner_backward_timer", "learner_reduce_timer")
-"""Seconds of an update by stage, among a learner's results."""
+"""Stages of an update's seconds in a learner's results."""
 
 
 class StageTimers:
-    """Sums by name: [number of calls, total]. Totals are seconds, or whatever else is averaged per call.
+    """Sums by name: [number of calls, total]. Totals are seconds, or another quantity that is averaged per call.
 
-    Sums of several runners, or of several fragments, add up: `take` one's and `merge` it into another's.
+    Sums of several runners, or of several fragments, are added: `take` them from one object and `merge` them into
+    another.
     """
 
     def __init__(self) -> None:
@@ -66,15 +67,15 @@ class StageTimers:
             sums[1] += total
 
     def add_stage(self, name: str, begin_s: float, end_s: float) -> None:
-        """Add one call, between two times of ``time.perf_counter``; it is in the trace, too."""
+        """Add one call between two times of ``time.perf_counter``, also to the trace."""
         self.add(name, end_s - begin_s)
         if trace.is_on:
             trace.span(_IN_TRACE[name], begin_s, end_s)
 
     def add_pieces(self, pipeline: Any, prefix: str = "") -> None:
-        """Take over a connector pipeline's `take_piece_timers`, under ``<prefix>timers/connectors/<piece>``.
+        """Add the result of a connector pipeline's `take_piece_timers`, under ``<prefix>timers/connectors/<piece>``.
 
-        RLlib's form of piece names: ``NumpyToTensor`` is ``numpy_to_tensor``.
+        Piece names have RLlib's form: ``NumpyToTensor`` becomes ``numpy_to_tensor``.
         """
         for piece, (num_calls, seconds) in pipeline.take_piece_timers().items():
             self.add(f"{prefix}timers/connectors/{_snake_case(piece)}", seconds, int(num_calls))

@@ -12,12 +12,12 @@ def did_you_mean(name: object, valid: Iterable[object], *, num_listed: int = 12)
     """Return the last sentence of an error message: the closest valid name, or the list of valid names.
 
     Args:
-        name: What the user wrote.
-        valid: The names that would have been accepted.
-        num_listed: How many valid names are listed when none is close.
+        name: The name that the user wrote.
+        valid: The accepted names.
+        num_listed: Maximum number of valid names to list if none is close.
 
     Returns:
-        ``" Did you mean 'x'?"``, or ``" Valid: …."``, or ``""`` when there is no valid name.
+        ``" Did you mean 'x'?"``, or ``" Valid: …."``, or ``""`` if there is no valid name.
     """
     names = sorted({str(item) for item in valid})
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)

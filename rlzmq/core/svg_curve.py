@@ -1,4 +1,4 @@
-"""A small curve as SVG, which notebooks show without further packages."""
+"""A small curve as SVG, which notebooks display without further packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_POINTS = 400
 
 
 def svg_curve(x: ArrayLike, y: ArrayLike, x_label: str, y_label: str) -> str:
-    """Return an ``<svg>`` element with y over x; "" without a finite point.
+    """Return an ``<svg>`` element with y over x; "" if there is no finite point.
 
     Args:
         x: ``[N]``, ascending.

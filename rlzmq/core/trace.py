@@ -1,10 +1,10 @@
-"""Trace: when each process of a run did what, in one file for Perfetto (ui.perfetto.dev) or chrome://tracing.
+"""Trace: the stages of a run's processes over time, in one file for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
     driver: create ──► file ◄── join: every other process of the host     (each appends whole lines, O_APPEND)
 
-The file is a JSON array of trace events, one per line. A run that is killed leaves the array open, which both viewers
-read; `read_trace` does, too. Times are microseconds of the host's monotonic clock, which all its processes share, so
-processes of other hosts do not join. Without `create` or `join`, `span` is not called: see `is_on`.
+The file is a JSON array of trace events, one per line. A killed run leaves the array open, which both viewers and
+`read_trace` accept. Times are microseconds of the host's monotonic clock, which all its processes share; processes on
+other hosts do not join. Without `create` or `join`, `span` is not called: see `is_on`.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from rlzmq.core.machine import boot_id
 __all__ = ["close", "create", "flow_end", "flow_start", "flush", "is_on", "join", "read_trace", "span"]
 
 MAX_FILE_BYTES = 256 * 2**20
-"""The size at which the processes stop writing: about 2.5 million events, what viewers still open."""
+"""File size at which the processes stop writing: about 2.5 million events, which viewers can still open."""
 
-_MAX_EVENTS = 1000  # in memory
-_MAX_THREADS = 64  # of a process
-_MAX_AGE_S = 1.0  # of an event in memory: what a killed process loses
+_MAX_EVENTS = 1000  # maximum number of events in memory
+_MAX_THREADS = 64  # maximum number of threads per process
+_MAX_AGE_S = 1.0  # maximum age of an event in memory, which a killed process loses
 
 _log = logging.getLogger("rlzmq.core")
 
 is_on: bool = False
-"""Whether this process is traced: checked before `span` is called, so that runs without a trace pay nothing."""
+"""Whether this process is traced. It is checked before `span` is called, so runs without a trace pay nothing."""
 
 _writer: _Writer | None = None
 
 
 def create(path: str | os.PathLike[str], name: str) -> None:
-    """Begin a trace in this process, which other processes may join.
+    """Start a trace in this process. Other processes may join it.
 
     Args:
-        path: The file; overwritten.
+        path: The file; an existing one is overwritten.
         name: Name of this process's track.
 
     Raises:
@@ -63,11 +63,11 @@ def create(path: str | os.PathLike[str], name: str) -> None:
 
 
 def join(path: str | os.PathLike[str] | None, name: str) -> None:
-    """Trace this process, too, if the file was created on this host; else log why not.
+    """Add this process to the trace if the file was created on this host; otherwise log that it is not included.
 
     Args:
         path: See `create`; None: no trace.
-        name: Name of this process's track. A process that is traced already keeps its name.
+        name: Name of this process's track. A process that is already traced keeps its name.
     """
     if path is None or is_on:
         return
@@ -77,7 +77,7 @@ def join(path: str | os.PathLike[str] | None, name: str) -> None:
     except OSError:
         is_here = False
     if not is_here:
-        _log.info("%s is not in the trace %s, which is of another host.", name, path)
+        _log.info("%s is not in the trace %s, which belongs to another host.", name, path)
         return
     _begin(path, name)
 
@@ -87,21 +87,21 @@ def span(name: str, begin_s: float, end_s: float, **facts: Any) -> None:
 
     Args:
         name: The stage.
-        begin_s, end_s: Times of ``time.perf_counter`` or ``time.monotonic``, which are one clock on Linux.
-        facts: Shown with it; plain values.
+        begin_s, end_s: Times of ``time.perf_counter`` or ``time.monotonic``, which are the same clock on Linux.
+        facts: Plain values to show with the stage.
     """
     if _writer is not None:
         _writer.add(("X", name, begin_s, end_s - begin_s, threading.get_ident(), facts), end_s)
 
 
 def flow_start(id_: str, at_s: float) -> None:
-    """Begin an arrow at this thread's stage of this time; `flow_end` calls with the same id, anywhere, end it."""
+    """Start an arrow at this thread's stage at this time. Calls of `flow_end` with the same id, anywhere, end it."""
     if _writer is not None:
         _writer.add(("s", id_, at_s, 0.0, threading.get_ident(), {}), at_s)
 
 
 def flow_end(id_: str, at_s: float) -> None:
-    """End an arrow at this thread's stage of this time."""
+    """End an arrow at this thread's stage at this time."""
     if _writer is not None:
         _writer.add(("f", id_, at_s, 0.0, threading.get_ident(), {}), at_s)
 
@@ -113,7 +113,7 @@ def flush() -> None:
 
 
 def close() -> None:
-    """End the trace in this process; the array is closed here, so others should have flushed before."""
+    """End the trace in this process and close the array. Other processes should flush before."""
     global is_on, _writer
     writer, is_on, _writer = _writer, False, None
     if writer is not None:
@@ -121,17 +121,17 @@ def close() -> None:
 
 
 def read_trace(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the events of a trace file, also of a run that was killed.
+    """Return the events of a trace file, which may be that of a killed run.
 
     Raises:
-        ValueError: It is no trace.
+        ValueError: The file is not a trace.
     """
     first, *lines = Path(path).read_text(encoding="utf-8").splitlines()
     if first != "[":
-        raise ValueError(f"{path} is no trace: expected a first line '[', got {first[:40]!r}")
+        raise ValueError(f"{path} is not a trace: expected a first line '[', got {first[:40]!r}")
     events = []
     for line in lines:
-        with contextlib.suppress(ValueError):  # cut off where its process was killed, or the disk was full
+        with contextlib.suppress(ValueError):  # cut off because its process was killed, or the disk was full
             events.append(json.loads(line.removesuffix(",")))
     return [event for event in events if isinstance(event, dict)]
 
@@ -144,7 +144,7 @@ def _begin(path: str | os.PathLike[str], name: str) -> None:
 
 
 def _header() -> str:
-    """Return the first event: which clock the times are of."""
+    """Return the first event, which names the clock of the times."""
     try:
         clock = boot_id()
     except OSError:
@@ -153,7 +153,7 @@ def _header() -> str:
 
 
 class _Writer:
-    """Appends one process's events to the file; `add` may be called by any thread."""
+    """Appends one process's events to the file. Any thread may call `add`."""
 
     def __init__(self, path: str | os.PathLike[str], name: str) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -161,7 +161,7 @@ class _Writer:
         self._events: deque[tuple[str, str, float, float, int, dict[str, Any]]] = deque()
         self._lock = threading.Lock()
         self._flushed_at = time.perf_counter()
-        self._threads: dict[int, int] = {}  # numbers that no other process of the host uses
+        self._threads: dict[int, int] = {}  # unique numbers among the host's processes
         self._numbers = itertools.count()
         self._thread_names: deque[str] = deque()
         self._is_full = False
@@ -179,7 +179,7 @@ class _Writer:
 
     def flush(self) -> None:
         if not self._lock.acquire(blocking=False):
-            return  # another thread writes them
+            return  # another thread is writing them
         try:
             self._flushed_at = time.perf_counter()
             while self._events:
@@ -225,7 +225,8 @@ class _Writer:
             if os.fstat(self._fd).st_size + len(data) > MAX_FILE_BYTES:
                 self._is_full = True
                 _log.warning(
-                    "The trace has %d MiB, its largest size: no more is written.", MAX_FILE_BYTES >> 20
+                    "The trace has %d MiB, the maximum size: no more events are written.",
+                    MAX_FILE_BYTES >> 20,
                 )
             else:
                 os.write(self._fd, data)

@@ -1,4 +1,4 @@
-"""Short tracebacks with the user's frames and one of rlzmq; all frames with ``RLZMQ_TRACEBACK=full``."""
+"""Short tracebacks with the user's frames and one frame of rlzmq; all frames with ``RLZMQ_TRACEBACK=full``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 FULL = "RLZMQ_TRACEBACK"
-"""The environment variable: ``full`` shows all frames."""
+"""The environment variable; ``full`` shows all frames."""
 
 _OURS = str(Path(__file__).parent.parent) + os.sep
 _LIBRARIES = tuple(
@@ -41,13 +41,13 @@ def shows_all_frames() -> bool:
 
 
 class ShortTraceback:
-    """Context manager around public functions that removes rlzmq's inner frames from errors' tracebacks.
+    """Context manager around public functions. It removes rlzmq's inner frames from errors' tracebacks.
 
-    The function with the block (its caller if `is_inner`) is the one frame of rlzmq that is kept. An error from
-    inside rlzmq that is not an RlzmqError keeps all frames: it may be a bug.
+    The function with the block (its caller if `is_inner`) is the only frame of rlzmq that is kept. An error from
+    inside of rlzmq that is not an RlzmqError keeps all frames, since it may be a bug.
 
     Args:
-        is_inner: The function that has the block is called by the one that the user calls.
+        is_inner: Whether the function with the block is called by the function that the user calls.
     """
 
     def __init__(self, *, is_inner: bool = False) -> None:
@@ -66,7 +66,7 @@ class ShortTraceback:
 
 
 def format_error(error: BaseException) -> str:
-    """Return the text that Python prints for an error, with the user's own frames."""
+    """Return the text that Python prints for an error, with the user's frames."""
     shown = traceback.TracebackException.from_exception(error)
     _shorten_shown(shown, error)
     return "".join(shown.format()).rstrip("\n")
@@ -95,7 +95,7 @@ def place_of(error: BaseException) -> str:
 
 
 def place_in(frames: Sequence[traceback.FrameSummary]) -> str:
-    """Return ``FILE:LINE in FUNCTION``: the innermost frame of the user's code, else of any."""
+    """Return ``FILE:LINE in FUNCTION`` of the innermost frame of the user's code, or of any code."""
     if not frames:
         return "an unknown place"
     theirs = [
@@ -106,9 +106,9 @@ def place_in(frames: Sequence[traceback.FrameSummary]) -> str:
 
 
 def run_error(error: BaseException) -> BaseException:
-    """Return the error to report for an error of user code: a replacement for errors that would end a process or loop.
+    """Return the error to report for an error of user code; errors that would end a process or loop are replaced.
 
-    asyncio stops a loop on SystemExit and KeyboardInterrupt, so that nobody would receive the result.
+    asyncio stops a loop on SystemExit and KeyboardInterrupt, so nobody would receive the result.
     """
     if not isinstance(error, (SystemExit, KeyboardInterrupt)):
         return error
@@ -168,8 +168,8 @@ def _shorten_shown(shown: traceback.TracebackException, error: BaseException) ->
 def _kept(files: Sequence[str], error: BaseException) -> list[int]:
     """Return the indices of the frames to show.
 
-    The user's frames and those they called, without rlzmq's and libraries' frames before them. Without user frames:
-    the libraries' frames. All frames if the error comes from inside rlzmq.
+    These are the user's frames and those they called, without earlier frames of rlzmq and libraries. Without user
+    frames, these are the libraries' frames. If the error comes from inside of rlzmq, these are all frames.
     """
     ours = [file.startswith(_OURS) for file in files]
     theirs = [index for index, file in enumerate(files) if not ours[index] and not _is_library(file)]

@@ -1,7 +1,7 @@
 """Operations on dict/tuple trees of arrays, such as nested observations and actions.
 
-A tree is a leaf, or a dict or tuple of trees. Dicts are visited in sorted key order. A Python list is a
-leaf (a batch of items, or one item that numpy can turn into an array), never a node.
+A tree is a leaf, or a dict or tuple of trees. Dicts are traversed in sorted key order. A Python list is a leaf (a batch
+of items, or one item that numpy can convert to an array), never a node.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def is_nested(tree: Any) -> bool:
-    """Return whether ``tree`` is a node (dict or tuple) rather than a leaf."""
+    """Return whether ``tree`` is a node (dict or tuple) instead of a leaf."""
     return isinstance(tree, (dict, tuple))
 
 
@@ -81,7 +81,7 @@ def tree_rows(tree: Any, rows: Any) -> Any:
 
 
 def tree_leaves(tree: Any) -> list[Any]:
-    """Return the leaves of ``tree``, dicts in sorted key order."""
+    """Return the leaves of ``tree``, with dicts in sorted key order."""
     if not isinstance(tree, (dict, tuple)):
         return [tree]
     if type(tree) is dict:
@@ -93,13 +93,13 @@ def tree_leaves(tree: Any) -> list[Any]:
 
 
 def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
-    """Return the leaves of ``tree`` and its structure (an optree ``PyTreeSpec``; ``unflatten`` undoes it)."""
+    """Return the leaves of ``tree`` and its structure (an optree ``PyTreeSpec``; ``unflatten`` is the inverse)."""
     leaves, spec = optree.tree_flatten(tree, is_leaf=_list_is_leaf, none_is_leaf=True)
     return leaves, spec
 
 
 def check_same_structure(expected: Any, actual: Any) -> None:
-    """Raise ValueError when ``actual`` has not the nodes of ``expected``."""
+    """Raise ValueError if ``actual`` does not have the nodes of ``expected``."""
     nested = is_nested(expected)
     if nested != is_nested(actual):
         raise ValueError(
@@ -112,7 +112,7 @@ def check_same_structure(expected: Any, actual: Any) -> None:
 
 
 def value_kind(dtype: np.dtype[Any]) -> str:
-    """Return ``"number"``, ``"string"``, ``"Python object"``, or numpy's kind; a column holds one kind."""
+    """Return ``"number"``, ``"string"``, ``"Python object"``, or numpy's kind. A column holds one kind."""
     if dtype.hasobject:
         return "Python object"
     return "number" if dtype.kind in "biufc" else "string" if dtype.kind in "SUT" else dtype.kind
@@ -122,7 +122,7 @@ def num_items(batch: Any) -> int:
     """Return the number of items in a batched tree: the common first dimension of its leaves.
 
     Raises:
-        ValueError: The leaves disagree, or one has no first dimension.
+        ValueError: The leaves' sizes differ, or a leaf has no first dimension.
     """
     if isinstance(batch, np.ndarray) and batch.ndim:
         return len(batch)
@@ -139,7 +139,7 @@ def num_items(batch: Any) -> int:
 
 
 def object_array(items: Sequence[Any]) -> np.ndarray:
-    """Return items of any kind unchanged in an array ``[len(items)]`` of dtype object."""
+    """Return items of any kind, unchanged, in an array ``[len(items)]`` of dtype object."""
     array = np.empty(len(items), object)
     for position, item in enumerate(items):
         array[position] = item
@@ -147,20 +147,19 @@ def object_array(items: Sequence[Any]) -> np.ndarray:
 
 
 def tree_stack(items: Sequence[Any], *, objects: bool = False) -> Any:
-    """Stack items of one structure along a new first axis.
+    """Stack items with equal structure along a new first axis.
 
     Args:
-        items: At least one tree; matching leaves have equal shapes.
-        objects: Whether leaves may be of any kind (None, sets, instances of any class): such leaves become
-            an array ``[len(items)]`` of dtype object.
+        items: At least one tree. Matching leaves have equal shapes.
+        objects: Whether leaves may be of any kind (None, sets, instances of any class). They become an array
+            ``[len(items)]`` of dtype object.
 
     Returns:
         The tree with leaves ``[len(items), ...]``.
 
     Raises:
-        ValueError: An item's structure or shape differs from the first one's (its position is named),
-            when strings and numbers are mixed, or (without ``objects``) when items are no numbers, strings or
-            arrays of them.
+        ValueError: An item's structure or shape differs from the first one's (the text names its position), strings
+            and numbers are mixed, or (without ``objects``) items are not numbers, strings or arrays of them.
     """
     first = items[0]
     if not isinstance(first, (dict, tuple)):
@@ -189,7 +188,7 @@ def _stack_leaves(items: Sequence[Any], objects: bool) -> np.ndarray:
                 raise ValueError("items are arrays of Python objects (dtype object): no column for these.")
             return np.concatenate(items).reshape((len(items), *shape))
     if hasattr(first, "__array__") and not isinstance(first, (np.ndarray, np.generic)):
-        # Tensors: numpy would take them apart element by element.
+        # Tensors are stacked by torch: numpy would split them element by element.
         items = [np.asarray(item) for item in items]
     try:
         stacked = np.array(items)
@@ -210,7 +209,7 @@ def _stack_leaves(items: Sequence[Any], objects: bool) -> np.ndarray:
 
 
 def _check_one_kind(items: Sequence[Any]) -> None:
-    """Raise ValueError where numbers are among strings: numpy would turn them into strings."""
+    """Raise ValueError if numbers are mixed with strings, since numpy would convert them to strings."""
     kinds = [value_kind(np.asarray(item).dtype) for item in items]
     bad = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
     if bad is not None:
@@ -218,7 +217,7 @@ def _check_one_kind(items: Sequence[Any]) -> None:
 
 
 def tree_unstack(batch: Any) -> list[Any]:
-    """Return the items of a batched tree (views on its leaves), or ``list(batch)`` of a plain sequence."""
+    """Return the items of a batched tree (views of its leaves), or ``list(batch)`` for a plain sequence."""
     if not isinstance(batch, (dict, tuple)):
         return list(batch)
     leaves, spec = tree_flatten(batch)
@@ -227,7 +226,7 @@ def tree_unstack(batch: Any) -> list[Any]:
 
 
 def tree_zeros_like(tree: Any, lead: tuple[int, ...] = ()) -> Any:
-    """Return zeros of every leaf's shape and dtype, with ``lead`` dimensions in front."""
+    """Return zeros with every leaf's shape and dtype, with ``lead`` as additional first dimensions."""
 
     def zeros(leaf: Any) -> np.ndarray:
         array = np.asarray(leaf)
@@ -237,7 +236,7 @@ def tree_zeros_like(tree: Any, lead: tuple[int, ...] = ()) -> Any:
 
 
 def leaf_spaces(space: Any) -> list[Any]:
-    """Return the leaves of a space in the order of `tree_leaves`: Dict keys sorted."""
+    """Return the leaves of a space in the order of `tree_leaves`, with Dict keys sorted."""
     if isinstance(space, gym.spaces.Dict):
         return [leaf for key in sorted(space.spaces) for leaf in leaf_spaces(space.spaces[key])]
     if isinstance(space, gym.spaces.Tuple):
@@ -255,14 +254,14 @@ def has_discrete(space: gym.Space[Any]) -> bool:
 def space_filler(
     space: gym.Space[Any], fill: Any, *, lead: tuple[int, ...] = (), one_hot_discrete: bool = False
 ) -> Any:
-    """Return an item (or a batch of them) of ``space``'s structure, shapes and dtypes, filled with one value.
+    """Return an item (or a batch of items) with ``space``'s structure, shapes and dtypes, filled with one value.
 
     Args:
-        space: Any space of Dict, Tuple, Box, Discrete, MultiDiscrete, MultiBinary leaves. Leaves of other
-            kinds get the bare ``fill``.
-        fill: The value of every element. It may lie outside of the space.
-        lead: Dimensions put in front of each leaf's shape, e.g. ``(num_items,)``.
-        one_hot_discrete: Shape Discrete and MultiDiscrete leaves like `one_hot`'s results (float32).
+        space: A space with Dict, Tuple, Box, Discrete, MultiDiscrete and MultiBinary parts. Leaves of other kinds
+            become the plain ``fill``.
+        fill: The value of every element. It may be outside of the space.
+        lead: Dimensions added before each leaf's shape, e.g. ``(num_items,)``.
+        one_hot_discrete: Whether Discrete and MultiDiscrete leaves have the shape of `one_hot`'s results (float32).
 
     Returns:
         Arrays (0-d ones for scalar spaces) in the space's structure.
@@ -287,19 +286,18 @@ def space_filler(
 
 
 def one_hot(space: gym.Space[Any], value: Any) -> Any:
-    """One-hot encode the Discrete and MultiDiscrete leaves of one item or of a batch of items.
+    """One-hot encode the Discrete and MultiDiscrete leaves of an item or of a batch of items.
 
     Args:
         space: The space of one item.
         value: An item of ``space``, or a batch of items with any leading dimensions.
 
     Returns:
-        The same structure. A Discrete leaf ``[...]`` becomes float32 ``[..., n]``, a MultiDiscrete leaf
-        ``[..., *nvec.shape]`` becomes the concatenated one-hots, float32 ``[..., sum(nvec)]``; other leaves
-        are returned as they are.
+        The same structure. A Discrete leaf ``[...]`` becomes float32 ``[..., n]``. A MultiDiscrete leaf ``[...,
+        *nvec.shape]`` becomes the concatenated one-hots, float32 ``[..., sum(nvec)]``. Other leaves are unchanged.
 
     Raises:
-        ValueError: A value is not a number, or lies outside of its Discrete or MultiDiscrete space.
+        ValueError: A value is not a number, or is outside of its Discrete or MultiDiscrete space.
     """
     if isinstance(space, gym.spaces.Dict):
         return {key: one_hot(sub_space, value[key]) for key, sub_space in space.spaces.items()}

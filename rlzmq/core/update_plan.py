@@ -1,4 +1,4 @@
-"""UpdatePlan: what an update trains on, as one value that every layer reads."""
+"""UpdatePlan: the training data of an update, as one value that every layer reads."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ __all__ = ["ReplayRatio", "UpdatePlan"]
 class UpdatePlan:
     """How much fresh data an update takes, and how old it may be.
 
-    The config makes it (`AlgorithmConfig.update_plan`); the driver opens updates by it, the broker grants leases
-    by it, and a run in one process samples by it.
+    The config creates it (`AlgorithmConfig.update_plan`). The driver uses it to open updates, the broker to grant
+    leases, and a run in one process to sample.
 
     Attributes:
         env_steps_per_rank: Fresh env steps of one update for each learner rank; 0: an update needs none (offline
             data), and nothing is sampled.
-        num_ranks: Learner ranks that the batch is divided by; it stays as it is while a rank is missing.
+        num_ranks: Number of learner ranks that share a batch. It does not change while a rank is missing.
         fragment_length: Vector steps of a full lease.
-        staleness: S. 0: an update trains exactly on what was sampled with the weights it starts from. S >= 1:
-            runners sample up to S batches ahead, and no trained step is more than S versions old.
+        staleness: S. 0: an update trains exactly on data sampled with the weights it starts from. S >= 1: runners
+            sample up to S batches ahead, and no trained step is more than S versions old.
         max_policy_lag: Data older than this many versions is dropped, and counted as ``stale``.
-        train_ratio: Env steps trained per env step that an update takes in, repetitions counted; 0: each is trained as
-            the batch source gives it. With a ratio an update trains as many batches as are due, and is committed then;
-            sampling waits for it, S + 1 updates ahead at most.
-        warm_up: With a ratio, env steps that are taken in before the first is trained.
-        keeps_episodes: All chunks of an episode go to the same rank, for sources that join them (n-step sums,
-            sequences). The batch over all ranks stays exact; a rank's part is what its environments sampled. An
-            episode of a multi-agent environment, too, is of one runner, whose episodes all go to one rank then.
-        open_updates: How many updates the driver keeps open at once.
+        train_ratio: Trained env steps, counting repetitions, per env step that an update takes; 0: the batch source
+            decides. With a ratio, an update trains as many batches as are due and is then committed; sampling waits
+            for it, at most S + 1 updates ahead.
+        warm_up: With a ratio, the number of env steps taken before the first one is trained.
+        keeps_episodes: Whether all chunks of an episode go to the same rank, for sources that join them (n-step sums,
+            sequences). The batch over all ranks remains exact; a rank's part is the data of its environments. A
+            runner with a multi-agent environment sends all its episodes to one rank.
+        open_updates: Number of updates that the driver keeps open at the same time.
     """
 
     env_steps_per_rank: int
@@ -46,7 +46,7 @@ class UpdatePlan:
 
     @property
     def num_env_steps(self) -> int:
-        """Fresh env steps of one update over all ranks."""
+        """Number of fresh env steps of one update over all ranks."""
         return self.env_steps_per_rank * self.num_ranks
 
 
@@ -54,15 +54,15 @@ _ROUNDING = 1e-6  # env steps
 
 
 class ReplayRatio:
-    """Determines how many batches an update trains to reach a given ratio of trained to sampled env steps.
+    """Computes the number of batches that an update trains to reach a given ratio of trained to sampled env steps.
 
-    All ranks count the same: fresh and trained env steps of all of them together. So the ratio outlives any rank, and
-    what is left over after whole batches counts for the next update: trained never differs from
-    ``ratio × (sampled − warm_up)`` by a batch of all ranks or more.
+    All ranks have the same counts: fresh and trained env steps of all ranks together. The ratio therefore survives
+    the loss of a rank, and a remainder after whole batches counts for the next update: the trained steps never differ
+    from ``ratio × (sampled − warm_up)`` by a batch of all ranks or more.
 
     Args:
-        ratio: Env steps trained, repetitions counted, per env step sampled, > 0.
-        warm_up: Env steps that are sampled before the first is trained; they count for nothing.
+        ratio: Trained env steps, counting repetitions, per sampled env step, > 0.
+        warm_up: Number of env steps sampled before the first one is trained; they do not count.
     """
 
     num_sampled: int
@@ -80,7 +80,7 @@ class ReplayRatio:
         self.num_sampled += num_env_steps
 
     def take(self, batch: int) -> int:
-        """Return how many batches of a number of env steps (over all ranks) are due, and count them as trained."""
+        """Return the number of due batches of `batch` env steps (over all ranks), and count them as trained."""
         due = self.ratio * self.num_counted - self.num_trained
         num_batches = max(0, int((due + _ROUNDING) // batch))
         self.num_trained += num_batches * batch
@@ -88,7 +88,7 @@ class ReplayRatio:
 
     @property
     def num_counted(self) -> int:
-        """Env steps sampled since the warm-up."""
+        """Number of env steps sampled since the warm-up."""
         return max(0, self.num_sampled - self.warm_up)
 
     def get_state(self) -> dict[str, int]:

@@ -23,7 +23,7 @@ def test_help_keeps_to_the_terminals_width(
     assert text.startswith(f"usage: rlzmq {command} ")
     assert [line for line in text.splitlines() if len(line) > 80] == []
     assert "None" not in text
-    assert "Only " not in text
+    assert "Must be " not in text
 
 
 def test_help_of_train_lists_the_algorithms_and_their_presets(capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,7 +127,7 @@ def test_the_file_is_bounded_and_training_goes_on(
         trace.span("env", number, number + 0.5)
     trace.close()
     assert path.stat().st_size <= 20_000
-    assert caplog.text.count("its largest size") == 1
+    assert caplog.text.count("the maximum size") == 1
     assert trace.read_trace(path)
 
 
@@ -135,5 +135,5 @@ def test_a_file_that_cannot_be_written_or_is_no_trace_is_named(tmp_path: Path) -
     with pytest.raises(ConfigurationError, match="cannot write the trace"):
         trace.create(tmp_path / "nowhere" / "trace.json", "driver")
     (tmp_path / "a").write_text("{}\n")
-    with pytest.raises(ValueError, match="is no trace"):
+    with pytest.raises(ValueError, match="is not a trace"):
         trace.read_trace(tmp_path / "a")

@@ -88,5 +88,5 @@ def test_train_writes_the_trace_into_the_run_directory_or_where_it_is_asked_to(t
     assert read_trace(tmp_path / "run" / "trace.json")
     assert main([*command, "--num-epochs", "1", "--trace", str(tmp_path / "own.json")]) == 0
     assert read_trace(tmp_path / "own.json")
-    with pytest.raises(ConfigurationError, match="give a path"):
+    with pytest.raises(ConfigurationError, match="set a path"):
         config(0, 0).debugging(trace="auto").build()
