@@ -28,6 +28,8 @@ __all__ = ["compact", "concat", "from_episodes"]
 
 B = TypeVar("B", bound=BatchColumns)
 
+_DICT = frozenset({dict})
+
 
 # -- from episodes ------------------------------------------------------------------------------------
 
@@ -143,26 +145,26 @@ def _gather(
             except ValueError as error:
                 raise ValueError(f"Episode {episode.id_!r}, column {name!r}: {error}") from None
     total = sum(wanted) + num_pads * len(episodes)
-    template = next((buffer for buffer, size in zip(buffers, sizes, strict=True) if size), None)
-    if template is None:
+    first = next((i for i, size in enumerate(sizes) if size), None)
+    if first is None:
         space = buffers[0].space
         return np.zeros(total, np.float32) if space is None else space_filler(space, 0, lead=(total,))
     try:
-        if not any(buffer.finalized for buffer, size in zip(buffers, sizes, strict=True) if size):
-            return _stack_lists(buffers, wanted, template.data[0], num_pads)
-        return _join_arrays(buffers, wanted, template, num_pads)
+        data = [buffer.data if size else [] for buffer, size in zip(buffers, sizes, strict=True)]
+        if all(type(items) is list for items in data):
+            return _stack_lists(data, wanted, data[first][0], num_pads)
+        return _join_arrays(buffers, wanted, buffers[first], num_pads)
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"Episodes {[episode.id_ for episode in episodes][:4]}…, column {name!r}: {error}"
         ) from error
 
 
-def _stack_lists(buffers: list[InfiniteLookbackBuffer], wanted: list[int], filler: Any, num_pads: int) -> Any:
+def _stack_lists(lists: list[Any], wanted: list[int], filler: Any, num_pads: int) -> Any:
     items: list[Any] = []
-    for buffer, num in zip(buffers, wanted, strict=True):
-        data = [] if buffer.finalized else buffer.data  # an array is an empty one here
-        items.extend(data)
-        items.extend([filler] * (num - len(data) + num_pads))
+    for data, num in zip(lists, wanted, strict=True):
+        items += data
+        items += [filler] * (num - len(data) + num_pads)
     return tree_stack(items)
 
 
@@ -215,8 +217,10 @@ def _sparse_infos(episodes: list[SingleAgentEpisode], offsets: list[int]) -> dic
         if (unread := unread_infos(episode)) is not None:
             sparse.update((offset + position, info) for position, info in unread.items())
             continue
-        infos = enumerate(episode.infos.data, offset)
-        sparse.update((slot, info) for slot, info in infos if info or not isinstance(info, dict))
+        infos = episode.infos.data
+        if not _DICT.issuperset(map(type, infos)) or any(infos):
+            placed = enumerate(infos, offset)
+            sparse.update((slot, info) for slot, info in placed if info or not isinstance(info, dict))
     return sparse
 
 

@@ -101,6 +101,10 @@ class SingleAgentEpisode(EpisodeChunks):
         self._action_space = action_space
         self._duration_s = 0.0
         self._last_step_time = None
+        is_empty = observations is None and actions is None and rewards is None and infos is None
+        if is_empty and not extra_model_outputs and len_lookback_buffer == "auto":
+            self._begin_empty(operator.index(t_started) if t_started is not None else 0)
+            return
 
         try:
             lookback = self._given_lookback(rewards, len_lookback_buffer)
@@ -122,6 +126,16 @@ class SingleAgentEpisode(EpisodeChunks):
         self.t_started: int = operator.index(t_started) if t_started is not None else 0
         self.t: int = self.t_started + len(self.rewards)
         self._check_lengths()
+
+    def _begin_empty(self, t_started: int) -> None:
+        """Make empty columns, as an env runner needs them for each episode."""
+        empty = InfiniteLookbackBuffer._of_list
+        self.observations = empty([], 0, self._observation_space)
+        self.actions = empty([], 0, self._action_space)
+        self.rewards = empty([], 0, REWARD_SPACE)
+        self.extra_model_outputs = {}
+        self.infos = InfosBuffer._of_list([], 0, None)
+        self.t_started = self.t = t_started
 
     @staticmethod
     def _given_lookback(rewards: Any, len_lookback_buffer: int | str) -> int:
