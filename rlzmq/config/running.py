@@ -181,7 +181,7 @@ class DebuggingSettings:
             resulting weights, for `rlzmq replay` (``rlzmq train --record``: in the run directory). Needs a single
             learner and at least one process besides the driver's. None: nothing is recorded.
         trace: File for a trace of what each process of this machine did over time, for ui.perfetto.dev. "auto":
-            trace.json in the run directory (`rlzmq train` only). None: no trace.
+            trace.json in the run directory (`rlzmq train`), or in a trial's. None: no trace.
     """
 
     seed: NonNegativeInt | None = None

@@ -114,11 +114,24 @@ def _start(
 ) -> _Running:
     if isinstance(trainable, type) and issubclass(trainable, Algorithm):
         assert isinstance(config, BaseConfig)
-        return _RunningAlgorithm(trainable, config, checkpoint)
+        return _RunningAlgorithm(trainable, _with_own_files(config, Path(context.trial_dir)), checkpoint)
     if isinstance(trainable, type):
         assert isinstance(config, dict)
         return _RunningTrainable(trainable, config, context, checkpoint, iteration)
     return _RunningFunction(trainable, config, context, checkpoint)
+
+
+def _with_own_files(config: BaseConfig, trial_dir: Path) -> BaseConfig:
+    """Return a config whose run writes its files, which trials cannot share, in the trial's directory."""
+    config = config.copy(copy_frozen=False)
+    if config.trace is not None:
+        name = "trace.json" if config.trace == "auto" else Path(config.trace).name
+        config.debugging(trace=str(trial_dir / name))
+    if config.record_dir is not None:
+        config.debugging(record_dir=str(trial_dir / Path(config.record_dir).name))
+    if config.journal_dir is not None:
+        config.fault_tolerance(journal_dir=str(trial_dir / Path(config.journal_dir).name))
+    return config
 
 
 class _RunningAlgorithm:

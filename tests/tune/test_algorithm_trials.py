@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rlzmq import PPOConfig, tune
+from rlzmq.core.trace import read_trace
 from rlzmq.tune.schedulers import PopulationBasedTraining
 from rlzmq.tune.trial import read_results
 from tests.tune.trainables import meet_other_trial, note_loaded_weights, report_weights
@@ -76,6 +77,9 @@ def test_trials_with_runner_and_learner_processes_run_side_by_side_and_leave_non
     place.mkdir()
     config = small_ppo(num_processes=1).training(lr=tune.grid_search([1e-3, 1e-4]))
     config.learners(learner_config_dict={"place": str(place)}).callbacks(on_train_result=meet_other_trial)
+    shared = tmp_path / "shared"
+    config.debugging(trace=str(shared / "run.json"), record_dir=str(shared / "arrivals"))
+    config.fault_tolerance(durability="journal", journal_dir=str(shared / "journal"))
     results = tune.Tuner(
         "PPO",
         param_space=config,
@@ -87,3 +91,9 @@ def test_trials_with_runner_and_learner_processes_run_side_by_side_and_leave_non
         assert [line["num_env_steps_trained_lifetime"] for line in lines] == [64, 128]
         assert lines[-1]["fault_tolerance"]["num_healthy_workers"] == 1
         assert lines[-1]["num_processes"] >= 3  # a broker, a runner, a learner
+    assert not shared.exists()
+    for result in results:
+        own = Path(result.path)
+        assert {"env", "forward"} <= {event["name"] for event in read_trace(own / "run.json")}
+        assert any((own / "arrivals").iterdir())
+        assert any((own / "journal").iterdir())
