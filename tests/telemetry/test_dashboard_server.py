@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import stat
+import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from rlzmq import ConfigurationError
 from rlzmq.cli.main import main
 from rlzmq.core.socket_directory import SocketDirectory
 from rlzmq.telemetry.brokers import find_broker
+from rlzmq.telemetry.dashboard.server import Dashboard
+from rlzmq.telemetry.dashboard.watched import Watched
 from tests.driver.outside import Command
 from tests.telemetry.dashboards import MadeUpBroker, Served, until
 from tests.telemetry.test_runs import ended, make_run, result
@@ -283,18 +286,67 @@ def test_places_that_are_none_are_named(tmp_path: Path, capsys: pytest.CaptureFi
         find_broker(str(run))
 
 
+class FewRuns(Watched):
+    """No runs; looking for them fails once `fails` is set."""
+
+    def __init__(self) -> None:
+        self.fails = threading.Event()
+        super().__init__([])
+
+    def look(self) -> None:
+        if self.fails.is_set():
+            raise OSError("the disk is gone")
+
+
+def test_a_stream_without_news_stays_open_and_a_failure_ends_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rlzmq.telemetry.dashboard.server._KEEP_ALIVE_S", 0.0)
+    links: list[str] = []
+    watched, failures = FewRuns(), []
+    dashboard = Dashboard(watched, announce=links.append)
+
+    def serve() -> None:
+        try:
+            dashboard.serve()
+        except OSError as error:
+            failures.append(str(error))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        with urllib.request.urlopen(dashboard.link, timeout=30) as answer:
+            cookie = answer.headers["set-cookie"].partition(";")[0]
+        address = dashboard.link.partition("/enter")[0] + "/api/stream"
+        stream = urllib.request.urlopen(
+            urllib.request.Request(address, headers={"Cookie": cookie}), timeout=30
+        )
+        with stream:
+            assert b": still here\n" in iter(stream.readline, b"")
+        watched.fails.set()
+    finally:
+        thread.join(30)
+    assert failures == ["the disk is gone"]
+
+
+def enter_page_of(command: Command) -> Served:
+    """Enter the page whose link the command prints."""
+    command.wait_for("enter?token=")
+    command.wait_for("\n")
+    line = next(line for line in command.output.splitlines() if "enter?token=" in line)
+    link = line.split()[1]
+    with urllib.request.urlopen(link, timeout=30) as answer:
+        cookie = answer.headers["set-cookie"].partition(";")[0]
+    page = Served.__new__(Served)
+    page.port, page.cookie = int(link.split(":")[2].partition("/")[0]), cookie
+    return page
+
+
 def test_train_shows_its_run_with_its_runners_and_takes_the_page_with_it(tmp_path: Path) -> None:
     arguments = ["--env", "CartPole-v1", "--num-env-runners", "1", "--preset", "none", "--run-dir", "run"]
     sizes = ["--train-batch-size-per-learner", "400", "--minibatch-size", "100", "--num-epochs", "1"]
     with Command(tmp_path, "train", "ppo", *arguments, *sizes, "--dashboard") as train:
-        train.wait_for("enter?token=")
-        train.wait_for("\n")
-        line = next(line for line in train.output.splitlines() if "enter?token=" in line)
-        link = line.split()[1]
-        with urllib.request.urlopen(link, timeout=30) as answer:
-            cookie = answer.headers["set-cookie"].partition(";")[0]
-        page = Served.__new__(Served)
-        page.port, page.cookie = int(link.split(":")[2].partition("/")[0]), cookie
+        page = enter_page_of(train)
         events = page.events()
         grid = until(events, "grid", lambda grid: grid["names"])
         assert len(grid["names"]) == 1
@@ -303,5 +355,43 @@ def test_train_shows_its_run_with_its_runners_and_takes_the_page_with_it(tmp_pat
         train.process.send_signal(2)
         assert train.end() == 130
         assert "dashboard   rlzmq dashboard run" in train.output
+        with pytest.raises(ConnectionRefusedError):
+            page.ask("/")
+
+
+def test_tune_shows_its_trials_while_they_run(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    (tmp_path / "space.toml").write_text(
+        """
+trainable = "PPO"
+[environment]
+env = "CartPole-v1"
+[env_runners]
+num_env_runners = 0
+[training]
+lr = { grid_search = [1e-3, 1e-4] }
+train_batch_size_per_learner = 64
+minibatch_size = 32
+num_epochs = 1
+[tune]
+metric = "env_runners/episode_return_mean"
+mode = "max"
+[stop]
+training_iteration = 1000000
+"""
+    )
+    with Command(tmp_path, "tune", "space.toml", "--preset", "none", "--name", "lr", "--dashboard") as tune:
+        page = enter_page_of(tune)
+        (search,) = until(
+            page.events(),
+            "trials",
+            lambda searches: (
+                searches and [t["metric"] is not None for t in searches[0]["trials"]] == [True] * 2
+            ),
+        )
+        assert search["axes"] == [{"path": "lr", "is_log": False}]
+        assert {trial["values"][0] for trial in search["trials"]} <= {1e-3, 1e-4}
+        tune.process.send_signal(2)
+        assert tune.end() == 130
         with pytest.raises(ConnectionRefusedError):
             page.ask("/")

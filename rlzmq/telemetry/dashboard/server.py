@@ -80,6 +80,7 @@ class Dashboard:
         self._base = f"http://{name}:{self._port}"
         self._announce = announce
         self._clients: dict[asyncio.Event, str] = {}
+        self._failure: BaseException | None = None
         routes = [
             Route("/api/runs", self._get_runs),
             Route("/api/curves", self._get_curves),
@@ -111,10 +112,16 @@ class Dashboard:
         return self._base + self._gate.path
 
     def serve(self) -> None:
-        """Print the link and serve until `stop` or a signal."""
+        """Print the link and serve until `stop` or a signal.
+
+        Raises:
+            Exception: Reading the runs failed.
+        """
         self._announce(self.link)
         with contextlib.suppress(KeyboardInterrupt):
             self._server.run(sockets=[self._socket])
+        if self._failure is not None:
+            raise self._failure
 
     def stop(self) -> None:
         """Make `serve` return. May be called from any thread."""
@@ -125,12 +132,18 @@ class Dashboard:
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         task = asyncio.create_task(self._watch(), name="dashboard")
+        task.add_done_callback(self._watch_ended)
         try:
             yield
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             await self._watched.close()
+
+    def _watch_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._failure = task.exception()
+            self.stop()
 
     async def _watch(self) -> None:
         """Read new data once a second, and poll the brokers while somebody watches."""
@@ -155,22 +168,22 @@ class Dashboard:
         self._clients[changed] = run_id
         sent: dict[str, str] = {}
         changed.set()
+        clock = asyncio.get_running_loop().time
+        sent_at = clock()
         try:
             while not self._server.should_exit:
-                try:
-                    async with asyncio.timeout(_KEEP_ALIVE_S):
-                        await changed.wait()
-                except TimeoutError:
-                    yield ": still here\n\n"
-                    continue
+                await changed.wait()  # `_watch` sets it in each tick
                 changed.clear()
-                next_at = asyncio.get_running_loop().time() + _TICK_S / 2
+                now = clock()
                 for name, content in self._content(run_id).items():
                     text = _json(content)
                     if sent.get(name) != text:
-                        sent[name] = text
+                        sent[name], sent_at = text, now
                         yield f"event: {name}\ndata: {text}\n\n"
-                await asyncio.sleep(next_at - asyncio.get_running_loop().time())
+                if now - sent_at >= _KEEP_ALIVE_S:  # else proxies close the connection
+                    sent_at = now
+                    yield ": still here\n\n"
+                await asyncio.sleep(now + _TICK_S / 2 - clock())
         finally:
             del self._clients[changed]
 
