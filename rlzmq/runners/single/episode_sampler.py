@@ -260,6 +260,8 @@ class SingleAgentEpisodeSampler(EpisodeSampler):
 
 def _items(observations: Any) -> list[Any]:
     """Return one observation per env, as copies, since the env reuses its buffers."""
+    if isinstance(observations, np.ndarray):
+        return list(observations.copy())
     items: list[Any] = tree_unstack(tree_map(np.copy, observations))
     return items
 
