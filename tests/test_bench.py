@@ -74,7 +74,7 @@ def test_every_case_is_listed_and_says_what_it_compares(capsys: pytest.CaptureFi
     bench.main(["--list"])
     listed = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
     assert listed == set(bench.case_names())
-    assert {"sampling", "off_policy", "serve"} <= listed
+    assert {"sampling", "off_policy", "ppo", "appo", "start", "ranks"} <= listed
     for name in listed:
         bench.main([name, "--help"])
         assert str(bench.load(name).__doc__).strip() in capsys.readouterr().out

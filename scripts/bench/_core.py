@@ -1,9 +1,10 @@
 """The core of the benchmarks: contenders, each a process that makes one turn at request, take turns.
 
 A case (a module of this folder without an underscore) says with ``comparisons(options)`` which sides it compares. A
-side names a function of the case's module: it is called once, in its own process and maybe with a peer's interpreter,
-and returns the function that makes a turn. So a case's module imports neither rlzmq nor torch at its top. A case that
-does not alternate has ``report(options)`` instead, which yields lines. ``add_options(parser)`` adds a case's options.
+side names a function of the case's module: it is called once, in its own process and maybe with a peer's
+interpreter, and returns the function that makes a turn. So a case's module imports neither rlzmq nor torch at its
+top. A case that does not alternate has ``report(options)`` instead, which yields lines. ``add_options(parser)``
+adds a case's options.
 
 This module runs in the peers' interpreters, too: only the standard library at its top.
 """

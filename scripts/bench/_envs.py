@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import gymnasium as gym
@@ -25,3 +26,20 @@ class Frames(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.num_steps += 1
         return self.images[self.num_steps % 8], 1.0, False, self.num_steps >= 100, {}
+
+
+class NotingCartPole(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole-v1 that appends the return of each episode to the file that the variable ``BENCH_RETURNS`` names."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self.total = 0.0
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self.total += float(reward)
+        if terminated or truncated:
+            with open(os.environ["BENCH_RETURNS"], "a") as file:
+                file.write(f"{self.total}\n")  # one write: whole lines from all processes
+            self.total = 0.0
+        return observation, reward, terminated, truncated, info

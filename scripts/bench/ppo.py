@@ -51,9 +51,9 @@ class FloatFrames(gym.ObservationWrapper[Any, Any, Any]):
         return (observation.astype(np.float32) / 128.0) - 1.0
 
 
-def configured(config: Any, name: str) -> Any:
+def configured(config: Any, name: str, env: Any) -> Any:
     """Set a PPOConfig of either library."""
-    config.environment("CartPole-v1").debugging(seed=0).reporting(min_time_s_per_iteration=0)
+    config.environment(env).debugging(seed=0).reporting(min_time_s_per_iteration=0)
     config.env_runners(num_env_runners=2, num_envs_per_env_runner=16 if name == "tuned" else 8)
     if name == "tuned":
         config.training(lr=0.0003, num_epochs=6, vf_loss_coeff=0.01)
@@ -61,26 +61,25 @@ def configured(config: Any, name: str) -> Any:
             model_config={"fcnet_hiddens": [32], "fcnet_activation": "linear", "vf_share_layers": True}
         )
     if name == "images":
-        config.environment(Frames).rl_module(model_config=CONV)
+        config.rl_module(model_config=CONV)
         config.training(train_batch_size_per_learner=1024, minibatch_size=256, num_epochs=1)
     return config
 
 
-def rlzmq(name: str, num_learners: int) -> Turn:
+def rlzmq(name: str, num_learners: int = 1, env: Any = None) -> Turn:
     from rlzmq import PPOConfig
 
-    return trained(configured(PPOConfig(), name).learners(num_learners=num_learners).build_algo())
+    env = env or (Frames if name == "images" else "CartPole-v1")
+    return trained(configured(PPOConfig(), name, env).learners(num_learners=num_learners).build_algo())
 
 
-def rllib(name: str) -> Turn:
+def rllib(name: str, env: Any = None) -> Turn:
     import ray
     from ray.rllib.algorithms.ppo import PPOConfig
 
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=200 * 2**20)
-    config = configured(PPOConfig(), name)
-    if name == "images":
-        config.environment(FloatFrames)
-    return trained(config.build_algo())
+    env = env or (FloatFrames if name == "images" else "CartPole-v1")
+    return trained(configured(PPOConfig(), name, env).build_algo())
 
 
 def trained(algo: Any) -> Turn:

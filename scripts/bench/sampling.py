@@ -10,6 +10,7 @@ The runners store whole episodes with log-probabilities. The resets of autoreset
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,26 +71,34 @@ def halver(base: Any) -> Any:
     return HalveObservations
 
 
-def rlzmq(**settings: Any) -> Turn:
+def rlzmq(root: str = "", **settings: Any) -> Turn:
+    """Return the sampling of the checkout in `root`, or of this one."""
+    if root:
+        sys.path.insert(0, root)
     runner = our_runner(**settings)
     return timed(lambda: runner.sample_lease(LEASE).num_env_steps)
 
 
 def our_runner(variant: str, mode: str, num_envs: int) -> Any:
-    from rlzmq import ConnectorV2, MultiAgentEnvRunner, PPOConfig, SingleAgentEnvRunner
-    from rlzmq.connectors.env_to_module import FrameStackingEnvToModule, MeanStdFilter
-    from rlzmq.envs.examples import MultiAgentCartPole, module_of_agent
+    from rlzmq import ConnectorV2, PPOConfig, SingleAgentEnvRunner
 
     config = configured(PPOConfig(), ConnectorV2, variant, mode, num_envs)
     if variant == "MeanStdFilter":
+        from rlzmq.connectors.env_to_module import MeanStdFilter
+
         config.env_runners(env_to_module_connector=lambda env, spaces, device: MeanStdFilter())
     if variant == "stacked frames":
+        from rlzmq.connectors.env_to_module import FrameStackingEnvToModule
+
         config.env_runners(
             env_to_module_connector=lambda env, spaces, device: FrameStackingEnvToModule(
                 num_frames=NUM_FRAMES
             )
         )
     if variant == "two agents":
+        from rlzmq import MultiAgentEnvRunner
+        from rlzmq.envs.examples import MultiAgentCartPole, module_of_agent
+
         config.environment(MultiAgentCartPole, env_config={"num_agents": 2})
         config.multi_agent(policies={"p0", "p1"}, policy_mapping_fn=module_of_agent)
         return MultiAgentEnvRunner(config=config)

@@ -1,24 +1,40 @@
 """Sampling with runners of very different speed, against the sum of what each of them does alone.
 
-    python scripts/bench_uneven.py                       # one of three is ten times slower
-    python scripts/bench_uneven.py --slowness 1 1 3 30 --batch 4000
-
-Each runner's env sleeps: log-normal times, and every tenth step takes ten times as long. A batch is complete when its
-last runner is: a perfect split gives 1.00, equal parts give (number of runners) x (the share of the slowest).
+Each runner's env sleeps: log-normal times, and every tenth step takes ten times as long. A batch is complete when
+its last runner is: a perfect split gives 1.00, equal parts give (number of runners) x (the share of the slowest).
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
+
+def add_options(parser: Any) -> None:
+    parser.add_argument("--slowness", type=float, nargs="+", default=[1.0, 1.0, 10.0], help="of each runner")
+    parser.add_argument(
+        "--median-ms", type=float, default=1.0, help="of a step of a runner of slowness 1 (1)"
+    )
+    parser.add_argument("--batch", type=int, default=1000, help="env steps per update (1000)")
+    parser.add_argument("--updates", type=int, default=10, help="measured, after two (10)")
+
+
+def report(options: argparse.Namespace) -> Iterator[str]:
+    terms = (options.batch, options.median_ms / 1e3, options.updates)
+    known: dict[float, float] = {}
+    for slowness in options.slowness:
+        if slowness not in known:
+            small = (max(100, int(options.batch / slowness)), *terms[1:])  # as long as the others
+            known[slowness] = rate([slowness], *small)
+            yield f"alone, slowness {slowness:g}: {known[slowness]:.0f} env steps/s"
+    together = rate(options.slowness, *terms)
+    alone = sum(known[slowness] for slowness in options.slowness)
+    yield f"together: {together:.0f} env steps/s, {together / alone:.2f} of the sum of {alone:.0f}"
 
 
 class SleepyEnv(gymnasium.Env[Any, Any]):
@@ -64,30 +80,3 @@ def rate(slowness: list[float], batch: int, median_s: float, num_updates: int) -
         for _ in range(num_updates):
             algo.train()
         return num_updates * batch / (time.perf_counter() - start_s)
-
-
-def main() -> int:
-    """Prints the rates and their ratio."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--slowness", type=float, nargs="+", default=[1.0, 1.0, 10.0], help="of each runner")
-    parser.add_argument(
-        "--median-ms", type=float, default=1.0, help="of a step of a runner of slowness 1 (1)"
-    )
-    parser.add_argument("--batch", type=int, default=1000, help="env steps per update (1000)")
-    parser.add_argument("--updates", type=int, default=10, help="measured, after two (10)")
-    arguments = parser.parse_args()
-    terms = (arguments.batch, arguments.median_ms / 1e3, arguments.updates)
-    known: dict[float, float] = {}
-    for slowness in arguments.slowness:
-        if slowness not in known:
-            small = (max(100, int(arguments.batch / slowness)), *terms[1:])  # as long as the others
-            known[slowness] = rate([slowness], *small)
-            print(f"alone, slowness {slowness:g}: {known[slowness]:.0f} env steps/s", flush=True)
-    together = rate(arguments.slowness, *terms)
-    alone = sum(known[slowness] for slowness in arguments.slowness)
-    print(f"together: {together:.0f} env steps/s, {together / alone:.2f} of the sum of {alone:.0f}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

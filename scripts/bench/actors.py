@@ -1,25 +1,15 @@
-"""Figures of the actor system: start-up, calls, deaths, memory. Run: python scripts/bench_actors.py"""
+"""Figures of the actor system: start-up, calls, deaths, memory."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import signal
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
-
-START = time.perf_counter()
-
-from rlzmq.actors import forkserver  # noqa: E402
-
-forkserver.prestart()
-
-import numpy as np  # noqa: E402
-import psutil  # noqa: E402
-
-from rlzmq.actors.system import ActorSystem  # noqa: E402
 
 NUM_ROUNDS = 5
 
@@ -50,10 +40,24 @@ async def measure(function: Callable[[], Awaitable[Any]], num: int) -> float:
     return best
 
 
-async def main() -> None:
+def report(options: argparse.Namespace) -> Iterator[str]:
+    begin = time.perf_counter()
+    from rlzmq.actors import forkserver
+
+    forkserver.prestart()
+    yield from asyncio.run(figures(begin))
+
+
+async def figures(begin: float) -> list[str]:
+    import numpy as np
+    import psutil
+
+    from rlzmq.actors.system import ActorSystem
+
+    lines = []
     async with ActorSystem() as system:
         first = await system.spawn(Echo)
-        print(f"process start to the first actor ready      {time.perf_counter() - START:8.2f} s")
+        lines.append(f"from no process to the first actor ready     {time.perf_counter() - begin:8.2f} s")
         ready, stopped = [], []
         for _ in range(NUM_ROUNDS):
             start = time.perf_counter()
@@ -62,24 +66,24 @@ async def main() -> None:
             start = time.perf_counter()
             await asyncio.gather(*(actor.stop() for actor in actors))
             stopped.append(time.perf_counter() - start)
-        print(f"four more ready, median of {NUM_ROUNDS} (best)            "
+        lines.append(f"four more ready, median of {NUM_ROUNDS} (best)            "
               f"{statistics.median(ready):8.3f} s ({min(ready):.3f})")  # fmt: skip
-        print(f"the four stopped, median                    {statistics.median(stopped):8.3f} s")
+        lines.append(f"the four stopped, median                    {statistics.median(stopped):8.3f} s")
         memory = psutil.Process(first.pid).memory_full_info()
-        print(f"private memory of one actor                 {memory.uss / 2**20:8.0f} MiB")
-        print(
+        lines.append(f"private memory of one actor                 {memory.uss / 2**20:8.0f} MiB")
+        lines.append(
             f"call and answer, blocking method            {await measure(lambda: first.echo(1), 500) * 1e6:8.0f} µs"
         )
         on_loop = await measure(lambda: first.echo_on_loop(1), 500)
-        print(f"call and answer, async method               {on_loop * 1e6:8.0f} µs")
+        lines.append(f"call and answer, async method               {on_loop * 1e6:8.0f} µs")
         start = time.perf_counter()
         await asyncio.gather(*(first.echo(1) for _ in range(2000)))
-        print(
+        lines.append(
             f"calls in flight together                    {2000 / (time.perf_counter() - start):8.0f} calls/s"
         )
         array = np.zeros(10_000_000, np.uint8)
         seconds = await measure(lambda: first.echo(array), 10)
-        print(f"10 MB there and back                        {seconds * 1e3:8.1f} ms")
+        lines.append(f"10 MB there and back                        {seconds * 1e3:8.1f} ms")
         noticed = []
         for _ in range(NUM_ROUNDS):
             actor = await system.spawn(Echo)
@@ -87,7 +91,7 @@ async def main() -> None:
             start = time.perf_counter()
             await actor.exited
             noticed.append(time.perf_counter() - start)
-        print(f"kill -9 noticed, median                     {statistics.median(noticed) * 1e3:8.1f} ms")
-
-
-asyncio.run(main())
+        lines.append(
+            f"kill -9 noticed, median                     {statistics.median(noticed) * 1e3:8.1f} ms"
+        )
+    return lines
