@@ -167,6 +167,8 @@ class ResultBuilder:
 
         They are reported with fragments, or aggregated by a custom training step from `get_metrics`.
         """
+        if not len(self._metrics):
+            return self.episodes.num_env_steps_lifetime
         logged = self._metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0)
         return max(self.episodes.num_env_steps_lifetime, int(logged))
 
@@ -291,7 +293,9 @@ def merge_learner_results(results: list[dict[str, Any]], metrics: MetricsLogger)
         for module_id in module_ids
     }
     of_ranks = [result.get(ALL_MODULES, {}) for result in results]
-    metrics.aggregate([values[METRICS_STATES] for values in of_ranks if METRICS_STATES in values])
+    states = [values[METRICS_STATES] for values in of_ranks if METRICS_STATES in values]
+    if states:
+        metrics.aggregate(states)
     merged.get(ALL_MODULES, {}).pop(METRICS_STATES, None)
     if BATCH_SOURCE in merged.get(ALL_MODULES, {}):
         sources = [values[BATCH_SOURCE] for values in of_ranks if BATCH_SOURCE in values]

@@ -48,8 +48,9 @@ class UpdateStats:
 
 
 def _mean(values: list[Any]) -> float:
-    if isinstance(values[0], Tensor):
-        if len(values) == 1 and values[0].dim() == 0:
-            return float(values[0])
+    first = values[0]
+    if isinstance(first, Tensor):
+        if len(values) == 1 and not first.dim():
+            return first.item()
         return float(torch.stack(values).double().mean())
     return float(sum(values) / len(values))

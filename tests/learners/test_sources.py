@@ -303,6 +303,18 @@ def test_an_epoch_has_every_recorded_step_once(num_ranks: int, tmp_path: Path) -
     assert total - 7 * num_ranks < len(seen) <= total
 
 
+@pytest.mark.parametrize("whole_episodes", [False, True])
+def test_data_smaller_than_a_batch_is_one_batch(whole_episodes: bool, tmp_path: Path) -> None:
+    shards = recorded(tmp_path)
+    total = sum(shard.num_env_steps for shard in shards)
+    source = offline_source(shards, batch_size=total + 1, whole_episodes=whole_episodes)
+    assert source.num_batches_per_epoch == 1
+    for batch in drawn(source, 3):
+        assert batch.num_env_steps == total
+        rows = [row.tobytes() for row in np.asarray(batch.columns["obs"])[batch.step_slots()]]
+        assert len(set(rows)) == total, "each step once"
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_whole_episodes_stay_whole_and_come_once_in_an_epoch(num_ranks: int, tmp_path: Path) -> None:
     shards = recorded(tmp_path)
