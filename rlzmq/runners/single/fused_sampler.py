@@ -45,9 +45,9 @@ __all__ = ["FusedSampler"]
 _BLOCK_STEPS = 64
 
 # Fragments of a few steps are written into the same columns one after the other, and copied out of them: making columns
-# takes longer than so few steps.
+# takes longer than so few steps. The columns have room for few more, as they stay in memory.
 _FEW_STEPS = 8
-_FRAGMENTS_PER_BLOCK = 16
+_SHARED_STEPS = 16
 
 # Reading the clock at every step would cost native vector envs 1 % of their speed: of so many vector
 # steps (a power of two) one is timed.
@@ -174,8 +174,8 @@ class FusedSampler(Sampler):
         if last + num_steps < block.num_slots:
             return block
         carried = block.copy_slots(self._first, last + 1)
-        num_fragments = _FRAGMENTS_PER_BLOCK if num_steps <= _FEW_STEPS else 1
-        self._block = block = ColumnBlock(self.num_envs, self.lookback + num_steps * num_fragments + 1)
+        capacity = _SHARED_STEPS if num_steps <= _FEW_STEPS else num_steps
+        self._block = block = ColumnBlock(self.num_envs, self.lookback + capacity + 1)
         block.put(carried)
         self._first, self._writers = 0, None
         if Columns.REWARDS not in block.columns:
