@@ -126,7 +126,6 @@ async def test_a_process_that_dies_at_a_chosen_place_with_a_segment(
 
 @pytest.mark.timeout(300)
 async def test_kills_of_all_roles_lose_nothing_and_leave_nothing(history: Path) -> None:
-    before = set(os.listdir("/dev/shm"))
     async with large(2, 2).training(staleness=1).build_async() as algo:
         nemesis = Nemesis(algo, num_kills=6, roles=list(ROLES), seed=5, how="kill", is_impatient=True)
         await nemesis.run()
@@ -136,4 +135,4 @@ async def test_kills_of_all_roles_lose_nothing_and_leave_nothing(history: Path) 
     gc.collect()
     assert segments_in(os.getpid()) == set()
     assert not any(child.is_running() and segments_in(child.pid) for child in children)
-    assert set(os.listdir("/dev/shm")) <= before
+    assert not [name for name in os.listdir("/dev/shm") if "rlzmq" in name]
