@@ -16,6 +16,7 @@ import importlib
 import importlib.metadata
 import json
 import os
+import select
 import statistics
 import subprocess
 import sys
@@ -174,18 +175,25 @@ class Contender:
     def wait_until_ready(self) -> dict[str, str]:
         """Return versions of what it has installed."""
         versions: dict[str, str] = self._read()
+        self.prioritize()
+        return versions
+
+    def prioritize(self) -> None:
+        """Give all its processes the nice value for the scheduler's groups."""
         if self._autogroup is not None:
             for process in self._tree():
                 with contextlib.suppress(OSError):
                     Path(f"/proc/{process.pid}/autogroup").write_text(str(self._autogroup))
-        return versions
 
-    def turn(self, seconds: float) -> Measurement:
-        """Have it make a turn."""
+    def turn(self, seconds: float, *, starts_processes: bool = False) -> Measurement:
+        """Have it make a turn; with `starts_processes` the nice value is given to those, too."""
         before = self._cpu_s()
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # reading tells why
             print(seconds, file=self._process.stdin, flush=True)
+        while starts_processes and not select.select([self._process.stdout], [], [], 0.2)[0]:
+            self.prioritize()
         value, wall_s = self._read()
         return Measurement(value, wall_s, self._cpu_s() - before)
 
@@ -304,7 +312,7 @@ def compare(
                     contender = contenders.get(name) or start(name, once)
                     if comparison.is_fresh:
                         contender.wait_until_ready()
-                    measurement = contender.turn(seconds)
+                    measurement = contender.turn(seconds, starts_processes=comparison.is_fresh)
                     if comparison.measures_memory:
                         measurement = Measurement(
                             contender.memory_mb(), measurement.wall_s, measurement.cpu_s
