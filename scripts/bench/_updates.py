@@ -76,7 +76,7 @@ def make_episodes(case: Case, num_envs: int = 8) -> EpisodeBatch:
     )
 
 
-def learner_of(batch: EpisodeBatch, case: Case) -> Learner:
+def learner_of(batch: EpisodeBatch, case: Case, num_threads: int = 1) -> Learner:
     """Return PPO's learner for a case's network, which trains on the whole batch."""
     config = PPOConfig().environment(
         observation_space=batch.observation_space, action_space=batch.action_space
@@ -87,7 +87,7 @@ def learner_of(batch: EpisodeBatch, case: Case) -> Learner:
         minibatch_size=case.minibatch_size,
         num_epochs=case.num_epochs,
     )
-    return config.build_learner()
+    return config.learners(torch_num_threads=num_threads).build_learner()
 
 
 class BareMLPs(nn.Module):

@@ -4,6 +4,7 @@
 bytes, with a dense layer of 512 and two heads; "lstm": a dense layer of 64 and an LSTM of 64, sequences of 20
 steps, two heads. The bare loop has the same loss terms (clipped surrogate, clipped value error, KL, entropy
 logged), Adam in its fused form, a fresh permutation per epoch, the gradient norm, and no bookkeeping beyond that.
+"threads": two torch threads against one (`torch_num_threads`).
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
     for case in CASES:
         sides = {"rlzmq": Side(rlzmq, {"case": case}), "bare": Side(bare, {"case": case})}
         yield Comparison(case, sides, unit="rows/s", goal="≥ 0.95", turn_s=0.5)
+    for case in CASES:
+        sides = {f"{num} threads": Side(rlzmq, {"case": case, "num_threads": num}) for num in (2, 1)}
+        yield Comparison(f"threads, {case}", sides, unit="rows/s", turn_s=0.5)
 
 
-def rlzmq(case: str, root: str = "") -> Turn:
+def rlzmq(case: str, root: str = "", num_threads: int = 1) -> Turn:
     """Return updates of the checkout in `root`, or of this one."""
     if root:
         sys.path.insert(0, root)
@@ -31,7 +35,7 @@ def rlzmq(case: str, root: str = "") -> Turn:
 
     chosen = CASES[case]
     batch = make_episodes(chosen)
-    learner = learner_of(batch, chosen)
+    learner = learner_of(batch, chosen, num_threads)
 
     def update() -> int:
         learner.update(episodes=batch)

@@ -3,9 +3,10 @@
 "updates": updates alone, one torch thread and one process for each rank: "default" has two MLPs of 2×256 and
 minibatches of 128, "small" 2×64 and 64, "image" the CNN of Mnih et al. (2015) on frames (84, 84, 4) and 64. "gloo":
 the same without shared memory; "apart": both ranks at the same time without any exchange, which is what the cores
-give. "runs": whole runs with two runner processes ("default": 15 epochs over 2,000 steps per rank, 2 × 8
-environments; "small": 6 over 1,024, 2 × 16; "image": 2 over 512, 2 × 8). "DDP": DistributedDataParallel with gloo
-in place of shared memory.
+give. "two hosts": four ranks on one machine, of which two each believe to be on a host of their own; "gloo": gradients
+are not summed in shared memory first. "runs": whole runs with two runner processes ("default": 15 epochs over 2,000
+steps per rank, 2 × 8 environments; "small": 6 over 1,024, 2 × 16; "image": 2 over 512, 2 × 8). "DDP":
+DistributedDataParallel with gloo in place of shared memory.
 """
 
 from __future__ import annotations
@@ -46,6 +47,12 @@ def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
         }
         pairs = tuple((name, "1 rank") for name in sides)
         yield Comparison(f"updates, {net}", {"1 rank": one, **sides}, pairs, unit="rows/s", turn_s=1.0)
+    for net in GOALS:
+        sides = {
+            name: Side(updates, {"net": net, "num_ranks": 4, "exchange": exchange})
+            for name, exchange in (("shared", "two hosts"), ("gloo", "gloo"))
+        }
+        yield Comparison(f"updates on two hosts, {net}", sides, unit="rows/s", turn_s=1.0)
 
 
 def runs(net: str, num_ranks: int, is_ddp: bool = False) -> Turn:
@@ -91,20 +98,22 @@ def run_rank(pipe: Connection, rank: int, num_ranks: int, net: str, exchange: st
     """Make an update at each message, and answer when it is done."""
     import torch.distributed as dist
 
-    from rlzmq.learners.distributed import RankGroup, loopback_interface
+    from rlzmq.learners import distributed
     from scripts.bench._updates import RANK_CASES, learner_of, make_episodes
 
     batch = make_episodes(RANK_CASES[net])
     learner = learner_of(batch, RANK_CASES[net])
     if num_ranks > 1 and exchange != "apart":
         if exchange == "gloo":
-            RankGroup.share_rows = lambda *_: None  # type: ignore[method-assign]
+            distributed.RankGroup.share_rows = lambda *_: None  # type: ignore[method-assign]
+        if exchange == "two hosts":
+            distributed.process_space = lambda: f"host {2 * rank // num_ranks}"
         learner.setup_distributed(
             rank=rank,
             world_size=num_ranks,
             store=dist.FileStore(f"{directory}/store", num_ranks),
             generation=1,
-            interface=loopback_interface(),
+            interface=distributed.loopback_interface(),
         )
         learner.adopt_newest_state()
     while True:
