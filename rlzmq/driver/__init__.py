@@ -1,1 +1,1 @@
-"""The driver's side of a run: groups of processes, their supervision, pipelines, results."""
+"""The driver's side of a run: groups of processes, their supervision, pipelines, and results."""

@@ -22,7 +22,7 @@ __all__ = ["AsyncEnvRunnerGroup", "flatten_episodes"]
 
 _log = logging.getLogger("rlzmq.driver")
 
-# Between two updates a runner is idle and answers at once; one that samples ahead ends its lease first.
+# Between two updates a runner is idle and answers at once. A runner that samples ahead ends its lease first.
 _STATE_WITHIN_S = 5.0
 
 
@@ -33,16 +33,16 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         config: Number of runners, their envs and modules.
         system: The ActorSystem that spawns them. Without one there is a single local runner, and the group's
             coroutines never wait.
-        is_evaluation: Whether the group evaluates: its random streams differ from training's.
+        is_evaluation: Whether the group evaluates; its random streams then differ from those of training.
         samples: Whether the run samples; otherwise the group has no runner.
 
     Attributes:
         handles: The runners' actor handles; empty for a local group.
         supervisor: Replaces runners that die; None for a local group.
         local_env_runner: The runner in this process, or None.
-        synced_module_ids: The modules whose weights the learners bring; None: all.
-        reports_samples: Whether `take_sampled_metas` is called for what `sample` calls measured. If not, metrics that
-            callbacks logged remain for `get_metrics`.
+        synced_module_ids: The modules whose weights come from the learners; None: all.
+        reports_samples: Whether `take_sampled_metas` is called for the metrics of `sample` calls. If not, metrics
+            logged by callbacks remain for `get_metrics`.
     """
 
     config: BaseConfig
@@ -71,7 +71,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         return len(self.handles) or 1
 
     async def start(self) -> None:
-        """Make the runners, all remote ones concurrently."""
+        """Create the runners, all remote ones concurrently."""
         num = self.config.num_env_runners
         if not self._samples and self._system is None:
             return
@@ -80,7 +80,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
             if self.synced_module_ids is not None:
                 self.local_env_runner.change_modules(self.config, self.synced_module_ids)
             return
-        # If runners join from outside and none is configured here, this group does not sample.
+        # If external runners join and none is configured here, this group does not sample.
         is_open = self.config.listen or self.config.broker
         least = 0 if (is_open and not self._is_evaluation) or not self._samples else 1
         what = "evaluation env runner" if self._is_evaluation else "env runner"
@@ -89,7 +89,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         self.supervisor.prepare.append(self._bring_up_to_date)
 
     async def spawn_runner(self, index: int, incarnation: int = 0) -> Any:
-        """Start the runner of place `index` (0-based) and return its handle, ready to sample."""
+        """Start the runner at index `index` (0-based) and return its handle, ready to sample."""
         local = self.config.num_env_runners == 0
         name = f"{'eval-' if self._is_evaluation else ''}runner-{index}"
         # An environment's constructor may take as long as a reset; the runner enforces that limit.
@@ -112,7 +112,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         return handle
 
     async def _bring_up_to_date(self, index: int, handle: Any, incarnation: int) -> None:
-        """Give a replacement what `set_weights`, `set_connector_state` and `foreach_env_runner` gave to all runners."""
+        """Repeat `set_weights`, `set_connector_state` and `foreach_env_runner` calls on the replacement of a runner."""
         await self._give_env_config(index, handle)
         if self._weights is not None:
             await handle.set_weights(*self._weights)
@@ -121,7 +121,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
 
     @property
     def num_restarts(self) -> int:
-        """Number of runner processes that were replaced."""
+        """Number of runner processes that have been replaced."""
         return self.supervisor.num_restarts if self.supervisor is not None else 0
 
     def _worker_index(self, index: int) -> int:
@@ -142,12 +142,12 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
 
         Args:
             num_timesteps: Minimum number of env steps over all runners.
-            num_episodes: Exact number of whole episodes over all runners. With neither, each
-                runner returns one fragment (see EnvRunner.sample).
+            num_episodes: Exact number of whole episodes over all runners. Without both, each runner returns one
+                fragment (see EnvRunner.sample).
             explore, random_actions, force_reset: See EnvRunner.sample.
 
         Returns:
-            Episodes in runner order; each runner's in the order it returned them.
+            Episodes in runner order; those of one runner in the order in which it returned them.
         """
         batches = await self.sample_batches(
             num_timesteps=num_timesteps,
@@ -173,7 +173,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
 
         Args:
             num_timesteps, num_episodes, options: See `sample`.
-            with_metrics: Whether to move what callbacks logged from the runners into the batches' metas.
+            with_metrics: Whether to move metrics logged by callbacks from the runners to the batches' metas.
         """
         calls = self.share_out(num_timesteps=num_timesteps, num_episodes=num_episodes, **options)
         if self.local_env_runner is not None:
@@ -184,7 +184,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
             ]
         if not self.handles:
             raise ConfigurationError(
-                "sample(): this run has no env runners to call: those that join from outside sample under the broker's "
+                "sample(): this run has no env runners to call: external runners sample under the broker's "
                 "leases, and an offline algorithm has none. Set num_env_runners to 1 or more, or use "
                 "eval_env_runner_group."
             )
@@ -212,7 +212,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         return calls
 
     def take_sampled_metas(self) -> list[list[dict[str, Any]]]:
-        """Return the metadata of `sample` calls since the last take (for the result's metrics)."""
+        """Return the metadata of `sample` calls since the last call of this method, for the result's metrics."""
         taken, self._metas = self._metas, []
         return taken
 
@@ -224,8 +224,8 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         """Load one snapshot (``WeightsLayout.snapshot``) into every runner.
 
         Args:
-            snapshot, version: As returned by `AsyncLearnerGroup.get_inference_weights`.
-            generation: Weights of lower generations, which may still be in transit, are refused from now on.
+            snapshot, version: The result of `AsyncLearnerGroup.get_inference_weights`.
+            generation: From now on, weights of lower generations, which may still be in transit, are refused.
             num_env_steps: See `EnvRunner.set_weights`.
         """
         if self.local_env_runner is not None:
@@ -234,7 +234,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         await self._on_all(lambda handle: handle.set_weights(snapshot, version, generation, num_env_steps))
 
     async def set_connector_state(self, state: Mapping[str, Any]) -> None:
-        """Put merged connector states into every runner's pipelines."""
+        """Load merged connector states into every runner's pipelines."""
         if not state:
             return
         if self.local_env_runner is not None:
@@ -249,7 +249,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         return await self._on_all(lambda handle: handle.get_connector_delta())
 
     async def get_sampling_states(self) -> dict[str, Any]:
-        """Return ``{"runner-0": state, …}``: all that every runner needs to continue exactly as it would.
+        """Return ``{"runner-0": state, …}``, with all that every runner needs to continue exactly.
 
         Runners that do not answer in time, e.g. because their env hangs, are left out.
         """
@@ -273,7 +273,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         return {f"runner-{i}": unpack_blob(state) for i, state in enumerate(states) if state is not None}
 
     async def set_sampling_states(self, states: Mapping[str, Any]) -> None:
-        """Have every runner continue from its state as returned by `get_sampling_states`.
+        """Make every runner continue from its state from `get_sampling_states`.
 
         Runners without a state, or all if the number of runners differs, begin new episodes.
         """
@@ -306,7 +306,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         self.config, self.synced_module_ids = config, synced_module_ids
         if self.local_env_runner is not None:
             self.local_env_runner.change_modules(config, synced_module_ids)
-        self._weights = None  # their layout differs
+        self._weights = None  # the new layout differs
         await self._on_all(self._change_modules_of)
 
     async def _change_modules_of(self, handle: Any) -> None:
@@ -321,14 +321,14 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
     async def get_metrics(self) -> list[dict[str, Any]]:
         """Return each runner's metrics since the last call.
 
-        What callbacks logged while a run sampled is in the run's results instead.
+        Metrics that callbacks logged while a run sampled are in the run's results instead.
         """
         if self.local_env_runner is not None:
             return [self.local_env_runner.get_metrics()]
         return await self._on_all(lambda handle: handle.get_metrics())
 
     async def _on_all(self, call: Callable[[Any], Any]) -> list[Any]:
-        """Await ``call(handle)`` for all remote runners concurrently; does not wait if there are none."""
+        """Await ``call(handle)`` for all remote runners concurrently. Does not wait if there are none."""
         if self.supervisor is None:
             return []
         calls = (self.supervisor.call(index, call) for index in range(len(self.handles)))
@@ -352,7 +352,7 @@ def flatten_episodes(batches: Sequence[Any]) -> list[Any]:
 
 
 async def asyncio_gather(handles: Sequence[Any], call: Callable[[Any], Any]) -> list[Any]:
-    """Await ``call(handle)`` for all handles concurrently; does not wait if there are none."""
+    """Await ``call(handle)`` for all handles concurrently. Does not wait if there are none."""
     if not handles:
         return []
     return list(await asyncio.gather(*(call(handle) for handle in handles)))

@@ -26,7 +26,7 @@ from rlzmq.roles.learner.learner_role import LearnerRole, make_learner
 
 __all__ = ["AsyncLearnerGroup"]
 
-_JOIN_SPARE_S = 15.0  # added to the timeout of a collective, which must fail first
+_JOIN_SPARE_S = 15.0  # added to the timeout of a collective, which has to fail first
 
 
 class AsyncLearnerGroup:
@@ -35,14 +35,14 @@ class AsyncLearnerGroup:
     Args:
         config: Number of learners and their class.
         module_spec: The MultiRLModuleSpec with its spaces.
-        system: The ActorSystem that spawns them; without one there is a single local learner, and the group's
+        system: The ActorSystem that spawns them. Without one there is a single local learner, and the group's
             coroutines never wait.
-        door: The RemoteLearnerListener for learners from other machines, if any are expected.
+        door: The RemoteLearnerListener for learners on other machines, if any are expected.
 
     Attributes:
         handles: The ranks' actor handles in rank order; empty for a local group.
         local_learner: The Learner in this process, or None.
-        generation: Number of the process group; +1 whenever it is re-formed.
+        generation: Number of the process group; increases by 1 whenever the group is re-formed.
         supervisor: Keeps the ranks training; None for a local learner.
         num_changes: Number of calls that may have changed the weights.
         synced_module_ids: The modules whose weights runners need; None: all.
@@ -77,7 +77,7 @@ class AsyncLearnerGroup:
             self.supervisor.is_untouched = False
 
     async def start(self) -> None:
-        """Make the learners and form their process group."""
+        """Create the learners and form their process group."""
         num = self.config.num_learners
         if self._system is None:
             self.local_learner = make_learner(self.config, self.module_spec)
@@ -111,16 +111,16 @@ class AsyncLearnerGroup:
         return handle
 
     async def _form(self, handles: Sequence[Any], registers: bool = True) -> None:
-        """Form the next generation of these ranks; all get the newest state among them.
+        """Form the next generation from these ranks. All get the newest state among them.
 
-        Their store is the driver's, a file or a server, so it outlives every rank.
+        Their store belongs to the driver (a file or a server), so it outlives every rank.
 
         Args:
             handles: The ranks in rank order.
             registers: See `LearnerRole.rejoin`.
 
         Raises:
-            PeerLostError: A rank died meanwhile; the others can be formed again.
+            PeerLostError: A rank died in the meantime. The others can be formed again.
         """
         self.generation += 1
         if self._door is not None:
@@ -151,17 +151,17 @@ class AsyncLearnerGroup:
         """Train one update on these episodes, or this train batch, shared equally by all ranks.
 
         Args:
-            batch: A ready train batch (see `Learner.update`); every rank trains the same number of its rows.
-            episodes: Episodes, or an EpisodeBatch; cut so that every rank trains the same number of env steps
-                (at most num_learners - 1 steps are left out, and counted).
-            timesteps: Lifetime counters that drive schedules.
+            batch: A train batch (see `Learner.update`). Every rank trains the same number of its rows.
+            episodes: Episodes, or an EpisodeBatch. They are cut so that every rank trains the same number of env
+                steps (at most num_learners - 1 steps are left out, and counted).
+            timesteps: Lifetime counters for schedules.
             options: ``num_epochs``, ``minibatch_size``, ``shuffle_batch_per_epoch``.
 
         Returns:
             ``{module id: {metric: value}}`` of each rank.
 
         Raises:
-            ValueError: Not exactly one source was given, or there are fewer env steps than ranks.
+            ValueError: Not exactly one source of data is given, or there are fewer env steps than ranks.
         """
         if (batch is None) == (episodes is None):
             raise ValueError(
@@ -212,7 +212,7 @@ class AsyncLearnerGroup:
         return taken
 
     def fault_tolerance(self) -> dict[str, int]:
-        """Return the number of living ranks, of replaced ranks, and of times the group was re-formed."""
+        """Return the number of living ranks, of replaced ranks, and of re-formations of the group."""
         if self.supervisor is None:
             return {}
         return {
@@ -225,7 +225,7 @@ class AsyncLearnerGroup:
     # -- state ----------------------------------------------------------------------------------
 
     async def get_state(self) -> dict[str, Any]:
-        """Return rank 0's learner state (all ranks hold the same)."""
+        """Return rank 0's learner state, which equals that of all ranks."""
         if self.local_learner is not None:
             return self.local_learner.get_state()  # type: ignore[no-any-return]
         state: dict[str, Any] = await self._on_rank_0(lambda handle: handle.get_state())
@@ -233,7 +233,7 @@ class AsyncLearnerGroup:
         return state
 
     def _remember(self, state: Mapping[str, Any]) -> None:
-        """Keep a whole state to restore if no rank is left."""
+        """Keep a whole state, to be restored if no rank is left."""
         if self.supervisor is not None and "weights_seq_no" in state:
             self.supervisor.last_resort = dict(state)
 
@@ -252,13 +252,13 @@ class AsyncLearnerGroup:
         return await self._on_all(lambda handle: handle.get_source())
 
     async def set_sources(self, states: Sequence[Mapping[str, Any]]) -> bool:
-        """Restore the ranks' batch sources; the contents of replay buffers are divided if the number of ranks differs.
+        """Restore the ranks' batch sources. If the number of ranks differs, the contents of replay buffers are divided.
 
         Args:
-            states: Result of `get_sources`, maybe of another group.
+            states: Result of `get_sources`, possibly of another group.
 
         Returns:
-            Whether they were restored: positions in files are of no use to another number of ranks.
+            Whether they were restored. Positions in files cannot be used with another number of ranks.
         """
         num_ranks = self.num_learners
         fitting = list(states) if len(states) == num_ranks else divide_states(states, num_ranks)
@@ -269,7 +269,7 @@ class AsyncLearnerGroup:
             return True
 
         async def set_all(handles: Sequence[Any]) -> None:
-            # A rank that died meanwhile begins with an empty source.
+            # A rank that died in the meantime begins with an empty source.
             pairs = zip(handles, fitting, strict=False)
             await asyncio.gather(*(handle.set_state({"source": dict(state)}) for handle, state in pairs))
 
@@ -286,7 +286,7 @@ class AsyncLearnerGroup:
 
         Args:
             path: A checkpoint written by `save_to_path` or by a Learner, an algorithm's checkpoint, or a path into one.
-            component: Only this part is at `path`: ``"learner/rl_module/p0"`` also accepts a module's own
+            component: Only this part is at `path`; ``"learner/rl_module/p0"`` also accepts a module's own
                 checkpoint.
 
         Raises:
@@ -320,8 +320,8 @@ class AsyncLearnerGroup:
 
         Args:
             multi_rl_module_ckpt_dir: An algorithm's checkpoint, or a MultiRLModule's.
-            modules_to_load: Load only the modules with these ids; None: all that the learners have.
-            rl_module_ckpt_dirs: Module id → checkpoint of a module, or path to it in an algorithm's; takes precedence.
+            modules_to_load: Ids of the modules to load; None: all modules of the learners.
+            rl_module_ckpt_dirs: Module id → checkpoint of a module, or path to one in an algorithm's; takes precedence.
 
         Raises:
             CheckpointError: A module is missing from the checkpoint.
@@ -343,19 +343,19 @@ class AsyncLearnerGroup:
         config_overrides: Mapping[str, Any] | None = None,
         new_should_module_be_updated: Any = None,
     ) -> Any:
-        """Add a module to the learners of a standalone group, between two updates (in a run: `Algorithm.add_module`).
+        """Add a module to a standalone group's learners, between two updates (for a run, see `Algorithm.add_module`).
 
         Args:
             module_id: Id of the new module.
             module_spec: Its RLModuleSpec.
-            config_overrides: Settings for this module alone.
+            config_overrides: Settings for this module only.
             new_should_module_be_updated: New `policies_to_train`.
 
         Returns:
             The specs of the learners' modules.
 
         Raises:
-            ValueError: A module with this id exists.
+            ValueError: There is already a module with this id.
         """
         options = {
             "config_overrides": config_overrides,
@@ -408,7 +408,7 @@ class AsyncLearnerGroup:
         self._note_change()
         self.config, self.module_spec, self.synced_module_ids = config, module_spec, synced_module_ids
         if self.supervisor is not None:
-            self.supervisor.last_resort = None  # it holds other modules
+            self.supervisor.last_resort = None  # it has other modules
         if self.local_learner is not None:
             change(self.local_learner)
 
@@ -421,7 +421,7 @@ class AsyncLearnerGroup:
         """Return (snapshot of the weights that runners need, version).
 
         Args:
-            module_ids: Only these modules; None: all that training runners have.
+            module_ids: Ids of the modules to include; None: all modules of training runners.
         """
         module_ids = self.synced_module_ids if module_ids is None else module_ids
         if self.local_learner is not None:
@@ -432,12 +432,12 @@ class AsyncLearnerGroup:
         return snapshot, version
 
     async def _on_rank_0(self, call: Callable[[Any], Any]) -> Any:
-        """Await ``call(handle)`` for the current rank 0; repeat it if the rank dies meanwhile."""
+        """Await ``call(handle)`` for the current rank 0. Repeat it if the rank dies."""
         assert self.supervisor is not None
         return await self.supervisor.call(lambda handles: call(handles[0]))
 
     async def _on_all(self, call: Callable[[Any], Any]) -> list[Any]:
-        """Await ``call(handle)`` for all ranks concurrently; repeat it if one dies. Without ranks it does not wait."""
+        """Await ``call(handle)`` for all ranks concurrently; repeat it if one dies. Return at once without ranks."""
         if self.supervisor is None:
             return []
 
@@ -469,7 +469,7 @@ class AsyncLearnerGroup:
 
 
 def _shards(batch: Any, episodes: Any, num_ranks: int) -> tuple[str, list[Any], int]:
-    """Return (argument name of `Learner.update`, a shard per rank, steps over all shards)."""
+    """Return (argument name of `Learner.update`, one shard per rank, number of steps in all shards)."""
     if batch is None:
         of_episodes, num_steps = shard_episodes(episodes, num_ranks)
         return "episodes", of_episodes, num_steps

@@ -51,15 +51,15 @@ _MISSED = frozenset({"hung", "silent", "lost"})
 
 
 class BrokerPipeline:
-    """Runs updates with runners and learners that talk through a broker process.
+    """Runs updates with runners and learners that communicate through a broker process.
 
     Args:
         config: The run's config.
         system: The ActorSystem.
         env_runner_group, learner_group: The groups, started before `start` is called.
         connectors: Merges the runners' connector states.
-        join_keys: Keys for peers from outside; None: no such peers.
-        control_address: Address where learners from outside connect; None: no such learners.
+        join_keys: Keys for external peers; None: no such peers.
+        control_address: Address for external learners; None: no such learners.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class BrokerPipeline:
         self.accounting: Accounting = Accounting()
 
     async def start_broker(self) -> None:
-        """Start the broker's process, or connect to an external one."""
+        """Start the broker's process, or connect to an external broker."""
         if self._config.broker is not None:
             self._broker = FoundBroker(self._config.broker)
             self._run_id = self._broker.run_id
@@ -152,8 +152,10 @@ class BrokerPipeline:
         self._run_task(watch_stopped(self._handles, self._on_stopped))
 
     async def _take_over(self, epoch: int) -> None:
-        """Take over a standalone broker that may have served other drivers: it drops their data, and this driver's
-        learners, connector states and drop counts continue above theirs."""
+        """Take over a standalone broker that may have served other drivers.
+
+        It drops their data. This driver's learners, connector states and drop counts continue above theirs.
+        """
         assert self._driver is not None
         driver, learners = self._driver, self._learners
         await asyncio.wait((driver.welcome, driver.ended), return_when=asyncio.FIRST_COMPLETED)
@@ -198,7 +200,7 @@ class BrokerPipeline:
         )
 
     def _expect_learners(self, handles: list[Any]) -> None:
-        """Make these ranks the expected ones; others are not awaited any more."""
+        """Expect these ranks, and stop waiting for others."""
         assert self._driver is not None
         for name in self._ranks:
             self._driver.excuse("learner", name)
@@ -207,7 +209,7 @@ class BrokerPipeline:
             self._driver.expect("learner", name)
 
     async def _register_learners(self, *, begins_lineage: bool) -> None:
-        """Connect and register the ranks; repeat it if one dies meanwhile."""
+        """Connect and register the ranks. Repeat it if one dies in the meantime."""
         supervisor, is_done = self._learners.supervisor, False
         while not is_done:
             async with supervisor.steady() as handles:
@@ -222,7 +224,7 @@ class BrokerPipeline:
         return {"curve": self._broker.keys(role)} if isinstance(self._broker, FoundBroker) else {}
 
     def _runner_name(self, index: int) -> str:
-        # A standalone broker treats every runner as one from outside.
+        # A standalone broker treats every runner as an external one.
         at = f"@{socket.gethostname()[:60]}-{os.getpid()}" if isinstance(self._broker, FoundBroker) else ""
         return f"runner-{index}{at}"
 
@@ -236,7 +238,7 @@ class BrokerPipeline:
         task.add_done_callback(self._tasks.discard)
 
     async def _watch(self, handle: Any, name: str) -> None:
-        """End the run if a runner's code raises; the end of its process is left to its supervisor."""
+        """End the run if a runner's code raises an error. The supervisor handles the end of its process."""
         try:
             ended = await handle.call("run_until_failure")
         except ActorLostError:
@@ -250,7 +252,7 @@ class BrokerPipeline:
         handle.kill()
 
     def _break(self, error: BaseException) -> None:
-        """End the run with this error, which is raised in every wait for an update."""
+        """End the run with this error, which every wait for an update raises."""
         if not self._broken.done():
             self._broken.set_exception(error)
             self._broken.exception()  # mark as retrieved: there may be no waiter
@@ -264,7 +266,7 @@ class BrokerPipeline:
         return [self._broker.handle] if isinstance(self._broker, BrokerKeeper) else []
 
     async def _status(self) -> dict[str, Any]:
-        """Return the broker's and the driver's waits, as far as they are known."""
+        """Return what the broker and the driver are waiting for, as far as known."""
         waits = [f"driver: {line}" for line in self._learners.supervisor.waits()]
         for handle in self._own_broker():
             status = await handle.status()
@@ -272,7 +274,7 @@ class BrokerPipeline:
         return {"waits": [*waits, "the broker is external: see `rlzmq top`"]}
 
     def _patience_s(self) -> float:
-        """Return the time limits of processes that are starting now."""
+        """Return the time limits of processes that are currently starting."""
         runners = self._runners.supervisor
         is_starting = not runners.num_healthy and not runners.failed.done()
         return self._config.env_runner_restore_timeout_s if is_starting else 0.0
@@ -293,12 +295,12 @@ class BrokerPipeline:
             return
         index = self._index_of.get(notice.name)
         if notice.role != "runner" or index is None:
-            return  # a runner from outside cannot be restarted here
+            return  # an external runner cannot be restarted here
         runners = self._runners.supervisor
         if event in _MISSED:
             self._run_task(runners.suspect(index, event, detail))
         elif event in ("bad_fragment", "quarantined") and detail.startswith(f"{self._peer_of.get(index)}/"):
-            runners.blame(index, detail)  # else it concerns the previous process
+            runners.blame(index, detail)  # otherwise the notice concerns the previous process
 
     def _on_stopped(self, handle: Any) -> None:
         """Replace a process that a signal has stopped; the last rank is continued."""
@@ -317,16 +319,16 @@ class BrokerPipeline:
         self._driver.set_connector_state(self._connector_version, state)
 
     async def run_update(self) -> UpdateResult:
-        """Run one update; return once it is committed and the broker has the new weights.
+        """Run one update; return when it is committed and the broker has the new weights.
 
         Raises:
-            PeerLostError: A process that the update needs died and is not replaced.
+            PeerLostError: A process that the update needs died and will not be replaced.
             ConfigurationError: Another driver has taken over the run at its broker.
-            Exception: What the user's code raised in a runner or learner.
+            Exception: An error raised by the user's code in a runner or learner.
         """
         start = time.perf_counter()
         if self._journal is not None and self._journal.is_due:
-            # No checkpoint was restored: the journal of another run belongs to other weights.
+            # No checkpoint was restored, so the journal of another run belongs to other weights.
             await self._journal.read(-1)
             await self._journal.recall(-1)
         report = None
@@ -404,7 +406,7 @@ class BrokerPipeline:
             )
 
     async def _next_report(self) -> Report | None:
-        """Return the report of the first open update; None if the learners were rolled back meanwhile."""
+        """Return the report of the first open update; None if the learners were rolled back in the meantime."""
         assert self._driver is not None
         update_id, future = next(iter(self._driver.open_reports.items()))
         report = await self._first_of(future)
@@ -413,7 +415,7 @@ class BrokerPipeline:
         return report
 
     async def settle(self) -> list[UpdateResult]:
-        """Wait until no update is open; return the reports of those that were."""
+        """Wait until no update is open; return the reports of the updates that were open."""
         assert self._driver is not None
         reports = []
         while self._driver.open_reports:
@@ -445,7 +447,7 @@ class BrokerPipeline:
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if future.done():
             return None if future.cancelled() else future.result()
-        self._driver.give_up_reports()  # the run ends: a last checkpoint must not wait for them
+        self._driver.give_up_reports()  # the run ends, and a last checkpoint must not wait for them
         for failure in failures:
             if failure.done():
                 failure.result()
@@ -471,7 +473,7 @@ class BrokerPipeline:
         return [] if self._journal is None else await self._journal.read(next_update)
 
     async def note_checkpoint(self, next_update: int) -> None:
-        """Note that a checkpoint holds all updates below this one."""
+        """Record that a checkpoint contains all updates below this one."""
         if self._journal is not None:
             await self._journal.note_checkpoint(next_update)
 
@@ -486,7 +488,7 @@ class BrokerPipeline:
         )
 
     def tell_bottleneck(self, text: str) -> None:
-        """Have the broker show observers what limits the run."""
+        """Send the text on what limits the run to the broker, for observers."""
         if self._driver is not None:
             self._driver.core.bottleneck = text
 
@@ -508,7 +510,7 @@ class BrokerPipeline:
         return await self._form(handles, begins_lineage=True)
 
     async def _form(self, handles: list[Any], *, begins_lineage: bool) -> bool:
-        """Register the ranks of a formed group under the next generation; return False if one died meanwhile."""
+        """Register the ranks of a formed group under the next generation; return False if one died in the meantime."""
         assert self._driver is not None
         learners, num_ranks = self._learners, len(handles)
         supervisor = learners.supervisor
@@ -533,7 +535,7 @@ class BrokerPipeline:
         return True
 
     async def stop(self) -> None:
-        """Disconnect all peers; pending data is dropped ("stopped")."""
+        """Disconnect all peers. Pending data is dropped ("stopped")."""
         for supervisor in (self._runners.supervisor, self._learners.supervisor):
             if supervisor is not None:
                 await supervisor.stop()
@@ -541,10 +543,10 @@ class BrokerPipeline:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._driver is not None:  # first, so that peers leaving now are not reported
+        if self._driver is not None:  # first, so that leaving peers are not reported
             await self._driver.stop()
         handles = [*self._runners.handles, *self._learners.handles]
-        # A stopped process does not answer: it is killed when its actor is ended.
+        # A stopped process does not answer, so it is killed when its actor is ended.
         goodbyes = (handle.call("disconnect", deadline_s=_GOODBYE_S) for handle in handles)
         await asyncio.gather(*goodbyes, return_exceptions=True)
         if self._broker is not None:

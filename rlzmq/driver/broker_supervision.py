@@ -1,6 +1,6 @@
-"""Supervision of the run's broker: one that dies or hangs is restarted on the same addresses.
+"""BrokerKeeper: supervision of the run's broker, which is restarted on the same addresses if it dies or hangs.
 
-Peers reconnect, notice the new incarnation and tell the broker what they hold, so no accepted data is lost
+Peers reconnect, notice the new incarnation and send the broker what they hold, so no accepted data is lost
 (`rlzmq.protocol.broker.core`).
 """
 
@@ -38,14 +38,14 @@ class BrokerKeeper(Supervisor):
         system: The ActorSystem; the sockets are in its private directory.
         run_id: Id of the run.
         config: Source of the fault-tolerance settings.
-        keys: Keys for peers from outside; None: no such peers.
-        control_address: Address where learners from outside connect; None: no such learners.
+        keys: Keys for external peers; None: no such peers.
+        control_address: Address for external learners; None: no such learners.
 
     Attributes:
         addresses: ``{"data": …, "weights": …}``, the same for every incarnation.
-        remote_addresses: Addresses for peers from outside, once the broker listens for them; else {}.
+        remote_addresses: Addresses for external peers, once the broker listens for them; {} before.
         join_files: Role → the join file; {} if no peer may join.
-        epoch: 0: no driver used this broker before (see `FoundBroker`).
+        epoch: 0: no driver has used this broker before (see `FoundBroker`).
     """
 
     def __init__(
@@ -106,10 +106,10 @@ class BrokerKeeper(Supervisor):
         if self._handle is not None:
             await asyncio.gather(self._handle.stop(), return_exceptions=True)
         for file in self.join_files.values():
-            file.unlink(missing_ok=True)  # its keys are now useless
+            file.unlink(missing_ok=True)  # the keys in it are now useless
 
     def end_stopped(self) -> None:
-        """Kill the broker because a signal has stopped it; it is replaced."""
+        """Kill the broker after a signal has stopped it. It will be replaced."""
         _log.warning("The broker (pid %d) is stopped. Killing it.", self._handle.pid)
         self._handle.kill()
 
@@ -129,7 +129,7 @@ class BrokerKeeper(Supervisor):
             )
 
     async def _spawn(self) -> None:
-        # Peers order brokers by this number: it must rise even if the wall clock is set back.
+        # Peers order brokers by this number, so it must rise even if the wall clock is set back.
         self._incarnation = max(self._incarnation + 1, int(time.time() * 1000))
         timeout_s = self._config.process_start_timeout_s
         spawn = self._system.spawn(
@@ -150,7 +150,7 @@ class BrokerKeeper(Supervisor):
         handle = await spawn_within(timeout_s, "process_start_timeout_s", spawn)
         try:
             addresses = await attended(handle, handle.start())
-            if self._listen is not None:  # later brokers use the ports that this one got
+            if self._listen is not None:  # later brokers use the ports of this one
                 self._listen = {name: addresses[f"remote_{name}"] for name in ("data", "weights")}
                 self.remote_addresses = self._listen
         except BaseException:
@@ -190,7 +190,7 @@ class BrokerKeeper(Supervisor):
             except (ActorLostError, PeerLostError):
                 await handle.exited
             except Exception:
-                handle.kill()  # it has failed and reported its error
+                handle.kill()  # the broker has failed and reported its error
                 await handle.exited
 
 

@@ -29,7 +29,7 @@ class ConnectorSync:
         spaces: ``{"__env_single__": (obs, act), …}``.
 
     Attributes:
-        is_needed: Whether any piece has such state; if not, nothing is merged or sent.
+        is_needed: Whether any piece has such state. If not, nothing is merged or sent.
     """
 
     def __init__(self, config: BaseConfig, spaces: Mapping[str, Any]) -> None:
@@ -44,12 +44,14 @@ class ConnectorSync:
 
     @property
     def stores_module_outputs(self) -> bool:
-        """Whether episodes get the modules' outputs as they are; custom module-to-env pieces may change them."""
+        """Whether episodes store the modules' outputs unchanged; custom module-to-env pieces may change them."""
         return self._pipelines["module_to_env_connector"].columnar_plan() is not None
 
     def stored_observation_space(self) -> Any:
-        """Return the space of the observations in runners' episodes, as plain data; None if it cannot be determined
-        or the config lets envs violate their spaces."""
+        """Return the space of the observations in runners' episodes, as plain data.
+
+        None if it cannot be determined, or if the config lets envs violate their spaces.
+        """
         plan = self._pipelines["env_to_module_connector"].columnar_plan()
         if plan is None or self._lets_envs_stray:
             return None
@@ -62,7 +64,7 @@ class ConnectorSync:
         """Merge the results of runners' `get_connector_delta`.
 
         Returns:
-            The merged state for every runner's `set_connector_state`, or None if no piece has any.
+            The merged state for every runner's `set_connector_state`; None if no piece has state.
         """
         if not self.is_needed:
             return None
@@ -83,7 +85,7 @@ class ConnectorSync:
         return {name: state for name, p in self._pipelines.items() if (state := p.get_state())}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Load a state that `get_state` returned, e.g. from a checkpoint."""
+        """Load a state from `get_state`, e.g. from a checkpoint."""
         for name, pipeline in self._pipelines.items():
             pipeline.reset_state()
             if state.get(name):
@@ -101,6 +103,6 @@ def _is_finite(delta: Any) -> bool:
 
 
 def _has_state(piece: ConnectorV2) -> bool:
-    """Return whether the piece has state; before the first sample the state may still be empty."""
+    """Return whether the piece has state. Before the first sample, the state may still be empty."""
     names = ("get_state", "get_delta")
     return any(getattr(type(piece), name) is not getattr(ConnectorV2, name) for name in names)

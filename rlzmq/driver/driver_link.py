@@ -26,18 +26,18 @@ class DriverLink(PeerLink):
     Args:
         run_id: Id of the run.
         data_address: Address of the broker's data socket.
-        next_update: The first update: the weights version that the learners start from.
+        next_update: The first update, which is also the weights version that the learners start from.
         incarnation: See `DriverCore`.
         on_notice: Called with the broker's notices for supervisors.
-        trained, dropped: Env steps that were accounted for before.
-        packed_config: The config as one frame, for runners that join.
-        spaces_digest: Digest of the env's spaces, which must be equal at runners that join.
+        trained, dropped: Env steps accounted for earlier.
+        packed_config: The config as one frame, for external runners.
+        spaces_digest: Digest of the env's spaces, which must be equal for external runners.
         curve: Keys, for a broker reached over TCP.
 
     Attributes:
         welcome: Resolved with the first broker's WELCOME.
-        open_reports: Update id → future of its report, in the order of opening; cancelled if the learners are rolled
-            back. The reader of a report removes its entry.
+        open_reports: Update id → future of its report, in the order of opening. Futures are cancelled if the learners
+            are rolled back. The reader of a report removes its entry.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class DriverLink(PeerLink):
         self.welcome: asyncio.Future[Welcome] = self._loop.create_future()
 
     def open_update(self, update: OpenUpdate) -> None:
-        """Open the next update; its report is in `open_reports` once it is committed."""
+        """Open the next update. Its report is in `open_reports` once it is committed."""
         self.open_reports[update.update_id] = self._loop.create_future()
         self.do(self.core.open_update(update))
 
@@ -83,12 +83,12 @@ class DriverLink(PeerLink):
         self.do(self.core.set_connector_state(version, pack_blob(state)))
 
     def reset(self, generation: int, next_update: int) -> None:
-        """Announce that the learners hold another state; open updates are void."""
+        """Announce that the learners have another state. Open updates become void."""
         self.give_up_reports()
         self.do(self.core.reset(generation, next_update))
 
     def expect(self, role: str, name: str) -> None:
-        """Expect a connected process to register; if it does not, `on_notice` is called."""
+        """Expect a connected process to register. If it does not, `on_notice` is called."""
         self.core.expected.add((role, name))
 
     def excuse(self, role: str, name: str) -> None:
@@ -96,7 +96,7 @@ class DriverLink(PeerLink):
         self.core.expected.discard((role, name))
 
     def act(self, instruction: Instruction) -> None:
-        """Carry out an instruction: reports resolve their update's future, notices go to supervisor and log."""
+        """Carry out an instruction: reports resolve their update's future; notices go to the supervisor and the log."""
         if isinstance(instruction, Report):
             future = self.open_reports.get(instruction.report.update_id)
             if future is not None and not future.done():
@@ -118,12 +118,12 @@ class DriverLink(PeerLink):
                 self._on_notice(message)
 
     def give_up_reports(self) -> None:
-        """Stop waiting for open updates; `open_reports` is then empty."""
+        """Stop waiting for open updates. `open_reports` is empty afterwards."""
         for future in self.open_reports.values():
             future.cancel()
         self.open_reports.clear()
 
     async def stop(self) -> None:
-        """Say goodbye and close; open updates are cancelled."""
+        """Send GOODBYE and close. Open updates are cancelled."""
         self.give_up_reports()
         await self.close()

@@ -11,7 +11,7 @@ __all__ = ["shard_batch", "shard_episodes"]
 def shard_episodes(episodes: Any, num_ranks: int) -> tuple[list[list[Any]], int]:
     """Cut episodes into `num_ranks` lists of equally many env steps, in order.
 
-    An episode that crosses a border is sliced there; its first part is then not done, and the rest is in the next
+    An episode that crosses a border is sliced there. Its first part is then not done, and the rest is in the next
     rank's shard.
 
     Args:
@@ -29,7 +29,7 @@ def shard_episodes(episodes: Any, num_ranks: int) -> tuple[list[list[Any]], int]
     per_rank = total // num_ranks
     if per_rank == 0:
         raise ValueError(
-            f"{total} env steps cannot be shared by {num_ranks} learners: give at least {num_ranks} steps."
+            f"{total} env steps cannot be shared by {num_ranks} learners: pass at least {num_ranks} steps."
         )
     shards: list[list[Any]] = [[] for _ in range(num_ranks)]
     rank, room = 0, per_rank
@@ -46,7 +46,7 @@ def shard_episodes(episodes: Any, num_ranks: int) -> tuple[list[list[Any]], int]
 
 
 def shard_batch(batch: Mapping[str, Any], num_ranks: int) -> list[dict[str, Any]]:
-    """Cut a train batch into `num_ranks` batches of equally many rows, in order; surplus rows are left out.
+    """Cut a train batch into `num_ranks` batches of equally many rows, in order. Surplus rows are left out.
 
     Args:
         batch: Module id → column → array or tensor ``[rows, ...]`` (or just column → …).
@@ -64,7 +64,7 @@ def shard_batch(batch: Mapping[str, Any], num_ranks: int) -> list[dict[str, Any]
         per_rank = len(value) // num_ranks
         if per_rank == 0:
             raise ValueError(
-                f"{len(value)} rows cannot be shared by {num_ranks} learners: give at least {num_ranks} rows."
+                f"{len(value)} rows cannot be shared by {num_ranks} learners: pass at least {num_ranks} rows."
             )
         return value[rank * per_rank : (rank + 1) * per_rank]
 

@@ -1,4 +1,4 @@
-"""Validation of the fragment metadata sent by runners, before the driver uses it."""
+"""Validation of the fragment metadata from runners, before the driver uses it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["MetaCheck"]
 class MetaCheck:
     """Applies metadata to scratch metrics and connectors first, so that invalid metadata cannot end the run.
 
-    If no peer may join, all runners belong to the run and nothing is tried.
+    If no external peers may join, all runners belong to the run and nothing is checked.
 
     Args:
         config: The run's config.
@@ -57,5 +57,5 @@ class MetaCheck:
             if not keeps_errors and meta.get("connector_delta"):
                 self._connectors.merge([meta["connector_delta"]])
         except Exception as error:
-            if not keeps_errors:  # else the run reports the user's error
+            if not keeps_errors:  # otherwise the run reports the user's error
                 raise ValueError(f"{type(error).__name__}: {error}") from error

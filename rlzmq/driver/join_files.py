@@ -1,4 +1,4 @@
-"""Keys and join files for peers from outside: one server key and one client key per role."""
+"""Keys and join files for external peers: one server key, and one client key per role."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class JoinKeys:
     """The keys of one run, valid until it ends.
 
     Attributes:
-        server: Proves the run's identity to peers that join.
-        clients: Role → the key pair that authorizes this role only.
+        server: Key pair that proves the run's identity to external peers.
+        clients: Role → the key pair that authorizes only this role.
     """
 
     server: KeyPair
@@ -45,7 +45,7 @@ class JoinKeys:
 
     @classmethod
     def generate(cls) -> JoinKeys:
-        """Fresh keys."""
+        """Return newly generated keys."""
         return cls(KeyPair.generate(), {role: KeyPair.generate() for role in ROLES})
 
     @property
@@ -64,7 +64,7 @@ class JoinKeys:
 
 
 def listen_addresses(listen: str) -> dict[str, str]:
-    """Return ``{"data": …, "weights": …}`` for config.listen: its port and the next one, or any two if it is 0.
+    """Return ``{"data": …, "weights": …}`` for config.listen: its port and the next one, or any two ports if it is 0.
 
     Raises:
         ConfigurationError: The address is malformed, or there is no next port.
@@ -88,7 +88,7 @@ def write_join_files(
     """Write ``FILE`` for runners and ``STEM.ROLE.toml`` for the other roles next to it, mode 0600.
 
     Returns:
-        Role → its file.
+        Role → its join file.
 
     Raises:
         ConfigurationError: The directory is missing or not writable.
@@ -105,10 +105,10 @@ def write_join_files(
 
 
 def pack_config(config: BaseConfig) -> bytes:
-    """Return the run's config for peers that join, as plain data; code only as importable names.
+    """Return the run's config for external peers, as plain data, with code only as importable names.
 
     Raises:
-        ConfigurationError: A setting holds code without an importable name.
+        ConfigurationError: A setting contains code without an importable name.
     """
     plain = config.copy(copy_frozen=False)
     spaces = {name: space_to_plain(config.get(name)) for name in _SPACES if config.get(name) is not None}
@@ -130,12 +130,12 @@ def pack_config(config: BaseConfig) -> bytes:
 
 
 def unpack_config(blob: Any) -> tuple[str, dict[str, Any]]:
-    """Return (name of the config class, settings) from `pack_config`'s frame, with spaces and module specs built.
+    """Return (name of the config class, settings) from a frame of `pack_config`, with spaces and module specs built.
 
     Module classes are imported by name: a peer that joins a run trusts it to name them.
 
     Raises:
-        ConfigurationError: The frame is from another version of rlzmq or invalid, or names an unknown class.
+        ConfigurationError: The frame is invalid or from another version of rlzmq, or names an unknown class.
     """
     from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
     from rlzmq.modules.spec import RLModuleSpec

@@ -1,7 +1,7 @@
 """LearnerSupervisor: re-forms the group of the survivors of a dead rank; its replacement joins later.
 
     a rank dies ──► survivors: rejoin, generation + 1, the newest state among them ──► training continues
-            └────► a replacement starts meanwhile ──► joins between two updates, generation + 1
+            └────► a replacement starts in parallel ──► joins between two updates, generation + 1
 
 | consumes                             | produces              | waits for         | unblocked by          |
 |--------------------------------------|-----------------------|-------------------|-----------------------|
@@ -40,14 +40,14 @@ __all__ = ["LearnerSupervisor"]
 
 _log = logging.getLogger("rlzmq.driver")
 
-# Failures in a row, without an update in between, after which a rank is no longer replaced.
+# Number of consecutive failures, without an update in between, after which a rank is no longer replaced.
 _POLICY = RestartPolicy(max_restarts=5, window_s=math.inf, first_delay_s=0.1, max_delay_s=30.0)
-# After a peer is lost, every rank's collective fails, and so does a connection attempt that was called off: a rank
-# that does not answer within this time hangs.
+# After a peer is lost, every rank's collective fails, and so does an aborted connection attempt. A rank that does not
+# answer within this time hangs.
 _ANSWER_SPARE_S = 1.0
-# Failed attempts in a row to form a group of ranks that are all alive.
+# Number of consecutive failed attempts to form a group of ranks that are all alive.
 _MAX_FAILED_FORMINGS = 5
-# Reasons for which a rank's connection ends because the run or its broker ends.
+# Reasons for the end of a rank's connection because the run or its broker ends.
 _ORDERLY = frozenset({"closed", "goodbye", "left"})
 
 
@@ -57,20 +57,21 @@ class LearnerSupervisor(Supervisor):
     Args:
         config: Source of the fault-tolerance settings.
         handles: An empty list, filled with the ranks of the current generation in rank order.
-        spawn: ``await spawn(place, incarnation)`` starts a learner outside any group; returns its handle.
+        spawn: ``await spawn(place, incarnation)`` starts a learner outside of any group, and returns its handle.
         form: ``await form(handles, registers)`` forms the next generation of these ranks.
 
     Attributes:
-        prepare: ``await prepare(handle)``, called before a rank joins a group, e.g. to connect it; None: nothing to do.
+        prepare: ``await prepare(handle)``, called before a rank joins a group, e.g. to connect it; None: no
+            preparation.
         on_group: Called with the ranks of each formed group, and with [] while it is being re-formed.
-        is_untouched: Whether nothing was trained or loaded yet, so that a replacement has the others' weights.
+        is_untouched: Whether nothing has been trained or loaded yet, so that a replacement has the others' weights.
         last_resort: The learner state to restore if no rank is left, e.g. from the last checkpoint; or None.
-        begin_lineage: ``await begin_lineage(handles)``, called after that: all peers discard work in progress; returns
-            False if a rank died meanwhile.
+        begin_lineage: ``await begin_lineage(handles)``, called after a restoration: all peers discard work in
+            progress. Returns False if a rank died in the meantime.
         num_restarts: Number of replacements that joined.
         num_rollbacks: Number of times that all ranks were rolled back to `last_resort`.
         num_reforms: Number of times that survivors were re-formed.
-        recovery_times_s: Per reform, seconds from noticing the loss to the new generation.
+        recovery_times_s: For each re-formation, seconds from noticing the loss to the new generation.
     """
 
     def __init__(
@@ -108,12 +109,12 @@ class LearnerSupervisor(Supervisor):
     # -- use ------------------------------------------------------------------------------------
 
     async def begin(self, num_ranks: int) -> None:
-        """Start all ranks and form the first generation; ranks that die meanwhile are replaced.
+        """Start all ranks and form the first generation. Ranks that die in the meantime are replaced.
 
         Raises:
             PeerLostError: Too many ranks died, or they cannot reach each other.
             DeadlineError: A rank did not start in time.
-            Exception: What the user's code raised in one of them.
+            Exception: An error raised by the user's code in one of them.
         """
         self._machines = [Supervision(_POLICY) for _ in range(num_ranks)]
         self._handles[:] = await all_started(map(self._start_first, range(num_ranks)))
@@ -138,13 +139,13 @@ class LearnerSupervisor(Supervisor):
         )
 
     def watch_failures(self) -> None:
-        """Also watch for ranks whose training fails, now that they are connected."""
+        """Also watch for ranks whose training fails, once they are connected."""
         self._watches_training = True
         for handle in self._handles:
             self._start(self._watch_training(handle), f"failures of {handle.name}")
 
     async def admit(self) -> None:
-        """Let replacements that are ready join, between two updates; return at once if there are none."""
+        """Let ready replacements join, between two updates. Return at once if there are none."""
         if self._ready:
             async with self._lock:
                 await self._reform()
@@ -153,15 +154,15 @@ class LearnerSupervisor(Supervisor):
         """Wait until the group is formed.
 
         Raises:
-            Exception: It cannot be formed any more.
+            Exception: The group cannot be formed any more.
         """
         await self.wait_for(self._formed)
 
     async def call(self, call: Callable[[list[Any]], Awaitable[Any]]) -> Any:
-        """Await ``call(handles)`` with the ranks of a formed group; repeat it if a rank dies meanwhile.
+        """Await ``call(handles)`` with the ranks of a formed group. Repeat it if a rank dies in the meantime.
 
         Raises:
-            Exception: The call raised, or the group cannot be formed any more.
+            Exception: The call raised an error, or the group cannot be formed any more.
         """
         while True:
             await self.wait_formed()
@@ -172,10 +173,10 @@ class LearnerSupervisor(Supervisor):
                 self.notice()  # the watchers may notice later than the caller
 
     async def attended(self, handles: list[Any], work: Awaitable[Any]) -> Any:
-        """Await the answers of these ranks; kill those that are stopped or whose event loop is blocked.
+        """Await the answers of these ranks. Kill those that are stopped or whose event loop is blocked.
 
         Raises:
-            Exception: The call raised.
+            Exception: The call raised an error.
         """
 
         async def end_if_hanging() -> None:
@@ -186,7 +187,7 @@ class LearnerSupervisor(Supervisor):
 
     @contextlib.asynccontextmanager
     async def steady(self) -> AsyncIterator[list[Any]]:
-        """Hold off joins and new generations within the block; yield the ranks of the group."""
+        """Block joins and new generations in the block; yield the ranks of the group."""
         while True:
             await self.wait_formed()
             async with self._lock:
@@ -214,7 +215,7 @@ class LearnerSupervisor(Supervisor):
             self._machines[_place(handle)].worked()
 
     async def suspect(self, name: str, event: str, why: str) -> None:
-        """Handle the broker's notice that it misses this rank: kill it if it hangs or was stopped.
+        """Handle the broker's notice that it misses this rank. Kill the rank if it hangs or was stopped.
 
         Args:
             name: Name of the rank.
@@ -238,17 +239,18 @@ class LearnerSupervisor(Supervisor):
         deadline_s: float = ANSWER_DEADLINE_S,
         is_certain: bool = False,
     ) -> bool:
-        """Kill a rank that is stopped or does not answer. The last rank has the only current weights: it is continued
-        if it was stopped, and gets more time.
+        """Kill a rank that is stopped or does not answer.
+
+        The last rank has the only current weights, so it is continued if it was stopped, and gets more time.
 
         Args:
             handle: The rank.
             what: The work that it blocks, for the log.
             method, deadline_s: See `processes.why_hanging`.
-            is_certain: Whether it is known to hang, whatever it answers.
+            is_certain: Whether it certainly hangs, even if it answers.
 
         Returns:
-            Whether it hung or has ended.
+            Whether it was hung or has ended.
         """
         why = "it takes too long" if is_certain else await why_hanging(handle, method, deadline_s)
         if why and not handle.exited.done() and not self._others(handle):
@@ -288,7 +290,7 @@ class LearnerSupervisor(Supervisor):
         ]
 
     async def stop(self) -> None:
-        """Stop the supervision and end replacements that have not joined."""
+        """Stop the supervision, and end replacements that have not joined."""
         await super().stop()
         await asyncio.gather(*(handle.stop() for handle in self._ready), return_exceptions=True)
 
@@ -316,7 +318,7 @@ class LearnerSupervisor(Supervisor):
                 return
             else:
                 _log.warning("%s: the connection to the broker has ended: %s", handle.name, reason)
-                if reason[0] not in _ORDERLY:  # it no longer trains: replace it
+                if reason[0] not in _ORDERLY:  # it no longer trains, so replace it
                     handle.kill()
                 return
 
@@ -341,7 +343,7 @@ class LearnerSupervisor(Supervisor):
             self.fail(error)
 
     async def _reform(self) -> None:
-        """Form generations until one holds; each includes all ranks that are alive and ready."""
+        """Form generations until one succeeds; each includes all ranks that are alive and ready."""
         went_back = False
         num_failed = 0
         while True:
@@ -361,7 +363,7 @@ class LearnerSupervisor(Supervisor):
             members = [*self._handles, *ready]
             try:
                 await self.prepare_all(members)
-                # Ranks that were given another state train nothing before the broker knows of the new lineage.
+                # Ranks that received another state train nothing before the broker knows the new lineage.
                 await self._form(members, not (went_back and self.begin_lineage is not None))
             except PeerLostError as error:
                 _log.warning("The learner group could not be formed (%s); trying again.", error)
@@ -385,7 +387,7 @@ class LearnerSupervisor(Supervisor):
                 return
 
     def _take_ready(self) -> list[Any]:
-        """Return replacements that are alive; those that died are replaced in turn."""
+        """Return the living replacements. Those that died are replaced in turn."""
         ready, self._ready[:] = list(self._ready), []
         for handle in [handle for handle in ready if handle.exited.done()]:
             ready.remove(handle)
@@ -404,7 +406,7 @@ class LearnerSupervisor(Supervisor):
         return self._config.restart_failed_learners and (self.last_resort is not None or self.is_untouched)
 
     async def _start_over(self) -> None:
-        """Load `last_resort` on replacements, as no rank is left; skip it if there was nothing to lose yet."""
+        """Load `last_resort` on replacements, since no rank is left. Skip it if there is nothing to lose yet."""
         if not self._ready and not self.is_untouched:
             _log.warning("All learners have died: restoring the driver's last copy of their state.")
             self.num_rollbacks += 1
@@ -442,7 +444,7 @@ class LearnerSupervisor(Supervisor):
             )
 
     def _bury(self, handle: Any) -> None:
-        """Start the replacement of a rank that has ended, if it is to be replaced."""
+        """Start the replacement of a rank that has ended, if it should be replaced."""
         error = lost_error(handle)
         if not self._config.restart_failed_learners:
             _log.warning("%s", first_line(error), extra={"error": error})

@@ -1,4 +1,4 @@
-"""Which modules live in which processes, and changes of a standalone learner group's modules."""
+"""ModuleConfigs: the modules of each place, and changes of a standalone learner group's modules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLACES: tuple[ModulePlace, ...] = ("learners", "env_runners", "eval_env_runners"
 
 @dataclass(frozen=True)
 class ModuleConfigs:
-    """One config per place; they differ only in their modules.
+    """One config per place. They differ only in their modules.
 
     Attributes:
         run: Config with all modules.
@@ -55,7 +55,7 @@ def weights_to_load(
     modules_to_load: Collection[str] | None,
     rl_module_ckpt_dirs: Mapping[str, str | Path] | None,
 ) -> dict[str, Any]:
-    """Return module id → weights; for arguments and errors see `AsyncLearnerGroup.load_module_state`."""
+    """Return module id → weights. For arguments and errors, see `AsyncLearnerGroup.load_module_state`."""
     mine = module_spec.as_multi_rl_module_spec()
     weights: dict[str, Any] = {}
     if multi_rl_module_ckpt_dir is not None:
@@ -70,7 +70,7 @@ def weights_to_load(
     for module_id, path in (rl_module_ckpt_dirs or {}).items():
         weights[module_id] = read_module_states(path, module_id)
     for module_id in weights:
-        mine[module_id]  # KeyError: the learners have no such module
+        mine[module_id]  # raises KeyError if the learners have no such module
     return weights
 
 
@@ -107,7 +107,7 @@ def one_less(
 ) -> Changed:
     """Return (config, specs, function that removes the module from a learner)."""
     specs = module_spec.as_multi_rl_module_spec().copy()
-    specs[module_id]  # KeyError: no such module
+    specs[module_id]  # raises KeyError if there is no such module
     specs.remove_modules(module_id)
 
     def change(learner: Any) -> None:

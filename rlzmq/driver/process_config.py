@@ -1,4 +1,4 @@
-"""The config sent to other processes, with only those callbacks that are called there."""
+"""Configs sent to other processes, with only those callbacks that are called there."""
 
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ __all__ = [
 ]
 
 ANSWER_DEADLINE_S = 5.0
-"""Seconds after which a process without an answer counts as hanging, if nothing else is known."""
+"""Seconds without an answer after which a process counts as hanging, if nothing else is known."""
 
 BEAT_DEADLINE_S = 30.0
-"""Seconds to wait for a process of which nothing else is known: an import may hold the GIL."""
+"""Seconds to wait for a process about which nothing else is known, since an import may hold the GIL."""
 
 _WAKE_S = 1.0
 # Time for answers that arrived while this event loop was busy.
@@ -35,11 +35,11 @@ _LOOK_S = 0.5
 
 
 async def why_hanging(handle: Any, method: str = "beat", deadline_s: float = ANSWER_DEADLINE_S) -> str:
-    """Return why a process counts as hanging (stopped, or no answer); "" if it answers or has ended.
+    """Return why a process counts as hanging (it is stopped, or does not answer); "" if it answers or has ended.
 
     Args:
         handle: The process.
-        method: The method to call; "beat" checks that its event loop runs.
+        method: The method to call. "beat" checks that its event loop runs.
         deadline_s: Seconds to wait for the answer.
     """
     if is_stopped(handle.pid):
@@ -71,14 +71,14 @@ async def wake(handle: Any) -> None:
 
 
 async def watch_stopped(handles: Callable[[], Iterable[Any]], on_stopped: Callable[[Any], None]) -> None:
-    """Call ``on_stopped(handle)`` in each look at a process of this machine that was stopped in the look before.
+    """Call ``on_stopped(handle)`` in each check for a local process that was already stopped in the previous check.
 
-    It needs neither the network nor a broker, which may be stopped itself. Two looks, since a process may be continued
-    at once. Never returns.
+    This needs neither the network nor a broker, which may be stopped itself. Two checks are used because a process
+    may be continued at once. Never returns.
 
     Args:
-        handles: Returns the processes to look at.
-        on_stopped: Ends or continues the process; it is called again as long as the process is stopped.
+        handles: Returns the processes to check.
+        on_stopped: Ends or continues the process. It is called again as long as the process is stopped.
     """
     before: set[int] = set()
     while True:
@@ -99,9 +99,9 @@ def lost_error(handle: Any) -> ActorLostError:
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's text for a log line, with the summary of the process's last words if it left any.
+    """Return an error's text for a log line, with a summary of the process's last words, if there are any.
 
-    What it wrote to stderr was forwarded already.
+    The process's output on stderr has been forwarded already.
     """
     text = str(error).partition("\n")[0]
     status = error.exit_status if isinstance(error, ActorLostError) else None

@@ -1,9 +1,9 @@
-"""RemoteLearnerListener: the driver's listener for learners from other machines (``rlzmq learner --join FILE``).
+"""RemoteLearnerListener: the driver's listener for learners on other machines (``rlzmq learner --join FILE``).
 
-    learner ──HELLO──► listener: waits in line ──take()──► build(config, spaces), then an actor like any other
+    learner ──HELLO──► listener: queue ──take()──► build(config, spaces), then an actor like any other
 
-A learner that joined is called like a local learner process (`ActorHandle`), over CURVE and without pickle, with
-only the methods that `remote_learner` lists. Surplus learners wait as spares and replace ranks that die. A broken
+A learner that has joined is called like a local learner process (`ActorHandle`), over CURVE and without pickle, and
+only with the methods listed in `remote_learner`. Surplus learners wait as spares and replace ranks that die. A broken
 connection counts as the end of the process.
 """
 
@@ -50,9 +50,9 @@ class _BrokenConnection(ExitStatus):
 
 
 class _RemoteProcess:
-    """Process interface of a remote learner: ends with its connection, is killed by a message."""
+    """Process interface of a remote learner. It ends with its connection, and is killed by a message."""
 
-    pid = -1  # on another machine: cannot be looked up here
+    pid = -1  # on another machine, so it cannot be looked up here
 
     def __init__(self, door: RemoteLearnerListener, routing: bytes) -> None:
         self.exited: asyncio.Future[ExitStatus] = asyncio.get_running_loop().create_future()
@@ -98,7 +98,7 @@ class RemoteLearnerListener:
         spaces: (observation space, action space) of one env.
 
     Attributes:
-        control_address, store_address: Addresses as the learners reach them.
+        control_address, store_address: Addresses at which the learners reach them.
     """
 
     control_address: str
@@ -141,26 +141,26 @@ class RemoteLearnerListener:
         self.store_address = at_host(f"tcp://{host}:{self._store.port}", self._config.advertise)
 
     async def take(self, config: BaseConfig, rank: int, *, replaces: bool = False) -> Any:
-        """Wait for the next learner that joins; return it, built for a rank.
+        """Wait for the next learner to join; return it, built for a rank.
 
         Args:
             config: The run's config.
             rank: Rank of the learner.
-            replaces: Whether this rank has died; if so and no spare waits, log a warning.
+            replaces: Whether this rank has died. If so, and no spare is waiting, log a warning.
 
         Returns:
             An ActorHandle of a `LearnerRole`.
 
         Raises:
             DeadlineError: Building its Learner took longer than `process_start_timeout_s`.
-            Exception: What building its Learner raised there.
+            Exception: An error raised in the learner's process while building its Learner.
         """
         if replaces and not self._waiting:
             _log.warning("learner-%d is replaced by the next learner that joins; no spare waits now.", rank)
         while True:
             try:
                 return await self._take_next(config, rank)
-            except ActorLostError as error:  # it was not used yet: any other will do
+            except ActorLostError as error:  # it was not used yet, so any other one will do
                 _log.warning("learner-%d left while it was being built: %s", rank, error)
 
     async def _take_next(self, config: BaseConfig, rank: int) -> Any:
@@ -206,7 +206,7 @@ class RemoteLearnerListener:
                 raise
 
     def forget(self, routing: bytes) -> None:
-        """Drop all further messages from this peer."""
+        """Ignore all further messages from this peer."""
         self._links.pop(routing, None)
 
     async def close(self) -> None:
@@ -235,9 +235,9 @@ class RemoteLearnerListener:
             message, _ = decode_message(frames[1:])
         except (WireError, ProtocolError) as error:
             _log.warning("refused a message from a learner: %s", error)
-            if isinstance(error, UnknownVersionError):  # it can read at least this version
+            if isinstance(error, UnknownVersionError):  # the peer can read this answer at least
                 self.send(routing, encode_reply(Refused("version", str(error)[:1000])))
-            self._lost(routing)  # else a waiter for this message would never return
+            self._lost(routing)  # otherwise a waiter for this message would never return
             return
         if isinstance(message, Hello) and message.role == "learner":
             ours = package_version()

@@ -1,6 +1,6 @@
 """ReportReader: accepts each fragment of the broker's reports once, and accounts for each env step once.
 
-A restarted broker repeats reports of the one before it, so fragments may be in both.
+A restarted broker repeats reports of its predecessor, so fragments may be in both.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class ReportReader:
     """Remembers the reported fragments by runner, until a report declares the runner forgotten.
 
     Args:
-        metas: Validates and opens the fragment metadata sent by runners.
-        place_of: Returns the place of a process in this run's runner group; None: it is from outside.
+        metas: Validates and opens the fragment metadata from runners.
+        place_of: Returns the place of a process in this run's runner group; None: it is external.
         blame: Called with such a place and the reason if its runner sent invalid metadata.
 
     Attributes:
@@ -57,7 +57,7 @@ class ReportReader:
         self._dropped = Counter(dropped)
 
     def take_new(self, report: Report) -> list[tuple[FragmentId, int, Any]]:
-        """Return the report's fragments without those that an earlier broker reported."""
+        """Return the report's fragments, without those that an earlier broker has reported."""
         new = []
         for item in report.fragments:
             fragment = item[0]
@@ -73,7 +73,7 @@ class ReportReader:
         return new
 
     def open_meta(self, fragment: FragmentId, blob: Any) -> dict[str, Any]:
-        """Return a fragment's metadata; if it is unusable, only the fragment's size."""
+        """Return a fragment's metadata; if it is unusable, return only the fragment's size."""
         place = self._place_of(fragment.runner)
         try:
             return self._metas.open(blob, is_trusted=place is not None)
@@ -102,12 +102,12 @@ class ReportReader:
         Args:
             report: The newest report.
             sampled: Env steps of its new fragments.
-            accounting: The run's account; changed in place.
+            accounting: The run's account, which is changed in place.
         """
         total_dropped = Counter(report.report.dropped)
         dropped = total_dropped - self._dropped
         self._dropped = total_dropped
-        trained = report.report.num_kept_steps  # the others are dropped: "skipped"
+        trained = report.report.num_kept_steps  # the other steps are dropped as "skipped"
         lost = max(0, trained + dropped.total() - sampled - accounting.pending)
         self.num_env_steps_without_report += lost
         accounting.add(sampled=sampled + lost, trained=trained, dropped=dict(dropped))

@@ -1,4 +1,4 @@
-"""RunJournal: recovers the data of the previous run from the journal, and prunes it after checkpoints."""
+"""RunJournal: recovers the data of the previous run from the journal, and prunes the journal after checkpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ __all__ = ["RunJournal"]
 
 _log = logging.getLogger("rlzmq.driver")
 
-# Number of versions by which journal data may be older than the checkpoint: updates train data of their own version.
+# Number of versions by which journal data may be older than the checkpoint, since updates train data of their own
+# version.
 _MAX_LAG = 0
 
 
@@ -23,8 +24,8 @@ class RunJournal:
         broker: The BrokerKeeper, whose current broker writes the journal.
 
     Attributes:
-        is_due: Whether it was not restored yet.
-        num_failures: Number of brokers' failures to write it.
+        is_due: Whether it has not been restored yet.
+        num_failures: How often brokers failed to write it.
     """
 
     def __init__(self, broker: BrokerKeeper) -> None:
@@ -40,7 +41,7 @@ class RunJournal:
             next_update: The checkpoint's weights version; -1: the run starts from scratch.
 
         Returns:
-            Runners whose fragments are recovered: if they continued from the checkpoint, they would sample those again.
+            Runners whose fragments are recovered. If they continued from the checkpoint, they would sample these again.
         """
         if not self.is_due:
             return []
@@ -49,7 +50,7 @@ class RunJournal:
         return names
 
     async def recall(self, generation: int) -> None:
-        """Send the broker what `read` found, in the lineage that has just begun."""
+        """Send the result of `read` to the broker, in the lineage that has just begun."""
         counts = await self._broker.handle.recall(generation, *self._terms)
         self.is_due = False
         if counts:
@@ -57,7 +58,7 @@ class RunJournal:
             _log.warning("env steps in the journal of the previous run: %s", text)
 
     async def note_checkpoint(self, next_update: int) -> None:
-        """Note that a checkpoint holds all updates below this one."""
-        # If this is lost, a new broker only keeps more than necessary.
+        """Record that a checkpoint contains all updates below this one."""
+        # If this message is lost, a new broker only keeps more than necessary.
         with contextlib.suppress(PeerLostError):
             await self._broker.handle.checkpoint_covers(next_update)

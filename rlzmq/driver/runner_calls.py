@@ -1,4 +1,4 @@
-"""RunnerCalls: functions called on every env runner of a group, directly or in the background."""
+"""RunnerCalls: calls functions on every env runner of a group, directly or in the background."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RunnerFunction = Callable[..., Any] | str
 
 
 class RunnerCalls:
-    """The function calls of AsyncEnvRunnerGroup; runners are numbered from 1, as in RLlib."""
+    """The function calls of AsyncEnvRunnerGroup. Runners are numbered from 1, as in RLlib."""
 
     handles: list[Any]
     local_env_runner: Any
@@ -26,7 +26,7 @@ class RunnerCalls:
 
     def __init__(self) -> None:
         self._in_background: dict[tuple[str | None, int], asyncio.Task[Any]] = {}
-        self._env_configs: dict[int, dict[str, Any]] = {}  # by place, if a function changed it
+        self._env_configs: dict[int, dict[str, Any]] = {}  # by place, if a function has changed it
 
     # -- number of runners ----------------------------------------------------------------------
 
@@ -54,19 +54,19 @@ class RunnerCalls:
     ) -> list[Any]:
         """Call ``func(env_runner)`` in every runner's process; return the results in runner order.
 
-        If a runner dies meanwhile, the call is repeated on its replacement.
+        If a runner dies during the call, the call is repeated on its replacement.
 
         Args:
-            func: Pickled by value for local processes; its result must be plain values, arrays or episodes. Or the name
-                of a method, or a list of either with one item per runner.
-            kwargs: Further arguments.
+            func: A function, pickled by value for local processes; its result must be plain values, arrays or
+                episodes. Or the name of a method, or a list of either with one item per runner.
+            kwargs: Additional arguments.
             local_env_runner: Whether to also call the runner in this process, if there is one.
-            remote_worker_ids: Only these runner processes, numbered from 1; None: all.
-            timeout_seconds: Results that take longer are left out, with a warning; None: no limit. 0: make the calls
-                without waiting for results.
+            remote_worker_ids: Numbers of the runner processes to call, from 1; None: all.
+            timeout_seconds: Results that take longer are left out, with a warning; None: no limit; 0: do not wait for
+                results.
 
         Raises:
-            Exception: What `func` raised.
+            Exception: An error raised by `func`.
         """
         options = dict(kwargs or {})
         if self.local_env_runner is not None:
@@ -102,7 +102,7 @@ class RunnerCalls:
         return [task.result() for task in tasks if task.done()]
 
     def _forget(self, done: asyncio.Task[Any]) -> None:
-        """Discard the result of a call that has ended without a waiter."""
+        """Discard the result of a call that ended without a waiter."""
         self._in_background = {key: task for key, task in self._in_background.items() if task is not done}
         if not done.cancelled() and done.exception() is not None:
             _log.warning("foreach_env_runner: a late call failed: %s", done.exception())
@@ -115,14 +115,14 @@ class RunnerCalls:
         kwargs: Mapping[str, Any] | None = None,
         remote_worker_ids: Collection[int] | None = None,
     ) -> int:
-        """Start calls of ``func(env_runner)`` in all runner processes; `fetch_ready_async_reqs` returns the results.
+        """Start calls of ``func(env_runner)`` in all runner processes. `fetch_ready_async_reqs` returns the results.
 
         Args:
             func, kwargs, remote_worker_ids: See `foreach_env_runner`.
             tag: A name for these calls. Each runner has at most one pending call per tag.
 
         Returns:
-            Number of calls started: one for each runner whose last result for this tag has been fetched.
+            Number of calls started: one per runner whose last result for this tag has been fetched.
         """
         numbers = self._chosen(remote_worker_ids)
         begun = 0
@@ -140,14 +140,14 @@ class RunnerCalls:
         tags: str | Collection[str | None] | None = None,
         timeout_seconds: float | None = 0.0,
     ) -> list[tuple[int, Any]]:
-        """Return results of calls started by `foreach_env_runner_async`: (runner's number, result).
+        """Return results of calls from `foreach_env_runner_async`, as (runner's number, result).
 
         Args:
-            tags: Only results with this tag, or one of these; None: all.
+            tags: The tag, or tags, of the results to return; None: all.
             timeout_seconds: Time to wait for the first result if none is ready; None: no limit.
 
         Raises:
-            Exception: A function raised.
+            Exception: A function raised an error.
         """
         wanted = [tags] if isinstance(tags, str) else tags
         mine = {
@@ -194,7 +194,7 @@ class RunnerCalls:
         return result
 
     async def _give_env_config(self, index: int, handle: Any) -> None:
-        """Give a replacement the env config of its predecessor, which a function may have changed (a curriculum)."""
+        """Give a replacement its predecessor's env config, which a function may have changed (a curriculum)."""
 
         def make_again(role: Any, env_config: dict[str, Any]) -> None:
             role.env_runner.config.environment(env_config=env_config)
@@ -211,7 +211,7 @@ def _call(env_runner: Any, function: RunnerFunction, kwargs: Mapping[str, Any]) 
 
 
 def _call_and_compare(env_runner: Any, function: RunnerFunction, kwargs: Mapping[str, Any]) -> Any:
-    """Return (result, the runner's env config if the function changed it, else None)."""
+    """Return (result, the runner's env config if the function has changed it, else None)."""
     before = dict(getattr(env_runner.config, "env_config", None) or {})
     result = _call(env_runner, function, kwargs)
     after = dict(getattr(env_runner.config, "env_config", None) or {})

@@ -33,7 +33,7 @@ _log = logging.getLogger("rlzmq.driver")
 
 _MAX_DELAY_S = 30.0
 _MAX_BAD_FRAGMENTS = 3
-# A runner that never worked does not get the whole budget: its machine or env is broken.
+# A runner that never worked does not get the whole budget, since its machine or env is broken.
 _MAX_FAILURES_BEFORE_ANY_WORK = 5
 
 
@@ -54,7 +54,7 @@ class _Place:
 
 
 class RunnerSupervisor(Supervisor):
-    """Replaces runner processes, whatever ended them.
+    """Replaces runner processes after any kind of end.
 
     Args:
         config: Source of the fault-tolerance settings.
@@ -62,10 +62,10 @@ class RunnerSupervisor(Supervisor):
         handles: An empty list, filled with the current runners by place.
 
     Attributes:
-        prepare: ``await prepare(index, handle, incarnation)`` functions, awaited in order before a new runner is used,
-            e.g. to load weights.
-        recreated: Indices of places replaced since the last `take_recreated`.
-        downtimes_s: Per replacement, seconds from noticing the death to the new runner's readiness.
+        prepare: ``await prepare(index, handle, incarnation)`` functions, awaited in order before a new runner is
+            used, e.g. to load weights.
+        recreated: Indices of the places replaced since the last `take_recreated`.
+        downtimes_s: For each replacement, seconds from noticing the death to the new runner's readiness.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class RunnerSupervisor(Supervisor):
         Raises:
             PeerLostError: One of them died in each of several attempts.
             DeadlineError: One of them did not start in time.
-            Exception: A constructor raised.
+            Exception: A constructor raised an error.
         """
         self._places = places = await all_started(map(self._start_first, range(num_runners)))
         self._handles[:] = [place.handle for place in places]
@@ -120,10 +120,11 @@ class RunnerSupervisor(Supervisor):
         return place
 
     async def prepare_all(self, prepare: Callable[[int, Any, int], Awaitable[None]]) -> None:
-        """Prepare the existing runners, and from now on each new one.
+        """Prepare the existing runners, and from then on each new one.
 
         Raises:
-            Exception: `prepare` raised, other than for the end of a runner, whose replacement is prepared too.
+            Exception: `prepare` raised an error for another reason than the end of a runner, whose replacement is
+                prepared, too.
         """
         self.prepare.append(prepare)
         await asyncio.gather(*(self._prepare(place, prepare) for place in self._places))
@@ -151,20 +152,20 @@ class RunnerSupervisor(Supervisor):
         return self._places[index].machine.incarnation
 
     def take_recreated(self) -> list[int]:
-        """Return the places replaced since the last take."""
+        """Return the places replaced since the last call."""
         taken, self.recreated = self.recreated, []
         return taken
 
     # -- use ------------------------------------------------------------------------------------
 
     async def call(self, index: int, call: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Await ``call(handle)`` for a place; repeat it on the replacement if the runner dies meanwhile.
+        """Await ``call(handle)`` for a place. Repeat it on the replacement if the runner dies during the call.
 
         Returns:
             The result; None if the place was given up (``ignore_env_runner_failures``).
 
         Raises:
-            Exception: The call raised, or the place must not be replaced.
+            Exception: The call raised an error, or the place may not be replaced.
         """
         place = self._places[index]
         while True:
@@ -188,7 +189,7 @@ class RunnerSupervisor(Supervisor):
         await self.suspect(index, event, "it does not answer")
 
     def worked(self, index: int) -> None:
-        """Reset the failure count, after the runner delivered useful work."""
+        """Reset the failure count, after the runner has delivered useful work."""
         place = self._places[index]
         if place.up.is_set() and not place.is_given_up:
             place.machine.worked()
@@ -196,7 +197,7 @@ class RunnerSupervisor(Supervisor):
             place.has_worked = True
 
     def blame(self, index: int, why: str) -> None:
-        """Count an unusable fragment of this runner; after several, restart it with new envs."""
+        """Count an unusable fragment of this runner. After several, restart it with new envs."""
         place = self._places[index]
         if place.killed_for is not None:
             return  # it is already being replaced
@@ -208,12 +209,12 @@ class RunnerSupervisor(Supervisor):
             place.handle.kill()
 
     async def suspect(self, index: int, event: str, why: str) -> None:
-        """Handle the broker's notice that it misses this runner: replace it if it hangs or is stopped.
+        """Handle the broker's notice that it misses this runner. Replace the runner if it hangs or is stopped.
 
         Args:
             index: The runner's place.
             event: "hung": it answers but never registers; "silent": it was at work and does not answer; "lost":
-                nothing is known.
+                unknown.
             why: Description.
         """
         place = self._places[index]
@@ -249,7 +250,7 @@ class RunnerSupervisor(Supervisor):
             self.downtimes_s.append(time.monotonic() - noticed_at)
 
     def _decide(self, place: _Place, error: BaseException) -> float | None:
-        """Return seconds until the restart; None: no restart."""
+        """Return the number of seconds until the restart; None: no restart."""
         config = self._config
         place.first_failure = place.first_failure or error
         decision = place.machine.failed(time.monotonic())
@@ -270,7 +271,7 @@ class RunnerSupervisor(Supervisor):
             text = "%s The run continues without it (%s)."
             _log.warning(text, first_line(error), reason, extra={"error": error})
             place.is_given_up = True
-            place.up.set()  # wake its waiters: it is given up
+            place.up.set()  # wake its waiters, since the place is given up
             return None
         first = place.first_failure
         first.add_note(f"{self._what} {place.index} is not restarted: {reason}.")

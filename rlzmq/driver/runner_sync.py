@@ -1,6 +1,6 @@
 """RunnerSync: explicit synchronization of the weights and connector states of a group's env runners.
 
-A run does this by itself; custom training steps and standalone groups call these methods.
+A run does this by itself. Custom training steps and standalone groups call these methods.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class RunnerSync:
 
     Attributes:
         learner_group: The learners of the run; None for a standalone group.
-        sync_with_run: Sends their weights to all runners.
-        connector_sync: Merges connector states; the run's, or made on first use.
+        sync_with_run: Sends the learners' weights to all runners.
+        connector_sync: Merges connector states. It is the run's, or created on first use.
     """
 
     config: BaseConfig
@@ -47,18 +47,18 @@ class RunnerSync:
         """Send weights to all runners and wait until they have loaded them.
 
         Args:
-            policies: Only the weights of these modules; None: all.
+            policies: Ids of the modules whose weights are sent; None: all.
             from_worker_or_learner_group: A LearnerGroup, a Learner or an EnvRunner; None: the run's learners.
-            inference_only, timeout_seconds: Accepted for RLlib compatibility: runners only get inference weights,
-                and the call returns when all have loaded them.
+            inference_only, timeout_seconds: Accepted for RLlib compatibility: runners only get inference weights, and
+                the call returns when all have loaded them.
 
         Raises:
-            ValueError: The group has no run, and no source was given.
+            ValueError: The group has no run, and no source is given.
             KeyError: There is no such module.
         """
         source = self.learner_group if from_worker_or_learner_group is None else from_worker_or_learner_group
         if source is None:
-            raise ValueError("sync_weights: this group belongs to no run: give from_worker_or_learner_group.")
+            raise ValueError("sync_weights: this group belongs to no run: set from_worker_or_learner_group.")
         is_run = source is self.learner_group and self.sync_with_run is not None
         if is_run and (policies is None or set(source.module_spec.rl_module_specs) <= set(policies)):
             assert self.sync_with_run is not None
@@ -72,14 +72,14 @@ class RunnerSync:
         chosen = modules if policies is None else {module_id: modules[module_id] for module_id in policies}
         await self.set_module_states(
             {"rl_module": chosen, "weights_seq_no": 0}
-        )  # 0: load them even if they are older
+        )  # version 0: load them even if they are older
 
     async def set_module_states(self, state: Mapping[str, Any]) -> None:
         """Load these weights on every runner.
 
         Args:
-            state: ``{"rl_module": {module id: {name: array}}, "weights_seq_no": version}``; modules that a runner does
-                not have are ignored.
+            state: ``{"rl_module": {module id: {name: array}}, "weights_seq_no": version}``. Modules that a runner
+                lacks are ignored.
         """
         if self.local_env_runner is not None:
             self.local_env_runner.set_state(state)
@@ -95,7 +95,7 @@ class RunnerSync:
         """Merge the runners' connector states and send the result to all.
 
         Args:
-            config: Accepted for RLlib compatibility: ``merge_env_runner_states`` of the group's config applies.
+            config: Accepted for RLlib compatibility; ``merge_env_runner_states`` of the group's config applies.
             env_steps_sampled: Lifetime env steps of all runners, for exploration schedules.
             rl_module_state: Weights, see `set_module_states`.
         """

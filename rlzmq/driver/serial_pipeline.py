@@ -1,9 +1,9 @@
-"""SerialPipeline: updates in one process; the runner samples and the learner trains in turn.
+"""SerialPipeline: updates in one process, in which the runner samples and the learner trains in turn.
 
     runner.sample_lease ──fragments──► exact batch ──► learner.update ──weights v+1──► runner
 
-Leases are planned by the same function as the broker's, fragments are cut by the same rule, and connector states
-are merged at the same point, so a run with one runner and one learner process trains on the same numbers.
+The broker's function also plans these leases, fragments are cut by the same rule, and connector states are merged at
+the same point. A run with one runner and one learner process therefore trains on the same numbers.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SerialPipeline:
         )
         trained = time.perf_counter()
         num_kept = num_steps if self._learner.was_trained else 0
-        # Steps from a buffer were counted as trained before.
+        # Steps from a buffer were already counted as trained.
         num_kept -= sum(item.num_steps for item in self._learner.left_out if num_kept or not item.is_fresh)
         self.accounting.add(trained=num_kept, dropped={"skipped": num_steps - num_kept})
         self.accounting.note_sources([results])
@@ -82,7 +82,7 @@ class SerialPipeline:
         )
 
     async def settle(self) -> list[UpdateResult]:
-        """Return []: every update is over when `run_update` returns."""
+        """Return [], since every update is complete when `run_update` returns."""
         return []
 
     def _sample(self) -> tuple[list[Any], list[dict[str, Any]]]:
@@ -109,7 +109,7 @@ class SerialPipeline:
         return batches, metas
 
     def push_weights(self) -> None:
-        """Give the runner, if there is one, the learner's current weights and version."""
+        """Load the learner's current weights and version into the runner, if there is one."""
         if self._runner is None:
             return
         self._runner.copy_weights(
@@ -117,21 +117,21 @@ class SerialPipeline:
         )
 
     async def read_journal(self, next_update: int) -> list[str]:
-        """Return []: nothing is sampled ahead of its training."""
+        """Return [], since nothing is sampled ahead of training."""
         return []
 
     async def note_checkpoint(self, next_update: int) -> None:
-        """Do nothing: no data is kept for checkpoints."""
+        """Do nothing, since no data is kept for checkpoints."""
 
     def tell_bottleneck(self, text: str) -> None:
-        """Do nothing: a serial run has no observers."""
+        """Do nothing, since a serial run has no observers."""
 
     def fault_tolerance(self) -> dict[str, int]:
-        """Return {}: no process can die alone."""
+        """Return {}, since no process can die alone."""
         return {}
 
     async def pause(self) -> None:
-        """Do nothing: no work runs between two updates."""
+        """Do nothing, since no work runs between two updates."""
 
     async def restart(self) -> None:
         """Continue from the state that was loaded into the learner."""
@@ -141,5 +141,5 @@ class SerialPipeline:
         self._runner.set_connector_state(self._connectors.get_state())
 
     async def stop(self) -> None:
-        """Account for steps that were sampled and never trained."""
+        """Account for steps that were sampled but never trained."""
         self.accounting.drop_pending("stopped")

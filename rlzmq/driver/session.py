@@ -32,10 +32,10 @@ _REPLAY = "learner_group/replay-"
 
 
 class Session:
-    """Starts and stops everything that a run needs; an Algorithm only plans and reports.
+    """Starts and stops everything that a run needs. An Algorithm only plans and reports.
 
     Args:
-        config: Frozen.
+        config: The frozen config.
 
     Attributes:
         system: The ActorSystem; None if everything is in this process.
@@ -105,7 +105,7 @@ class Session:
         await self._pipeline.start()
 
     async def _open_door(self) -> Any:
-        """Create keys for remote peers and listen for learners; return the listener, None without remote peers."""
+        """Create keys for external peers and return the listener for learners; None without external peers."""
         if self.config.listen is None:
             return None
         keys = JoinKeys.generate()
@@ -145,7 +145,7 @@ class Session:
         """Send the learners' weights and the merged connector state to all runners."""
         self._num_changes += 1
         snapshot, version = await self.get_inference_weights()
-        if self.learner_group.handles:  # the broker's data in transit is older
+        if self.learner_group.handles:  # the data in transit at the broker is older
             self.learner_group.generation += 1
         await self.env_runner_group.set_weights(
             snapshot, version, self.learner_group.generation, self.accounting.sampled
@@ -161,7 +161,7 @@ class Session:
         configs: ModuleConfigs,
         change: Callable[[Any], Any],
     ) -> None:
-        """Add or remove modules between two updates; all peers continue with the learners' weights.
+        """Add or remove modules between two updates. All peers continue with the learners' weights.
 
         Args:
             configs: The configs with the new modules.
@@ -204,16 +204,16 @@ class Session:
         return modules[module_id]
 
     def take_sampled_metas(self) -> list[list[dict[str, Any]]]:
-        """Return the metadata of `env_runner_group.sample` calls since the last take, and count it as sampled."""
+        """Return the metadata of `env_runner_group.sample` calls since the last call, and count it as sampled."""
         taken: list[list[dict[str, Any]]] = self.env_runner_group.take_sampled_metas()
         for metas in taken:
             self.accounting.add(sampled=sum(int(meta.get("num_env_steps", 0)) for meta in metas))
         return taken
 
     def take_learner_results(self) -> list[tuple[list[dict[str, Any]], int]]:
-        """Return the results of `learner_group.update` calls since the last take, and count them as trained.
+        """Return the results of `learner_group.update` calls since the last call, and count them as trained.
 
-        Steps that were trained before (from a replay buffer) are not counted twice.
+        Steps that have been trained before (from a replay buffer) are not counted twice.
         """
         taken: list[tuple[list[dict[str, Any]], int]] = self.learner_group.take_results()
         for _, num_steps in taken:
@@ -221,11 +221,11 @@ class Session:
         return taken
 
     def tell_bottleneck(self, text: str) -> None:
-        """Show observers what limits the run."""
+        """Send the text on what limits the run to observers."""
         self._pipeline.tell_bottleneck(text)
 
     def fault_tolerance(self) -> dict[str, Any]:
-        """Return the result's ``fault_tolerance`` under RLlib's keys, and the same for learners and the broker."""
+        """Return the result's ``fault_tolerance``: RLlib's keys, and additional ones for learners and the broker."""
         group = self.env_runner_group
         return {
             "num_healthy_workers": group.num_healthy_remote_env_runners()
@@ -237,15 +237,17 @@ class Session:
         }
 
     def take_recreated_runners(self) -> list[int]:
-        """Return 1-based indices of the runners replaced since the last take."""
+        """Return the 1-based indices of the runners replaced since the last call."""
         supervisor = self.env_runner_group.supervisor
         return [index + 1 for index in supervisor.take_recreated()] if supervisor is not None else []
 
     # -- checkpoints ----------------------------------------------------------------------------
 
     async def get_state(self, *, with_runners: bool = True, with_replay: bool = True) -> dict[str, Any]:
-        """Return a checkpoint's components: learner, connectors, accounting, and each runner's sampling state; with
-        ``checkpoint_replay`` each rank's batch source, too."""
+        """Return a checkpoint's components: learner, connectors, accounting, and each runner's sampling state.
+
+        With ``checkpoint_replay``, each rank's batch source is included.
+        """
         runners = await self.env_runner_group.get_sampling_states() if with_runners else {}
         with_replay = with_replay and self.config.checkpoint_replay
         sources = await self.learner_group.get_sources() if with_replay else []
@@ -258,7 +260,7 @@ class Session:
         }
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `get_state`'s components; runners get weights and connector states at once.
+        """Continue from the components of `get_state`. Runners get weights and connector states at once.
 
         Missing components keep their state.
         """
@@ -273,7 +275,8 @@ class Session:
         sources = [state[name] for name in names]
         with_sources = bool(sources) and await self.learner_group.set_sources(sources)
         if "env_runner" in state:
-            # In a whole run's state, missing states are empty; a single pipeline's state leaves the other as it is.
+            # In a whole run's state, missing states are empty. A single pipeline's state leaves the other one
+            # unchanged.
             kept = {} if "accounting" in state else self.get_connector_state()
             self._connectors.set_state({**kept, **state["env_runner"]})
         recalled: list[str] = []
@@ -287,7 +290,7 @@ class Session:
                 )
             if learner is not None:
                 recalled = await self._pipeline.read_journal(learner["weights_seq_no"])
-        # A runner whose fragments are recovered would sample them again from its old state: it starts from scratch.
+        # A runner whose fragments are recovered would sample them again from its old state, so it starts from scratch.
         left_out = {f"{_RUNNERS}{name}" for name in recalled}
         await self.env_runner_group.set_sampling_states(
             {
@@ -299,7 +302,7 @@ class Session:
         await self._restart()
 
     async def note_checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Note that this state, from which a run can be resumed, is on disk."""
+        """Record that this state, from which a run can be resumed, is on disk."""
         await self._pipeline.note_checkpoint(int(state[_LEARNER]["weights_seq_no"]))
 
     async def stop(self) -> None:

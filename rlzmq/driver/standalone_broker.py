@@ -14,19 +14,19 @@ from rlzmq.wire.messages import Config, ConfigRequest, Refused
 
 __all__ = ["FoundBroker"]
 
-_WAIT_S = 30.0  # it may still be starting
+_WAIT_S = 30.0  # the broker may still be starting
 
 
 class FoundBroker(Supervisor):
-    """Replacement of `BrokerKeeper` for a broker that was started, and is restarted, by someone else.
+    """Counterpart of `BrokerKeeper` for a broker that someone else has started, and restarts.
 
     Args:
-        path: Its ``*.driver.toml``; the runners' and learners' files are next to it.
+        path: Its ``*.driver.toml``. The files of runners and learners are next to it.
 
     Attributes:
         addresses, failed, num_restarts, handle: See `BrokerKeeper`.
         run_id: The broker's run id.
-        epoch: Epoch of this driver, above that of earlier ones. Milliseconds of wall time, unless it was set back.
+        epoch: Epoch of this driver, above those of earlier ones. Milliseconds of wall time, unless that was set back.
 
     Raises:
         ConfigurationError: A file is missing, readable by others, or for another role.
@@ -60,11 +60,11 @@ class FoundBroker(Supervisor):
         return join.server_public_key, join.client_secret_key
 
     async def start(self) -> None:
-        """Check that the broker runs and accepts the driver's key, without disturbing peers that it serves.
+        """Check that the broker runs and accepts the driver's key, without disturbing the peers that it serves.
 
         Raises:
-            PeerLostError: There is no answer within half a minute, or another version answers.
-            AuthenticationError: It has other keys: the files are from an earlier broker.
+            PeerLostError: There is no answer within half a minute, or the broker has another version.
+            AuthenticationError: The broker has other keys: the files are from an earlier broker.
         """
         join = self._joins["driver"]
         async with Conversation(join.addresses["data"], join) as conversation:
@@ -77,4 +77,4 @@ class FoundBroker(Supervisor):
         self.epoch = max(before + 1, int(time.time() * 1000))
 
     def worked(self) -> None:
-        """Do nothing: the broker is not supervised here."""
+        """Do nothing, since the broker is not supervised here."""

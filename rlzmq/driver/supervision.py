@@ -1,4 +1,4 @@
-"""Supervisor: starts, restarts and attends the run's processes, whatever their role.
+"""Supervisor: starts, restarts and attends the run's processes of any role.
 
 | consumes                     | produces                  | waits for       | unblocked by                        |
 |------------------------------|---------------------------|-----------------|-------------------------------------|
@@ -6,7 +6,7 @@
 | a process's end              | a new one, or the run's end | the back-off  | time                                |
 | a call to a process          | its answer                | the answer      | its end, SIGSTOP seen, a late beat  |
 
-The roles differ in what they decide: `RunnerSupervisor` restarts a runner at its place, `LearnerSupervisor` forms a
+The roles differ in their decisions: `RunnerSupervisor` restarts a runner at its place, `LearnerSupervisor` forms a
 group of the survivors and lets replacements join it, `BrokerKeeper` restarts the broker on the same addresses.
 """
 
@@ -30,16 +30,16 @@ T = TypeVar("T")
 
 _log = logging.getLogger("rlzmq.driver")
 
-# If a call is not answered within this time, and each time it passes again, the process is checked.
+# If a call is not answered within this time, the process is checked, and again after each further period.
 _LOOK_S = 1.0
 _MAX_FIRST_STARTS = 6
 
 
 class Supervisor:
-    """Base of the supervisors: their tasks, and the failure that ends the run.
+    """Base class of the supervisors: their tasks, and the failure that ends the run.
 
     Attributes:
-        failed: Has an exception once the run cannot continue.
+        failed: A future with an exception once the run cannot continue.
         num_restarts: Number of restarts of this role's processes.
     """
 
@@ -69,7 +69,7 @@ class Supervisor:
             self.failed.result()
 
     async def stop(self) -> None:
-        """Stop the supervision; the processes stay alive."""
+        """Stop the supervision. The processes stay alive."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -87,12 +87,13 @@ async def restarted(
     decide: Callable[[BaseException], float | None],
     error: BaseException | None = None,
 ) -> T | None:
-    """Start a process until it has started.
+    """Start a process, repeatedly if needed, until it has started.
 
     Args:
         start: Starts it, and makes it ready for work.
-        decide: Returns the seconds until the next start after an error; None: no further start. May raise.
-        error: The error with which the process ended; None: it is started for the first time.
+        decide: Returns the number of seconds until the next start after an error; None: no further start. May raise
+            an error.
+        error: The error with which the process ended; None: the process is started for the first time.
 
     Returns:
         The result of `start`; None if there is no further start.
@@ -114,7 +115,7 @@ async def restarted(
 async def start_first(
     spawn: Callable[[int], Awaitable[Any]], machine: Supervision, name: str, *, is_replaced: bool
 ) -> Any:
-    """Start a process for the first time; repeat it if the process is killed or stopped meanwhile.
+    """Start a process for the first time. Repeat it if the process is killed or stopped during the start.
 
     Args:
         spawn: ``await spawn(incarnation)`` starts the process and returns its handle.
@@ -123,8 +124,8 @@ async def start_first(
         is_replaced: Whether the process may be replaced at all.
 
     Raises:
-        PeerLostError: It ended in each of several attempts: the first of these errors.
-        Exception: Its constructor raised, or it hangs: another attempt would end likewise.
+        PeerLostError: It ended in each of several attempts; this is the first of these errors.
+        Exception: Its constructor raised an error, or it hangs; another attempt would end in the same way.
     """
     failures: list[BaseException] = []
 
@@ -144,7 +145,7 @@ async def start_first(
 
 
 async def all_started(starts: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Await all starts concurrently; the first error cancels the others."""
+    """Await all starts concurrently. The first error cancels the others."""
     try:
         async with asyncio.TaskGroup() as tasks:
             started = [tasks.create_task(start) for start in starts]
@@ -154,7 +155,7 @@ async def all_started(starts: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def spawn_within(timeout_s: float, setting: str, spawn: Awaitable[Any]) -> Any:
-    """Await a spawn with this deadline; on timeout, raise an error that names the setting.
+    """Await a spawn with this deadline. On timeout, raise an error that names the setting.
 
     Args:
         timeout_s: The spawn's deadline, for the message.
@@ -162,7 +163,7 @@ async def spawn_within(timeout_s: float, setting: str, spawn: Awaitable[Any]) ->
         spawn: A spawn of `ActorSystem` with this deadline.
 
     Raises:
-        DeadlineError: It took longer.
+        DeadlineError: The spawn took longer.
     """
     try:
         return await spawn
@@ -176,16 +177,16 @@ async def spawn_within(timeout_s: float, setting: str, spawn: Awaitable[Any]) ->
 async def attended(
     handle: Any, work: Awaitable[T], end_if_hanging: Callable[[], Awaitable[Any]] | None = None
 ) -> T:
-    """Await answers of processes; those that hang meanwhile are killed, which ends the wait.
+    """Await answers of processes. Those that hang are killed, which ends the wait.
 
     Args:
         handle: The process, which is killed if it is stopped or its event loop is blocked.
         work: Calls of this process.
-        end_if_hanging: Decides instead what hangs; called each time that a second passes without an answer.
+        end_if_hanging: Decides instead what hangs. It is called each time a second passes without an answer.
 
     Raises:
-        PeerLostError: The process ended, killed for hanging or otherwise.
-        Exception: The call raised.
+        PeerLostError: The process ended, killed for hanging or for another reason.
+        Exception: The call raised an error.
     """
     answer = asyncio.ensure_future(work)
     try:

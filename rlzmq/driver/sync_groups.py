@@ -38,7 +38,7 @@ class LearnerGroup(_OwnProcesses, Synchronous[AsyncLearnerGroup], Checkpointable
     """Synchronous interface to AsyncLearnerGroup.
 
     Args:
-        config: With ``num_learners=0`` the group is one local learner.
+        config: The config. With ``num_learners=0`` the group is one local learner.
         module_spec: The MultiRLModuleSpec with its spaces.
     """
 
@@ -73,7 +73,7 @@ class EnvRunnerGroup(_OwnProcesses, Synchronous[AsyncEnvRunnerGroup]):
     """Synchronous interface to AsyncEnvRunnerGroup.
 
     Args:
-        config: With ``num_env_runners=0`` the group is one local runner.
+        config: The config. With ``num_env_runners=0`` the group is one local runner.
 
     Example::
 
@@ -124,7 +124,7 @@ class EnvRunnerGroup(_OwnProcesses, Synchronous[AsyncEnvRunnerGroup]):
 
 
 class _WithState:
-    """A state that was already fetched, with the interface of its source."""
+    """A state that has been fetched, with the interface of its source."""
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         self._state = state
@@ -144,20 +144,20 @@ def synchronous_parallel_sample(
     _uses_new_env_runners: bool = True,
     _return_metrics: bool = False,
 ) -> Any:
-    """Have every runner sample fragments, in rounds, until there are enough steps (RLlib's function).
+    """Make every runner sample fragments, in rounds, until there are enough steps (RLlib's function).
 
-    A round waits for its slowest runner; ``env_runner_group.sample(num_timesteps=…)`` divides the steps instead.
+    A round waits for its slowest runner. ``env_runner_group.sample(num_timesteps=…)`` divides the steps instead.
 
     Args:
         worker_set: An EnvRunnerGroup.
         max_agent_steps: Stop at this number of agent steps.
-        max_env_steps: Stop at this number of env steps. With neither limit, make one round.
-        concat: Return one flat list of episodes; False: a list per sample.
+        max_env_steps: Stop at this number of env steps. Without both limits, make one round.
+        concat: Whether to return one flat list of episodes instead of a list per sample.
         sample_timeout_s: Runners whose samples take longer are left out of a round; None: no limit.
-        random_actions: Sample without the module.
+        random_actions: Whether to sample without the module.
         _uses_new_env_runners: Must be True.
-        _return_metrics: Also return the results of the runners' `get_metrics`, for
-            ``metrics.aggregate(…, key="env_runners")``.
+        _return_metrics: Whether to also return the results of the runners' `get_metrics`, for ``metrics.aggregate(…,
+            key="env_runners")``.
 
     Returns:
         The episodes, or (episodes, metrics).
@@ -166,7 +166,7 @@ def synchronous_parallel_sample(
         ValueError: Both limits are given.
     """
     if max_agent_steps is not None and max_env_steps is not None:
-        raise ValueError("synchronous_parallel_sample: give max_agent_steps or max_env_steps, not both.")
+        raise ValueError("synchronous_parallel_sample: set max_agent_steps or max_env_steps, not both.")
     options = {"random_actions": True} if random_actions else {}
 
     def sample(env_runner: Any) -> Any:

@@ -1,7 +1,7 @@
 """Synchronous interfaces of asynchronous classes.
 
-Their coroutines run on the caller's own stack if nothing waits, else on an event loop's thread. A class lists what it
-takes over, with signature and docstring::
+Their coroutines run on the caller's stack if nothing waits, otherwise on the thread of an event loop. A class lists the
+members that it forwards, with signature and docstring::
 
     class Algorithm(Synchronous[AsyncAlgorithm]):
         train = blocking(AsyncAlgorithm.train)
@@ -50,10 +50,10 @@ def has_broker(config: BaseConfig) -> bool:
 def drive(coroutine: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine that never waits, computed on the caller's stack.
 
-    A serial run thus needs no event loop, works inside a running one, and can be stepped through with a debugger.
+    A serial run therefore needs no event loop, works inside a running one, and can be stepped through with a debugger.
 
     Raises:
-        RuntimeError: The coroutine waited: it uses another process and needs a loop.
+        RuntimeError: The coroutine waited: it uses another process and needs an event loop.
     """
     try:
         with ShortTraceback(is_inner=True):
@@ -72,7 +72,7 @@ def runner_for(config: BaseConfig) -> Run:
 
 
 class Synchronous(Generic[A]):
-    """Base of the synchronous interfaces: holds the asynchronous object, and the function that runs its coroutines."""
+    """Base class of the synchronous interfaces: the asynchronous object, and the function that runs its coroutines."""
 
     _async: A
     _run: Run
@@ -103,7 +103,7 @@ def blocking(method: Callable[..., Any]) -> Callable[..., Any]:
         result = getattr(self._async, name)(*args, **kwargs)
         return self._run(result) if inspect.iscoroutine(result) else result
 
-    call.__code__ = call.__code__.replace(co_name=name)  # as tracebacks show it
+    call.__code__ = call.__code__.replace(co_name=name)  # the name in tracebacks
     return functools.wraps(method)(call)
 
 
@@ -112,7 +112,7 @@ class Forwarded(Generic[T]):
 
     Args:
         owner: The asynchronous class.
-        name: The attribute's name there.
+        name: The attribute's name in that class.
     """
 
     def __init__(self, owner: type, name: str) -> None:

@@ -17,13 +17,13 @@ class UpdateResult:
     """Results of one committed update.
 
     Attributes:
-        update_id: Counts from 0, +1 per update.
-        weights_version: The version that this update produced.
+        update_id: Id of the update, counted from 0.
+        weights_version: Version of the weights after the update.
         learner_results: ``{module id: {metric: value}}`` of each rank, in rank order.
         fragments: Metadata of the fragments that arrived for it (episode metrics, counts, …).
-        num_env_steps_trained: Env steps trained over all ranks; a replayed step counts each time.
+        num_env_steps_trained: Env steps trained over all ranks. A replayed step counts each time.
         timers: Seconds by stage: "sample", "learn", and "synch_weights" or "update".
-        policy_lag: Weights versions by which the newest and the oldest step lagged behind the update's version.
+        policy_lag: Lag of the newest and of the oldest step behind the update's version, in weights versions.
     """
 
     update_id: int
@@ -36,13 +36,13 @@ class UpdateResult:
 
 
 class Accounting:
-    """Account of all env steps of a run: each is trained, dropped for a counted reason, or pending.
+    """Account of all env steps of a run: each one is trained, dropped for a counted reason, or pending.
 
     ``sampled == trained + sum(dropped.values()) + pending`` holds after every call.
 
-    A step counts as *trained*, once, when the update that took it in is committed. If learners keep data (a replay
-    buffer), this means that it is in a rank's buffer, may be drawn any number of times, and may be evicted. When a rank
-    dies, the content of its buffer turns from trained into dropped: ``buffer_lost``.
+    A step counts as *trained*, once, when the update that received it is committed. If learners keep data (a replay
+    buffer), a trained step is in a rank's buffer, may be drawn any number of times, and may be evicted. When a rank
+    dies, the content of its buffer changes from trained to dropped: ``buffer_lost``.
     """
 
     def __init__(self) -> None:
@@ -50,26 +50,26 @@ class Accounting:
         self.trained: int = 0
         self.dropped: Counter[str] = Counter()
         self._in_sources: dict[str, int] = {}
-        self._added: dict[str, int] = {}  # per source
-        self._nowhere: int | None = 0  # taken in but not added to any source; None: not known yet
+        self._added: dict[str, int] = {}  # steps added per source
+        self._nowhere: int | None = 0  # steps received but not added to any source; None: not known yet
 
     @property
     def num_consumed(self) -> int:
-        """Env steps that updates took in, including those lost with a buffer; never decreases."""
+        """Number of env steps that updates received, including those lost with a buffer; never decreases."""
         return self.trained + self.dropped["buffer_lost"]
 
     @property
     def num_in_sources(self) -> int:
-        """Env steps in the ranks' batch sources."""
+        """Number of env steps in the ranks' batch sources."""
         return sum(self._in_sources.values())
 
     @property
     def pending(self) -> int:
-        """Env steps sampled and neither trained nor dropped so far."""
+        """Number of env steps sampled and neither trained nor dropped so far."""
         return self.sampled - self.trained - sum(self.dropped.values())
 
     def add(self, *, sampled: int = 0, trained: int = 0, dropped: dict[str, int] | None = None) -> None:
-        """Count more steps.
+        """Count additional steps.
 
         Raises:
             AssertionError: More steps were settled than sampled, which is a bug.
@@ -80,7 +80,7 @@ class Accounting:
         assert self.pending >= 0, f"settled more env steps than were sampled: {self.to_dict()}"
 
     def note_sources(self, learner_results: Sequence[Mapping[str, Any]]) -> None:
-        """Update the contents of the ranks' batch sources; the content of missing sources is lost.
+        """Update the contents of the ranks' batch sources. The content of missing sources is lost.
 
         Args:
             learner_results: Results of each rank; none for a rank that died with its results.
@@ -96,9 +96,9 @@ class Accounting:
         self._added |= {str(source["source_id"]): int(source["num_added"]) for source in sources}
         self._in_sources |= held
         if len(held) < max(int(source["num_ranks"]) for source in sources):
-            return  # another rank died with its results, but maybe not its source
+            return  # another rank died with its results, but perhaps not with its source
         self.lose_sources([source_id for source_id in self._in_sources if source_id not in held])
-        # Steps that a rank took in after its last report and lost when it died.
+        # Steps that a rank received after its last report and lost when it died.
         nowhere = self.num_consumed - sum(self._added.values())
         if self._nowhere is not None and nowhere > self._nowhere:
             self._lose(nowhere - self._nowhere)
@@ -133,14 +133,14 @@ class Accounting:
         return {**self.to_dict(), "in_sources": self.num_in_sources}
 
     def set_state(self, state: dict[str, Any], *, with_sources: bool = False) -> int:
-        """Load a state that `get_state` returned; its pending steps are dropped ("restored").
+        """Load a state from `get_state`. Its pending steps are dropped ("restored").
 
         Args:
             state: State from `get_state`.
-            with_sources: Whether the content of the sources is restored too; else it is lost.
+            with_sources: Whether the content of the sources is restored, too; otherwise it is lost.
 
         Returns:
-            Number of env steps that are lost with the sources.
+            Number of env steps lost with the sources.
         """
         self.sampled = int(state["sampled"])
         self.trained = int(state["trained"])

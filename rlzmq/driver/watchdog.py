@@ -1,4 +1,4 @@
-"""Watchdog: ends a run that makes no progress, with a report on what waits for what.
+"""Watchdog: ends a run that makes no progress, with a report on what each process waits for.
 
 | consumes                  | produces                                  | waits for | unblocked by |
 |---------------------------|-------------------------------------------|-----------|--------------|
@@ -31,7 +31,7 @@ class Watchdog:
 
     Args:
         progress: Returns the broker's newest PROGRESS; None before the first.
-        patience_s: Returns the time that the driver's own work (starting processes, forming the group) may take now.
+        patience_s: Returns the time that the driver's current work (starting processes, forming the group) may take.
         status: Returns the broker's status, for the report.
         handles: Returns all processes of the run, whose stacks are written.
         form_anew: Re-forms broker and learner group, once.
@@ -59,7 +59,7 @@ class Watchdog:
 
     @contextlib.asynccontextmanager
     async def update(self) -> Any:
-        """Watch for progress within the block, in which an update is awaited."""
+        """Watch for progress in the block, in which an update is awaited."""
         self._watch.begin(time.monotonic())
         task = asyncio.create_task(self._run(), name="watchdog")
         try:

@@ -37,7 +37,7 @@ class StepAccount:
         self.check()
 
     def accept(self, num_steps: int) -> None:
-        """Count steps that arrived as pending."""
+        """Count newly arrived steps as pending."""
         self.sampled += num_steps
         self.pending += num_steps
         self.check()
@@ -63,13 +63,13 @@ class StepAccount:
             self.check()
 
     def recover(self, num_steps: int) -> None:
-        """Count steps that were never pending here as trained: their update began under an earlier broker."""
+        """Count steps that were never pending here as trained, since their update began under an earlier broker."""
         self.sampled += num_steps
         self.trained += num_steps
         self.check()
 
     def retract(self, num_steps: int, reason: DropReason) -> None:
-        """Count trained steps as dropped: a learner removed them from its replay buffer."""
+        """Count trained steps as dropped, since a learner removed them from its replay buffer."""
         num_steps = min(num_steps, self.trained)
         if num_steps:
             self.trained -= num_steps
@@ -77,7 +77,7 @@ class StepAccount:
             self.check()
 
     def disown(self, num_steps: int) -> None:
-        """Remove pending steps that were already counted elsewhere: they were sent twice."""
+        """Remove pending steps that were already counted elsewhere, since they were sent twice."""
         self.sampled -= num_steps
         self.pending -= num_steps
         self.check()

@@ -1,7 +1,8 @@
-"""The driver's side of the protocol: updates opened in order, each reported exactly once.
+"""DriverCore: the driver's side of the protocol. Updates are opened in order, and each is reported exactly once.
 
-Guarantees: every opened update is reported once and in order, whatever is lost or restarted in
-between; a restarted broker gets the open updates, the newest connector state and the expected peers again.
+Guarantees: every opened update is reported once and in order, even if messages are lost or processes restarted in
+    between.
+A restarted broker receives the open updates, the newest connector state and the expected peers again.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ __all__ = ["DriverCore", "parse_report"]
 
 
 class DriverCore(PeerCore):
-    """The driver's state machine; its guarantees are in the module docstring.
+    """The driver's state machine. The module docstring states its guarantees.
 
     Args:
         run_id, name, uuid: See `messages.Hello`.
         incarnation: Higher than that of any earlier driver, e.g. milliseconds of wall time; 0: the broker decides.
         next_update: First update of this run: 0, or the one after the checkpoint.
-        trained, dropped: Env steps that the checkpoint has accounted for.
+        trained, dropped: Env steps accounted for in the checkpoint.
         config_digest, spaces_digest, package_version: Every other peer must have the same.
-        config: One opaque frame for runners that join by themselves; b"" for none.
+        config: One opaque frame for external runners; b"" for none.
 
     Attributes:
-        expected: (role, name) of the live runners and learners. The broker reports those that have not
-            registered with it as a Notice ("silent", later "hung").
+        expected: (role, name) of the live runners and learners. The broker reports those that have not registered
+            with it as a Notice ("silent", later "hung").
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class DriverCore(PeerCore):
         return [Send(b"", Resume())] if self.is_welcome else []
 
     def reset(self, generation: int, next_update: int) -> list[Instruction]:
-        """Continue from `next_update` after the learners restored a checkpoint; open updates are discarded."""
+        """Continue from `next_update` after the learners restored a checkpoint. Open updates are discarded."""
         self._open.clear()
         self._early.clear()
         self.next_report = self.next_update = next_update
@@ -153,9 +154,9 @@ class DriverCore(PeerCore):
 
     def _on_report(self, message: UpdateReport, payload: tuple[Buffer, ...]) -> list[Instruction]:
         if message.min_generation != self.min_generation:
-            return []  # from an abandoned lineage, or a broker that has not received the RESET yet
+            return []  # it is from an abandoned lineage, or from a broker that has not received the RESET yet
         if not self.is_welcome or message.broker_incarnation != self.broker_incarnation:
-            # Our HELLO named the first missing report: the new broker will send it.
+            # Our HELLO named the first missing report, so the new broker will send it.
             return []
         if message.update_id in self._open and message.update_id not in self._early:
             self._early[message.update_id] = parse_report(message, payload)
@@ -173,7 +174,7 @@ class DriverCore(PeerCore):
         return [*instructions, Send(b"", self._state())]
 
     def _catch_up(self, progress: Progress) -> list[Instruction]:
-        """Send again what the broker lacks according to its PROGRESS."""
+        """Repeat the messages that the broker lacks according to its PROGRESS."""
         if progress.min_generation < self.min_generation:
             return [Send(b"", Reset(self.min_generation, self.next_report))]
         instructions: list[Instruction] = []
@@ -187,8 +188,8 @@ class DriverCore(PeerCore):
         return instructions
 
     def _on_new_broker(self, now: float) -> list[Instruction]:
-        # HELLO asked for every report from `next_report` on. Keeping an early report of the previous broker
-        # would close an update that this broker still waits for.
+        # HELLO asked for every report from `next_report` on. Keeping an early report of the previous broker would
+        # close an update for which this broker still waits.
         self._early.clear()
         assert self.welcome is not None
         instructions: list[Instruction] = [Tell(self.welcome)]

@@ -1,7 +1,7 @@
-"""Events and instructions: the inputs and outputs of the protocol cores, as plain data.
+"""Events and instructions: inputs and outputs of the protocol cores, as plain data.
 
-A core performs no I/O: its role turns sockets, threads and timers into events, and instructions into
-sends and calls. Time is passed as ``now``, in seconds of a monotonic clock.
+A core performs no I/O. Its role converts sockets, threads and timers to events, and instructions to sends and calls.
+Time is passed as ``now``, in seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Received:
 
     Attributes:
         peer: Routing id on the broker's ROUTER; b"" on a DEALER.
-        origin: For a HELLO from another machine, the role of its key and its address; else "".
+        origin: For a HELLO from another machine, the role of its key and its address; otherwise "".
         frames: All frames of the message, as received; ``frames[1:]`` is the payload.
     """
 
@@ -71,13 +71,13 @@ class Received:
 
     @property
     def payload(self) -> tuple[Buffer, ...]:
-        """The frames behind the header."""
+        """The frames after the header."""
         return self.frames[1:]
 
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A message arrived and was refused by the codec, with its reason code and text."""
+    """A message arrived and was refused by the codec, with a reason code and text."""
 
     peer: bytes
     reason: str
@@ -93,7 +93,7 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True)
 class Overrun:
-    """A message was dropped: the peer does not read, and its send budget is exhausted."""
+    """A message was dropped, because the peer does not read and its send budget is exhausted."""
 
     peer: bytes
 
@@ -105,7 +105,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Stop taking work, deliver what is finished, then send GOODBYE."""
+    """Stop taking work, deliver finished work, then send GOODBYE."""
 
     reason: str = "leaving"
 
@@ -156,8 +156,8 @@ class FragmentSampled:
 
     Attributes:
         generation, weights_version: The oldest weights used.
-        batch, arrays: Result of ``EpisodeBatch.to_wire()``. The arrays are kept, not copied, until the
-            fragment is committed: never write to them again.
+        batch, arrays: Result of ``EpisodeBatch.to_wire()``. The arrays are kept, not copied, until the fragment is
+            committed: never write to them again.
         meta: Any packable value: metrics, connector delta.
         env_steps: Env steps of each environment, in order, if the lease asks for them.
     """
@@ -175,7 +175,7 @@ class FragmentSampled:
 
 @dataclass(frozen=True, slots=True)
 class LeaseFailed:
-    """The started lease could not be sampled; its steps are leased to another runner."""
+    """The started lease could not be sampled. Its steps are leased to another runner."""
 
     lease_id: int
     reason: str
@@ -186,13 +186,13 @@ class LeaseFailed:
 
 @dataclass(frozen=True, slots=True)
 class GroupFormed:
-    """The process group was formed (again): this rank's place and the state that all ranks share.
+    """The process group was formed (again), with this rank's place and the state that all ranks share.
 
     Attributes:
-        next_update: First update that this state has not trained; the same on all ranks.
-        memory: `LearnerCore.export_memory` of the rank whose state all ranks adopted, broadcast with the
-            state; b"" for a new run or after a checkpoint was restored.
-        begins_lineage: A checkpoint was restored instead of the previous generation's state; the driver
+        next_update: First update that this state has not trained; equal on all ranks.
+        memory: `LearnerCore.export_memory` of the rank whose state all ranks adopted, broadcast with the state; b""
+            for a new run or after a checkpoint was restored.
+        begins_lineage: Whether a checkpoint was restored instead of the previous generation's state. The driver then
             sends RESET with this generation to the broker.
     """
 
@@ -229,10 +229,10 @@ class UpdateTrained:
     """A RunUpdate ended: the group applied the update, or all ranks skipped it.
 
     Attributes:
-        num_trained_steps: Steps that went through the loss (replayed ones count once per use).
+        num_trained_steps: Number of steps that went through the loss (replayed ones count once per use).
         results: One `values.pack_blob` frame.
-        left_out: Steps that all ranks left out because they make the loss non-finite: of this update's
-            fragments, or of earlier fragments in a replay buffer.
+        left_out: Steps that all ranks left out because they make the loss non-finite: of this update's fragments, or
+            of earlier fragments in a replay buffer.
     """
 
     update_id: int
@@ -245,7 +245,7 @@ class UpdateTrained:
 
 @dataclass(frozen=True, slots=True)
 class NewWeights:
-    """Rank 0 took a snapshot of its weights: a sealed publication frame."""
+    """Rank 0 has taken a snapshot of its weights: a sealed publication frame."""
 
     generation: int
     version: int
@@ -261,7 +261,7 @@ class Send:
 
     Attributes:
         peer: Routing id on the broker's ROUTER; b"" on a DEALER.
-        whole: The encoded frames, if the message is encoded already (fragments are).
+        whole: The encoded frames, if the message is already encoded (as fragments are).
     """
 
     peer: bytes
@@ -284,7 +284,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """Save a fragment's frames for inspection: learners died while training it, or it is malformed."""
+    """Save a fragment's frames for inspection, because learners died while training it, or it is malformed."""
 
     fragment: FragmentId
     reason: str
@@ -293,7 +293,7 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class JournalAppend:
-    """Write a record and answer with JournalSynced; several records may be synced together, in order.
+    """Write a record and answer with JournalSynced. Several records may be synced together, in order.
 
     Attributes:
         number: Increases by one per record.
@@ -316,8 +316,10 @@ class JournalRemove:
 
 @dataclass(frozen=True, slots=True)
 class StartLease:
-    """Sample `num_vector_steps`, fewer if `max_s` (0: no limit) is reached; answer with FragmentSampled or
-    LeaseFailed. Only one lease is started at a time."""
+    """Sample `num_vector_steps`, or fewer if `max_s` (0: no limit) is reached.
+
+    Answer with FragmentSampled or LeaseFailed. Only one lease is started at a time.
+    """
 
     lease_id: int
     update_id: int
@@ -331,7 +333,7 @@ class StartLease:
 
 @dataclass(frozen=True, slots=True)
 class ApplyWeights:
-    """Load these weights, whose digest was checked; only between leases."""
+    """Load these weights, whose digest has been checked; only between leases."""
 
     header: Publication
     body: Buffer
@@ -347,8 +349,10 @@ class ApplyConnectorState:
 
 @dataclass(frozen=True, slots=True)
 class DecodeShard:
-    """Decode and check a fragment (`fragment_message.decode_fragment`), cut out the range and keep it under
-    (update_id, attempt, index); answer with ShardDecoded or ShardFailed."""
+    """Decode and check a fragment (`fragment_message.decode_fragment`), and cut out the range.
+
+    Keep it under (update_id, attempt, index). Answer with ShardDecoded or ShardFailed.
+    """
 
     update_id: int
     attempt: int
@@ -361,7 +365,7 @@ class DecodeShard:
 
 @dataclass(frozen=True, slots=True)
 class RunUpdate:
-    """Train on the decoded shards of (update_id, attempt), in order of index; answer with UpdateTrained."""
+    """Train on the decoded shards of (update_id, attempt), in the order of index. Answer with UpdateTrained."""
 
     update_id: int
     attempt: int
@@ -405,7 +409,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the role: it was refused or fenced, got GOODBYE, or has left."""
+    """End the role, because it was refused or fenced, got GOODBYE, or has left."""
 
     reason: str
     detail: str = ""

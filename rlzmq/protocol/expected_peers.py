@@ -1,4 +1,4 @@
-"""Detection of expected peers that have not registered with the broker. Pure."""
+"""ExpectedPeers: detection of expected peers that have not registered with the broker. Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Absence:
     """A peer that has not registered.
 
     Attributes:
-        since, reported_at: Seconds.
-        num_reports: How often `ExpectedPeers.overdue` returned it.
+        since, reported_at: Times in seconds.
+        num_reports: Number of times that `ExpectedPeers.overdue` has returned it.
     """
 
     since: float
@@ -33,14 +33,13 @@ class Absence:
 
 
 class ExpectedPeers:
-    """Comparison of the registered peers with those that the driver expects.
+    """Compares the registered peers with those that the driver expects.
 
-    A restarted broker knows no peers: without this list it would never miss a process that froze during
-    the restart.
+    A restarted broker knows no peers. Without this list it would never miss a process that froze during the restart.
 
     Args:
-        after_s: A peer that has not registered for this long is overdue, and again after each further
-            `after_s`. Peers send HELLO about once per second.
+        after_s: Seconds without registration after which a peer is overdue, and again after each further `after_s`.
+            Peers send HELLO about once per second.
     """
 
     def __init__(self, after_s: float = 3.0) -> None:
@@ -55,7 +54,7 @@ class ExpectedPeers:
         self._absent = {peer: self._absent.get(peer) or Absence(now, now) for peer in missing}
 
     def forgive(self, away_s: float, now: float) -> None:
-        """Discount a time in which this process was stopped: nobody could register."""
+        """Discount a time in which this process was stopped, so that nobody could register."""
         for absence in self._absent.values():
             absence.since = min(now, absence.since + away_s)
             absence.reported_at = min(now, absence.reported_at + away_s)

@@ -1,4 +1,4 @@
-"""The broker's journal without its files: records to write, acknowledgements to hold back, fragments to restore.
+"""Journal: the broker's journal without its files. It decides what to write, acknowledge and restore.
 
 ```
  accepted ─► FRAGMENT record ─► on disk ─► ACCEPTED to the runner
@@ -7,9 +7,9 @@
  resumed at update u ─► fragments that the checkpoint does not cover are restored, or dropped with a reason
 ```
 
-Guarantees. A fragment is acknowledged only once its record is on disk. Segments are removed oldest
-first, so a fragment's record never outlives the record of its end. A restored fragment is trained once
-in the resumed lineage: a fragment that the checkpoint covers, even in part, is not restored.
+Guarantees. A fragment is acknowledged only once its record is on disk. Segments are removed oldest first, so a
+fragment's record never outlives the record of its end. A restored fragment is trained once in the resumed lineage; a
+fragment that the checkpoint covers, even in part, is not restored.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _FRAGMENT, _TRAINED, _DROPPED = 1, 2, 3
 _FRAGMENT_HEAD = struct.Struct("<II")  # bytes of the runner's name, number of frames
 _RANGES_HEAD = struct.Struct("<qI")  # update, bytes of the runners' names
 _POISON = ("rejected", "quarantined")
-# A segment is removed as a whole: small enough to be removed soon, large enough to be started rarely.
+# A segment is removed as a whole, so it is small enough to be removed soon and large enough to be started rarely.
 _SEGMENT_BYTES = 64 << 20
-# Without checkpoints nothing is ever covered: beyond this size, finished segments are removed, oldest first.
+# Without checkpoints nothing is ever covered. Beyond this size, finished segments are removed, oldest first.
 _MAX_BYTES = 4 << 30
 
 
@@ -55,12 +55,12 @@ class _Open:
 
 
 class Journal:
-    """The journal's state machine; `take` returns the instructions collected so far.
+    """The journal's state machine. `take` returns the collected instructions.
 
     Args:
-        is_on: If False, every method does nothing and no acknowledgement is withheld.
+        is_on: If False, every method does nothing, and no acknowledgement is withheld.
         segment_bytes: Size at which the next segment begins.
-        max_bytes: Size of all segments beyond which the oldest finished ones are removed, covered or not.
+        max_bytes: Total size beyond which the oldest finished segments are removed, covered or not.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Journal:
         self._append_ranges(_TRAINED, update_id, ranges)
 
     def reported(self, update_id: int) -> None:
-        """Note that the update's report was made: later drops belong to the next one."""
+        """Record that the update's report was made, so later drops belong to the next one."""
         self._at = update_id + 1
 
     def dropped(self, fragment: FragmentId, reason: DropReason) -> None:
@@ -130,7 +130,7 @@ class Journal:
             self._append_ranges(_DROPPED, self._at, [FragmentRange(fragment, DROP_REASONS.index(reason), 0)])
 
     def settled(self, fragments: Iterable[FragmentId]) -> None:
-        """Note fragments whose every step was trained or dropped."""
+        """Record fragments whose every step was trained or dropped."""
         for fragment in fragments:
             entry = self._open.pop(fragment, None)
             if entry is not None:
@@ -138,7 +138,7 @@ class Journal:
         self._prune()
 
     def begin_lineage(self, next_update: int) -> None:
-        """Start a new lineage after a state was restored: earlier fragments will never be restored."""
+        """Start a new lineage after a state was restored. Earlier fragments will never be restored."""
         if not self.is_on:
             return
         self._at = next_update
@@ -152,7 +152,7 @@ class Journal:
     # ------------------------------------------------------------------ from outside
 
     def synced(self, number: int) -> list[FragmentId]:
-        """Note that records up to this one are on disk; return the fragments to acknowledge."""
+        """Record that records up to this one are on disk; return the fragments to acknowledge."""
         due = []
         while self._unsynced and next(iter(self._unsynced)) <= number:
             _, fragment = self._unsynced.popitem(last=False)
@@ -169,12 +169,14 @@ class Journal:
         return due
 
     def covered(self, next_update: int) -> None:
-        """Note a checkpoint that holds the result of all updates below this one."""
+        """Record a checkpoint that contains the result of all updates below this one."""
         if not self.is_on or next_update <= self._covered:
             return
         self._covered = next_update
         if self._first_trained is not None and next_update > self._first_trained:
-            self._out.append(JournalRemove(0))  # segments of earlier brokers: what matters was sent again
+            self._out.append(
+                JournalRemove(0)
+            )  # segments of earlier brokers, whose relevant content was sent again
         if self._segments[-1].num_bytes:
             self._begin_segment()
         self._prune()
@@ -206,7 +208,7 @@ class Journal:
         return self._segments[-1]
 
     def _prune(self) -> None:
-        """Remove finished segments, oldest first, never the one being written."""
+        """Remove finished segments, oldest first, but never the one being written."""
         total = sum(segment.num_bytes for segment in self._segments)
         before = self._segments[0].number
         while len(self._segments) > 1 and not self._segments[0].num_open:
@@ -221,7 +223,7 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """A journalled fragment that the checkpoint does not cover.
+    """A fragment in the journal that the checkpoint does not cover.
 
     Attributes:
         runner_name: Name of the runner that sampled it.
@@ -248,17 +250,17 @@ def plan_recall(
     """Decide which journalled fragments a run that resumes from a checkpoint restores or drops.
 
     Args:
-        records: (kind, payload) in the order of writing; unreadable ones are skipped.
-        next_update: The first update after the checkpoint, which is also its weights version; -1: the run
-            restarts with weights that sampled none of the fragments.
-        max_lag: Versions by which data may be older than that; below 0: any.
+        records: (kind, payload) in the order of writing. Unreadable ones are skipped.
+        next_update: The first update after the checkpoint, which is also its weights version; -1: the run restarts
+            with weights that sampled none of the fragments.
+        max_lag: Number of versions by which data may be older than that; below 0: any.
     """
     read = _Read()
     for kind, payload in records:
         try:
             _read_record(read, kind, payload, next_update)
         except WireError:
-            continue  # the checksum was right, so another release wrote it
+            continue  # the checksum is right, so another release wrote it
     recalled = []
     for fragment, (message, name, frames) in read.fragments.items():
         if fragment in read.covered:

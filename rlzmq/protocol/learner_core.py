@@ -1,14 +1,14 @@
-"""A learner rank's side of the protocol: receive shards, train exactly the planned steps, every update once.
+"""LearnerCore: a learner rank's side of the protocol. It trains exactly the planned steps, each update once.
 
 ```
    SHARD_PLAN, SHARD… ─► DecodeShard ─► all decoded ─► SHARD_READY ─► TRAIN ─► RunUpdate, in order
    UpdateTrained ─► UPDATE_DONE until UPDATE_COMMITTED;  rank 0: NewWeights ─► WEIGHTS
 ```
 
-Guarantees: RunUpdate is returned for update ``next_update`` only, once per update and generation, after
-every rank sent READY and with exactly the planned steps; shards of a lower attempt or of another
-generation are discarded; trained ranges are remembered until their runners have forgotten them, so that
-a restarted broker does not have them trained again.
+Guarantees: RunUpdate is returned only for update ``next_update``, once per update and generation, after every rank has
+sent READY, and with exactly the planned steps. Shards of a lower attempt or of another generation are discarded.
+Trained ranges are remembered until their runners have forgotten them, so that a restarted broker does not have them
+trained again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _RECEIVING, _READY, _TRAINING = 0, 1, 2
 
 @dataclass(slots=True)
 class _AtHand:
-    """One update's shard, from its plan until it is trained."""
+    """An update's shard, from its plan until it is trained."""
 
     attempt: int
     num_fragments: int = -1
@@ -89,7 +89,7 @@ class LearnerCore(PeerCore):
         config_digest, package_version: Checked by the broker.
 
     Attributes:
-        is_forming: The group is being re-formed: a "fenced" refusal of its last generation is ignored.
+        is_forming: Whether the group is being re-formed. A "fenced" refusal of its last generation is then ignored.
     """
 
     generation: int
@@ -138,7 +138,7 @@ class LearnerCore(PeerCore):
         return at_hand is not None and at_hand.phase == _RECEIVING
 
     def training_ranges(self, update_id: int) -> list[FragmentRange]:
-        """Return an update's ranges over all ranks once TRAIN has arrived; else an empty list."""
+        """Return an update's ranges over all ranks once TRAIN has arrived; before, an empty list."""
         at_hand = self._at_hand.get(update_id)
         return unpack_ranges(at_hand.train_ranges) if at_hand is not None and at_hand.train else []
 
@@ -165,7 +165,7 @@ class LearnerCore(PeerCore):
             refused = event.message if isinstance(event.message, Refused) else None
             is_past = self.is_forming or (refused and refused.generation < self.generation)
             if refused and refused.reason == "fenced" and is_past:
-                return []  # answers a HELLO sent before the group was re-formed
+                return []  # it answers a HELLO sent before the group was re-formed
             instructions = self._handle_peer(event, now)
             if instructions is None:
                 instructions = self._on_message(event, now)
@@ -195,7 +195,7 @@ class LearnerCore(PeerCore):
         return self._memory.pack(self.lineage)
 
     def _on_group(self, event: GroupFormed, now: float) -> list[Instruction]:
-        """Begin a new generation; updates that the group's state has not trained are discarded."""
+        """Begin a new generation. Updates that the group's state has not trained are discarded."""
         if event.generation <= self.generation:
             raise ValueError(f"generation {event.generation} is not above {self.generation}")
         dropped = self._drop_at_hand(event.next_update)
@@ -230,8 +230,8 @@ class LearnerCore(PeerCore):
         if message.generation != self.generation or message.update_id < self.next_update:
             return []
         if not self.is_welcome or message.broker_incarnation != self.broker_incarnation:
-            # HELLO told the broker exactly which updates are held here: nothing may change them until
-            # WELCOME, and nothing from an earlier broker may change them after that.
+            # HELLO told the broker exactly which updates are held here. Nothing may change them until WELCOME, and no
+            # message of an earlier broker may change them after that.
             return []
         if isinstance(message, Train):
             return self._on_train(message, event.payload)
@@ -276,7 +276,7 @@ class LearnerCore(PeerCore):
             event.reason,
             event.detail[:1000],
         )
-        # Forget the shard: if the refusal is lost, the broker sends the shard again.
+        # Forget the shard. If the refusal is lost, the broker sends the shard again.
         del at_hand.shards[event.index]
         at_hand.decoded.discard(event.index)
         return [Send(b"", refused)]
@@ -284,7 +284,7 @@ class LearnerCore(PeerCore):
     def _on_trained(self, event: UpdateTrained, now: float) -> list[Instruction]:
         at_hand = self._matching(event.update_id, event.attempt)
         if at_hand is None or self._running != event.update_id:
-            return []  # from an earlier generation, whose state was replaced
+            return []  # it is from an earlier generation, whose state was replaced
         del self._at_hand[event.update_id]
         self._running = None
         self.next_update = event.update_id + 1
@@ -328,7 +328,7 @@ class LearnerCore(PeerCore):
         for update_id, at_hand in self._at_hand.items():
             at_hand.ready_at = now
             if at_hand.phase == _READY:
-                # HELLO named updates whose TRAIN had arrived: the new broker repeats TRAIN if it still holds.
+                # HELLO named the updates with TRAIN. The new broker repeats TRAIN if it still holds them.
                 at_hand.train, at_hand.train_ranges = None, ()
                 instructions.append(self._ready(update_id, at_hand))
         return instructions + self._send_weights()
@@ -362,7 +362,7 @@ class LearnerCore(PeerCore):
         return Send(b"", ShardReady(update_id, at_hand.attempt, self.generation, self.rank))
 
     def _open(self, update_id: int, attempt: int) -> tuple[_AtHand | None, list[Instruction]]:
-        """Return the held update of this attempt, created if new; a higher attempt replaces a lower one."""
+        """Return the held update of this attempt, created if new. A higher attempt replaces a lower one."""
         at_hand = self._at_hand.get(update_id)
         if at_hand is not None and at_hand.attempt == attempt:
             return at_hand, []

@@ -1,4 +1,4 @@
-"""A learner rank's memory of the updates it has trained, from which a restarted broker recovers."""
+"""LearnerMemory: a learner rank's memory of its trained updates, from which a restarted broker recovers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rlzmq.wire.values import pack_blob, unpack_blob
 
 __all__ = ["Done", "LearnerMemory"]
 
-# Runners whose fragments were never confirmed as forgotten; the oldest are removed first.
+# Maximum number of runners whose fragments were never confirmed as forgotten; the oldest are removed first.
 _MAX_REMEMBERED_RUNNERS = 4096
 
 
 @dataclass(slots=True)
 class Done:
-    """An update trained by this rank and not yet confirmed by the broker."""
+    """An update trained by this rank and not confirmed by the broker yet."""
 
     message: UpdateDone
     payload: tuple[Buffer, ...]
@@ -50,7 +50,7 @@ class LearnerMemory:
             self._trained.popitem(last=False)
 
     def forget(self, frames: tuple[Buffer, ...]) -> None:
-        """Forget fragments below these, which their runners no longer hold; packed likewise."""
+        """Forget fragments below these, which their runners no longer hold; packed in the same way."""
         for fragment, _, _ in unpack_ranges(frames) if len(frames) == 2 else ():
             key = (fragment.runner, fragment.incarnation)
             done = self._trained.get(key)
@@ -62,7 +62,7 @@ class LearnerMemory:
                 del self._trained[key]
 
     def ranges(self) -> list[FragmentRange]:
-        """Return all remembered ranges; each begins at the fragment's first step."""
+        """Return all remembered ranges. Each one begins at the fragment's first step."""
         return [
             FragmentRange(FragmentId(runner, incarnation, seq), 0, end)
             for (runner, incarnation), done in self._trained.items()

@@ -1,7 +1,7 @@
-"""Leases: permissions to sample a number of vector steps, the only flow control of the system.
+"""Leases: permissions to sample a number of vector steps, which are the only flow control of the system.
 
-`plan_lease` sizes a lease; a run in one process calls it with one runner and so plans the same leases as
-a distributed run with one runner. `LeaseBook` records who holds which leases.
+`plan_lease` computes the size of a lease. A run in one process calls it with one runner, and so plans the same leases
+as a distributed run with one runner. `LeaseBook` records who holds which leases.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ def plan_lease(
     leased_env_steps: int = 0,
     held_env_steps: int = 0,
 ) -> int:
-    """Return the vector steps of the next lease of a batch; 0 when the batch is covered.
+    """Return the number of vector steps of the next lease of a batch; 0 if the batch is covered.
 
-    Leases are full while much of the batch remains. Towards the end a runner gets its share of the
-    rest, in proportion to its pace: at least a small lease (a quarter of a full one, less for a slow
-    runner), at most what covers the rest. So runners finish together and the surplus stays below one
-    small lease. The result never decreases as `remaining_env_steps` grows.
+    Leases are full while much of the batch remains. Towards the end a runner gets its share of the rest, in
+    proportion to its pace: at least a small lease (a quarter of a full one, less for a slow runner), at most what
+    covers the rest. Runners therefore finish together, and the surplus stays below one small lease. The result
+    never decreases as `remaining_env_steps` grows.
 
     Args:
-        remaining_env_steps: Batch minus the steps that arrived and those leased (counted in full).
-        num_runners: Runners that share the rest, >= 1.
+        remaining_env_steps: Batch minus the steps that have arrived and those leased (counted in full).
+        num_runners: Number of runners that share the rest, >= 1.
         num_envs: Env steps per vector step of the asking runner.
         fragment_length: Vector steps of a full lease.
         pace: Env steps per second of the asking runner, divided by the mean of all runners.
-        leased_env_steps: Env steps of this batch leased to all runners, the asking one included.
+        leased_env_steps: Env steps of this batch leased to all runners, including the asking one.
         held_env_steps: Env steps of this batch leased to the asking runner.
 
     Example:
@@ -76,7 +76,7 @@ class Pace:
 
 
 def small_lease(fragment_length: int) -> int:
-    """Return the vector steps below which a lease is not split: a quarter of a full one, at least 1."""
+    """Return the number of vector steps below which a lease is not split: a quarter of a full one, at least 1."""
     return max(1, fragment_length // 4)
 
 
@@ -87,18 +87,18 @@ def step_allowance(
     num_envs: int,
     in_flight: int,
 ) -> int:
-    """Return the env steps that may be leased now in an asynchronous run (staleness S >= 1).
+    """Return the number of env steps that may be leased now in an asynchronous run (staleness S >= 1).
 
-    There are S+1 slots of one batch each. A slot is held from the lease until the data was trained *and* the
-    resulting weights were published. In FIFO order the data is then at most S versions old when it is trained.
-    With replay, an update trains in proportion to its fresh steps (`core.update_plan`), so the slots also bound
-    how far sampling may run ahead of the ratio.
+    There are S+1 slots of one batch each. A slot is occupied from the lease until the data was trained *and* the
+    resulting weights were published. In FIFO order the data is then at most S versions old when it is trained. With
+    replay, an update trains in proportion to its fresh steps (`core.update_plan`), so the slots also limit how far
+    sampling may run ahead of the ratio.
 
     Args:
         batch: Env steps per update over all ranks.
         staleness: S.
-        num_envs: Env steps per vector step of the asking runner. The slots leave room for one vector step
-            beyond a batch; otherwise a batch smaller than a vector step could never be filled.
+        num_envs: Env steps per vector step of the asking runner. The slots leave room for one vector step beyond a
+            batch; otherwise a batch smaller than a vector step could never be filled.
         in_flight: Env steps leased (in full), pending, in training, or trained but not yet published.
     """
     if not batch:
@@ -111,10 +111,10 @@ class GrantedLease:
     """One outstanding lease.
 
     Attributes:
-        num_env_steps: The most it can yield (when no step is an autoreset step).
-        counted_env_steps: Expected yield; other runners sample the rest.
-        deadline: If its holder shows no progress until then, its steps may be granted again.
-        max_s: After this many seconds of sampling its holder delivers what it has; 0: no limit.
+        num_env_steps: Maximum number of env steps (if no step is an autoreset step).
+        counted_env_steps: Expected number of env steps; other runners sample the rest.
+        deadline: Time at which its steps may be granted again if its holder shows no progress until then.
+        max_s: Seconds of sampling after which its holder delivers what it has; 0: no limit.
     """
 
     lease_id: int
@@ -132,14 +132,14 @@ class GrantedLease:
 class LeaseBook:
     """Outstanding leases, by id and by peer, and the order in which peers are served.
 
-    Fairness: among peers that may get a lease, the one whose last grant is the oldest comes first (ties by
-    peer key), so the result depends on no arrival or dict order.
+    Fairness: among peers that may get a lease, the one whose last grant is the oldest comes first (ties by peer key),
+    so the result does not depend on any arrival or dict order.
     """
 
     def __init__(self, first_id: int = 1, max_per_peer: int = 2) -> None:
         self.leases: dict[int, GrantedLease] = {}
         self.max_per_peer = max_per_peer
-        # Peers that may hold another lease, maintained so that a grant need not scan all peers.
+        # Peers that may get another lease, maintained so that a grant need not scan all peers.
         self.available: set[str] = set()
         self._by_peer: dict[str, dict[int, GrantedLease]] = {}
         self._last_turn: dict[str, int] = {}
@@ -207,7 +207,7 @@ class LeaseBook:
         return list(self._by_peer.get(peer, {}).values())
 
     def num_of_peer(self, peer: str) -> int:
-        """Return how many leases the peer holds."""
+        """Return the number of leases that the peer holds."""
         return len(self._by_peer.get(peer, ()))
 
     def add_peer(self, peer: str) -> None:
@@ -224,13 +224,13 @@ class LeaseBook:
         return ended
 
     def leased_env_steps(self, update_id: int | None = None) -> int:
-        """Return the env steps expected from the leases of an update (or of all updates)."""
+        """Return the number of env steps expected from the leases of an update (or of all updates)."""
         if update_id is None:
             return sum(self._env_steps.values())
         return self._env_steps.get(update_id, 0)
 
     def renew(self, peer: str, now: float, patience_s: float) -> None:
-        """Extend the leases of a peer that shows progress by their time-out, or `patience_s` if that is longer."""
+        """Extend the leases of a peer that shows progress by their time-out, or by `patience_s` if that is longer."""
         for lease in self.of_peer(peer):
             lease.deadline = max(lease.deadline, now + max(lease.timeout_s, patience_s))
 

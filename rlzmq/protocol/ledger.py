@@ -1,9 +1,8 @@
-"""The broker's ledger: every accepted fragment until it is committed.
+"""Ledger: every accepted fragment of the broker until it is committed.
 
-Definitions. A fragment is *accepted* when its header is valid, its id was never seen and it is in
-this ledger. It is *committed* when each of its env steps was trained in a committed update or
-dropped with a reason. Its runner keeps a copy until then, so each accepted, uncommitted fragment
-lives in two processes, and any one of them may die.
+Definitions. A fragment is *accepted* when its header is valid, its id is new, and it is in this ledger. It is
+*committed* when each of its env steps was trained in a committed update or dropped with a reason. Its runner keeps a
+copy until then, so each accepted, uncommitted fragment is in two processes, and any one of them may die.
 
 A fragment's steps are always taken from the front: ``[0, done)`` are trained or skipped, ``[done,
 taken)`` are allocated to updates in flight, ``[taken, num_steps)`` are free.
@@ -27,13 +26,13 @@ class Entry:
     """One accepted fragment.
 
     Attributes:
-        num_steps: Env steps to be trained; fewer than ``size``, as sampled, once some were dropped.
+        num_steps: Number of env steps to train. After a drop it is smaller than ``size``, the number of sampled steps.
         order: Position in the order of acceptance.
-        frames: The runner's message, forwarded untouched; dropped once committed.
-        deaths: Learner deaths while it was being trained.
+        frames: The runner's message, forwarded unchanged; dropped after the commit.
+        deaths: Number of learner deaths while it was being trained.
         is_reported: Whether the driver has its meta.
         accepted_at: Time of acceptance, by the clock of `BrokerCore.handle`.
-        env_steps: Env steps of each environment, in order; () if not known.
+        env_steps: Env steps of each environment, in order; () if unknown.
     """
 
     id: FragmentId
@@ -54,19 +53,19 @@ class Entry:
 
     @property
     def free(self) -> int:
-        """Steps that no update has taken."""
+        """Number of steps that no update has taken."""
         return self.num_steps - self.taken
 
 
 @dataclass(slots=True)
 class RunnerRecord:
-    """Committed sequence numbers and held memory of one (runner, incarnation).
+    """Committed sequence numbers and used memory of one (runner, incarnation).
 
     Attributes:
         watermark, beyond: Sequence numbers below `watermark` and those in `beyond` are committed.
         told: The last watermark sent to the driver.
         is_known: Whether the driver has received any watermark of it.
-        absent_since: When it was first found not registered.
+        absent_since: When it was first found not to be registered.
     """
 
     watermark: int = 0
@@ -88,7 +87,7 @@ class RunnerRecord:
         self.commit_below(self.watermark)
 
     def commit_below(self, watermark: int) -> None:
-        """Mark everything below as committed: the runner no longer holds it."""
+        """Mark everything below as committed, since the runner no longer holds it."""
         if watermark > self.watermark:
             self.watermark = watermark
             self.beyond = {seq for seq in self.beyond if seq >= watermark}
@@ -108,8 +107,8 @@ class Ledger:
         self._num_accepted = self._bytes_accepted = 0
         self._free: dict[FragmentId, Entry] = {}
         self._free_steps_by_version: dict[int, int] = {}
-        # For fragments of an earlier broker that were not sent again yet: the end of their trained
-        # steps, and the end of those taken by an update in training.
+        # For fragments of an earlier broker that have not been sent again yet: the end of their trained steps, and
+        # the end of those taken by an update in training.
         self._done_elsewhere: dict[FragmentId, int] = {}
         self._taken_elsewhere: dict[FragmentId, int] = {}
         self._next_order = 0
@@ -214,7 +213,7 @@ class Ledger:
     def reserve(self, ranges: Iterable[FragmentRange]) -> None:
         """Take the ranges of an update that began training under an earlier broker.
 
-        Steps before them in the same fragments belong to earlier updates and are taken too.
+        Earlier steps in the same fragments belong to earlier updates and are taken, too.
         """
         for fragment, first, num_steps in ranges:
             end = first + num_steps
@@ -225,7 +224,7 @@ class Ledger:
                 self._taken_elsewhere[fragment] = max(self._taken_elsewhere.get(fragment, 0), end)
 
     def release(self, ranges: Iterable[FragmentRange]) -> None:
-        """Free all steps of these fragments that are not done; remaining updates must `reserve` theirs again."""
+        """Free all steps of these fragments that are not done. Remaining updates must `reserve` theirs again."""
         for fragment, _, _ in ranges:
             entry = self.entries.get(fragment)
             if entry is not None:
@@ -237,15 +236,15 @@ class Ledger:
     def commit(self, ranges: Iterable[FragmentRange], *, left_out: Iterable[FragmentRange] = ()) -> int:
         """Commit an update's ranges as trained, except those left out, which are dropped.
 
-        Steps trained or sent under an earlier broker are counted here too, once.
+        Steps trained or sent under an earlier broker are also counted here, once.
 
         Args:
             ranges: The whole batch.
-            left_out: Parts of `ranges`, or of ranges that an earlier update committed as trained and that stayed
-                in the learners' replay buffers.
+            left_out: Parts of `ranges`, or of ranges that an earlier update committed as trained and that stayed in
+                the learners' replay buffers.
 
         Returns:
-            Change in trained env steps; negative if more were retracted than trained.
+            Change in the number of trained env steps; negative if more were retracted than trained.
         """
         ranges, left_out = list(ranges), list(left_out)
         num_trained = 0
@@ -255,8 +254,8 @@ class Ledger:
             newly = 0
             skipped = min(num_steps, sum(part.num_steps for part in left_out if _is_within(part, item)))
             if entry is not None:
-                # Updates are committed in order, so there should be no gap before `first`;
-                # if there is one, count it as skipped rather than as trained.
+                # Updates are committed in order, so there should be no gap before `first`. If there is one, count it
+                # as skipped instead of trained.
                 gap = max(0, min(first, entry.num_steps) - entry.done)
                 newly = max(0, min(end, entry.num_steps) - entry.done - gap)
                 self._advance(entry, end)
@@ -300,7 +299,7 @@ class Ledger:
         self.runner(runner, incarnation).commit_below(watermark)
 
     def drop(self, entry: Entry, reason: DropReason) -> int:
-        """Drop an entry's free steps and return how many; steps taken by updates in flight are kept."""
+        """Drop an entry's free steps and return their number. Steps taken by updates in flight are kept."""
         dropped = entry.free
         self._change(entry, num_steps=entry.taken)
         self.accounting.drop(dropped, reason)
@@ -313,8 +312,10 @@ class Ledger:
         return committed
 
     def take_watermarks(self) -> list[FragmentRange]:
-        """Return the watermarks that moved since the last call as ranges of 0 steps, and the forgotten
-        runners as ranges of 1 step."""
+        """Return the watermarks that moved since the last call.
+
+        They are ranges of 0 steps; forgotten runners are ranges of 1 step.
+        """
         moved = []
         for (runner, incarnation), record in self.runners.items():
             if record.watermark != record.told:
@@ -331,7 +332,7 @@ class Ledger:
             record.told = 0
 
     def forget(self, runner: str, incarnation: int) -> None:
-        """Remove the record of a runner that is gone for good; the driver is informed by the next report."""
+        """Remove the record of a runner that is gone for good. The next report informs the driver."""
         record = self.runners.pop((runner, incarnation))
         if record.is_known:
             self._forgotten.append((runner, incarnation))
@@ -363,7 +364,7 @@ class Ledger:
         self._newly_committed.append(entry.id)
 
     def _change(self, entry: Entry, *, taken: int | None = None, num_steps: int | None = None) -> None:
-        """Change an entry's free steps; the only place that does."""
+        """Change an entry's free steps. No other method does."""
         before = entry.free
         entry.taken = entry.taken if taken is None else taken
         entry.num_steps = entry.num_steps if num_steps is None else num_steps

@@ -1,4 +1,4 @@
-"""Registration and heartbeats, shared by runners, learners and the driver."""
+"""PeerCore: registration and heartbeats, shared by runners, learners and the driver."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class PeerTimers:
 
     Attributes:
         hello_retry_s: Time between HELLOs until WELCOME.
-        broker_silence_s: Register again after this long without any message from the broker.
-        resend_s: Time until an unanswered message is sent again.
-        snapshot_wait_s: How long a lease waits for its weights on PUB before the runner requests them;
-            doubles with each request, up to `resend_s`.
+        broker_silence_s: Time without any message from the broker after which the peer registers again.
+        resend_s: Time after which an unanswered message is sent again.
+        snapshot_wait_s: How long a lease waits for its weights on PUB before the runner requests them. Doubled with
+            each request, up to `resend_s`.
     """
 
     hello_retry_s: float = 1.0
@@ -32,11 +32,11 @@ class PeerTimers:
 
 
 class PeerCore(abc.ABC):
-    """Base of the state machines that register with the broker.
+    """Base class of the state machines that register with the broker.
 
-    It sends HELLO until welcomed, and again whenever the broker falls silent or does not know it. It
-    recognises a restarted broker by its incarnation. Messages may be lost, duplicated and reordered:
-    everything a peer sends is repeated until answered, everything it receives may arrive twice.
+    It sends HELLO until it is welcomed, and again whenever the broker falls silent or does not know it. It recognises a
+    restarted broker by its incarnation. Messages may be lost, duplicated and reordered: everything that a peer sends is
+    repeated until answered, and everything that it receives may arrive twice.
 
     Args:
         run_id, name, uuid: See `messages.Hello`.
@@ -71,7 +71,7 @@ class PeerCore(abc.ABC):
         """Return the messages to send after the first WELCOME of a (restarted) broker."""
 
     def _identity(self) -> dict[str, Any]:
-        """Return the fields of HELLO that say who registers, and what it was made of."""
+        """Return the fields of HELLO that identify the peer and its software."""
         package_version, config_digest, spaces_digest = self._digests
         return {
             "name": self.name,
@@ -105,7 +105,7 @@ class PeerCore(abc.ABC):
         return [Send(b"", self._state())]
 
     def start_again(self, now: float) -> list[Instruction]:
-        """Send HELLO again, keeping the time of the broker's last message."""
+        """Send HELLO again, and keep the time of the broker's last message."""
         heard_at = self._heard_at
         instructions = self.start(now)
         self._heard_at = heard_at
@@ -131,7 +131,7 @@ class PeerCore(abc.ABC):
 
     def _on_welcome(self, message: Welcome, now: float) -> list[Instruction]:
         if message.hello_id != self._hello_id or message.broker_incarnation < self.broker_incarnation:
-            return []  # answers an earlier HELLO, or comes from a broker that was replaced
+            return []  # it answers an earlier HELLO, or is from a broker that was replaced
         is_new = message.broker_incarnation != self.broker_incarnation
         self.broker_incarnation = message.broker_incarnation
         self._heartbeat_s = message.heartbeat_s

@@ -11,16 +11,16 @@ Health = Literal["ok", "slow", "hung"]
 
 
 class ProgressWatch:
-    """Classification of a worker as ok, slow or hung from the intervals between its progress stamps.
+    """Classifies a worker as ok, slow or hung from the intervals between its progress stamps.
 
-    The limits adapt to the worker, since long steps are normal. slow: 5 times its median interval;
-    hung: 20 times the 99th percentile of its intervals, at least `min_hung_s`, or `timeout_s` if given.
+    The limits adapt to the worker, since long steps are normal. slow: 5 times its median interval; hung: 20 times the
+    99th percentile of its intervals, at least `min_hung_s`, or `timeout_s` if given.
 
     Args:
-        timeout_s: Fixed limit for hung instead of the learnt one; 0 for none.
+        timeout_s: Fixed limit for hung, instead of the learnt one; 0: none.
         min_hung_s: Lower bound of the learnt limit.
-        first_timeout_s: Lower bound of the limit before the first progress (at stamp 0): resets, for
-            example, take longer than steps.
+        first_timeout_s: Lower bound of the limit before the first progress (at stamp 0), since e.g. resets take
+            longer than steps.
     """
 
     _NUM_INTERVALS = 256
@@ -45,7 +45,7 @@ class ProgressWatch:
         return True
 
     def idle(self, now: float) -> None:
-        """Restart the interval: the worker has nothing to do."""
+        """Restart the interval, since the worker has nothing to do."""
         self._stamped_at = now
 
     def forgive(self, away_s: float, now: float) -> None:
@@ -64,7 +64,7 @@ class ProgressWatch:
         return "slow" if silent > 5 * median else "ok"
 
     def hung_after_s(self) -> float:
-        """Return the seconds without progress that count as hung."""
+        """Return the number of seconds without progress that count as hung."""
         return max(self._first_timeout_s, self._limit_s()) if self._stamp == 0 else self._limit_s()
 
     def _limit_s(self) -> float:
@@ -77,10 +77,10 @@ class ProgressWatch:
 
 
 class SilenceWatch:
-    """Detection of a peer whose regular report is overdue.
+    """Detects a peer whose regular report is overdue.
 
-    A thread that holds the GIL for long delays its process's reports, so the limit adapts to the peer:
-    `min_s`, or five times its longest recent delay, whichever is more.
+    A thread that holds the GIL for long delays its process's reports, so the limit adapts to the peer: it is `min_s`,
+    or five times its longest recent delay if that is more.
 
     Args:
         beat_s: Interval of its reports.
@@ -107,7 +107,7 @@ class SilenceWatch:
             self._heard_at = min(now, self._heard_at + away_s)
 
     def limit_s(self) -> float:
-        """Return the seconds of silence after which the peer is late."""
+        """Return the number of seconds of silence after which the peer is late."""
         return max(self._min_s, self._beat_s + 5 * max(self._delays, default=0.0))
 
     def is_late(self, now: float) -> bool:

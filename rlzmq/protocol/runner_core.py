@@ -1,4 +1,4 @@
-"""A runner's side of the protocol: leases in, fragments out, each kept until the broker commits it.
+"""RunnerCore: a runner's side of the protocol: leases in, fragments out, each kept until the broker commits it.
 
 ```
    LEASE ─► queue ─► weights there? ─► StartLease ─► FragmentSampled ─► FRAGMENT ─► kept until COMMITTED
@@ -203,7 +203,7 @@ class RunnerCore(PeerCore):
         return []
 
     def _on_new_broker(self, now: float) -> list[Instruction]:
-        # Leases of the previous broker are void, except the one being sampled: its fragment is still accepted.
+        # Leases of the previous broker are void, except the one being sampled, whose fragment is still accepted.
         self._queue.clear()
         instructions: list[Instruction] = []
         for kept in self._kept.values():
@@ -281,7 +281,7 @@ class RunnerCore(PeerCore):
         )
 
     def _next_lease(self, now: float) -> list[Instruction]:
-        """Start the next lease that the weights allow; request weights that are missing."""
+        """Start the next lease that the weights allow. Request weights that are missing."""
         if self._current is not None:
             return []
         instructions: list[Instruction] = []
@@ -294,7 +294,7 @@ class RunnerCore(PeerCore):
             if not self._may_start(lease):
                 if now - max(since, self._asked_at) >= self._ask_after_s:
                     self._asked_at = now
-                    # Back off: repeated requests would not make large weights arrive sooner.
+                    # Back off, since repeated requests would not make large weights arrive sooner.
                     self._ask_after_s = min(2 * self._ask_after_s, self.timers.resend_s)
                     request = SnapshotRequest(
                         self.weights.generation, self.weights.version, self._held_connector_version()
@@ -385,7 +385,7 @@ class RunnerCore(PeerCore):
                 del self._kept[seq]
 
     def _seqs_within(self, first: int, last: int) -> list[int]:
-        # Spans come from the wire and may be huge: iterate over the fragments held here instead.
+        # Spans come from the wire and may be huge, so iterate over the fragments held here instead.
         if last - first < 4:
             return [seq for seq in range(first, last + 1) if seq in self._kept]
         return [seq for seq in self._kept if first <= seq <= last]

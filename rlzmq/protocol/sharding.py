@@ -1,7 +1,7 @@
-"""Division of a batch among learner ranks: which steps of which fragments each rank trains.
+"""Division of a batch among learner ranks: the steps of each fragment that each rank trains.
 
-Ranks get equal shares, or all steps of certain environments where episodes are kept together: an episode belongs
-to one environment, so it stays with one rank.
+Ranks get equal shares, or, if episodes are kept together, all steps of certain environments: an episode belongs to one
+environment, so it stays with one rank.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _NUMBER = re.compile(r"(\d+)(?:@.*)?$")
 
 
 def rank_shares(num_env_steps: int, num_ranks: int) -> list[int]:
-    """Return each rank's share of a batch, as equal as integers allow; the first ranks get the remainder.
+    """Return each rank's share of a batch, as equal as integers allow. The first ranks get the remainder.
 
-    Shares are equal for the number of ranks that the batch was configured for; after a rank is lost they
-    may differ by one step.
+    Shares are equal for the number of ranks that the batch was configured for. After the loss of a rank they may
+    differ by one step.
     """
     base, extra = divmod(num_env_steps, num_ranks)
     return [base + (rank < extra) for rank in range(num_ranks)]
@@ -31,8 +31,7 @@ def rank_shares(num_env_steps: int, num_ranks: int) -> list[int]:
 def take_shards(ledger: Ledger, entries: Sequence[Entry], shares: Sequence[int]) -> list[list[FragmentRange]]:
     """Take exactly ``shares[rank]`` steps for every rank, from the entries in the given order.
 
-    A fragment that straddles two ranks goes to both, with different ranges; the rest of the last one
-    stays free.
+    A fragment that straddles two ranks goes to both, with different ranges. The rest of the last one remains free.
 
     Returns:
         One list of ranges per rank; together they are contiguous in the order of `entries`.
@@ -63,13 +62,13 @@ def take_steps(ledger: Ledger, entries: Sequence[Entry], num_env_steps: int) -> 
 def rank_of_env(runner_name: str, env_index: int, num_envs: int, num_ranks: int) -> int:
     """Return the rank that gets an environment's steps.
 
-    The result depends on the arguments alone, so it survives a restart of the broker. A runner's environments are
-    assigned to ranks in blocks, and each runner begins with a different rank, so ranks get similar amounts; with
+    The result depends only on the arguments, so it survives a restart of the broker. A runner's environments are
+    assigned to ranks in blocks, and each runner begins with a different rank, so ranks get similar amounts. With
     fewer environments than ranks, some ranks get nothing.
 
     Args:
         runner_name: Name such as ``runner-3``; a name without a number is hashed.
-        env_index, num_envs: Index of the environment, and how many this runner has, >= 1.
+        env_index, num_envs: Index of the environment, and the runner's number of environments, >= 1.
         num_ranks: Number of learner ranks.
     """
     number = _NUMBER.search(runner_name)

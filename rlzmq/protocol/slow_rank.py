@@ -1,7 +1,7 @@
-"""Detection of a learner rank that blocks the others in a collective. Pure.
+"""SlowRankDetector: detection of a learner rank that blocks the others in a collective. Pure.
 
-All ranks of a generation enter the same collectives in the same order, and each counts those it has entered. If a
-training rank's count is behind and no count changes, the other ranks wait for that rank.
+All ranks of a generation enter the same collectives in the same order, and each one counts them. If a training rank's
+count is behind and no count changes, the other ranks are waiting for that rank.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ __all__ = ["SlowRankDetector"]
 
 
 class SlowRankDetector:
-    """Detection of the rank that all others wait for.
+    """Detects the rank that all others wait for.
 
-    The limit adapts to the group: `min_s`, or ten times the longest recent wait, whichever is more;
-    `first_s` until every rank has trained an update (compilers and caches warm up). Each detection doubles
-    `min_s` until the group has trained 50 more updates, so that a group of uneven ranks is not killed one by one.
+    The limit adapts to the group: `min_s`, or ten times the longest recent wait if that is more; `first_s` until
+    every rank has trained an update (compilers and caches warm up). Each detection doubles `min_s` until the group
+    has trained 50 more updates, so that a group of uneven ranks is not killed one by one.
 
     Args:
         min_s, first_s: Limits in seconds.
@@ -78,7 +78,7 @@ class SlowRankDetector:
         return learnt
 
     def hung(self, now: float) -> list[str]:
-        """Return the ranks that the others have waited for too long, each once per wait."""
+        """Return the ranks that the others have waited for too long, each one once per wait."""
         behind = [uuid for uuid in self._training if self._counts[uuid] < self._foremost]
         if not behind or now - self._moved_at < self.limit_s():
             return []

@@ -1,4 +1,4 @@
-"""Detection of a standstill: an update was requested and nothing in the run makes progress towards it. Pure."""
+"""StandstillWatch: detection of a run that makes no progress towards a requested update. Pure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ __all__ = ["StandstillWatch"]
 
 
 class StandstillWatch:
-    """Detection of a run without progress, for causes that no watch of a single process has found.
+    """Detects a run without progress, for causes that no watch of a single process has found.
 
-    A batch may take any time while envs step, and an update while ranks train: what counts is the time since the last
+    A batch may take any time while envs step, and an update while ranks train. What counts is the time since the last
     progress. Time between two updates (evaluation, checkpoints, pauses) does not count.
 
     Args:
         min_s: Lower bound of the limit.
-        num_paces: The limit is at least this many times the median duration of an update.
-        max_gap_s: If `look` was not called for this long, this process itself was stopped, and the gap is discounted.
+        num_paces: Multiple of the median duration of an update that the limit is at least.
+        max_gap_s: Time without a call of `look` after which this process itself was stopped; the gap is then
+            discounted.
     """
 
     _NUM_UPDATES = 64
@@ -33,11 +34,11 @@ class StandstillWatch:
         self._num_moves = -1
 
     def begin(self, now: float) -> None:
-        """Note that an update was requested."""
+        """Record that an update was requested."""
         self._begun_at = self._moved_at = self._looked_at = now
 
     def end(self, now: float) -> None:
-        """Note that the update was committed or abandoned."""
+        """Record that the update was committed or abandoned."""
         if self._begun_at is not None:
             self._updates_s.append(now - self._begun_at)
         self._begun_at = None
@@ -56,11 +57,11 @@ class StandstillWatch:
             self._num_moves, self._moved_at = num_moves, now
 
     def still_s(self, now: float) -> float:
-        """Return the seconds since the last progress; 0 between two updates."""
+        """Return the number of seconds since the last progress; 0 between two updates."""
         return now - self._moved_at if self._begun_at is not None else 0.0
 
     def limit_s(self, patience_s: float) -> float:
-        """Return the seconds without progress that count as a standstill.
+        """Return the number of seconds without progress that count as a standstill.
 
         Args:
             patience_s: How long any process working on the update may be silent before it counts as hung.
@@ -69,7 +70,7 @@ class StandstillWatch:
         return max(self._min_s, self._num_paces * pace_s, 2 * patience_s)
 
     def is_still(self, patience_s: float, now: float) -> bool:
-        """Return whether the run stands still; True is returned again only after the limit has passed again."""
+        """Return whether the run stands still. True is returned again only after the limit has passed again."""
         if self.still_s(now) < self.limit_s(patience_s):
             return False
         self._moved_at = now

@@ -1,4 +1,4 @@
-"""Restart decisions for supervised processes: exponential back-off and a restart budget. Pure.
+"""Supervision: restart decisions for supervised processes, with exponential back-off and a restart budget. Pure.
 
 Time is an argument, in seconds of any monotonic clock.
 """
@@ -17,8 +17,8 @@ class RestartPolicy:
 
     Attributes:
         max_restarts: Restarts allowed within any ``window_s`` seconds; one more death gives up. 0: fail fast.
-        window_s: Length of the window, seconds.
-        first_delay_s: Delay before the first restart; each further restart doubles it.
+        window_s: Length of the window in seconds.
+        first_delay_s: Delay before the first restart; doubled by each further one.
         max_delay_s: Upper bound of the delay. After a life of ``window_s`` the delay is ``first_delay_s`` again.
     """
 
@@ -41,7 +41,7 @@ FAIL_FAST = RestartPolicy(max_restarts=0)
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """The process is to be restarted after ``delay_s``, as this ``incarnation``."""
+    """The process should be restarted after ``delay_s``, as this ``incarnation``."""
 
     delay_s: float
     incarnation: int
@@ -60,7 +60,7 @@ class Supervision:
 
     Attributes:
         incarnation: Number of the current start, from 0; never used twice.
-        num_restarts: Restarts decided so far.
+        num_restarts: Number of restarts decided so far.
     """
 
     def __init__(self, policy: RestartPolicy = FAIL_FAST) -> None:
@@ -81,7 +81,7 @@ class Supervision:
         self._num_doublings = 0
 
     def failed(self, now: float) -> Restart | GiveUp:
-        """Record a death or a failed start, and return what to do."""
+        """Record a death or a failed start; return what to do."""
         policy = self.policy
         if self._started_at is not None and now - self._started_at >= policy.window_s:
             self._num_doublings = 0
@@ -91,7 +91,7 @@ class Supervision:
             self._failures.popleft()
         if len(self._failures) > policy.max_restarts:
             return GiveUp(len(self._failures), policy.window_s)
-        # The exponent is capped: many doublings would overflow a float.
+        # The exponent is limited, because many doublings would overflow a float.
         delay_s = min(policy.first_delay_s * 2.0 ** min(self._num_doublings, 64), policy.max_delay_s)
         self._num_doublings += 1
         self.num_restarts += 1
@@ -102,11 +102,11 @@ class Supervision:
 class Patience:
     """Time that a silent process has to answer before it is killed.
 
-    Each kill doubles it, since the process may only have been slow; useful work restores it.
+    Each kill doubles it, since the process may only have been slow. Useful work restores it.
 
     Args:
         first_s, max_s: Initial and largest value, seconds.
-        restored_after: Calls of `worked` until it is `first_s` again.
+        restored_after: Number of calls of `worked` until it is `first_s` again.
     """
 
     def __init__(self, first_s: float = 1.0, max_s: float = 30.0, restored_after: int = 100) -> None:

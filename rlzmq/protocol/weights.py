@@ -1,4 +1,4 @@
-"""Weights publications: the frame format, the order of versions, and a receiver's state machine.
+"""Weights publications: their frame format, the order of versions, and a receiver's state machine.
 
 A publication is one frame, so that the transport (conflation, a dropped part) cannot separate the
 weights from their version:
@@ -7,10 +7,10 @@ weights from their version:
 [wire version][kind PUBLICATION][header length: 2 bytes][msgpack header][zeros up to 512][body]
 ```
 
-Weights are ordered by (generation, version): a generation is one formation of the learner group, and
-within it the version increases by one per committed update. A receiver applies only weights that are
-newer than its own and match their digest. Each version is published at most once; a receiver that missed
-one (a late joiner, a slow subscriber) requests a snapshot and gets the latest, never a queue of old ones.
+Weights are ordered by (generation, version). A generation is one formation of the learner group, in which the version
+increases by one per committed update. A receiver applies only weights that are newer than its own and match their
+digest. Each version is published at most once. A receiver that missed one (a late joiner, a slow subscriber) requests a
+snapshot and gets the latest one, never a queue of old ones.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ __all__ = [
     "weights_digest",
 ]
 
-# Fixed, so that a learner copies its weights directly behind it and the body stays aligned.
+# Fixed, so that a learner copies its weights directly after it and the body stays aligned.
 PUBLICATION_PREFIX_BYTES = 512
-# What a SUB socket subscribes to: publications of this wire version only.
+# Prefix that a SUB socket subscribes to: publications of this wire version only.
 PUBLICATION_TOPIC = bytes((WIRE_VERSION, PUBLICATION))
 
 
@@ -61,9 +61,9 @@ class Publication:
         digest: `weights_digest` of the body.
         layout_digest: ``WeightsLayout.digest``: names, shapes and dtypes of the parameters in the body.
         num_bytes: Size of the body.
-        has_body: False for a notice: fetch the body by a snapshot request, or from ``location``.
-        location: Another place of the body, e.g. a shared-memory name; "" for none.
-        num_env_steps: Lifetime env steps of the run that updates took in before these weights.
+        has_body: False for a notice. The body is then fetched with a snapshot request, or from ``location``.
+        location: Another place of the body, e.g. the name of shared memory; "" for none.
+        num_env_steps: Lifetime env steps of the run that updates received before these weights.
     """
 
     run_id: str
@@ -78,7 +78,7 @@ class Publication:
 
     @property
     def order(self) -> tuple[int, int]:
-        """(generation, version): newer weights compare greater."""
+        """(generation, version). Newer weights compare greater."""
         return (self.generation, self.version)
 
 
@@ -101,7 +101,7 @@ def seal_publication(
     layout_digest: str,
     num_env_steps: int = 0,
 ) -> Publication:
-    """Write the header in front of the body at ``buffer[512:]``; the buffer is then the frame.
+    """Write the header before the body at ``buffer[512:]``. The buffer is then the frame.
 
     Raises:
         BoundExceededError: The ids are so long that the header does not fit into the prefix.
@@ -131,7 +131,7 @@ def open_publication(frame: Buffer) -> tuple[Publication, memoryview]:
     """Return the header and body of a publication frame; `WeightsReceiver` checks the digest.
 
     Raises:
-        WireError: Not a publication of this wire version, or the body's length differs from the declared one.
+        WireError: It is not a publication of this wire version, or the body's length differs from the declared one.
     """
     view = memoryview(frame).cast("B")
     if len(view) < PUBLICATION_PREFIX_BYTES:
@@ -160,7 +160,7 @@ def _prefix(header: Publication) -> bytes:
 
 
 class WeightsReceiver:
-    """Decides which weights a receiver applies. It holds no weights, only their order.
+    """Decides which weights a receiver applies. It stores no weights, only their order.
 
     Guarantees: weights accepted by `offer` are strictly newer than all accepted before, belong to
     this run and layout, and match their digest.
@@ -194,8 +194,8 @@ class WeightsReceiver:
     def offer(self, header: Publication, body: Any) -> bool:
         """Return whether to apply these weights now; True also records them as applied.
 
-        A notice (no body) is recorded as announced and never applied. Refusals are counted in
-        ``refused`` by reason: "old", "run", "layout", "digest".
+        A notice (no body) is recorded as announced and never applied. Refusals are counted in ``refused`` by reason:
+        "old", "run", "layout", "digest".
         """
         if self.run_id and header.run_id != self.run_id:
             return self._refuse("run")

@@ -1,1 +1,1 @@
-"""Messages as frames and back: codec, headers, values. No sockets."""
+"""Conversion of messages to frames and back: codec, headers, values. No sockets."""

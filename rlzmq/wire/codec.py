@@ -1,14 +1,13 @@
-"""Encoding of messages as frames: one bounded header frame, then arrays as raw frames, not copied.
+"""Codec of messages: one bounded header frame, then arrays as raw frames, not copied.
 
 ```
 frame 0:  [wire version: 1 byte][kind: 1 byte][msgpack: [header map, array specs]]
 frame 1…: the bytes of one C-contiguous little-endian array each; spec = [dtype, *shape]
 ```
 
-A message may also carry *opaque* frames (another message's frames, forwarded untouched): then the
-specs are ``None`` and the frames are not inspected. Nothing received is imported, executed, or trusted:
-every count, dtype and shape is checked against the bytes received, and a refusal is a `WireError` with
-a reason code, which the caller counts.
+A message may also carry *opaque* frames (another message's frames, forwarded unchanged). The specs are then ``None``,
+and the frames are not inspected. Received data is never imported, executed, or trusted: every count, dtype and shape is
+checked against the received bytes, and a refusal is a `WireError` with a reason code, which the caller counts.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ __all__ = [
 # A frame as it is sent or received: bytes, a memoryview, an array, or any other buffer (a zmq.Frame).
 Buffer = Any
 
-# Incremented with every incompatible change of frames or headers; peers of another version are refused.
+# Incremented with every incompatible change of frames or headers. Peers of another version are refused.
 WIRE_VERSION = 2
 
 # A byte limit alone is not enough (16 MiB of empty maps take 1.2 GiB once decoded), so headers are
@@ -66,7 +65,7 @@ _MAX_CONTAINER_LENGTH = 16 * 1024
 _MAX_MAP_LENGTH = 4 * 1024
 _MAX_NDIM = 32
 
-# Received frames below this are copied: they arrive unaligned and would pin a larger receive buffer.
+# Received frames below this size are copied, since they are unaligned and would pin a larger receive buffer.
 _COPY_BELOW_BYTES = 8192
 
 _NUMBER_DTYPES = {
@@ -94,7 +93,7 @@ _TIME_UNITS = frozenset(["Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "p
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A message's first frame, decoded; sufficient for forwarding.
+    """A message's first frame, decoded. It is sufficient for forwarding.
 
     Attributes:
         kind: Kind of the message (`rlzmq.wire.kinds` on the data plane).
@@ -130,14 +129,14 @@ def encode(kind: int, header: Mapping[str, Any], arrays: Sequence[npt.NDArray[An
     Args:
         kind: 0 … 255.
         header: Plain values that msgpack supports, with str keys; at most 64 KiB packed.
-        arrays: At most 1024 arrays of whitelisted dtypes. C-contiguous little-endian ones are not
-            copied: do not overwrite them until they are sent.
+        arrays: At most 1024 arrays of whitelisted dtypes. C-contiguous little-endian ones are not copied: do not
+            overwrite them until they are sent.
 
     Returns:
-        ``[bytes, array, …]``, every item a buffer; a socket sends an array's memory as it is.
+        ``[bytes, array, …]``, every item a buffer. A socket sends an array's memory directly.
 
     Raises:
-        UnsupportedDtypeError: An array of object, structured or platform-specific dtype.
+        UnsupportedDtypeError: An array has an object, structured or platform-specific dtype.
         BoundExceededError: The header is too large, or there are too many arrays.
     """
     if len(arrays) > MAX_ARRAYS:
@@ -154,7 +153,7 @@ def encode(kind: int, header: Mapping[str, Any], arrays: Sequence[npt.NDArray[An
 
 
 def encode_opaque(kind: int, header: Mapping[str, Any], frames: Sequence[Buffer] = ()) -> list[Buffer]:
-    """Return the frames of a message whose payload is forwarded untouched (no array specs)."""
+    """Return the frames of a message whose payload is forwarded unchanged (no array specs)."""
     if len(frames) > MAX_ARRAYS + 1:
         raise BoundExceededError(f"a message carries at most {MAX_ARRAYS + 1} frames, got {len(frames)}")
     return [_first_frame(kind, header, None), *frames]
@@ -165,7 +164,7 @@ def decode(frames: Sequence[Buffer]) -> Message:
     """Decode and check a whole message.
 
     Raises:
-        WireError: The message is malformed; no memory was allocated beyond the frames.
+        WireError: The message is malformed. No memory beyond the frames was allocated.
     """
     head = decode_head(frames)
     payload = tuple(frames[1:])
@@ -174,7 +173,7 @@ def decode(frames: Sequence[Buffer]) -> Message:
 
 
 def decode_head(frames: Sequence[Buffer]) -> Head:
-    """Decode and check only the first frame and the number of frames, as needed for forwarding."""
+    """Decode and check only the first frame and the number of frames, which is enough for forwarding."""
     if not frames:
         raise MalformedFrameError("a message has at least one frame, got none")
     if len(frames) > MAX_ARRAYS + 2:
@@ -203,7 +202,7 @@ def decode_head(frames: Sequence[Buffer]) -> Head:
 
 @wire_decoder
 def kind_of(frames: Sequence[Buffer]) -> int:
-    """Return the kind of a message without checking anything else.
+    """Return the kind of a message, without any other check.
 
     Raises:
         WireError: The first frame is too short.
@@ -214,7 +213,7 @@ def kind_of(frames: Sequence[Buffer]) -> int:
 def decode_arrays(
     specs: Sequence[tuple[np.dtype[Any], tuple[int, ...]]], frames: Sequence[Buffer]
 ) -> tuple[npt.NDArray[Any], ...]:
-    """Return arrays as views of their frames; each shape is checked against the frame's length."""
+    """Return arrays as views of their frames. Each shape is checked against the frame's length."""
     arrays = []
     for position, ((dtype, shape), frame) in enumerate(zip(specs, frames, strict=True)):
         view = _byte_view(frame)
@@ -236,8 +235,8 @@ def pack_header(value: Any, *, max_bytes: int = MAX_HEADER_BYTES) -> bytes:
     """Pack plain values with msgpack, within the header's size limit.
 
     Raises:
-        BoundExceededError: More than `max_bytes`: move large values into arrays.
-        TypeError: A value that msgpack does not support.
+        BoundExceededError: There are more than `max_bytes`: move large values into arrays.
+        TypeError: msgpack does not support a value.
     """
     packed: bytes = msgpack.packb(value, use_bin_type=True)
     if len(packed) > max_bytes:
@@ -252,7 +251,7 @@ def unpack_header(data: Buffer, *, max_bytes: int = MAX_HEADER_BYTES, max_depth:
     """Unpack msgpack with bounded size, container lengths and nesting, str map keys, no extension types.
 
     Raises:
-        WireError: The data violates a bound or is malformed; the text does not quote it at length.
+        WireError: The data violates a bound or is malformed. The text does not quote it at length.
     """
     num_bytes = len(data)
     if num_bytes > max_bytes:
@@ -276,7 +275,7 @@ def unpack_header(data: Buffer, *, max_bytes: int = MAX_HEADER_BYTES, max_depth:
 def check_header(value: Any, max_depth: int = MAX_DEPTH) -> None:
     """Check that nesting is at most `max_depth` deep, map keys are str and values plain (no timestamps).
 
-    The check proceeds level by level, so that hostile nesting causes no recursion.
+    The check proceeds level by level, so that malicious nesting causes no recursion.
 
     Raises:
         WireError: The value violates a rule.

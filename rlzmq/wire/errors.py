@@ -19,23 +19,23 @@ __all__ = [
 
 
 class WireError(ProtocolError):
-    """A received message that was refused before anything acted on it.
+    """A received message was refused before any use.
 
     Attributes:
-        reason: Short code for counters, e.g. ``"dtype"``; the text names expected and actual.
+        reason: Short code for counters, e.g. ``"dtype"``. The text names the expected and the actual value.
     """
 
     reason: ClassVar[str] = "wire"
 
 
 class MalformedFrameError(WireError):
-    """Not a message at all: no frames, a short first frame, a header that msgpack cannot read."""
+    """It is not a message: no frames, a short first frame, or a header that msgpack cannot read."""
 
     reason = "malformed"
 
 
 class UnknownVersionError(WireError):
-    """A different wire protocol version; the text names both."""
+    """The wire protocol version differs; the text names both."""
 
     reason = "version"
 
@@ -47,7 +47,7 @@ class BoundExceededError(WireError):
 
 
 class UnsupportedDtypeError(WireError):
-    """An array dtype outside the whitelist, e.g. objects or long doubles."""
+    """An array's dtype is not in the whitelist, e.g. objects or long doubles."""
 
     reason = "dtype"
 
@@ -59,7 +59,7 @@ class ArrayMismatchError(WireError):
 
 
 class SchemaError(WireError):
-    """A header with an unknown, missing or wrongly typed field, or of an unknown kind."""
+    """A header has an unknown, missing or wrongly typed field, or is of an unknown kind."""
 
     reason = "schema"
 

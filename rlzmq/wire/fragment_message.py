@@ -22,11 +22,11 @@ __all__ = ["decode_fragment", "encode_fragment", "fragment_from_bytes", "fragmen
 
 
 def encode_fragment(fragment: Fragment, arrays: Sequence[npt.NDArray[Any]], meta: Any = None) -> list[Buffer]:
-    """Return the frames of a fragment message; the column arrays are not copied.
+    """Return the frames of a fragment message. The column arrays are not copied.
 
     Args:
         fragment: The header; ``fragment.batch`` is the header of ``EpisodeBatch.to_wire()``.
-        arrays: The arrays of ``EpisodeBatch.to_wire()``, not overwritten until they are sent.
+        arrays: The arrays of ``EpisodeBatch.to_wire()``. Do not overwrite them until they are sent.
         meta: Any value that `values.pack_value` supports: episode metrics, connector delta, …
     """
     blob = np.frombuffer(pack_blob(meta), np.uint8)
@@ -40,7 +40,7 @@ def decode_fragment(
     """Return the header, column arrays (views) and meta blob (`values.unpack_blob`) of a fragment message.
 
     Raises:
-        WireError: Not a fragment, or arrays that do not match their frames.
+        WireError: It is not a fragment, or its arrays do not match their frames.
     """
     message = decode(frames)
     if message.kind != Fragment.kind:
@@ -54,10 +54,11 @@ def decode_fragment(
 
 
 def slice_fragment(frames: Sequence[Buffer], first: int, num_steps: int) -> Sequence[Buffer]:
-    """Return the message of a part of a fragment: its header counts the part's env steps, and it has no meta.
+    """Return the message of a part of a fragment. Its header counts the part's env steps, and it has no meta.
 
-    The columns are views of the frames. A message that cannot be cut is returned as it is, for its receiver to refuse
-    or to cut: one that is malformed, or has multi-agent episodes, whose agents' rows are not in order of env steps.
+    The columns are views of the frames. A message that cannot be cut is returned unchanged, for its receiver to refuse
+    or to cut: one that is malformed, or has multi-agent episodes, whose agents' rows are not in the order of env
+    steps.
 
     Args:
         frames: The fragment message, which is not trusted.
@@ -81,10 +82,10 @@ def fragment_to_bytes(frames: Sequence[Buffer]) -> bytes:
 
 @wire_decoder
 def fragment_from_bytes(content: bytes) -> list[memoryview]:
-    """Return the frames packed by `fragment_to_bytes`, for `decode_fragment`.
+    """Return the frames from a result of `fragment_to_bytes`, for `decode_fragment`.
 
     Raises:
-        WireError: Not a quarantine file, or a truncated one.
+        WireError: It is not a quarantine file, or a truncated one.
     """
     view = memoryview(content)
     start = len(_FILE_MAGIC) + 4

@@ -20,8 +20,8 @@ __all__ = [
 Spans: TypeAlias = tuple[tuple[int, int], ...]
 
 
-# Attempts and lease ids never repeat across restarts of the broker: the bits above these hold its
-# incarnation, which must increase (e.g. milliseconds of its start).
+# Attempts and lease ids never repeat across restarts of the broker: their high bits are its incarnation, which must
+# increase (e.g. milliseconds of its start).
 _COUNTER_BITS = 20
 
 
@@ -31,7 +31,7 @@ def first_number(broker_incarnation: int) -> int:
 
 
 class WireMessage:
-    """Base of the messages.
+    """Base class of the messages.
 
     Attributes:
         kind: The second byte of the message.
@@ -47,7 +47,7 @@ MESSAGES: dict[int, type[WireMessage]] = {}
 """The messages of the data plane by kind."""
 
 PUBLICATION = 51
-"""The kind of a publication: on PUB only, see `rlzmq.protocol.weights`."""
+"""The kind of a publication, which is only sent on PUB; see `rlzmq.protocol.weights`."""
 
 FOLDED, FRAMES_NEEDED = 96, 97
 """The kinds between the sockets of one host that no role sees, see `rlzmq.net.shared_frames`."""
@@ -57,7 +57,7 @@ _RESERVED = (PUBLICATION, FOLDED, FRAMES_NEEDED)
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def message(kind: int) -> Callable[[type[M]], type[M]]:
-    """Declare a message of the data plane, a frozen dataclass; kinds below 128, never used for another one."""
+    """Declare a message of the data plane, a frozen dataclass. Its kind is below 128 and never reused."""
 
     def declare(cls: type[M]) -> type[M]:
         if not 0 < kind < 128 or kind in _RESERVED or kind in MESSAGES:

@@ -1,11 +1,11 @@
 """All messages of the data plane, between the broker's ROUTER and runners, learners and the driver.
 
-Each message is a frozen dataclass, the typed header. Large data follows as *payload* frames, described
-in each docstring. `encode_message` and `decode_message` convert a message and its payload to frames and
-back; unknown kinds and fields are refused.
+Each message is a frozen dataclass, the typed header. Large data follows in *payload* frames, which each docstring
+describes. `encode_message` and `decode_message` convert a message and its payload to frames and back. Unknown kinds and
+fields are refused.
 
-Update ``u`` starts from weights version ``u`` and makes version ``u + 1``, so an update's id is also the
-weights version it starts from. Sequence numbers are sent as *spans*: ``(first, last)``, both included.
+Update ``u`` starts from weights version ``u`` and produces version ``u + 1``, so an update's id is also the weights
+version that it starts from. Sequence numbers are sent as *spans*: ``(first, last)``, both included.
 """
 
 from __future__ import annotations
@@ -110,22 +110,22 @@ __all__ = [
 
 
 def encode_message(message: WireMessage, payload: Sequence[Buffer] = ()) -> list[Buffer]:
-    """Return the frames of a message; the payload frames are not changed."""
+    """Return the frames of a message. The payload frames are unchanged."""
     return encode_opaque(message.kind, to_header(message), payload)
 
 
 @wire_decoder
 def decode_message(frames: Sequence[Buffer]) -> tuple[WireMessage, tuple[Buffer, ...]]:
-    """Return the message and its payload frames; array specs are checked, but no arrays are created.
+    """Return the message and its payload frames. Array specs are checked, but no arrays are created.
 
     Raises:
-        WireError: Not a message of this protocol version, or a header that does not match its kind.
+        WireError: It is not a message of this protocol version, or its header does not match its kind.
     """
     return message_from_head(decode_head(frames), frames), tuple(frames[1:])
 
 
 def message_from_head(head: Head, frames: Sequence[Buffer]) -> WireMessage:
-    """Return the typed message of a decoded first frame; the lengths of a fragment's frames are checked."""
+    """Return the typed message of a decoded first frame. The lengths of a fragment's frames are checked."""
     cls = MESSAGES.get(head.kind)
     if cls is None:
         raise SchemaError(f"message kind {head.kind} is unknown here")

@@ -21,19 +21,19 @@ __all__ = [
 
 @message(64)
 class OpenUpdate(WireMessage):
-    """Request of one update; several may be open, they run in order. Payload: (none).
+    """Request of one update. Several may be open; they run in order. Payload: (none).
 
     Attributes:
         steps_per_rank, num_ranks: Their product is the batch, even after the group has shrunk.
-        weights_version: The version the update starts from (= update_id).
-        staleness: S: 0 samples under exactly that version; S >= 1 lets runners sample S batches ahead.
+        weights_version: The version that the update starts from (= update_id).
+        staleness: S. 0 samples with exactly that version; S >= 1 lets runners sample S batches ahead.
         max_policy_lag: Fragments older than this many versions are dropped; -1: never (off-policy).
-        connector_version: Runners need at least this connector state; -1 if there is none.
+        connector_version: Minimum connector state of runners; -1 if there is none.
         fragment_length: Vector steps of a full lease.
-        lease_timeout_s: After this long without progress a lease's steps may be granted to another runner.
-        keeps_episodes: All chunks of an episode go to the same rank while the group is unchanged; the batch size is
-            exact, the ranks' shares are not.
-        min_generation: Generation of the driver's last RESET; `DriverCore` fills it in.
+        lease_timeout_s: Time without progress after which a lease's steps may be granted to another runner.
+        keeps_episodes: Whether all chunks of an episode go to the same rank while the group is unchanged. The batch
+            size is then exact, but the ranks' shares are not.
+        min_generation: Generation of the driver's last RESET. `DriverCore` fills it in.
     """
 
     update_id: int
@@ -51,7 +51,7 @@ class OpenUpdate(WireMessage):
 
 @message(65)
 class UpdateReport(WireMessage):
-    """Report of a committed update, sent again until DRIVER_STATE.next_report passes it.
+    """Report of a committed update, repeated until DRIVER_STATE.next_report passes it.
 
     Payload: eight frames. `ranges.pack_ranges` of the fragments reported for the first time (first =
     0, num_steps = their env steps), `ranges.pack_blobs` of their metas in that order, `pack_blobs`
@@ -59,11 +59,11 @@ class UpdateReport(WireMessage):
     the last report (num_steps = 1 marks a runner that is gone for good).
 
     Attributes:
-        min_generation: Generation of the last RESET that the broker received: the lineage of the report.
+        min_generation: Generation of the last RESET that the broker received, which is the lineage of the report.
         num_env_steps: Env steps of the batch.
-        num_kept_steps: `num_env_steps` less those left out as non-finite, from this batch or from earlier batches
+        num_kept_steps: `num_env_steps` without those left out as non-finite, from this batch or from earlier batches
             in replay buffers; may be negative.
-        num_trained_steps: Steps trained by all ranks, repetitions counted.
+        num_trained_steps: Number of steps trained by all ranks, counting repetitions.
         accounting, dropped: Env steps over the lifetimes of this and earlier brokers.
         sampling_s: Time from OPEN_UPDATE until the batch was complete.
         training_s: Time from then to the commit.
@@ -89,11 +89,11 @@ class Progress(WireMessage):
     """Progress of the open update, sent every heartbeat_s. Payload: (none).
 
     Attributes:
-        next_open: First update that the broker does not have; the driver sends from there again.
+        next_open: First update that the broker lacks. The driver repeats its requests from there.
         connector_version, min_generation: Those of the last CONNECTOR_STATE and RESET received.
         is_paused: Whether the broker is paused.
-        num_moves: Increases with any progress of the next update: env steps while it is collected, rank steps
-            while it is trained.
+        num_moves: Increases with any progress of the next update: env steps while it is collected, rank steps while
+            it is trained.
         patience_s: How long a peer working on the update may be silent before it counts as hung.
     """
 
@@ -140,7 +140,7 @@ class Resume(WireMessage):
 
 @message(70)
 class Reset(WireMessage):
-    """Begin of a new lineage after the learners restored a checkpoint. Payload: (none).
+    """Start of a new lineage after the learners restored a checkpoint. Payload: (none).
 
     Pending fragments are dropped ("rolled_back"), open updates are discarded, weights and fragments of
     generations below ``generation`` are fenced.
@@ -155,7 +155,7 @@ class Config(WireMessage):
     """The run's configuration for peers that join by themselves. Payload: one opaque frame.
 
     Attributes:
-        driver: Incarnation of the newest driver; the broker fills it in.
+        driver: Incarnation of the newest driver. The broker fills it in.
     """
 
     run_id: str

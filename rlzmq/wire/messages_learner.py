@@ -44,7 +44,7 @@ class ShardPlan(WireMessage):
 class Shard(WireMessage):
     """One fragment, or a range of its steps, for one rank.
 
-    Payload: the runner's FRAGMENT message, untouched, or the one of this range (`fragment_message.slice_fragment`).
+    Payload: the runner's unchanged FRAGMENT message, or that of this range (`fragment_message.slice_fragment`).
 
     Attributes:
         index: 0 … num_fragments-1, the order of training data.
@@ -85,8 +85,9 @@ class ShardRefused(WireMessage):
 
 @message(36)
 class Train(WireMessage):
-    """Order to train an update in its turn, sent once every rank is ready. The plan is now fixed within the
-    generation.
+    """Order to train an update in its turn, sent once every rank is ready.
+
+    From now on the plan is fixed within the generation.
 
     Payload: two frames, `ranges.pack_ranges` of the update's fragments over all ranks, so that every
     learner remembers which steps the update consumed.
@@ -101,14 +102,15 @@ class Train(WireMessage):
 
 @message(37)
 class UpdateDone(WireMessage):
-    """The group agreed and this rank applied the update (or, with ``trained`` False, all ranks skipped it
-    as non-finite). Sent again until UPDATE_COMMITTED.
+    """Confirmation that the group agreed and this rank applied the update; repeated until UPDATE_COMMITTED.
 
-    Payload: one frame, the `values.pack_blob` of the update's results, then the two frames of TRAIN; optionally two
-    more, packed likewise, with the steps left out because they made the loss non-finite (they may be from earlier
-    updates, if the ranks have a replay buffer).
+    With ``trained`` False, all ranks skipped the update as non-finite.
 
-    The generation and rank are those of today's group; ``num_ranks`` is that of the group that trained it.
+    Payload: one frame, the `values.pack_blob` of the update's results, then the two frames of TRAIN. Optionally
+    two more, packed in the same way, with the steps left out because they made the loss non-finite (they may
+    be from earlier updates, if the ranks have a replay buffer).
+
+    The generation and rank are those of the current group; ``num_ranks`` is that of the group that trained it.
     """
 
     update_id: int

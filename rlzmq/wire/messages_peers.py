@@ -20,29 +20,29 @@ __all__ = [
 
 @message(1)
 class Hello(WireMessage):
-    """Registration of a peer; sent again to a restarted broker and whenever the sender's group changes.
+    """Registration of a peer, repeated to a restarted broker and whenever the sender's group changes.
 
-    Payload: a learner adds `ranges.pack_ranges` (two frames) of the ranges it remembers as trained, then of
-    each of ``training_updates``; the driver adds `pack_ranges` of the watermarks below which it has reports.
+    Payload: a learner adds `ranges.pack_ranges` (two frames) of the ranges that it remembers as trained, then of each
+    of ``training_updates``. The driver adds `pack_ranges` of the watermarks below which it has reports.
 
     Attributes:
         role: ``"runner"``, ``"learner"``, ``"driver"`` or ``"observer"``.
-        name: The logical name, e.g. ``"runner-3"``; a restarted process keeps it.
+        name: The logical name, e.g. ``"runner-3"``, which a restarted process keeps.
         uuid: Id of this process.
-        hello_id: Number of this process's HELLO, from 1. WELCOME repeats it; answers to older HELLOs
-            are ignored.
+        hello_id: Number of this process's HELLO, from 1. WELCOME repeats it, and answers to older HELLOs are ignored.
         incarnation: The requested incarnation: the supervisor's restart count, or the one from an earlier
             WELCOME; 0: the broker decides.
         run_id, package_version, config_digest, spaces_digest: Must equal the broker's; "" = unchecked.
-        generation: Learner: its process group's. Driver: its last RESET's. Else -1.
-        lineage: Learner: generation of the RESET from which its state derives; -1: none.
-        rank, num_ranks: Learner: its rank and the group's size; -1 for other roles.
-        next_update: Learner: first update it has not committed. Driver: first without a report.
-        training_updates, training_attempts: Learner: updates whose TRAIN arrived and that are not done.
-        num_envs: Runner: env steps per vector step.
-        replaces: Runner: uuid of the previous process of its name, known only to the launcher of both; "" for none.
-        first_unacked, next_seq: Runner: the fragments it holds are within [first_unacked, next_seq).
-        trained, dropped: Driver: env steps accounted for in earlier reports.
+        generation: For a learner: that of its process group. For the driver: that of its last RESET. Otherwise -1.
+        lineage: For a learner: generation of the RESET from which its state derives; -1: none.
+        rank, num_ranks: For a learner: its rank and the group's size; -1 for other roles.
+        next_update: For a learner: first update that it has not committed. For the driver: first one without a report.
+        training_updates, training_attempts: For a learner: updates whose TRAIN has arrived and that are not done.
+        num_envs: For a runner: env steps per vector step.
+        replaces: For a runner: uuid of the previous process of its name, known only to the launcher of both; "" for
+            none.
+        first_unacked, next_seq: For a runner: its fragments are within [first_unacked, next_seq).
+        trained, dropped: For the driver: env steps accounted for in earlier reports.
     """
 
     role: str
@@ -77,9 +77,9 @@ class Welcome(WireMessage):
         broker_incarnation: A new value means that the broker was restarted and has lost its state.
         incarnation: The incarnation that the peer uses in its fragments from now on.
         heartbeat_s: Interval at which the peer reports its state.
-        generation, connector_version, dropped: For a driver: the newest generation of learners or RESET, the
-            newest connector state's version, and the env steps dropped under earlier drivers. A new driver
-            continues above them.
+        generation, connector_version, dropped: For a driver: the newest generation of learners or RESET, the version
+            of the newest connector state, and the env steps dropped under earlier drivers. A new driver continues
+            above them.
     """
 
     run_id: str
@@ -123,15 +123,15 @@ class BrokerBeat(WireMessage):
 
 @message(6)
 class RunnerState(WireMessage):
-    """State of a runner, sent every heartbeat_s; leases that it does not list were lost.
+    """State of a runner, sent every heartbeat_s. Leases that it does not list were lost.
 
     Payload: (none).
 
     Attributes:
         leases: Ids of leases received and not yet answered by a fragment.
-        unaccepted: Sequence numbers sent and not yet accepted.
-        is_sampling: Whether a lease is being sampled; else the runner is idle or waits for weights.
-        progress: Increases while sampling; a sampling runner without progress hangs.
+        unaccepted: Sequence numbers sent but not accepted yet.
+        is_sampling: Whether a lease is being sampled. If not, the runner is idle or waits for weights.
+        progress: Increases while sampling. A sampling runner without progress hangs.
     """
 
     first_unacked: int
@@ -152,9 +152,8 @@ class LearnerState(WireMessage):
 
     Attributes:
         next_update: First update not trained.
-        update_ids, attempts, num_held, phases: One entry per received update; phase 0 receiving,
-            1 ready, 2 training.
-        progress: Collectives entered in this generation; for a single rank, minibatches trained.
+        update_ids, attempts, num_held, phases: One entry per received update. Phases: 0 receiving, 1 ready, 2 training.
+        progress: Number of collectives entered in this generation; for a single rank, number of minibatches trained.
     """
 
     generation: int
@@ -171,10 +170,10 @@ class DriverState(WireMessage):
     """State of the driver, sent every heartbeat_s and after each report. Payload: (none).
 
     Attributes:
-        min_generation: Generation of the driver's last RESET; the state of another lineage is ignored.
-        next_report: First update without a report; earlier reports need not be kept.
+        min_generation: Generation of the driver's last RESET. The state of another lineage is ignored.
+        next_report: First update without a report. Earlier reports need not be kept.
         runners, learners: Names of the driver's live processes, which should be registered.
-        bottleneck: What limited the newest iteration, for observers; "" if it is not known yet.
+        bottleneck: What limited the newest iteration, for observers; "" if unknown.
     """
 
     min_generation: int

@@ -22,14 +22,14 @@ class Lease(WireMessage):
     """Permission to sample. Payload: (none).
 
     Attributes:
-        update_id: The update it is for; -1 if any update may use the data (staleness >= 1).
+        update_id: The update that it is for; -1 if any update may use the data (staleness >= 1).
         num_vector_steps: Number of steps of the runner's vector env, unless `max_s` ends the lease.
-        generation, weights_version: Minimal weights; exactly this version if ``exact``.
-        connector_version: Minimal connector state; -1 if there is none.
-        timeout_s: After this long without progress the broker may grant the steps to another runner.
+        generation, weights_version: Minimum weights; exactly this version if ``exact``.
+        connector_version: Minimum connector state; -1 if there is none.
+        timeout_s: Time without progress after which the broker may grant the steps to another runner.
         accepted: Sequence numbers accepted since the last message to this runner.
-        max_s: Deliver what was sampled after this many seconds; 0: no limit.
-        by_env: The fragment must order its chunks by environment and fill in `env_steps`.
+        max_s: Number of seconds after which the sampled data must be delivered; 0: no limit.
+        by_env: Whether the fragment must order its chunks by environment and fill in `env_steps`.
     """
 
     lease_id: int
@@ -61,7 +61,7 @@ class Fragment(WireMessage):
     `values.pack_blob` of its meta (episode metrics, connector delta).
 
     Attributes:
-        num_env_steps: Trainable steps (autoreset steps do not count).
+        num_env_steps: Number of trainable steps (autoreset steps do not count).
         weights_version: The oldest version used for any of its actions.
         batch: The header of ``EpisodeBatch.to_wire()``.
         env_steps: Env steps of each environment, in order, if the lease asks for them.
@@ -80,13 +80,13 @@ class Fragment(WireMessage):
 
     @property
     def fragment_id(self) -> FragmentId:
-        """The id within the run."""
+        """The fragment's id within the run."""
         return FragmentId(self.runner, self.incarnation, self.seq)
 
 
 @message(19)
 class Accepted(WireMessage):
-    """Fragments that are in the broker's ledger; the runner keeps them until COMMITTED. Payload: (none)."""
+    """Fragments that are in the broker's ledger. The runner keeps them until COMMITTED. Payload: (none)."""
 
     incarnation: int
     accepted: Spans
@@ -94,10 +94,10 @@ class Accepted(WireMessage):
 
 @message(20)
 class Committed(WireMessage):
-    """Fragments that were trained, or dropped with a reason; the runner forgets them. Payload: (none).
+    """Fragments that were trained, or dropped with a reason. The runner forgets them. Payload: (none).
 
     Attributes:
-        watermark: Every sequence number below it is committed.
+        watermark: All sequence numbers below it are committed.
         committed: Further committed sequence numbers.
     """
 

@@ -1,6 +1,6 @@
 """Encoding of fragment ranges and blobs as two payload frames, and of sequence numbers as spans.
 
-The lists grow with the number of runners, so they are not part of a header.
+The lists grow with the number of runners, so they are not in a header.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlzmq.wire.schema import FragmentId
 
 __all__ = ["FragmentRange", "pack_blobs", "pack_ranges", "to_spans", "unpack_blobs", "unpack_ranges"]
 
-# A range takes 40 bytes; no update has a million of them.
+# A range takes 40 bytes. No update has a million of them.
 _MAX_RANGES = 1_000_000
 
 
@@ -42,7 +42,7 @@ def pack_ranges(ranges: Iterable[FragmentRange]) -> list[Buffer]:
 
 @wire_decoder
 def unpack_ranges(frames: Sequence[Buffer]) -> list[FragmentRange]:
-    """Return the ranges packed by `pack_ranges`.
+    """Return the ranges from frames of `pack_ranges`.
 
     Raises:
         WireError: The frames are malformed, or contain an impossible index or number.
@@ -77,7 +77,7 @@ def pack_blobs(blobs: Iterable[Buffer]) -> list[Buffer]:
 
 @wire_decoder
 def unpack_blobs(frames: Sequence[Buffer]) -> list[memoryview]:
-    """Return the blobs packed by `pack_blobs`, as views.
+    """Return the blobs from frames of `pack_blobs`, as views.
 
     Raises:
         WireError: The frames are malformed, or the lengths do not match.

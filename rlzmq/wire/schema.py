@@ -1,4 +1,4 @@
-"""Conversion of message dataclasses to header maps and back; undeclared fields are refused."""
+"""Conversion of message dataclasses to header maps and back. Undeclared fields are refused."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def to_header(message: Any) -> dict[str, Any]:
 
 
 def from_header(cls: type[T], header: dict[str, Any]) -> T:
-    """Return the message from its header map.
+    """Return the message of a header map.
 
     Raises:
-        SchemaError: A field is unknown, missing, or of another type; the text names message and field.
+        SchemaError: A field is unknown, missing, or of another type; the text names the message and the field.
     """
     fields = _fields_of(cls)
     values = []
@@ -144,7 +144,7 @@ def _counts(value: Any) -> dict[str, int]:
 
 
 def _map(value: Any) -> dict[str, Any]:
-    # Free-form within the codec's bounds; its consumer checks it (e.g. EpisodeBatch.from_wire).
+    # Free-form within the codec's bounds. Its consumer checks it (e.g. EpisodeBatch.from_wire).
     if type(value) is dict:
         return value
     raise TypeError

@@ -43,20 +43,20 @@ from rlzmq.wire.errors import (
 
 __all__ = ["pack_blob", "pack_value", "unpack_blob", "unpack_value"]
 
-# The tree has a separate frame, so it may be larger than a header; it holds no array data.
+# The tree has a separate frame, so it may be larger than a header. It contains no array data.
 _MAX_TREE_BYTES = 1024 * 1024
-# Containers in a value; each takes at most three in its tree.
+# Maximum number of containers in a value; each takes at most three in its tree.
 _MAX_DEPTH = 37
 _MAX_TREE_DEPTH = 3 * _MAX_DEPTH + 1
-# Arrays below this share one frame: a state dict of a thousand small tensors is one message.
+# Arrays below this size share one frame, so a state dict of a thousand small tensors is one message.
 _POOL_BELOW_BYTES = 4096
 # A list of at least this many plain floats or ints is sent as one array.
 _NUMBER_LIST_FROM = 64
-# References may overlap: without a bound, a tree of 1 MiB could refer to one array a hundred thousand times.
+# References may overlap. Without a bound, a tree of 1 MiB could refer to one array a hundred thousand times.
 # `pack_value` refers to each byte once, and its result unpacks to at most six times the bytes (a list of numbers).
 _MAX_TIMES_UNPACKED = 8
 _UNPACKED_FLOOR_BYTES = 1024 * 1024
-_LIST_TIMES = 5  # Python's numbers, by the array's bytes
+_LIST_TIMES = 5  # size of Python's numbers, relative to the array's bytes
 
 _EPISODES = {"SingleAgentEpisode": "__episode__", "MultiAgentEpisode": "__multi_agent_episode__"}
 _LISTS = {"SingleAgentEpisode": "__episodes__", "MultiAgentEpisode": "__multi_agent_episodes__"}
@@ -68,14 +68,14 @@ def pack_value(value: Any) -> list[npt.NDArray[Any]]:
     """Return a value as arrays: the tree, the shared frame of small arrays, then each large array.
 
     Args:
-        value: Any nesting of the types in the module docstring; dict subclasses arrive as dicts.
+        value: Any nesting of the types in the module docstring. Dict subclasses arrive as dicts.
 
     Returns:
         Arrays for `rlzmq.wire.codec.encode`; large C-contiguous ones are not copied.
 
     Raises:
-        TypeError: An unsupported type; the text has its path, e.g. ``value['a'][2]``.
-        ValueError: Nested deeper than 37, or a tree (without arrays) above 1 MiB.
+        TypeError: A type is not supported; the text names its path, e.g. ``value['a'][2]``.
+        ValueError: The value is nested deeper than 37, or its tree (without arrays) is larger than 1 MiB.
     """
     writer = _Writer()
     return writer.finish(writer.write(value))
@@ -83,11 +83,11 @@ def pack_value(value: Any) -> list[npt.NDArray[Any]]:
 
 @wire_decoder
 def unpack_value(arrays: Sequence[npt.NDArray[Any]]) -> Any:
-    """Return the value packed by `pack_value`; its arrays are views of the given ones.
+    """Return the value from arrays of `pack_value`. Its arrays are views of these.
 
     Raises:
-        WireError: Not a packed value, inconsistent parts, or a value that would take many times the memory of
-            the received frames.
+        WireError: It is not a packed value, its parts are inconsistent, or it would take many times the memory of the
+            received frames.
     """
     if len(arrays) < 2:
         raise MalformedFrameError(f"a value has at least 2 arrays (tree, small arrays), got {len(arrays)}")
@@ -105,7 +105,7 @@ def unpack_value(arrays: Sequence[npt.NDArray[Any]]) -> Any:
 
 
 def pack_blob(value: Any) -> bytes:
-    """Return a value as one frame; arrays are copied. For small values such as metrics."""
+    """Return a value as one frame. Arrays are copied. For small values such as metrics."""
     frames: list[Buffer] = [memoryview(frame).cast("B") for frame in encode(0, {}, pack_value(value))]
     lengths = np.array([len(frames), *map(len, frames)], dtype="<u8")
     return b"".join([lengths.tobytes(), *frames])
@@ -113,10 +113,10 @@ def pack_blob(value: Any) -> bytes:
 
 @wire_decoder
 def unpack_blob(blob: Buffer) -> Any:
-    """Return the value packed by `pack_blob`.
+    """Return the value from a blob of `pack_blob`.
 
     Raises:
-        WireError: Not a packed value, truncated, or with trailing bytes.
+        WireError: It is not a packed value, is truncated, or has trailing bytes.
     """
     view = memoryview(blob).cast("B")
     num_frames = int.from_bytes(view[:8], "little")

@@ -1,4 +1,4 @@
-"""Admission of messages: unregistered senders are answered, protocol violations counted, offenders expelled.
+"""Admission of messages: answers unregistered senders, counts protocol violations, and expels offenders.
 
 A message reaches the other parts only if its sender is registered and its role may send it. A HELLO
 registers its sender if it matches the run (see `Registration`) and its training claims can be parsed.
@@ -58,7 +58,7 @@ _SAYS: dict[str, frozenset[type[WireMessage]]] = {
 }
 
 _MAX_OFFENCES = 10
-# The run's own runners are replaced long before this; an external one must restart after it is expelled.
+# The run's own runners are replaced long before this. An external runner must restart after it is expelled.
 _MAX_UNUSABLE = 10
 
 
@@ -80,7 +80,7 @@ class Admission:
         self._requests = requests
 
     def admit(self, event: Received, now: float) -> Peer | None:
-        """Return the sender if it is registered and may send this message; else handle the message here."""
+        """Return the sender if it is registered and may send this message; otherwise handle the message here."""
         state, message = self._state, event.message
         if isinstance(message, Hello):
             self._on_hello(event, message, now)
@@ -103,7 +103,7 @@ class Admission:
         return peer
 
     def offend(self, peer: Peer, reason: str, detail: str) -> None:
-        """Count a protocol violation of a registered peer; expel the peer after too many."""
+        """Count a protocol violation of a registered peer. Expel the peer after too many."""
         state, role = self._state, peer.hello.role
         state.count_refused(reason)
         peer.num_bad += 1
@@ -131,7 +131,7 @@ class Admission:
         self._state.count_refused("overrun")
         peer = self._state.by_routing.get(event.peer)
         if peer is not None:
-            self._registration.expel(peer, "it does not read what it is sent")
+            self._registration.expel(peer, "it does not read its messages")
 
     def expel_blamed(self) -> None:
         """Expel runners that sent too many fragments that learners could not use."""

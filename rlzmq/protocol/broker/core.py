@@ -1,4 +1,4 @@
-"""The broker's state machine: typed events in, instructions out, time as an argument.
+"""BrokerCore: the broker's state machine, with typed events in, instructions out, and time as an argument.
 
 ```
  runners ── FRAGMENT ─► accept ─► ledger ─► exact shards ─► learners ── UPDATE_DONE ─► commit
@@ -8,11 +8,11 @@
  rank 0 ── WEIGHTS ─► store ─► PUB, SNAPSHOT
 ```
 
-Guarantees. An accepted fragment is trained exactly once in a lineage or dropped with a counted reason;
-``sampled = trained + dropped + pending`` always holds. Every rank trains exactly its share of a batch.
-Weights versions increase per generation. Any peer, and the broker itself, may die, come back, or lose,
-repeat and reorder messages: unanswered messages are sent again, repeated ones are recognised, and a new
-broker rebuilds its ledger from what runners, learners and the driver still hold.
+Guarantees. An accepted fragment is trained exactly once in a lineage, or dropped with a counted reason;
+``sampled = trained + dropped + pending`` always holds. Every rank trains exactly its share of a batch. Weights versions
+increase per generation. Any peer, and the broker itself, may die, come back, or lose, repeat and reorder messages:
+unanswered messages are sent again, repeated ones are recognised, and a new broker rebuilds its ledger from the data of
+runners, learners and the driver.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class BrokerCore:
         """Process one event and return the resulting instructions.
 
         Args:
-            event: What happened. Messages must have been decoded by `messages.decode_message`.
+            event: The event. Messages must have been decoded by `messages.decode_message`.
             now: Seconds of a monotonic clock; never decreases.
         """
         state = self.state
@@ -173,7 +173,7 @@ class BrokerCore:
         return out
 
     def status(self) -> dict[str, Any]:
-        """Return the broker's state for observers, as plain values; ages in seconds."""
+        """Return the broker's state for observers, as plain values, with ages in seconds."""
         return status_of(self.state, self.state.now)
 
     # ------------------------------------------------------------------ messages
@@ -256,7 +256,7 @@ class BrokerCore:
             state.send(state.driver, progress_of(state, self._hang_detection.patience_s()))
 
     def _forgive_absence(self, now: float) -> None:
-        """Discount a time without ticks: this process was stopped, not its peers."""
+        """Discount a time without ticks, in which this process was stopped, not its peers."""
         away = now - self._ticked_at if self._ticked_at is not None else 0.0
         self._ticked_at = now
         if away < self.options.peer_timeout_s / 2:

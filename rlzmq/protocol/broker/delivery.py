@@ -4,7 +4,7 @@
  planned ─► SHARD_PLAN, SHARD… ─► READY of every rank ─► TRAIN, in order of updates
 ```
 
-What a rank lacks according to its heartbeat is sent again.
+Messages that a rank lacks, according to its heartbeat, are sent again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Delivery"]
 
 
 class Delivery:
-    """Sends shards and TRAIN to the ranks, and repeats what was lost."""
+    """Sends shards and TRAIN to the ranks, and repeats lost messages."""
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
@@ -41,7 +41,7 @@ class Delivery:
             self._train_ready(now)
 
     def _train_ready(self, now: float) -> None:
-        """Send TRAIN in order of updates: while one may still be replanned, so may the next."""
+        """Send TRAIN in the order of updates: while an update may be replanned, so may the next one."""
         for _, run in sorted(self._state.runs.items()):
             if not run.is_training:
                 if len(run.ready) < run.num_ranks:
@@ -52,7 +52,7 @@ class Delivery:
                     self._send_train(run, rank)
 
     def on_learner_state(self, peer: Peer, message: LearnerState, now: float) -> None:
-        """Send again what a rank lacks and should have received by now."""
+        """Send again the messages that a rank lacks and should have received by now."""
         state, rank = self._state, peer.hello.rank
         if message.generation != state.generation:
             return

@@ -1,4 +1,4 @@
-"""Granting of leases: which runner samples next, how much, under which weights."""
+"""Granting of leases: which runner samples next, how much, and with which weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PATIENCE = 5.0  # times the 99th percentile of a runner's vector steps
 
 
 class Grants:
-    """Grants leases for the update being collected; `protocol.leases` sizes them."""
+    """Grants leases for the update being collected. `protocol.leases` computes their size."""
 
     def __init__(self, state: BrokerState, store: PublishedState) -> None:
         self._state = state
@@ -29,7 +29,7 @@ class Grants:
             self._state.leases.end(message.lease_id)
 
     def heartbeat(self, peer: Peer, message: RunnerState, now: float) -> None:
-        """Renew the leases of a runner that makes progress; end those that it never received."""
+        """Renew the leases of a runner that makes progress. End those that it never received."""
         state = self._state
         if not message.is_sampling:
             peer.watch.idle(now)
@@ -48,7 +48,7 @@ class Grants:
     def expire(self, now: float) -> None:
         """End the leases of runners without progress or long overdue, so that others sample the steps.
 
-        Leases end only while another runner is free; otherwise late fragments would be wasted for nothing.
+        Leases end only while another runner is free; otherwise late fragments would be wasted.
         """
         state = self._state
         leases = state.leases
@@ -93,7 +93,7 @@ class Grants:
             self._grant_ahead(terms, now)
 
     def _grant_exact(self, update: OpenUpdate, now: float) -> None:
-        """Staleness 0: grant exactly what the batch still lacks, under exactly its weights."""
+        """Staleness 0: grant exactly what the batch still lacks, with exactly its weights."""
         state = self._state
         assert state.weights is not None
         if (
@@ -124,8 +124,8 @@ class Grants:
                 if not num_steps:
                     break
                 if state.leases.num_of_peer(peer.uuid) and num_steps < update.fragment_length:
-                    # No second lease near the end of a batch: the rest is granted to free runners once
-                    # it is known exactly (as in a run of one process).
+                    # No second lease near the end of a batch: the rest is granted to free runners once it is known
+                    # exactly (as in a run in one process).
                     continue
                 self._grant(peer, update, update.update_id, num_steps, now)
                 granted += 1
@@ -134,7 +134,7 @@ class Grants:
                 return
 
     def _grant_ahead(self, terms: OpenUpdate, now: float) -> None:
-        """Staleness >= 1: grant as much as the slots allow, under the latest weights."""
+        """Staleness >= 1: grant as much as the slots allow, with the latest weights."""
         state = self._state
         if state.connector_version < terms.connector_version:
             return
@@ -176,7 +176,7 @@ class Grants:
         num_after = record.num_uncommitted + held + 1
         return (
             num_after <= window
-            # Fragments to come are counted with the mean size of those that came.
+            # Expected fragments are counted with the mean size of the received ones.
             and record.uncommitted_bytes * num_after <= options.window_bytes * record.num_uncommitted
             and state.ledger.num_bytes + len(state.leases.leases) * state.ledger.mean_bytes
             <= options.memory_bytes
@@ -186,7 +186,7 @@ class Grants:
         return max(1, sum(not peer.is_suspect for peer in self._state.runners.values()))
 
     def _mean_pace(self) -> float:
-        """Return the mean env steps per second of the runners whose pace is known; 0 if none is."""
+        """Return the mean env steps per second of the runners with a known pace; 0 if there is none."""
         paces = [
             peer.pace.env_steps_per_s
             for peer in self._state.runners.values()
@@ -197,7 +197,7 @@ class Grants:
     def _max_s(self, peer: Peer, num_env_steps: int, terms: OpenUpdate) -> float:
         """Return the time after which a lease is cut short and others sample the rest; 0: never (a single runner).
 
-        A runner that has become slow would otherwise delay the others and deliver stale data.
+        Otherwise a runner that has become slow would delay the others and deliver stale data.
         """
         if len(self._state.runners) < 2:
             return 0.0
@@ -208,7 +208,7 @@ class Grants:
         return max(_LEAST_MAX_S, min(max_s, self._fresh_s(terms)))
 
     def _fresh_s(self, terms: OpenUpdate) -> float:
-        """Return for how long data sampled now is likely to be fresh enough for a later update.
+        """Return how long data sampled now is likely to be fresh enough for a later update.
 
         With `max_policy_lag` L, data of version v is planned for update v + L at the latest, which happens about
         L - 1 updates from now; for L = 1, while the next one is trained.
@@ -219,20 +219,20 @@ class Grants:
         return _FRESH * max(1, terms.max_policy_lag - 1) * self._state.batch_of(terms) / pace
 
     def _counted_envs(self, peer: Peer) -> int:
-        """Return the expected env steps per vector step: bounded by other runners' until it has delivered."""
+        """Return the expected env steps per vector step; before the first delivery at most those of other runners."""
         most_shown = self._state.most_envs
         return (
             peer.hello.num_envs if peer.has_worked or not most_shown else min(peer.hello.num_envs, most_shown)
         )
 
     def _full_length(self, peer: Peer, terms: OpenUpdate) -> int:
-        """Return the vector steps of a full lease; a runner that has not delivered yet gets a small one."""
+        """Return the number of vector steps of a full lease. A runner that has not delivered yet gets a small one."""
         if peer.has_worked or len(self._state.runners) < 2:
             return terms.fragment_length
         return small_lease(terms.fragment_length)
 
     def _candidates(self) -> list[Peer]:
-        """Return the runners that may get a lease: those without one first, then by turn."""
+        """Return the runners that may get a lease: those without one first, then in turn."""
         state = self._state
         free = [uuid for uuid in state.leases.available if not state.runners[uuid].is_suspect]
         in_turn = state.leases.in_turn(free)

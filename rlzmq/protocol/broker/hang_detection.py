@@ -12,11 +12,13 @@ __all__ = ["HangDetection"]
 
 
 class HangDetection:
-    """Reports to the driver runners and ranks that are silent, ranks that block the others, and expected peers
-    that have not registered (`ExpectedPeers`).
+    """Reports hung peers to the driver.
 
-    A silent runner that the driver does not expect is external. No supervisor can check it, so it counts as lost;
-    it registers again when it can. The transport may notice an unreachable host only much later.
+    These are silent runners and ranks, ranks that block the others, and expected peers that have not registered
+    (`ExpectedPeers`).
+
+    A silent runner that the driver does not expect is external. No supervisor can check it, so it counts as lost; it
+    registers again when it can. The transport may notice an unreachable host only much later.
 
     A runner whose environments hang exits by itself (see `roles.runner.env_watchdog`).
     """
@@ -42,7 +44,7 @@ class HangDetection:
         peer.has_worked = message.progress > 0
         is_training = 2 in message.phases
         self._ranks.heard(peer.uuid, message.progress, message.next_update, now, is_training=is_training)
-        # A single rank has no others waiting for it: it is judged by its own pace.
+        # A single rank has no others waiting for it, so it is judged by its own pace.
         if is_training:
             if peer.watch.stamp(message.progress, now):
                 self._state.moved("training", now)

@@ -1,4 +1,4 @@
-"""Intake of fragments: each is accepted once, recognised as a duplicate, or refused with a reason.
+"""Intake of fragments: each one is accepted once, recognised as a duplicate, or refused with a reason.
 
 ```
  FRAGMENT ─► from its own runner? ─► plausible? ─► its lease ends ─► new, valid, of this lineage, room? ─► ledger
@@ -22,7 +22,7 @@ from rlzmq.wire.schema import FragmentId
 
 __all__ = ["Intake"]
 
-# Bound of sequence numbers ahead of the watermark: a runner's unfinished fragments are far fewer.
+# Bound of sequence numbers ahead of the watermark. A runner has far fewer unfinished fragments.
 _MAX_SEQ_AHEAD = 65_536
 
 
@@ -111,8 +111,10 @@ class Intake:
         self._accepted(peer, fragment)
 
     def _newest(self) -> tuple[int, int] | None:
-        """Return the newest (generation, version) of weights that any peer can have; None if a restarted
-        broker does not know it yet."""
+        """Return the newest (generation, version) of weights that any peer can have.
+
+        None if a restarted broker does not know it yet.
+        """
         state = self._state
         if state.weights is None or not state.group_is_complete:
             return None
@@ -121,7 +123,7 @@ class Intake:
         )
 
     def _is_of_a_lost_branch(self, message: Fragment) -> bool:
-        """Return whether it was sampled with weights that died with their rank and are trained again."""
+        """Return whether the fragment was sampled with weights that were lost with their rank and are trained again."""
         newest = self._newest()
         return newest is not None and message.generation < newest[0] and message.weights_version > newest[1]
 
@@ -143,7 +145,7 @@ class Intake:
         return lease
 
     def _refuse(self, peer: Peer, message: Fragment, reason: DropReason) -> None:
-        """Count a refused fragment; its runner may forget it."""
+        """Count a refused fragment. Its runner may forget it."""
         self._state.ledger.refuse(message.fragment_id, message.num_env_steps, reason)
         self._state.receipts.may_forget(peer.uuid, peer.incarnation).commit(message.seq)
 
@@ -210,7 +212,7 @@ def _num_bytes(event: Received) -> int:
 
 
 def _is_plausible(message: Fragment, num_bytes: int, record: RunnerRecord) -> bool:
-    """Return whether a fragment's numbers are possible: an env step takes at least one byte."""
+    """Return whether a fragment's numbers are possible. An env step takes at least one byte."""
     return (
         0 <= message.num_env_steps <= num_bytes
         and 0 <= message.seq <= record.watermark + _MAX_SEQ_AHEAD

@@ -1,7 +1,7 @@
-"""A bounded memory of external processes that have registered and not delivered anything yet.
+"""Newcomers: a bounded memory of external processes that have registered but not delivered anything yet.
 
-A holder of a key may send HELLO under any number of names. Records of runners that delivered are kept for long;
-those of runners that did not can be forgotten without loss, so they are removed first.
+The holder of a key may send HELLO with any number of names. Records of runners that delivered are kept for long. Those
+of other runners can be forgotten without loss, so they are removed first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 __all__ = ["Newcomer", "Newcomers"]
 
-# More than the runners of one host; a record takes about 1 kB.
+# More than the runners of one host. A record takes about 1 kB.
 _MAX_PER_ORIGIN = 1024
 _MAX_IN_ALL = 4096
 
@@ -43,8 +43,8 @@ class Newcomers:
         """Add a newcomer.
 
         Returns:
-            Another newcomer to forget if there are too many: from this origin if it has too many, else from the
-            origin with the most; disconnected ones first, then the oldest.
+            A newcomer to forget if there are too many: from this origin if it has too many, else from the origin with
+            the most; disconnected ones first, then the oldest.
         """
         self.worked(newcomer.uuid)
         known = self._of.setdefault(origin, OrderedDict())
@@ -67,7 +67,7 @@ class Newcomers:
         return leaving
 
     def worked(self, uuid: str) -> None:
-        """Remove a process that has worked; no effect if it is not a newcomer."""
+        """Remove a process that has worked. No effect if it is not a newcomer."""
         origin = self._origins.pop(uuid, None)
         if origin is not None:
             del self._of[origin][uuid]

@@ -19,22 +19,23 @@ class BrokerOptions:
         heartbeat_s: Interval of all heartbeats.
         peer_timeout_s: A peer silent for this long is lost (the transport usually notices sooner).
         driver_timeout_s: The broker stops after this long without a driver.
-        resend_s: Time until an unanswered message is sent again.
-        recovery_grace_s: How long a restarted broker waits for runners to send fragments again that an
-            update trained meanwhile has used, so that its report is complete.
-        max_leases_per_runner: With 1, a runner would idle for a round trip between two leases.
+        resend_s: Time after which an unanswered message is sent again.
+        recovery_grace_s: How long a restarted broker waits for runners to send fragments again that were used by an
+            update trained in the meantime, so that its report is complete.
+        max_leases_per_runner: Maximum number of leases per runner. With 1, a runner would idle for a round trip
+            between two leases.
         window_messages, window_bytes: Uncommitted fragments per runner beyond which it may not sample
             ahead of the update being collected.
         memory_bytes: Bytes of held and leased fragments beyond which no runner may sample ahead.
         resent_bytes: Bytes of held fragments beyond which a runner may add only its share of `memory_bytes`
             without a lease, as runners do after a restart of the broker.
         forget_after_s: A runner absent for this long is forgotten and may not come back.
-        death_limit: A fragment is quarantined after this many learner deaths while it was trained.
+        death_limit: Number of learner deaths during its training after which a fragment is quarantined.
         push_weights_below_bytes: Larger weights are only announced; receivers request them.
-        journal: Acknowledge accepted fragments only once a journal on disk holds them.
+        journal: Whether to acknowledge accepted fragments only once they are in a journal on disk.
         first_hung_after_s: Lower bound of the hang limit before the first minibatch of a single rank;
             later limits follow its pace (see `ProgressWatch`).
-        late_after_s: Least silence of a working peer, or least wait for a rank, that is reported; see
+        late_after_s: Minimum silence of a working peer, or minimum wait for a rank, that is reported; see
             `SilenceWatch` and `SlowRankDetector`.
         rank_first_hung_after_s: The limit of `SlowRankDetector` until every rank has trained an update.
     """

@@ -1,7 +1,7 @@
 """The newest weights and connector state, and their distribution to runners.
 
 ```
- rank 0 ── WEIGHTS ──► store ─► PUB to all runners; SNAPSHOT to one that joins late or requests it
+ rank 0 ── WEIGHTS ──► store ─► PUB to all runners; SNAPSHOT to a runner that joins late or requests it
  driver ── CONNECTOR_STATE ──► store ─► each runner, before its next lease
 ```
 """
@@ -44,14 +44,14 @@ class PublishedState:
         self.release_published()
 
     def release_published(self) -> None:
-        """Free the slots of updates whose weights were published."""
+        """Free the slots of updates whose weights have been published."""
         state = self._state
         if state.weights is not None:
             for update_id in [u for u in state.unpublished if u < state.weights.version]:
                 del state.unpublished[update_id]
 
     def ask_for_weights(self, now: float) -> None:
-        """Request weights from rank 0 if it has newer ones: a message was lost, or this broker is new."""
+        """Request weights from rank 0 if it has newer ones, because a message was lost or this broker is new."""
         state = self._state
         rank_0 = state.ranks.get(0)
         if rank_0 is None or now - self._asked_at < state.options.resend_s:
@@ -62,7 +62,7 @@ class PublishedState:
             state.send(rank_0, SnapshotRequest(*have))
 
     def on_snapshot_request(self, peer: Peer, event: Received, now: float) -> None:
-        """Send a runner the weights or connector state that its lease requires and it lacks."""
+        """Send a runner the weights or connector state that its lease requires and that it lacks."""
         state, message = self._state, event.message
         assert isinstance(message, SnapshotRequest)
         if state.weights is not None and state.weights.order > (message.generation, message.version):
@@ -71,7 +71,7 @@ class PublishedState:
             self._send_connector_state(peer)
 
     def _publication(self) -> Buffer:
-        """Return the frame for PUB: the weights themselves, or a notice if they are large."""
+        """Return the frame for PUB: the weights, or a notice if they are large."""
         state = self._state
         assert state.weights is not None
         if state.weights.num_bytes <= state.options.push_weights_below_bytes:

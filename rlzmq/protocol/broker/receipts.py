@@ -1,4 +1,4 @@
-"""Pending acknowledgements of fragments: accepted, and later, may be forgotten."""
+"""Receipts: pending acknowledgements of fragments, which are accepted first and may be forgotten later."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["Receipts"]
 class Receipts:
     """Acknowledgements to be sent to runners.
 
-    A runner keeps a fragment until it *may be forgotten*: it is committed and the driver has the report of its
-    end. Committed alone is not enough, because a restarted broker rebuilds missing reports from the fragments
-    that runners send again.
+    A runner keeps a fragment until it *may be forgotten*: it is committed, and the driver has the report of its end.
+    Being committed is not enough, because a restarted broker rebuilds missing reports from the fragments that runners
+    send again.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Receipts:
         self._news_for.add((fragment.runner, fragment.incarnation))
 
     def take_news(self) -> list[tuple[str, int]]:
-        """Return (runner, incarnation) of runners that may forget more since the last call, sorted."""
+        """Return (runner, incarnation) of the runners that may forget more since the last call, sorted."""
         news = sorted(self._news_for)
         self._news_for.clear()
         return news
@@ -62,7 +62,7 @@ class Receipts:
     # ------------------------------------------------------------------ removed runners
 
     def forget_peer(self, runner: str) -> None:
-        """Discard the acknowledgements of a runner that is no longer registered; it asks again on return."""
+        """Discard the acknowledgements of a runner that is no longer registered. It asks again on its return."""
         self._accepted.pop(runner, None)
 
     def forget_record(self, runner: str, incarnation: int) -> None:

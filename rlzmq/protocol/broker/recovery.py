@@ -1,7 +1,7 @@
 """Recovery of updates in flight when ranks die or register again, or the broker restarts.
 
-An update that a rank has trained, or was told to train, is kept, even if an earlier broker planned it. All others
-are released and planned again for the current group.
+An update that a rank has trained, or was told to train, is kept, even if an earlier broker planned it. All other
+updates are released and planned again for the current group.
 """
 
 from __future__ import annotations
@@ -77,17 +77,17 @@ class Recovery:
     def on_group_complete(self) -> None:
         """Release updates that no rank of the complete group trains or has trained, to be planned again.
 
-        The ranks of a newly formed group agree on the next update. When a restarted broker meets a running
-        group, some ranks may be one update ahead of others that are about to finish it.
+        The ranks of a newly formed group agree on the next update. When a restarted broker meets a running group,
+        some ranks may be one update ahead of others that are about to finish it.
         """
         state = self._state
         updates = [peer.next_update for peer in state.ranks.values()]
         if state.next_commit is not None and max(updates) < state.next_commit:
-            return  # the group restored a checkpoint: the driver's RESET will follow
+            return  # the group restored a checkpoint, and the driver's RESET will follow
         if max(peer.hello.lineage for peer in state.ranks.values()) > state.min_generation:
-            return  # the same, to the very update that is due: held fragments may be trained already
+            return  # the same, at exactly the due update; held fragments may have been trained already
         state.group_next_update = max(updates)
-        # Updates run in order: after one without TRAIN, none can have begun.
+        # Updates run in order, so none can have begun after one without TRAIN.
         begun = max(updates)
         while begun in state.runs and state.runs[begun].is_training:
             begun += 1
@@ -101,7 +101,7 @@ class Recovery:
                 self.release(run.update_id)
 
     def _blame_deaths(self, run: Run) -> None:
-        """Count a rank's death against the fragments it was training, and quarantine those above the limit."""
+        """Count a rank's death against the fragments that it was training, and quarantine those above the limit."""
         state = self._state
         if not run.is_training or run.update_id != state.next_commit:
             return
@@ -120,7 +120,7 @@ class Recovery:
                 state.drop(entry, "quarantined")
 
     def set_aside(self, fragment: FragmentId, event: str, detail: str) -> None:
-        """Quarantine an unusable fragment if it is still held, count it against its runner, notify the driver."""
+        """Quarantine an unusable fragment if it is still held, count it against its runner, and notify the driver."""
         state = self._state
         entry, peer = state.ledger.entries.get(fragment), state.runners.get(fragment.runner)
         if entry is not None:
@@ -133,7 +133,7 @@ class Recovery:
         state.notify(event, "runner", name, detail)
 
     def release(self, from_update: int = -1) -> None:
-        """Release the steps of updates from `from_update` on; earlier updates keep theirs."""
+        """Release the steps of updates from `from_update` on. Earlier updates keep theirs."""
         state = self._state
         for update_id in [u for u in state.runs if u >= from_update]:
             state.ledger.release(state.runs.pop(update_id).ranges)

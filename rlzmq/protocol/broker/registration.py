@@ -21,9 +21,9 @@ _ROLES = frozenset({"runner", "learner", "driver", "observer"})
 class Registration:
     """Registers, fences and forgets peers.
 
-    One name belongs to one process at a time: a newer process (with a higher incarnation, or that asks for
-    one) fences its predecessor, whose later messages are refused and counted. An external runner must name
-    the process that it replaces while that one is registered.
+    A name belongs to one process at a time: a newer process (with a higher incarnation, or one that asks for an
+    incarnation) fences its predecessor, whose later messages are refused and counted. While a process is registered,
+    an external runner can replace it only by naming it.
     """
 
     def __init__(self, state: BrokerState, store: PublishedState) -> None:
@@ -36,7 +36,7 @@ class Registration:
         Args:
             routing: Routing id of the sender.
             hello: The message.
-            now: Seconds.
+            now: Current time in seconds.
             origin: See `Received`.
         """
         state = self._state
@@ -83,7 +83,7 @@ class Registration:
         return peer
 
     def forget(self, peer: Peer, event: str, detail: str = "") -> None:
-        """Unregister a peer that left or was lost; its leases are freed, its fragments kept."""
+        """Unregister a peer that left or was lost. Its leases are freed, its fragments kept."""
         state = self._state
         state.by_routing.pop(peer.routing, None)
         role = peer.hello.role
@@ -99,7 +99,7 @@ class Registration:
         state.notify(event, role, peer.hello.name, detail)
 
     def expel(self, peer: Peer, detail: str) -> None:
-        """Unregister and fence a peer's process; a new process may take its name."""
+        """Unregister and fence a peer's process. A new process may take its name."""
         self._state.fence(peer.uuid)
         self._state.send(peer, Refused("expelled", detail[:1000], peer.hello.generation))
         self.forget(peer, "expelled", detail)
@@ -107,7 +107,7 @@ class Registration:
     # ------------------------------------------------------------------ private
 
     def _make_room(self, origin: str, newcomer: Newcomer) -> None:
-        """Add an external newcomer, and turn another away if there are too many."""
+        """Add an external newcomer, and turn another one away if there are too many."""
         state = self._state
         connected = {peer.uuid: peer for peer in state.by_routing.values()}
         leaving = state.newcomers.add(origin, newcomer, lambda other: other.uuid in connected)

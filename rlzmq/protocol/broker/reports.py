@@ -1,4 +1,4 @@
-"""Reports of committed updates to the driver: made once per update and repeated until confirmed.
+"""Reports: reports of committed updates to the driver, made once per update and repeated until confirmed.
 
 A report carries the metas of fragments that ended since the last one, and their runners' watermarks. Once
 the driver has it, runners may forget those fragments, and learners the update.
@@ -15,7 +15,7 @@ __all__ = ["Reports"]
 
 
 class Reports:
-    """Makes, repeats and confirms the reports."""
+    """Makes, repeats and confirms reports."""
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
@@ -25,7 +25,7 @@ class Reports:
 
         Args:
             run, opened: Plan and request of the update.
-            num_kept: Change in the account's trained env steps.
+            num_kept: Change in the account's number of trained env steps.
             versions: Weights versions of the trained fragments.
             now: Time of the commit.
         """
@@ -66,7 +66,7 @@ class Reports:
             self._send(report, now)
 
     def send_again(self, now: float) -> None:
-        """Send again the reports that were not confirmed in time."""
+        """Repeat the reports that were not confirmed in time."""
         for report in self._state.reports.values():
             if now - report.sent_at >= self._state.options.resend_s:
                 self._send(report, now)
@@ -80,7 +80,7 @@ class Reports:
                 self.confirm(peer, update_id)
 
     def give_up(self) -> None:
-        """Discard all reports after the driver returned to a checkpoint."""
+        """Discard all reports after the driver has returned to a checkpoint."""
         state = self._state
         for report in state.reports.values():
             self._let_go(report)
@@ -88,7 +88,7 @@ class Reports:
         state.ledger.tell_again()
 
     def confirm(self, peer: Peer, update_id: int) -> None:
-        """Send UPDATE_COMMITTED to a rank, with the fragments that runners have forgotten and it may forget too."""
+        """Send UPDATE_COMMITTED to a rank, with the fragments that runners have forgotten and it may forget."""
         state = self._state
         forgotten = pack_ranges(
             FragmentRange(FragmentId(runner.uuid, runner.incarnation, runner.first_unacked), 0, 0)

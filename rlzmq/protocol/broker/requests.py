@@ -1,4 +1,4 @@
-"""Requests of the driver: updates, lineages, pauses; and its state when it registers."""
+"""Requests: the driver's requests of updates, lineages and pauses, and its state when it registers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Requests"]
 
 
 class Requests:
-    """Handles the driver's messages; those of an earlier lineage are ignored."""
+    """Handles the driver's messages. Those of an earlier lineage are ignored."""
 
     def __init__(self, state: BrokerState, recovery: Recovery, reports: Reports) -> None:
         self._state = state
@@ -25,12 +25,12 @@ class Requests:
     def driver_joined(self, hello: Hello, watermarks: list[FragmentRange], now: float) -> None:
         """Adopt the lineage and the reported updates of a driver that registered.
 
-        Updates that it has reports of, beyond this broker's commits, were committed by an earlier broker.
+        Updates of which it has reports, beyond this broker's commits, were committed by an earlier broker.
 
         Args:
-            hello: Its HELLO.
+            hello: The driver's HELLO.
             watermarks: The first unreported fragment of each runner.
-            now: Seconds.
+            now: Current time in seconds.
         """
         self._state.driver_seen_at = now
         state, next_report = self._state, hello.next_update
@@ -51,7 +51,7 @@ class Requests:
             state.receipts.let_go_below(fragment)
 
     def _take_over(self, hello: Hello) -> None:
-        """Add the driver's counts, less those already counted here."""
+        """Add the driver's counts, without those already counted here."""
         accounting = self._state.ledger.accounting
         dropped = {
             reason: max(0, count - accounting.dropped.get(reason, 0))
@@ -68,7 +68,7 @@ class Requests:
     # ------------------------------------------------------------------ requests
 
     def on_open_update(self, peer: Peer, event: Received, now: float) -> None:
-        """Open an update; repeated requests are ignored."""
+        """Open an update. Repeated requests are ignored."""
         state, update = self._state, event.message
         assert isinstance(update, OpenUpdate)
         if update.min_generation != state.min_generation:
@@ -79,7 +79,7 @@ class Requests:
         state.terms = state.open[max(state.open)].terms
 
     def on_reset(self, peer: Peer, event: Received, now: float) -> None:
-        """Begin a new lineage; fragments of the old one are dropped."""
+        """Begin a new lineage. Fragments of the old one are dropped."""
         state, message = self._state, event.message
         assert isinstance(message, Reset)
         if message.generation <= state.min_generation:

@@ -1,4 +1,4 @@
-"""The broker's state: peers, the learner group, open updates, the ledger, the weights."""
+"""BrokerState: peers, the learner group, open updates, the ledger, and the weights."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ V = TypeVar("V")
 
 __all__ = ["BrokerState", "KeptReport", "OpenedUpdate", "Peer", "Run"]
 
-# Fenced processes are remembered so that their late messages and HELLOs are refused.
+# Fenced processes are remembered, so that their late messages and HELLOs are refused.
 _MAX_FENCED = 10_000
-# Remembered names and HELLO ids, including those of processes that are gone.
+# Remembered names and HELLO ids, including those of ended processes.
 _MAX_KNOWN = 65_536
 # Absent runners that have delivered something.
 _MAX_ABSENT = 4096
@@ -43,18 +43,18 @@ class Peer:
     """A registered peer.
 
     Attributes:
-        routing: Routing id; changes when the peer reconnects.
-        next_update: Learner: first update it has not trained.
-        is_suspect: It let a lease expire, or hangs, and has shown no progress since.
-        is_overdue: Runner: a lease expired despite its progress, and it has delivered nothing since.
-        shown_envs: Runner: env steps of its largest fragment, at most its `num_envs`; 0 before the first.
-        has_worked: The runner's samples were accepted, or the rank has entered a collective.
-        is_late: A report of it is overdue.
-        first_unacked: Runner: value of its last heartbeat.
-        sampled: Runner: env steps accepted from it.
-        num_offences: Protocol violations; see `Admission.offend`.
-        num_unusable: Runner: fragments that learners could not use.
-        pace, fragment_at: Runner: its sampling speed, and when its last fragment arrived.
+        routing: Routing id, which changes when the peer reconnects.
+        next_update: For a learner: the first update that it has not trained.
+        is_suspect: Whether it let a lease expire, or hangs, without progress since then.
+        is_overdue: For a runner: whether a lease expired despite its progress, and it has delivered nothing since then.
+        shown_envs: For a runner: env steps of its largest fragment, at most its `num_envs`; 0 before the first.
+        has_worked: Whether the runner's samples were accepted, or the rank has entered a collective.
+        is_late: Whether one of its reports is overdue.
+        first_unacked: For a runner: the value in its last heartbeat.
+        sampled: For a runner: number of env steps accepted from it.
+        num_offences: Number of protocol violations; see `Admission.offend`.
+        num_unusable: For a runner: number of fragments that learners could not use.
+        pace, fragment_at: For a runner: its sampling speed, and when its last fragment arrived.
     """
 
     routing: bytes
@@ -98,7 +98,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class OpenedUpdate:
-    """An update that the driver requested and that is not committed yet."""
+    """An update that the driver has requested and that is not committed yet."""
 
     terms: OpenUpdate
     at: float
@@ -111,12 +111,12 @@ class Run:
     Attributes:
         shards: Ranges that each rank trains; empty if adopted from an earlier broker's plan.
         ranges: All shards, in order.
-        is_training: TRAIN was sent: the plan is fixed until the generation ends.
+        is_training: Whether TRAIN was sent; the plan is then fixed until the generation ends.
         results: Results of each rank's UPDATE_DONE.
-        trained_steps: Env steps that each rank trained, repetitions counted.
-        num_trainers: Ranks of the group that trained it; today's may have more or fewer.
+        trained_steps: Env steps that each rank trained, counting repetitions.
+        num_trainers: Number of ranks in the group that trained it, which may differ from the current group.
         left_out: Steps that made the loss non-finite, as reported by the ranks.
-        planned_at: When its batch was complete; None if adopted.
+        planned_at: When its batch was complete; None if it was adopted.
     """
 
     update_id: int
@@ -138,12 +138,12 @@ class Run:
 
     @property
     def num_steps(self) -> int:
-        """Env steps of the whole batch."""
+        """Number of env steps in the whole batch."""
         return sum(item.num_steps for item in self.ranges)
 
     @property
     def num_trained_steps(self) -> int:
-        """Env steps trained by all ranks, repetitions counted; estimated for ranks that died before UPDATE_DONE."""
+        """Number of env steps trained by all ranks, with repetitions; estimated for ranks without UPDATE_DONE."""
         if not self.trained:
             return 0
         if not self.trained_steps:
@@ -235,7 +235,7 @@ class BrokerState:
         self.out.append(Send(routing, message, payload))
 
     def notify(self, event: str, role: str, name: str, detail: str = "") -> None:
-        """Send the driver a notice, now or when it registers; notices about external peers are rate-limited."""
+        """Send the driver a notice, now or when it registers. Notices about external peers are rate-limited."""
         if (role == "observer" or "@" in name) and not self._may_notify():
             self.num_notices_left_out += 1
             return
@@ -260,7 +260,7 @@ class BrokerState:
             self.moved_at = now
 
     def still_s(self, now: float) -> float:
-        """Return the seconds since the last progress of the next update; 0 if none is open."""
+        """Return the number of seconds since the last progress of the next update; 0 if none is open."""
         opened = self.open.get(self.next_commit) if self.next_commit is not None else None
         return now - max(self.moved_at, opened.at) if opened is not None and not self.is_paused else 0.0
 
@@ -277,7 +277,7 @@ class BrokerState:
 
     @property
     def next_plan(self) -> int | None:
-        """The update being collected: the first without a run."""
+        """The update being collected: the first one without a run."""
         if self.next_commit is None:
             return None
         update_id = self.next_commit
@@ -286,7 +286,7 @@ class BrokerState:
         return update_id
 
     def run_of(self, update_id: int, attempt: int) -> Run | None:
-        """Return the update in flight if it has this attempt; else None."""
+        """Return the update in flight if it has this attempt, else None."""
         run = self.runs.get(update_id)
         return run if run is not None and run.attempt == attempt else None
 
@@ -296,7 +296,7 @@ class BrokerState:
         return opened.terms if opened is not None else None
 
     def batch_of(self, update: OpenUpdate) -> int:
-        """Return the env steps of the whole batch."""
+        """Return the number of env steps in the whole batch."""
         return update.steps_per_rank * update.num_ranks
 
     def version_bounds(self, update: OpenUpdate) -> tuple[int, int | None]:
@@ -332,7 +332,7 @@ class BrokerState:
             self._forget_runner(newcomer.uuid, newcomer.incarnation)
 
     def forget_absent(self, now: float) -> None:
-        """Forget runners that were absent for too long, and the longest absent if there are too many.
+        """Forget runners that were absent for too long, and the longest absent ones if there are too many.
 
         A forgotten runner that comes back is refused.
         """
@@ -358,7 +358,7 @@ class BrokerState:
         self.newcomers.worked(uuid)
 
     def drop(self, entry: Entry, reason: DropReason) -> None:
-        """Drop an entry's free steps; its meta still reaches the driver."""
+        """Drop an entry's free steps. Its meta still reaches the driver."""
         self.to_be_reported(entry)
         self.journal.dropped(entry.id, reason)
         self.ledger.drop(entry, reason)
@@ -377,7 +377,7 @@ class BrokerState:
 
 
 def _remember(known: OrderedDict[K, V], key: K, value: V, limit: int) -> None:
-    """Set an item as the newest; beyond `limit` items the oldest is removed."""
+    """Set an item as the newest one. Beyond `limit` items, the oldest one is removed."""
     known[key] = value
     known.move_to_end(key)
     if len(known) > limit:

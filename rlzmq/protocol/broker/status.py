@@ -12,7 +12,7 @@ __all__ = ["progress_of", "status_of"]
 
 
 def status_of(state: BrokerState, now: float) -> dict[str, Any]:
-    """Return the broker's state for observers, as plain values; ages in seconds."""
+    """Return the broker's state for observers, as plain values, with ages in seconds."""
     accounting = state.ledger.accounting
     leases = {uuid: state.leases.of_peer(uuid) for uuid in state.runners}
     oldest = next(iter(state.ledger.entries.values()), None)

@@ -1,4 +1,4 @@
-"""Life of an update: an exact batch is planned, delivered, trained once, and committed in order.
+"""Updates: an exact batch is planned, delivered, trained once, and committed in order.
 
 ```
  open ─► collected ─► planned: SHARD_PLAN, SHARD… ─► all ranks READY ─► TRAIN ─► all DONE ─► committed
@@ -24,7 +24,7 @@ __all__ = ["Updates"]
 
 
 class Updates:
-    """Plans and commits updates; `progress` does what has become possible."""
+    """Plans and commits updates. `progress` does whatever has become possible."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Updates:
             return False
         if not state.group_is_complete or update_id < state.group_next_update:
             return False
-        # The next update may be delivered while one trains; on-policy its data cannot exist yet.
+        # The next update may be delivered while one is trained; on-policy, its data cannot exist yet.
         if len(state.runs) >= (1 if update.staleness == 0 else 2):
             return False
         oldest, newest = state.version_bounds(update)

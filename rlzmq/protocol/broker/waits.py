@@ -1,4 +1,4 @@
-"""Description of what each role of a run is waiting for."""
+"""Descriptions of what each role of a run is waiting for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["waits_of"]
 
 
 def waits_of(state: BrokerState, now: float) -> list[str]:
-    """Return one line per waiting role, first the one that blocks the next update."""
+    """Return one line per waiting role. The first one blocks the next update."""
     update_id = state.next_commit
     if state.driver is None:
         return ["broker: waits for a driver"]
