@@ -1,4 +1,4 @@
-"""What happened in each long pause between two updates of a storm: faults, waits, replacements, log lines."""
+"""Records the events of each long pause between two updates of a storm: faults, waits, replacements, log lines."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rlzmq.actors.process_state import is_stopped
 
 __all__ = ["Pauses"]
 
-_BEFORE_S = 4.0  # of the time before a pause: its cause may lie there
+_BEFORE_S = 4.0  # the time before a pause that may contain its cause
 _LOOK_S = 0.2
 _ASK_AFTER_S = 1.0
 _ASK_S = 1.0
 
 
 class Pauses(logging.Handler):
-    """Keeps what happens, and prints it for a long pause; an async context manager.
+    """Records events, and prints those of a long pause; an async context manager.
 
     Args:
-        session: The run's.
-        long_s: Pauses from this length on are printed.
+        session: The run's session.
+        long_s: Pauses of at least this length are printed.
     """
 
     def __init__(self, session: Any, long_s: float) -> None:
@@ -51,16 +51,16 @@ class Pauses(logging.Handler):
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def note(self, text: str) -> None:
-        """Keep an event."""
+        """Record an event."""
         self._events.append((time.monotonic(), text))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a log line of the driver."""
+        """Record a log line of the driver."""
         first = record.getMessage().partition("\n")[0]
         self.note(f"log    {first[:240]}")
 
     def updated(self, now: float) -> float:
-        """Note an update's end; return the seconds since the one before, printed with their events if they are many."""
+        """Record the end of an update; return the seconds since the one before. Print the events of a long pause."""
         gap_s, begin = now - self._updated_at, self._updated_at
         self._updated_at = now
         if gap_s >= self._long_s:
@@ -73,7 +73,7 @@ class Pauses(logging.Handler):
         return gap_s
 
     async def _look(self) -> None:
-        """Note who comes and goes."""
+        """Record which processes start and end."""
         late_at = time.monotonic()
         while True:
             now = time.monotonic()
@@ -100,7 +100,7 @@ class Pauses(logging.Handler):
         return {**gone, **states}
 
     async def _ask(self) -> None:
-        """Within a pause: note who waits for whom."""
+        """Record, during a pause, which process waits for which."""
         while True:
             await asyncio.sleep(_LOOK_S)
             if time.monotonic() - self._updated_at < _ASK_AFTER_S:

@@ -1,20 +1,20 @@
-"""All kinds of faults mixed at random, on one run: the part of `nemesis.py --storm`.
+"""All kinds of faults mixed at random, on one run; used by `nemesis.py --storm`.
 
-| fault               | what                                                                                  |
+| fault               | effect                                                                                |
 |---------------------|---------------------------------------------------------------------------------------|
 | kill, stop          | SIGKILL, SIGSTOP for a runner, a rank or the broker                                   |
 | frozen, then broker | SIGSTOP for a runner or a rank, SIGKILL for the broker a moment later                 |
 | nan                 | a runner's next fragment holds NaN                                                    |
 | starting            | a runner, a rank or the broker is killed; its replacement is killed or stopped while it starts |
-| cut                 | the connections of a runner, a rank, the driver or the runner from outside are broken |
-| hole                | the same after up to 3 s in which nothing comes through                               |
-| flood               | 200 strangers at once at the TCP port                                                 |
-| flood with a key    | a peer with the run's runner key asks without reading, or registers under ever new names |
-| join or leave       | a runner from outside joins by TCP, leaves by SIGTERM, is killed                      |
+| cut                 | the connections of a runner, a rank, the driver or the joined runner are broken       |
+| hole                | the same after up to 3 s without traffic                                              |
+| flood               | 200 connections without a key at once at the port                                     |
+| flood with a key    | a peer with the run's runner key sends without reading, or registers under new names  |
+| join or leave       | a runner joins by TCP, leaves by SIGTERM, is killed                                   |
 
-Every role of the run reaches the broker by a proxy, so that its connections can be cut. The next fault comes whenever
-it is due, whatever the state of the run: nobody waits for anybody to be back. The last rank that is neither dead nor
-frozen is left alone: with it the weights would go, which is another promise.
+Every role of the run connects to the broker through a proxy, so that its connections can be cut. Each fault comes at
+its time, whether or not all processes are back. The last rank that is neither dead nor frozen is not hit: its loss
+would also lose the weights, which is another guarantee.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ KINDS = (
     "flood with a key", "join or leave", "cut", "cut", "hole",
 )  # fmt: skip
 MAX_STILL_S = 15.0
-"""An update takes at most so long, whatever happens."""
+"""Longest time that an update may take, whatever happens."""
 
 _GIVE_UP_S = 180.0
-_UPDATES_TO_COMMIT = 3  # until what was accepted is committed, and known to the driver
+_UPDATES_TO_COMMIT = 3  # until accepted fragments are committed, and the driver knows it
 _NUM_STRANGERS = 200
 _MAX_HOLE_S = 3.0
 _FLOOD_S = 0.5
@@ -68,7 +68,7 @@ _START_S = 5.0
 
 
 def spoil_the_next_fragment(role: Any) -> None:
-    """In a runner's process: its next lease brings NaN."""
+    """Run in a runner's process: its next fragment contains NaN."""
     runner = role.env_runner
     sample_lease = runner.sample_lease
 
@@ -113,7 +113,7 @@ class Lines:
 
     @contextlib.contextmanager
     def _lead_through(self) -> Iterator[None]:
-        """Within it, roles and driver are given the proxies' addresses in place of the broker's."""
+        """Give the roles and the driver the proxies' addresses instead of the broker's."""
         link, driver_link = broker_pipeline.BrokerPipeline._link, broker_pipeline.DriverLink
 
         def proxied_link(pipeline: Any, name: str, **more: Any) -> dict[str, Any]:
@@ -146,15 +146,15 @@ class Storm:
 
     Args:
         algo: A started AsyncAlgorithm that listens.
-        lines: Between its processes and the broker.
-        num_faults, seconds: How many, over how long.
-        seed: Of the random stream.
-        directory: For the outside runner's join file.
-        long_s: Pauses from this length on are printed with what happened in them.
+        lines: The proxies between its processes and the broker.
+        num_faults, seconds: Number of faults, and the time over which they are spread.
+        seed: Seed of the random stream.
+        directory: Directory for the joined runner's join file.
+        long_s: Pauses of at least this length are printed with their events.
 
     Attributes:
-        fired: Faults by kind.
-        gaps_s: Seconds between two committed updates, all of them.
+        fired: Number of faults by kind.
+        gaps_s: Seconds between each two committed updates.
     """
 
     def __init__(
@@ -188,10 +188,10 @@ class Storm:
         self._broker_fault_at = -_UPDATES_TO_COMMIT
 
     async def run(self) -> None:
-        """Train until all faults have come, and everybody is back.
+        """Train until all faults have fired, and all processes are back.
 
         Raises:
-            RuntimeError: Training stood still, or nobody came back.
+            RuntimeError: Training made no progress, or a process did not come back.
         """
         async with contextlib.AsyncExitStack() as stack:
             self._join = join = JoinFile.read(self.session._pipeline._broker.join_files["runner"])
@@ -238,7 +238,7 @@ class Storm:
                 print(f"{number + 1} faults, {len(self.gaps_s)} updates, {dict(self.fired)}", flush=True)
 
     async def _calm_down(self, training: asyncio.Task[None]) -> None:
-        """No more faults: everybody comes back, and two updates more."""
+        """Wait, without faults, until all processes are back, and for two more updates."""
         config, session = self.algo.config, self.session
         updates = len(self.gaps_s)
         async with asyncio.timeout(_GIVE_UP_S):
@@ -254,7 +254,7 @@ class Storm:
     # -- the faults -----------------------------------------------------------------------------
 
     async def _one(self, kind: str) -> str:
-        """What was done; "" where it cannot be done now."""
+        """Fire a fault. Return its description; "" if it is not possible now."""
         if kind in ("kill", "stop"):
             role = self.random.choice(("runner", "learner", "broker"))
             number = signal.SIGKILL if kind == "kill" else signal.SIGSTOP
@@ -271,7 +271,9 @@ class Storm:
             if runner is None:
                 return ""
             work = asyncio.ensure_future(runner.apply(spoil_the_next_fragment))
-            work.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may die meanwhile
+            work.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # it may die during this
             return kind
         if kind == "flood":
             await asyncio.to_thread(_flood, self._proxies["data"].upstream)
@@ -306,7 +308,7 @@ class Storm:
         return f"{kind} {whose.partition('-')[0]}"
 
     async def _hit_who_starts(self) -> str:
-        """Kill somebody, and his replacement once its process is there."""
+        """Kill a process, and its replacement once that has a process."""
         role = self.random.choice(("runner", "learner", "broker"))
         before = self._forked()
         if self._signal(role, signal.SIGKILL) is None:
@@ -335,7 +337,7 @@ class Storm:
         return {child.pid for child in server.children()}
 
     def _pick(self, role: str) -> Any:
-        """One that lives and is not frozen; None: there is none, or it is the last rank."""
+        """Return a process that is alive and not frozen; None if there is none, or it is the last rank."""
         session = self.session
         handles = {
             "runner": session.env_runner_group.handles,
@@ -357,7 +359,7 @@ class Storm:
         return handle
 
     def _note_copies(self, role: str, name: str, pid: int) -> None:
-        """Where a runner and the broker are hit at the same time, both copies of a fragment may be gone."""
+        """Record if a runner and the broker are hit at the same time: both copies of a fragment may be lost."""
         update = len(self.gaps_s)
         if role == "runner":
             self._runner_faults.append((update, name, pid))
@@ -372,7 +374,7 @@ class Storm:
     def _join_or_leave(self) -> str:
         if self._outside is not None and self._outside.poll() is None:
             if self._proxies["data"].num_connections == 0:
-                return ""  # it is about to come
+                return ""  # it is about to join
             self._note_copies("runner", "runner", self._outside.pid)
             if self.random.random() < 0.5:
                 self._outside.terminate()
@@ -394,7 +396,7 @@ class Storm:
 
 
 async def _hold_up(proxies: list[ChaosProxy], seconds: float) -> None:
-    """Nothing comes through for a while, then the connections break."""
+    """Block all traffic for a while, then break the connections."""
     for proxy in proxies:
         proxy.to_server.black_hole = proxy.to_client.black_hole = True
     try:
@@ -406,7 +408,7 @@ async def _hold_up(proxies: list[ChaosProxy], seconds: float) -> None:
 
 
 def _flood_with_key(join: JoinFile, number: int) -> None:
-    """A peer that the run has given a key: it asks and never reads, or comes under ever new names."""
+    """Act as a peer with a key that sends requests without reading, or registers under new names."""
     context: zmq.Context[Any] = zmq.Context()
     client = context.socket(zmq.DEALER)
     try:
@@ -435,7 +437,7 @@ def _flood_with_key(join: JoinFile, number: int) -> None:
 
 
 def _flood(address: str) -> None:
-    """Strangers that say nothing sensible, all at once."""
+    """Open many connections at once that send garbage."""
     host, port = split_tcp(address)
     with contextlib.ExitStack() as stack:
         for _ in range(_NUM_STRANGERS):

@@ -1,4 +1,4 @@
-"""What the set-up scripts share: a virtualenv beside the project with pinned versions."""
+"""A virtualenv beside the project with pinned versions, shared by the set-up scripts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONSTRAINTS = ROOT / "scripts" / "constraints.txt"
 
 
 def ensure_venv(*, dev: bool) -> Path:
-    """The virtualenv's Python, made and filled when missing or out of date.
+    """Return the Python of the virtualenv, which is created or updated if necessary.
 
     Args:
         dev: Also install the development tools and the extras that the tests use.
@@ -64,7 +64,7 @@ def _dev_tools() -> list[str]:
 
 
 def run(*command: str | Path, **environment: str) -> int:
-    """Run a command in the project's root; its exit code."""
+    """Run a command in the project's root; return its exit code."""
     print("$ " + " ".join(str(part) for part in command), flush=True)
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run([str(part) for part in command], cwd=ROOT, env=env, check=False).returncode

@@ -1,10 +1,10 @@
-"""10,000 connections without a key against a run that trains: its throughput, its memory, what it counted.
+"""Opens 10,000 connections without a key to a training run; prints its throughput, memory and counters.
 
     python scripts/attack.py --connections 10000
 
-One driver with one local runner listens on loopback TCP with keys. Rounds alternate, so that what else the
-machine does hits all alike: peace; attackers that knock elsewhere (at a port where nobody answers: what they
-cost by using the same cores); attackers at the run's door. The attackers (one process, several threads) send
+One driver with one local runner listens on loopback TCP with keys. Rounds alternate, so that other load on the
+machine affects all alike: no attackers ("peace"); attackers that connect to another port, to measure their own use of
+the cores ("elsewhere"); attackers at the run's port ("attack"). The attackers (one process, several threads) send
 garbage, HTTP, nothing, a ZMTP greeting without a key, a command that claims 8 GiB, and wrong keys, at a given rate.
 """
 
@@ -25,11 +25,11 @@ sys.path.insert(0, str(ROOT))
 
 MODES = ("peace", "elsewhere", "attack")
 THREADS = 32
-WRONG_KEYS_EVERY = 50  # a zmq client with a wrong key is made once in so many connections: it is the slowest
+WRONG_KEYS_EVERY = 50  # one in so many connections is a zmq client with a wrong key, the slowest kind
 
 
 def attack(address: str, server_public: str, num: int, rate: float) -> None:
-    """In a process of its own: prints how many connections of each kind were made."""
+    """Run in a separate process; print the number of connections of each kind."""
     from collections import Counter
     from concurrent.futures import ThreadPoolExecutor
 
@@ -50,7 +50,7 @@ def attack(address: str, server_public: str, num: int, rate: float) -> None:
             made["wrong key"] += 1
             return
         kind = kinds[index % len(kinds)]
-        # Silence is held for as long as the door holds it; most of it is cut short to keep up the rate.
+        # A silent connection could stay until the run closes it; most are closed early to keep up the rate.
         knock(host, port, kind, timeout_s=2.5 if index % 100 == 2 else 0.02)
         made[kind] += 1
 
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def _empty(server: socket.socket) -> bool:
-    """Take the next of those who knocked where nobody answers; False if there is none."""
+    """Accept the next connection at the other port; False if there is none."""
     ready, _, _ = select.select([server], [], [], 0.0)
     if ready:
         server.accept()[0].close()

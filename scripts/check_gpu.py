@@ -1,8 +1,8 @@
-"""Run the CUDA and NCCL paths on a machine with a GPU and print what was seen; exit code 1 on a failure.
+"""Run the CUDA and NCCL paths on a machine with a GPU and print the results; exit code 1 on a failure.
 
-``python scripts/check_gpu.py``: serial and distributed PPO with the learner on the GPU, weights that come back equal,
-an NCCL process group, DQN, SAC, BC and IQL plain, with each way of clipping, in mixed precision and compiled, and the
-time of an update on the CPU against the GPU.
+``python scripts/check_gpu.py`` runs serial and distributed PPO with the learner on the GPU, with equal weights after
+a round trip, an NCCL process group, DQN, SAC, BC and IQL plain, with each way of clipping, in mixed precision and
+compiled, and compares the time of an update on the CPU and the GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlzmq.replay import write_shard
 
 
 def config_for(num_env_runners: int, num_learners: int, num_gpus: float, *, hiddens: int = 64) -> Any:
-    """PPO on CartPole with the learner on `num_gpus` GPUs."""
+    """Return a config of PPO on CartPole with the learner on `num_gpus` GPUs."""
     return (
         PPOConfig()
         .environment("CartPole-v1")
@@ -37,7 +37,7 @@ def config_for(num_env_runners: int, num_learners: int, num_gpus: float, *, hidd
 
 
 def train_on_gpu(num_env_runners: int, num_learners: int) -> str:
-    """Ten iterations; the return must rise, and the runners must act with the learner's weights."""
+    """Train ten iterations. The return must rise, and the runners must act with the learner's weights."""
     with config_for(num_env_runners, num_learners, 1).build() as algo:
         first = algo.train()["env_runners"]["episode_return_mean"]
         for _ in range(9):
@@ -65,7 +65,7 @@ class Autocast:
 
 
 def replay_config(algorithm: str, data: str) -> Any:
-    """DQN on CartPole, SAC on Pendulum, BC and IQL on recorded steps of Pendulum, with the learner on the GPU."""
+    """Return a config of DQN on CartPole, SAC on Pendulum, or BC or IQL on recorded steps, learning on the GPU."""
     classes: dict[str, Any] = {"dqn": DQNConfig, "sac": SACConfig, "bc": BCConfig, "iql": IQLConfig}
     config = classes[algorithm]().environment("CartPole-v1" if algorithm == "dqn" else "Pendulum-v1")
     config.learners(num_gpus_per_learner=1).debugging(seed=1)
@@ -79,7 +79,7 @@ def replay_config(algorithm: str, data: str) -> Any:
 
 
 def learner_options(algorithm: str) -> str:
-    """Two iterations with each option on the GPU: finite results, weights on the GPU, no skipped step."""
+    """Train two iterations with each option; check for finite results, weights on the GPU, no skipped step."""
     done = []
     with tempfile.TemporaryDirectory() as folder:
         runner: Any = SingleAgentEnvRunner(config=PPOConfig().environment("Pendulum-v1").debugging(seed=1))
@@ -112,7 +112,7 @@ def learner_options(algorithm: str) -> str:
 
 
 def nccl_group() -> str:
-    """A group of one rank over NCCL: reduce, broadcast, vote."""
+    """Form a group of one rank over NCCL; reduce, broadcast, vote."""
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     with tempfile.TemporaryDirectory() as folder:
@@ -136,7 +136,7 @@ def nccl_group() -> str:
 
 
 def update_times() -> str:
-    """Median seconds of one update, CPU (one thread) against GPU, MLP 2×64 and 2×1024."""
+    """Return the median seconds of one update on the CPU (one thread) and the GPU, MLP 2×64 and 2×1024."""
     texts = []
     for hiddens in (64, 1024):
         medians = []

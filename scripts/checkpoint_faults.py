@@ -1,14 +1,13 @@
-"""Breaks checkpoints at every place, and loads what is left: always the former state or the new one.
+"""Breaks checkpoints at every place, and resumes from them: always from the former state or the new one.
 
     python scripts/checkpoint_faults.py
 
 A real run's checkpoint is written after (or over) a former one, and
 (a) the writer is killed with SIGKILL at every file boundary,
-(b) the disk is full, or broken, at every file boundary; and a tmpfs is as small as makes each single page's
-    write fail (needs root, in a mount namespace of its own),
-(c) every file is truncated, has one byte flipped, or is missing.
-After each fault the run is resumed from its directory. Exit code 1: one resume failed, or loaded something
-that was never saved, or said nothing of what it skipped.
+(b) the disk is full, or broken, at every file boundary; and a tmpfs is so small that the write of each single page
+fails (needs root, in a separate mount namespace), (c) every file is truncated, has one byte flipped, or is missing.
+After each fault the run is resumed from its directory. Exit code 1: a resume failed, loaded a state that was never
+saved, or did not log what it skipped.
 """
 
 from __future__ import annotations
@@ -69,14 +68,14 @@ class Run:
             self.weights[iteration] = {name: np.array(value) for name, value in weights.items()}
 
     def write(self, path: Path, iteration: int) -> None:
-        """One state at exactly this place."""
+        """Write one state at exactly this place."""
         from rlzmq.core.checkpoint import write_checkpoint
 
         components, about = self.states[iteration]
         write_checkpoint(path, components, about=about)
 
     def resume(self, place: Path) -> int:
-        """Restore the run from there; which state it has then. Raises if it is neither."""
+        """Restore the run from there, and return which state it has. Raise if it is neither."""
         self.algo.restore_from_path(place)
         iteration = int(self.algo.training_iteration)
         weights = self.algo.get_module().get_state()
@@ -93,7 +92,7 @@ class Tally:
         self.failures: list[str] = []
 
     def check(self, kind: str, run: Run, place: Path, where: str) -> None:
-        """Resume, and note how it went."""
+        """Resume, and record the result."""
         counts = self.loaded.setdefault(kind, Counter())
         try:
             counts["former" if run.resume(place) == 1 else "new"] += 1
@@ -102,7 +101,7 @@ class Tally:
             self.failures.append(f"{kind}, {where}: {error!r}")
 
     def report(self) -> int:
-        """Print it; the exit code."""
+        """Print the counts; return the exit code."""
         for kind, counts in self.loaded.items():
             total, failed = sum(counts.values()), counts["FAILED"]
             print(
@@ -116,7 +115,7 @@ class Tally:
 
 
 def layouts(run: Run) -> dict[str, tuple[Write, Write, str]]:
-    """How the former and the new state are written below a run directory, and what is resumed."""
+    """Return how the former and the new state are written below a run directory, and what is resumed."""
     from rlzmq.core import checkpoint
     from rlzmq.core.checkpoint_series import CheckpointSeries
 
@@ -145,7 +144,7 @@ def layouts(run: Run) -> dict[str, tuple[Write, Write, str]]:
 
 
 def boundary_faults(run: Run, tally: Tally, scratch: Path, action: str) -> None:
-    """The writer is a child of its own: the N-th file boundary, for every N that there is."""
+    """Make the writer, a child process, fail at the N-th file boundary, for every N."""
     from rlzmq.core import faults
 
     for layout, (former, new, resumed) in layouts(run).items():
@@ -172,7 +171,7 @@ def boundary_faults(run: Run, tally: Tally, scratch: Path, action: str) -> None:
 
 
 def full_disk(run: Run, tally: Tally, scratch: Path) -> None:
-    """A tmpfs with room for the former checkpoint and N pages: until the new one fits."""
+    """Write to a tmpfs with space for the former checkpoint and N pages, until the new one fits."""
     from rlzmq.core.errors import CheckpointError
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -211,7 +210,7 @@ def _tmpfs(path: Path) -> Iterator[Path]:
 
 
 def damage(content: bytes) -> Iterator[tuple[str, bytes | None]]:
-    """What may have become of a file."""
+    """Yield ways in which a file may be damaged."""
     yield "missing", None
     for length in {0, 1, len(content) // 2, len(content) - 1} - {len(content)}:
         yield f"truncated to {length}", content[:length]
@@ -222,7 +221,7 @@ def damage(content: bytes) -> Iterator[tuple[str, bytes | None]]:
 
 
 def damaged_files(run: Run, tally: Tally, scratch: Path, said: Callable[[], str]) -> None:
-    """Every file of the newer checkpoint in turn: the former one is loaded, and it is said why."""
+    """Damage every file of the newer checkpoint in turn: the former one is loaded, and the reason is logged."""
     place = scratch / "damaged"
     for iteration in (1, 2):
         run.write(place / "checkpoints" / f"{iteration:06d}", iteration)
@@ -254,13 +253,13 @@ class _Said(logging.Handler):
         self.lines.append(record.getMessage())
 
     def take(self) -> str:
-        """What was logged since the last take."""
+        """Return the log since the last call."""
         lines, self.lines = self.lines, []
         return "\n".join(lines)
 
 
 def main() -> int:
-    """Run all of it, print the counts."""
+    """Run all cases, print the counts."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -2,7 +2,7 @@
 
     python scripts/code_figures.py [DIRECTORY OF THE PACKAGE]
 
-An annotation counts as bare where it is `Any` and nothing else; `dict[str, Any]` does not. Circles count imports inside
+An annotation counts as bare if it is exactly `Any`; `dict[str, Any]` does not. Circles count imports inside
 functions and under ``if TYPE_CHECKING``.
 """
 
@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "rlzmq"
 
 
 def modules(package: Path = PACKAGE) -> dict[str, Path]:
-    """Module name -> file."""
+    """Return the files by module name."""
     found = {}
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package.parent).with_suffix("").parts
@@ -27,7 +27,7 @@ def modules(package: Path = PACKAGE) -> dict[str, Path]:
 
 
 def annotations(path: Path) -> Iterator[tuple[int, str, str]]:
-    """(line, name, annotation) of each parameter, result and variable that has an annotation."""
+    """Yield (line, name, annotation) of each annotated parameter, result and variable."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.arg) and node.annotation is not None:
             yield node.lineno, node.arg, ast.unparse(node.annotation)
@@ -38,13 +38,13 @@ def annotations(path: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def share_of_any(package: Path = PACKAGE) -> float:
-    """The share of annotations that are bare `Any`."""
+    """Return the share of annotations that are bare `Any`."""
     kinds = [kind for path in modules(package).values() for _, _, kind in annotations(path)]
     return kinds.count("Any") / len(kinds)
 
 
 def imports(package: Path = PACKAGE) -> dict[str, set[str]]:
-    """Module -> the package's modules that it imports anywhere in its text."""
+    """Return the package's modules that each module imports, anywhere in its text."""
     known = modules(package)
     graph: dict[str, set[str]] = {}
     for module, path in known.items():
@@ -65,7 +65,7 @@ def imports(package: Path = PACKAGE) -> dict[str, set[str]]:
 
 
 def circles(package: Path = PACKAGE) -> list[list[str]]:
-    """The sets of modules that import each other, directly or by way of others."""
+    """Return the sets of modules that import each other, directly or indirectly."""
     graph = imports(package)
     reached: dict[str, set[str]] = {}
     for module in graph:
@@ -81,7 +81,7 @@ def circles(package: Path = PACKAGE) -> list[list[str]]:
 
 
 def imports_in_functions(package: Path = PACKAGE) -> int:
-    """How many import statements for the package's own modules stand inside functions."""
+    """Return the number of import statements for the package's modules inside functions."""
     found = set()
     for path in modules(package).values():
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

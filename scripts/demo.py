@@ -15,7 +15,7 @@ TARGET = 450
 
 
 def main() -> int:
-    """0 when the mean return reached the target within 300,000 env steps."""
+    """Return 0 if the mean return reached the target within 300,000 env steps."""
     python = ensure_venv(dev=False)
     directory = ROOT / "runs" / "demo"
     shutil.rmtree(directory, ignore_errors=True)

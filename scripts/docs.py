@@ -11,14 +11,14 @@ _DOCTREES = ROOT / "build" / "doctrees"  # a build reads only pages that changed
 
 
 def main() -> int:
-    """Build the site; 0 if there was no warning."""
+    """Build the site; return 0 if there was no warning."""
     python = ensure_venv(dev=True)
     source, site = ROOT / "docs", ROOT / "build" / "docs"
     code = run(
         python, "-m", "sphinx", "-q", "-j", "2", "-W", "--keep-going", "-d", _DOCTREES, source, site
     )  # fmt: skip
     if code:
-        shutil.rmtree(_DOCTREES, ignore_errors=True)  # or the next build would not repeat the warnings
+        shutil.rmtree(_DOCTREES, ignore_errors=True)  # otherwise the next build would not repeat the warnings
     else:
         print(f"built {site / 'index.html'}")
     return code

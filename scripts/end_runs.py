@@ -1,15 +1,14 @@
-"""Ends runs at random times, in every way that a run is ended, and looks at what is left of them.
+"""Ends runs at random times with each signal, and checks what remains of them.
 
     python scripts/end_runs.py --runs 200
 
 Each run is `rlzmq train` with two runners and two learners. At a random time (from its very start on) it gets
 
-* SIGTERM, or SIGUSR1: it must exit with 75 (resumable) within 10 s, and its checkpoint, if it had trained at
-  all, must load,
-* SIGINT: the prompt is back within 5 s, with exit code 130; a second one right after ends it now,
-* SIGKILL: one second later there is no process, socket, shared memory block or temporary directory of it.
+* SIGTERM, or SIGUSR1: it must exit with 75 (resumable) within 10 s, and its checkpoint, if it had trained, must load,
+* SIGINT: it must exit with 130 within 5 s; a second SIGINT ends it immediately,
+* SIGKILL: one second later none of its processes, sockets, shared memory blocks or temporary directories exists.
 
-The same is looked for after the other signals too. Exit code 1: a promise was broken.
+The same is checked after the other signals. Exit code 1: a guarantee was broken.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ KINDS = {
     "SIGINT twice": (signal.SIGINT, 130, 5.0),
     "SIGKILL": (signal.SIGKILL, -signal.SIGKILL, 1.0),
 }
-_LEFT_S = 1.0  # after the driver's end nothing may be there longer than this
+_LEFT_S = 1.0  # nothing of the run may exist longer than this after the driver's end
 _DEADLINE_S = 60.0
 
 
 @dataclass
 class Figures:
-    """What was seen."""
+    """Results by signal."""
 
     ended_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     gone_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -52,7 +51,7 @@ class Figures:
 
 
 def command(run: Path) -> list[str]:
-    """The run: an update takes some 50 ms, checkpoints are written all the time."""
+    """Return the command of the run: an update takes about 50 ms, checkpoints are written continuously."""
     return [
         sys.executable, "-m", "rlzmq", "train", "ppo", "--env", "CartPole-v1", "--preset", "none",
         "--env-runners", "2", "--learners", "2", "--envs-per-env-runner", "4",
@@ -62,7 +61,7 @@ def command(run: Path) -> list[str]:
 
 
 def belongings(mark: str, runtime: Path, shm_before: set[str]) -> list[str]:
-    """Processes with the run's mark in their environment; its sockets, directories and shared memory."""
+    """Return the processes with the run's mark in their environment; its sockets, directories and shared memory."""
     left = []
     for process in psutil.process_iter():
         try:
@@ -79,7 +78,7 @@ def belongings(mark: str, runtime: Path, shm_before: set[str]) -> list[str]:
 
 
 def is_mapped(name: str) -> bool:
-    """Whether a process uses this block: one of another program then, since the run's own are counted above."""
+    """Return whether a process uses this block; it is of another program, since the run's are counted above."""
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
             if f"/dev/shm/{name}" in maps.read_text():
@@ -90,7 +89,7 @@ def is_mapped(name: str) -> bool:
 
 
 def wait_until_gone(mark: str, runtime: Path, shm_before: set[str], since: float) -> tuple[float, list[str]]:
-    """Seconds from `since` until nothing was left, and what was still there after the limit."""
+    """Return the seconds from `since` until nothing was left, and what was left after the limit."""
     while True:
         left = belongings(mark, runtime, shm_before)
         waited_s = time.monotonic() - since
@@ -102,7 +101,7 @@ def wait_until_gone(mark: str, runtime: Path, shm_before: set[str], since: float
 def end_one(
     kind: str, number: int, rng: random.Random, scratch: Path, latest_s: float, seen: Figures
 ) -> None:
-    """Start a run, end it, note what is seen."""
+    """Start a run, end it, record the results."""
     from rlzmq.algorithms.checkpoints import read_algorithm
     from rlzmq.core.checkpoint_series import find_checkpoint
     from rlzmq.core.errors import CheckpointError
@@ -123,7 +122,7 @@ def end_one(
     )
     try:
         wait_for_python(process.pid)
-        trains = rng.random() < 0.5  # else it may not have come so far, depending on the machine
+        trains = rng.random() < 0.5  # otherwise it may not have trained yet, depending on the machine
         if trains:
             wait_for_training(log.name)
         after_s = rng.uniform(0.0, 2.0 if trains else latest_s)
@@ -175,7 +174,7 @@ def end_one(
 
 
 def wait_for_python(pid: int) -> None:
-    """Until the interpreter runs the command: before that a signal is the shell's and the kernel's business."""
+    """Wait until the interpreter runs the command: earlier signals go to the shell and the kernel."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         try:
@@ -189,25 +188,25 @@ def wait_for_python(pid: int) -> None:
 
 
 def wait_for_training(log: str) -> None:
-    """Until the first iteration is done."""
+    """Wait until the first iteration is done."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and "iter 1 " not in Path(log).read_text():
         time.sleep(0.02)
 
 
 def text(log: object) -> str:
-    """What the run has printed."""
+    """Return the output of the run."""
     log.seek(0)  # type: ignore[attr-defined]
     return str(log.read())  # type: ignore[attr-defined]
 
 
 def quantile(values: list[float], q: float) -> float:
-    """The value below which a share `q` of them lies (nearest rank)."""
+    """Return the quantile `q` (nearest rank)."""
     return sorted(values)[min(len(values) - 1, int(q * len(values)))]
 
 
 def main() -> int:
-    """End them, print what was seen."""
+    """End the runs, print the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -221,7 +220,7 @@ def main() -> int:
         help="half of the signals come by then, the others in training",
     )
     args = parser.parse_args()
-    # `finally` ends what was started, also where this script is ended.
+    # `finally` ends the started processes, also if this script is ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     rng = random.Random(args.seed)
     seen = Figures()

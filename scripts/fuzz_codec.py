@@ -16,13 +16,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "wire"))
 
 
 def main() -> int:
-    """Runs the fuzzer; exit code 1 if anything but a refusal was raised."""
+    """Run the fuzzer; return 1 if anything but a refusal was raised."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mutations", type=int, default=1_000_000, help="how many messages (1000000)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the mutations (0)")
     arguments = parser.parse_args()
 
-    import gymnasium  # noqa: F401  (imported by the first decoded space, tensor: not the decoder's time)
+    import gymnasium  # noqa: F401  (the first decoded space or tensor imports it, which is not the decoder's time)
     import torch  # noqa: F401
     from codec_fuzz import fuzz
 

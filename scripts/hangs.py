@@ -1,13 +1,13 @@
-"""Environments that never return, at random places: how soon each is noticed, and that the run goes on.
+"""Environments that never return, at random places; measures how soon each hang is noticed, and that the run continues.
 
     python scripts/hangs.py --hangs 100                    # every vectorisation, training and evaluation
     python scripts/hangs.py --hangs 100 --first            # each in the very first step
     python scripts/hangs.py --hangs 40 --kill-broker       # the broker dies when the first one hangs
 
 Every runner of a run hangs once: in a reset, in a step (a third of them in the first one), or, after that, in the
-constructor of its replacement's environment. Time counts from what returned last, which may be a little before the
-call that hangs. Exit code 1: a hang was noticed too early, or later than half a second after its time, or training
-did not go on.
+constructor of its replacement's environment. Time is measured from the last return, which may be a little before the
+call that hangs. Exit code 1: a hang was noticed too early, or more than half a second after its time limit, or
+training did not continue.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _LENGTH = 7  # steps of an episode
 
 
 class Traps:
-    """Where an environment hangs: ``env_config["traps"][worker_index] = [(call, number), …]``.
+    """Places where an environment hangs: ``env_config["traps"][worker_index] = [(call, number), …]``.
 
-    Each trap catches once per directory, and leaves a file there that says when (monotonic seconds).
+    Each trap fires once per directory, and writes the time (monotonic seconds) to a file there.
 
     Args:
         config: An EnvContext with "traps" and "directory".
@@ -59,7 +59,7 @@ class Traps:
         self.come("make again" if config.recreated_worker else "make")
 
     def come(self, call: str) -> None:
-        """A call begins; it may never return."""
+        """Note the start of a call, which may never return."""
         self._counts[call] += 1
         if (call, self._counts[call]) not in self._traps:
             return
@@ -145,14 +145,14 @@ class TrappedAgents(MultiAgentEnv):
 
 
 def one_policy(agent_id: Any, episode: Any, **kwargs: Any) -> str:
-    """Both agents act by the same policy."""
+    """Map both agents to the same policy."""
     return "shared"
 
 
 def make_config(
     mode: str, directory: Path, traps: dict[int, list[tuple[str, int]]], num_env_runners: int
 ) -> PPOConfig:
-    """A small run of so many env runners whose environments have these traps."""
+    """Return the config of a small run with this number of env runners, whose environments have these traps."""
     envs = {"vector_entry_point": TrappedVector, "multi_agent": TrappedAgents}
     config = (
         PPOConfig()
@@ -170,7 +170,7 @@ def make_config(
 
 
 def evaluated(config: PPOConfig, num_env_runners: int, *, parallel: bool) -> PPOConfig:
-    """The same run with evaluation runners, whose worker indices are 1,000,001 and up."""
+    """Return the same config with evaluation runners, whose worker indices start at 1,000,001."""
     return config.evaluation(
         evaluation_interval=1,
         evaluation_num_env_runners=num_env_runners,
@@ -181,12 +181,12 @@ def evaluated(config: PPOConfig, num_env_runners: int, *, parallel: bool) -> PPO
 
 
 def reset_timeout_s(mode: str) -> float:
-    """Seconds that a reset may take; each env of an async one starts a process and imports what it needs."""
+    """Return the seconds that a reset may take; each env of an async vector env starts a process and imports."""
     return 20.0 if mode == "async" else 3.0
 
 
 class Notices(logging.Handler):
-    """When the driver said that a runner's process had ended because its environments hang."""
+    """Times of the driver's log lines about runner processes that ended because their environments hang."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,14 +201,14 @@ class Notices(logging.Handler):
 
 
 def caught(directory: Path) -> dict[str, float]:
-    """The traps that have caught, and when."""
+    """Return the traps that have fired, with their times."""
     return {path.name: float(text) for path in directory.iterdir() if (text := path.read_text())}
 
 
 async def run_until_noticed(
     config: PPOConfig, directory: Path, num_traps: int, *, kill_broker: bool
 ) -> Notices:
-    """Train until every trap has caught and was noticed, and one iteration more."""
+    """Train until every trap has fired and was noticed, and for one more iteration."""
     notices = Notices()
     logger = logging.getLogger("rlzmq.driver")
     logger.addHandler(notices)
@@ -232,7 +232,7 @@ async def _kill_broker(algo: Any, directory: Path) -> None:
 
 
 def draw_traps(random_: random.Random, first: bool) -> list[tuple[str, int]]:
-    """One trap of a runner, and sometimes one for its replacement's environment."""
+    """Draw a trap for a runner, and sometimes one for its replacement's environment."""
     if first:
         return [("step", 1)]
     call = random_.choice(("step", "step", "reset"))
@@ -244,7 +244,7 @@ def draw_traps(random_: random.Random, first: bool) -> list[tuple[str, int]]:
 
 
 def judge(mode: str, hung_at: dict[str, float], noticed_at: list[float]) -> list[tuple[str, float]]:
-    """How many seconds after its time each hang was noticed; the nearest notice counts as its own."""
+    """Return how many seconds after its time limit each hang was noticed, matched with the nearest notice."""
     expected = {
         name: at + (STEP_TIMEOUT_S if " step " in name else reset_timeout_s(mode))
         for name, at in hung_at.items()

@@ -1,8 +1,8 @@
-"""Train a task, a preset with a target, and say how many env steps and seconds it took.
+"""Train a task, a preset with a target, and print the env steps and seconds until the target.
 
-``python scripts/learn.py cartpole --mode serial --seeds 1 2 3``; ``--list`` shows the tasks. With several seeds the
-median and the quartiles of each mode follow, e.g. for ``learn.py cartpole-tuned --mode serial one-runner one-learner
---seeds $(seq 20)``. Exit code 0 when every run reached its target within its budget.
+``python scripts/learn.py cartpole --mode serial --seeds 1 2 3``; ``--list`` shows the tasks. With several seeds it
+also prints the median and the quartiles of each mode, e.g. for ``learn.py cartpole-tuned --mode serial one-runner
+one-learner --seeds $(seq 20)``. Exit code 0 if every run reached its target within its budget.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlzmq.telemetry.run_directory import RunDirectory
 
 
 def _tasks() -> dict[str, Preset]:
-    """The presets that have a target, by the preset's short name, and the algorithm's unless it is PPO."""
+    """Return the presets that have a target, by the preset's short name, and the algorithm's unless it is PPO."""
     found = {}
     for algorithm in ALGORITHMS:
         for preset in presets_of(algorithm).values():
@@ -43,7 +43,7 @@ MODES = {"serial": (0, 0), "one-runner": (1, 1), "one-learner": (2, 1), "distrib
 
 
 def configure(task: Preset, mode: str, seed: int) -> Any:
-    """The preset's config in a mode, with the same number of envs and the same global batch and minibatch."""
+    """Return the preset's config in a mode, with the same number of envs and the same global batch and minibatch."""
     config: Any = get_config_class(task.algorithm)().debugging(seed=seed)
     task.apply(config)
     num_runners, num_learners = MODES[mode]
@@ -60,7 +60,7 @@ def configure(task: Preset, mode: str, seed: int) -> Any:
 
 
 def mean_return(metrics: dict[str, Any]) -> float:
-    """The newest episodes' mean return; of several modules, the worst one's. NaN before the first end."""
+    """Return the newest episodes' mean return, of several modules the worst one; NaN before the first episode."""
     by_module = metrics.get("module_episode_return_mean", {})
     if len(by_module) > 1:
         return float(min(by_module.values()))
@@ -68,7 +68,7 @@ def mean_return(metrics: dict[str, Any]) -> float:
 
 
 class Outcome(NamedTuple):
-    """How a run ended: env steps and seconds that it took, the last mean return, and all (env steps, mean return)."""
+    """Outcome of a run: its env steps and seconds, the last mean return, and all (env steps, mean return)."""
 
     reached: bool
     num_env_steps: int
@@ -79,7 +79,7 @@ class Outcome(NamedTuple):
 
 @contextmanager
 def recorder(runs: Path | None, name: str, config: Any) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yield what writes a result to the run directory `name` in `runs`, if given."""
+    """Yield a function that writes a result to the run directory `name` in `runs`, if given."""
     if runs is None:
         yield lambda result: None
         return
@@ -100,16 +100,16 @@ def learn(
     verbose: bool = False,
     runs: Path | None = None,
 ) -> Outcome:
-    """One run of a task, until its target is reached or its budget of env steps is spent.
+    """Train a task until its target is reached or its budget of env steps is spent.
 
     Args:
         name: A key of `TASKS`.
         mode: A key of `MODES`.
-        seed: Of everything random.
-        target: Another mean return than the task's.
-        budget: Another number of env steps.
+        seed: Seed of all random streams.
+        target: Mean return to reach; default: the task's.
+        budget: Number of env steps; default: the task's.
         verbose: Print a line every ten iterations.
-        runs: Directory for a run directory of each, which ``rlzmq plot`` reads.
+        runs: Directory for the run directories, which ``rlzmq plot`` reads.
     """
     task = TASKS[name]
     target = task.target if target is None else target

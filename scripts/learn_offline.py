@@ -3,8 +3,8 @@
     python scripts/learn_offline.py --seeds 1 2 3
     python scripts/learn_offline.py --tasks marwil --mode distributed --seeds 1
 
-One PPO run on CartPole records what it samples until its mean return is 450: the data of MARWIL, of all qualities. Then
-its last policy's episodes are recorded with sampled actions: the data of BC. One SAC run on Pendulum records what it
+One PPO run on CartPole records its samples until its mean return is 450: the data of MARWIL, of all qualities. Then
+episodes of its last policy are recorded with sampled actions: the data of BC. One SAC run on Pendulum records its
 samples until it has learned: the data of CQL and IQL. Each task then learns from its data, evaluated on ten episodes
 after every few iterations, until the target is reached or the budget of iterations is spent.
 """
@@ -25,7 +25,7 @@ from scripts.learn import configure, mean_return
 
 
 class Task(NamedTuple):
-    """What is learned from which data, and when it counts as learned."""
+    """A learning task: the algorithm, its data, and the target."""
 
     config_class: Any
     training: dict[str, Any]
@@ -78,7 +78,7 @@ def record_cartpole(place: Path) -> None:
 
 
 def describe(place: Path, *names: str) -> None:
-    """Print what was recorded."""
+    """Print figures of the recorded data."""
     for name in names:
         shards = open_shards(place / name).shards
         returns = [float(value) for shard in shards for value in shard.get_returns()]
@@ -90,7 +90,7 @@ def describe(place: Path, *names: str) -> None:
 
 
 def learn(name: str, place: Path, mode: str, seed: int) -> tuple[bool, int, float, float]:
-    """One run; return whether the target was reached, iterations, the last mean return, and seconds."""
+    """Run a task. Return whether the target was reached, iterations, the last mean return, and seconds."""
     task, start = TASKS[name], time.perf_counter()
     ranks = {"serial": 0, "distributed": 2}[mode]
     config = (

@@ -1,11 +1,11 @@
-"""Learns CartPole twice per seed, left alone and attacked, and compares the env steps that each took.
+"""Learns CartPole twice per seed, undisturbed and under attack, and compares the numbers of env steps.
 
     python scripts/learn_under_attack.py kills --seeds 10 --every-s 5     # SIGKILL of a random process every 5 s
     python scripts/learn_under_attack.py poison --seeds 10 --rate 0.001   # NaN, infinity or a wrong shape in 1 of
                                                                           # 1,000 fragments
 
-Two runners and two learner ranks, to a mean return of 450 over 100 episodes. Exit code 1: a run did not get there
-within 300,000 steps; under kills the mean number of steps is more than 1.25 times that of the runs left alone; a
+Two runners and two learner ranks train to a mean return of 450 over 100 episodes. Exit code 1: a run did not reach it
+within 300,000 steps; under kills the mean number of steps is more than 1.25 times that of the undisturbed runs; a
 poisoned fragment was not put into quarantine, or a weight is not finite; the 95 % intervals of the mean do not overlap.
 """
 
@@ -40,7 +40,7 @@ STUDENT_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 
 class Outcome(NamedTuple):
-    """How a run ended: env steps that it took, whether it got there, faults that fired, fragments in quarantine."""
+    """Outcome of a run: its env steps, whether it reached the target, faults that fired, fragments in quarantine."""
 
     num_env_steps: int
     reached: bool
@@ -50,7 +50,7 @@ class Outcome(NamedTuple):
 
 
 class PoisonousRunner(SingleAgentEnvRunner):
-    """Spoils a fragment once in a while, and notes it in a file. Its class travels with these attributes."""
+    """Corrupts a random fragment, and records it in a file. Its class is pickled with these attributes."""
 
     poison_rate = 0.0
     poison_notes = ""
@@ -74,7 +74,7 @@ class PoisonousRunner(SingleAgentEnvRunner):
 
 
 async def kill_now_and_then(algo: Any, every_s: float, dice: random.Random) -> int:
-    """Until cancelled: SIGKILL for a runner, a rank that is not the last one, or the broker."""
+    """Kill a runner, a rank that is not the last one, or the broker, until cancelled."""
     session, count = algo.session, 0
     try:
         while True:
@@ -96,7 +96,7 @@ async def kill_now_and_then(algo: Any, every_s: float, dice: random.Random) -> i
 async def run(
     seed: int, change: Callable[[Any], None], attack: Callable[[Any], Awaitable[int]] | None
 ) -> Outcome:
-    """One run to the target or the budget."""
+    """Train to the target or the budget."""
     config = configure(TASK, "distributed", seed)
     change(config)
     async with config.build_async() as algo:
@@ -119,13 +119,13 @@ async def run(
 
 
 def under_kills(seed: int, every_s: float) -> Outcome:
-    """A run whose processes die."""
+    """Run with processes that die."""
     dice = random.Random(seed)
     return asyncio.run(run(seed, lambda config: None, lambda algo: kill_now_and_then(algo, every_s, dice)))
 
 
 def poisoned(seed: int, rate: float) -> Outcome:
-    """A run whose runners spoil fragments; faults are the spoilt ones."""
+    """Run with runners that corrupt fragments, which count as faults."""
     with tempfile.TemporaryDirectory() as directory:
         notes, quarantine = Path(directory, "notes"), Path(directory, "quarantine")
         notes.touch()
@@ -141,7 +141,7 @@ def poisoned(seed: int, rate: float) -> Outcome:
 
 
 def alone(seed: int, fragment_length: int | None) -> Outcome:
-    """A run that nobody hurts."""
+    """Run undisturbed."""
 
     def change(config: Any) -> None:
         if fragment_length is not None:
@@ -151,7 +151,7 @@ def alone(seed: int, fragment_length: int | None) -> Outcome:
 
 
 def interval(values: list[int]) -> tuple[float, float]:
-    """The 95 % confidence interval of the mean."""
+    """Return the 95 % confidence interval of the mean."""
     if len(values) < 2:
         return -math.inf, math.inf
     half = (

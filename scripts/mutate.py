@@ -1,4 +1,4 @@
-"""Small mistakes put into rlzmq/protocol and rlzmq/wire one at a time: does one of their tests notice each?
+"""Puts small mistakes into rlzmq/protocol and rlzmq/wire, one at a time, and checks that a test notices each.
 
     python scripts/mutate.py                            # all: half an hour on two idle cores
     python scripts/mutate.py --sample 300 --seed 1      # as many, drawn by seed
@@ -6,13 +6,13 @@
     python scripts/mutate.py --only protocol/ledger --tests protocol/test_ledger.py   # by its own tests alone: seconds
     python scripts/mutate.py --again OUTPUT             # those that survive by the output of an earlier run
 
-The tests are collected once. A first run notes which lines each test reaches and how long it takes; then every
-mutant is tried in a fork of this process: its one function gets the changed code, and the tests that reach the
-changed statement run until one fails: first those that noticed earlier mutants of the same function, then the
-shortest. `--tests` limits them to some files, without the simulated runs: what survives those few is tried with all
-tests by `--again`. A mutant is killed if a test fails, if the tests take much more processor time than without it, or
-need much more memory. Others survive: each is listed in `scripts/mutants_left.toml` with the reason why it is no gap
-(then it is not tried, and counts as left), or is one.
+The tests are collected once. A first run records which lines each test reaches and how long it takes; then every
+mutant is tried in a fork of this process: one function gets the changed code, and the tests that reach the changed
+statement run until one fails: first those that noticed earlier mutants of the same function, then the shortest.
+`--tests` limits them to some files, without the simulated runs; `--again` tries the survivors of such a run with all
+tests. A mutant is killed if a test fails, or if the tests take much more processor time or memory than without it.
+Others survive. A survivor that is not a gap in the tests is listed with the reason in `scripts/mutants_left.toml`; it
+is not tried, and counts as left.
 
 Changed are comparisons, arithmetic, `and`/`or`, conditions, numbers, `True`/`False`, `min`/`max`, returned values,
 `continue`/`break`; calls, assignments to attributes and items, and `raise` statements are left out. Not changed:
@@ -49,7 +49,7 @@ PACKAGE = ROOT / "rlzmq"
 FOLDERS = ("protocol", "wire")
 LEFT = Path(__file__).with_name("mutants_left.toml")
 
-# Whole schedules stand for the tests that run a thousand of them: some seconds each.
+# Single schedules replace the tests that run a thousand of them, which take seconds each.
 SKIPPED_TESTS = (
     "test_every_promise_holds",
     "test_each_kind_of_fault",
@@ -77,10 +77,10 @@ class Mutant:
     Attributes:
         path: The file, below `PACKAGE`, without ``.py``.
         function: Qualified name of the function that changes.
-        line, text: Where it is, and what the line says.
-        lines: Of its statement; of a compound one, without its body.
+        line, text: Its line number, and the text of the line.
+        lines: Lines of its statement; without the body of a compound one.
         what: The change.
-        number: Of the change, within its file.
+        number: Number of the change within its file.
     """
 
     path: str
@@ -93,7 +93,7 @@ class Mutant:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What it is known by while lines move."""
+        """The key of the mutant, which does not depend on line numbers."""
         return self.path, self.function, self.text, self.what
 
     def __str__(self) -> str:
@@ -104,7 +104,7 @@ class Mutant:
 
 
 def mutants_of(path: Path) -> list[Mutant]:
-    """Every mutant of a file."""
+    """Return every mutant of a file."""
     source = path.read_text(encoding="utf-8")
     lines = source.splitlines()
     name = path.relative_to(PACKAGE).with_suffix("").as_posix()
@@ -120,7 +120,7 @@ class Source:
 
     Attributes:
         codes: The unchanged code of its functions.
-        changes: Of the tree, by number.
+        changes: Changes of the tree, by number.
     """
 
     path: Path
@@ -131,7 +131,7 @@ class Source:
 
 @functools.cache
 def source_of(path: str) -> Source:
-    """The file of this name, parsed."""
+    """Return the parsed file of this name."""
     file = PACKAGE / f"{path}.py"
     tree = ast.parse(file.read_text(encoding="utf-8"))
     codes = _codes(compile(tree, str(file), "exec"))
@@ -139,7 +139,7 @@ def source_of(path: str) -> Source:
 
 
 def code_of(mutant: Mutant) -> types.CodeType | None:
-    """The changed function's code; None where it is the same as before. In a fork: the tree stays changed."""
+    """Return the changed function's code; None if it is unchanged. Call it in a fork: the tree stays changed."""
     source = source_of(mutant.path)
     source.changes[mutant.number]()
     name = mutant.function.partition(".")[0]
@@ -179,7 +179,7 @@ def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[ast.FunctionDef, st
 
 def _in(node: ast.AST, block: list[ast.stmt] | None, lines: range) -> Iterator[tuple[range, Change]]:
     if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Assert | ast.JoinedStr):
-        return  # a nested function comes by itself; an assertion is a test
+        return  # a nested function is visited separately; an assertion is a test
     if isinstance(node, ast.stmt):
         lines = _lines_of(node)
     for change in _of_expression(node):
@@ -237,7 +237,7 @@ def _of_expression(node: ast.AST) -> Iterator[Change]:
 def _of_statement(node: ast.stmt, block: list[ast.stmt]) -> Iterator[Change]:
     index = block.index(node)
     if isinstance(node, ast.Return) and not _is_nothing(node.value):
-        # The value is still there, never computed: `super()` in it makes the function a closure, as it was.
+        # The value stays in the tree but is never computed: `super()` in it makes the function a closure, as before.
         nothing = ast.IfExp(ast.Constant(True), ast.Constant(None), node.value)
         yield node.lineno, "return None", _attr(node, "value", nothing)
     elif isinstance(node, ast.Continue):
@@ -267,12 +267,12 @@ def _negate(node: Any) -> Callable[[], None]:
 
 
 def _unnot(node: ast.UnaryOp) -> Callable[[], None]:
-    """``not x`` as ``not not x``: a truth value stays one."""
+    """Return the change of ``not x`` to ``not not x``, which is a bool, too."""
     return lambda: setattr(node, "operand", ast.UnaryOp(ast.Not(), node.operand))
 
 
 def _never(node: ast.stmt) -> ast.If:
-    """The statement where it is never run: ``super()`` in it still makes the function a closure, as it was."""
+    """Return the statement in a branch that never runs; ``super()`` in it still makes the function a closure."""
     return ast.If(ast.Constant(False), [node], [])
 
 
@@ -281,12 +281,12 @@ def _name(operator: Any) -> str:
 
 
 def _is_nothing(node: ast.expr | None) -> bool:
-    """Whether ``return None`` would be the same: for None, and for False, which callers take for the same."""
+    """Return whether ``return None`` would be the same: for None, and for False, which callers treat alike."""
     return node is None or (isinstance(node, ast.Constant) and (node.value is None or node.value is False))
 
 
 def _is_text(node: ast.BinOp) -> bool:
-    """Whether a sum or a ``%`` is of texts or bytes, as far as one sees."""
+    """Return whether a sum or a ``%`` is of texts or bytes, as far as the source shows."""
     sides = (node.left, node.right)
     return any(
         isinstance(side, ast.JoinedStr)
@@ -309,7 +309,7 @@ def _codes(module: types.CodeType) -> dict[str, types.CodeType]:
 
 
 def _same(a: types.CodeType, b: types.CodeType) -> bool:
-    """Whether two codes do the same; lines do not count."""
+    """Return whether two code objects are equal except for line numbers."""
     if a.co_code != b.co_code or a.co_names != b.co_names or len(a.co_consts) != len(b.co_consts):
         return False
     for one, other in zip(a.co_consts, b.co_consts, strict=True):
@@ -325,7 +325,7 @@ def _same(a: types.CodeType, b: types.CodeType) -> bool:
 
 
 class Runner:
-    """A pytest plugin: in place of running the collected tests once, it runs them for every mutant."""
+    """A pytest plugin that runs the collected tests for every mutant."""
 
     def __init__(
         self, mutants: list[Mutant], num_processes: int, minutes: float, has_schedules: bool = True
@@ -343,12 +343,12 @@ class Runner:
         self._items: list[Any] = []
         self._functions = {(mutant.path, _outermost(mutant.function)) for mutant in mutants}
         self._is_wanted: dict[types.CodeType, bool] = {}
-        # What forks tell: per mutant the test that failed, counted from 1.
+        # Results of the forks: for each mutant the test that failed, counted from 1.
         self._failed = memoryview(mmap.mmap(-1, 4 * len(mutants))).cast("i")
         self._good_tests: dict[tuple[str, str], set[int]] = defaultdict(set)
 
     def pytest_collection(self) -> None:
-        """That an example fails is enough: none is made smaller."""
+        """Do not shrink failing examples."""
         from hypothesis import Phase, settings
 
         settings.register_profile("mutate", settings.default, phases=(Phase.explicit, Phase.generate))
@@ -365,7 +365,7 @@ class Runner:
             self._note(index)
         for path in {mutant.path for mutant in self.mutants}:
             source_of(path)
-        for item in schedules[1:]:  # they reach what the first of them reaches, as good as
+        for item in schedules[1:]:  # they reach almost the same lines as the first one
             self._items.append(item)
             self._seconds[len(self._items) - 1] = self._seconds[len(self._items) - 2]
             for found in self._tests_of.values():
@@ -375,12 +375,12 @@ class Runner:
             f"{len(self._items)} tests, {sum(self._seconds.values()):.1f} s; {len(self.mutants)} mutants",
             flush=True,
         )
-        gc.freeze()  # no fork looks through what this process holds
+        gc.freeze()  # no fork scans the objects of this process
         self._try_all()
         return True
 
     def _note(self, index: int) -> None:
-        """Run one test unchanged: which functions and lines it reaches, and how long it takes."""
+        """Run one test without a mutant; record which functions and lines it reaches, and its time."""
         reached: set[tuple[str, str | int]] = set()
 
         def note(frame: types.FrameType, event: str, _: Any) -> Any:
@@ -408,14 +408,14 @@ class Runner:
             self._tests_of[path, place].add(index)
 
     def _tests_for(self, mutant: Mutant) -> list[int]:
-        """Those that reach its statement; where no line of it is ever noted, those that enter its function."""
+        """Return the tests that reach its statement; if no line of it is recorded, those that enter its function."""
         found = set().union(*(self._tests_of[mutant.path, line] for line in mutant.lines))
         found = found or self._tests_of[mutant.path, _outermost(mutant.function)]
         good = self._good_tests[mutant.path, mutant.function]
         return sorted(found, key=lambda index: (index not in good, self._seconds[index]))
 
     def _try_all(self) -> None:
-        """Some mutants at a time, each in a fork."""
+        """Try the mutants, some at a time, each in a fork."""
         waiting, running = list(enumerate(self.mutants)), dict[int, tuple[int, int, float]]()
         start = time.perf_counter()
         while waiting or running:
@@ -432,7 +432,7 @@ class Runner:
                 pid = os.fork()
                 if pid == 0:
                     self._end_with(number, tests, limit_s)
-                # Whoever sleeps takes no processor time: an end for those too, far from what load can do.
+                # Sleeping takes no processor time, so there is a wall-clock limit too, far above the effects of load.
                 running[pid] = number, os.pidfd_open(pid), time.perf_counter() + 20 * limit_s
             if not running:
                 break
@@ -454,7 +454,7 @@ class Runner:
                     print(f"{self.num_tried} tried, {time.perf_counter() - start:.0f} s", flush=True)
 
     def _end_with(self, number: int, tests: Sequence[int], limit_s: float) -> None:
-        """In the fork: it must not come back."""
+        """Run in the fork and exit; never return."""
         code = CANNOT_TRY
         try:
             code = self._try(number, tests, limit_s)
@@ -462,9 +462,9 @@ class Runner:
             os._exit(code)
 
     def _try(self, number: int, tests: Sequence[int], limit_s: float) -> int:
-        """In the fork: 1 where a test fails."""
+        """Run in the fork; return 1 if a test fails."""
         seconds = math.ceil(limit_s)
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))  # the end is SIGKILL
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))  # at the limit the kernel sends SIGKILL
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES + _address_space(), resource.RLIM_INFINITY))
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), 1)
@@ -477,7 +477,7 @@ class Runner:
         for index in tests:
             try:
                 passed = _passes(self._items[index])
-            except BaseException:  # so far off that pytest itself cannot go on, e.g. for lack of memory
+            except BaseException:  # pytest itself cannot continue, e.g. out of memory
                 passed = False
             if not passed:
                 self._failed[number] = index + 1
@@ -486,7 +486,7 @@ class Runner:
 
 
 def _wait(running: dict[int, tuple[int, int, float]]) -> Iterator[tuple[int, int | None]]:
-    """Those that ended, with their exit code; who takes too long is killed (None), and so is its mutant."""
+    """Yield the forks that ended, with their exit codes; one that takes too long is killed (None), as is its mutant."""
     now = time.perf_counter()
     timeout = max(0.0, min(due for _, _, due in running.values()) - now)
     ready, _, _ = select.select([fd for _, fd, _ in running.values()], [], [], timeout)
@@ -500,7 +500,7 @@ def _wait(running: dict[int, tuple[int, int, float]]) -> Iterator[tuple[int, int
 
 
 class Schedules:
-    """Some simulated runs: in place of the tests that make thousands."""
+    """Some simulated runs, which replace the tests that make thousands."""
 
     def __init__(self, first: int) -> None:
         self.seeds = range(first, first + SCHEDULES_PER_TEST)
@@ -527,14 +527,14 @@ def _passes(item: Any) -> bool:
 
 
 def _outermost(function: str) -> str:
-    """Functions within functions are looked up by who makes them."""
+    """Return the outermost function, by which nested functions are looked up."""
     return function.partition(".<locals>")[0]
 
 
 def put_in(mutant: Mutant, code: types.CodeType) -> None:
-    """Let the living function do what the mutant does."""
+    """Replace the code of the live function by the mutant's."""
     module = sys.modules["rlzmq." + mutant.path.replace("/", ".").removesuffix(".__init__")]
-    if "<locals>" in mutant.function:  # it is made anew by its outer function, of that one's constants
+    if "<locals>" in mutant.function:  # its outer function creates it from a code object in its constants
         outer = _living(module, _outermost(mutant.function))
         outer.__code__ = _with_inner(outer.__code__, code)
     else:
@@ -571,7 +571,7 @@ def _address_space() -> int:
 
 
 def reasons() -> dict[tuple[str, str, str, str], str]:
-    """(path, function, text, what) → why this survivor is no gap."""
+    """Return the reasons why survivors are no gaps, by (path, function, text, what)."""
     if not LEFT.is_file():
         return {}
     entries = tomllib.loads(LEFT.read_text(encoding="utf-8"))["mutant"]
@@ -579,7 +579,7 @@ def reasons() -> dict[tuple[str, str, str, str], str]:
 
 
 def keys_in(output: str) -> set[tuple[str, ...]]:
-    """The keys of the mutants that survive by a run's output, whose lines may have moved since."""
+    """Return the keys of the survivors in a run's output, whose lines may have moved since."""
     found = re.findall(r"^survives: (\S+)\.py:\d+ (\S+): (.*)\n {6}(.*)$", output, re.MULTILINE)
     return {(path, function, text, what) for path, function, what, text in found}
 

@@ -1,21 +1,22 @@
 """Kills processes of a training run at random, and proves from their histories that nothing was lost.
 
     python scripts/nemesis.py --kills 60                     # runners, learner ranks, the broker
-    python scripts/nemesis.py --kills 1000 --impatient       # the next one long before everybody is back
+    python scripts/nemesis.py --kills 1000 --impatient       # the next kill long before all processes are back
     python scripts/nemesis.py --kills 100 --roles broker     # the gap after a broker's death
-    python scripts/nemesis.py --kills 50 --how stop          # SIGSTOP in place of SIGKILL
+    python scripts/nemesis.py --kills 50 --how stop          # SIGSTOP instead of SIGKILL
     python scripts/nemesis.py --kills 50 --how hold --roles runner learner   # the interpreter's lock, held in C
     python scripts/nemesis.py --kills 50 --how wait --roles learner          # a loss that never returns
     python scripts/nemesis.py --kills 300 --algo impala                      # runners sample ahead of the learners
     python scripts/nemesis.py --kills 60 --algo dqn --impatient              # half of a replay buffer dies with a rank
-    python scripts/nemesis.py --storm --faults 500 --minutes 20              # everything at once (see _storm.py)
+    python scripts/nemesis.py --storm --faults 500 --minutes 20              # all faults at once (see _storm.py)
 
-Each kill comes at a random moment of an update, once everybody is back from the one before (`--impatient`:
-two updates after it); it counts only when the process's exit status shows the signal. The seconds from a kill
-to the next committed update are printed by role. Exit code 1: a promise was broken, or training stood still.
+Each kill comes at a random moment of an update, once all processes are back from the one before (`--impatient`: two
+updates after it). It counts only if the process's exit status shows the signal. The seconds from a kill to the next
+committed update are printed by role. Exit code 1: a guarantee was broken, or training made no progress.
 
-With a replay buffer (dqn, sac) "trained once" is "taken in once": steps are drawn repeatedly, those of a dead rank's
-buffer are dropped as ``buffer_lost``, and after each update the ratio of drawn to taken in steps must be the one set.
+With a replay buffer (dqn, sac) "trained once" means "taken in once": steps are drawn repeatedly, those of a dead
+rank's buffer are dropped as ``buffer_lost``, and after each update the ratio of drawn to taken in steps must be the
+configured one.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ from typing import Any
 ROLES = ("runner", "learner", "broker")
 WAYS = ("kill", "stop", "hold", "wait")
 _STANDSTILL_S = 60.0
-# After one that hung, others are given more time until the run has worked for a while.
+# After a hang, others get more time until the run has worked for a while.
 _UPDATES_BETWEEN_HANGS = 100
 _MIN_BETWEEN_HANGS_S = 3.0
 
 
 def hold_the_lock(role: Any) -> None:
-    """On the actor's thread: keep the interpreter's lock for ever, in C."""
+    """Hold the interpreter's lock forever, in C, on the actor's thread."""
     while True:
         ctypes.PyDLL(None).pause()
 
 
 def wait_in_the_loss(role: Any) -> None:
-    """From now on the loss of this rank never returns."""
+    """Make the loss of this rank never return."""
     role.learner.compute_loss_for_module = lambda **kwargs: threading.Event().wait()
 
 
@@ -59,9 +60,9 @@ class Nemesis:
 
     Args:
         algo: A started AsyncAlgorithm.
-        num_kills, roles, seed: How many, whom, and the random stream.
+        num_kills, roles, seed: Number of kills, roles to kill, and seed of the random stream.
         how: One of WAYS.
-        is_impatient: Whether the next one comes before everybody is back.
+        is_impatient: Whether the next kill comes before all processes are back.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Nemesis:
         self.update_s: list[float] = []
 
     async def run(self) -> None:
-        """Train until all kills have been survived, and two updates more."""
+        """Train until all kills have been survived, and for two more updates."""
         training = asyncio.create_task(self._train())
         try:
             for number in range(self.num_kills):
@@ -100,7 +101,7 @@ class Nemesis:
                 await training
 
     async def _guard(self, training: asyncio.Task[None], work: Any) -> None:
-        """Wait for something that must happen while training goes on."""
+        """Wait for something that must happen while training continues."""
         task = asyncio.ensure_future(work)
         done, _ = await asyncio.wait(
             (task, training), timeout=_STANDSTILL_S, return_when=asyncio.FIRST_COMPLETED
@@ -128,7 +129,7 @@ class Nemesis:
     async def _wait_for_the_moment(self) -> None:
         if self.is_impatient:
             await self._next_updates(2)
-            while not any(map(self._may_die, self.roles)):  # noqa: ASYNC110 (facts of other objects)
+            while not any(map(self._may_die, self.roles)):  # noqa: ASYNC110 (state of other objects)
                 await asyncio.sleep(0.01)
             return
         await self._wait_healthy()
@@ -148,7 +149,7 @@ class Nemesis:
         return [handle for handle in handles if not handle.exited.done()]
 
     def _may_die(self, role: str) -> bool:
-        """With the last rank the weights would go, and the run back to a checkpoint: another promise."""
+        """Return whether a process of the role may die: not the last rank, since its weights would be lost with it."""
         return len(self._living(role)) > (role == "learner")
 
     async def _next_updates(self, num: int) -> None:
@@ -158,7 +159,7 @@ class Nemesis:
 
     async def _wait_healthy(self) -> None:
         config, session = self.algo.config, self.session
-        while (  # noqa: ASYNC110 (facts of other objects, without events)
+        while (  # noqa: ASYNC110 (state of other objects, without events)
             session.env_runner_group.num_healthy_remote_workers() < config.num_env_runners
             or len(session.learner_group.handles) < config.num_learners
             or any(handle.exited.done() for handle in session.learner_group.handles)
@@ -178,7 +179,9 @@ class Nemesis:
             fault = asyncio.ensure_future(
                 handle.apply(hold_the_lock if self.how == "hold" else wait_in_the_loss)
             )
-            fault.add_done_callback(lambda done: done.cancelled() or done.exception())  # it dies in the midst
+            fault.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # it dies during the call
         else:
             os.kill(handle.pid, signal.SIGSTOP if self.how == "stop" else signal.SIGKILL)
         gap = asyncio.ensure_future(self._next_updates(1))
@@ -188,7 +191,9 @@ class Nemesis:
         faults.record("killed", place=handle.name, pid=handle.pid)
         await gap
         if role == "runner" and (broker.exited.done() or self._broker() is not broker):
-            faults.record("both_copies", place=handle.name, pid=handle.pid)  # its supervisor found it starved
+            faults.record(
+                "both_copies", place=handle.name, pid=handle.pid
+            )  # its supervisor considered it hung
         self.gaps_s[role].append(time.monotonic() - start)
         if self.is_impatient:
             return
@@ -197,10 +202,10 @@ class Nemesis:
 
 
 def check_ratio(config: Any, result: dict[str, Any]) -> None:
-    """Check that as many steps were drawn from the replay buffers as are due for those taken in, up to one batch.
+    """Check that as many steps were drawn from the replay buffers as are due for the steps taken in, up to one batch.
 
     Raises:
-        AssertionError: They were not.
+        AssertionError: The numbers differ by more than a batch.
     """
     account, plan = result["accounting"], config.update_plan()
     taken_in = account["trained"] + account["dropped"].get("buffer_lost", 0)
@@ -212,7 +217,7 @@ def check_ratio(config: Any, result: dict[str, Any]) -> None:
 
 
 async def attack(args: argparse.Namespace, directory: Path) -> Any:
-    """One run under attack; its Nemesis and the last accounting."""
+    """Run under attack; return the Nemesis and the last accounting."""
     from rlzmq import APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig
 
     ranks = max(args.learners, 1)
@@ -259,7 +264,7 @@ async def attack(args: argparse.Namespace, directory: Path) -> Any:
 
 
 def storm_config(args: argparse.Namespace, directory: Path) -> Any:
-    """Two ranks, three runners, and a port for runners from outside."""
+    """Return a config with two ranks, three runners, and a port for joining runners."""
     from rlzmq import PPOConfig
 
     return (
@@ -275,7 +280,7 @@ def storm_config(args: argparse.Namespace, directory: Path) -> Any:
 
 
 async def rage(args: argparse.Namespace, directory: Path) -> bool:
-    """A storm; whether training never stood still."""
+    """Run a storm; return whether training never paused too long."""
     from _storm import MAX_STILL_S, Lines, Storm
 
     config = storm_config(args, directory)
@@ -322,12 +327,12 @@ def main_storm(args: argparse.Namespace) -> int:
 
 
 def quantile(values: list[float], q: float) -> float:
-    """The value below which a share `q` of them lies (nearest rank)."""
+    """Return the quantile `q` (nearest rank)."""
     return sorted(values)[min(len(values) - 1, int(q * len(values)))]
 
 
 def main() -> int:
-    """Run, judge, print."""
+    """Run, check the histories, print the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,15 +1,15 @@
-"""Faults that are no process's death: a full disk, a clock that jumps, a leak, a crowd, a slow network, strangers.
+"""Faults other than dying processes: a full disk, a clock that jumps, a leak, a crowd, a slow network, strangers.
 
     python scripts/odd_faults.py                    # every case
     python scripts/odd_faults.py disk clock         # these
     python scripts/odd_faults.py crowd --runners 64 --seconds 180
 
-Each case starts a run of its own with processes of its own, does one thing to it, and prints what was seen: the
-longest time without an iteration while it happened, and how the run ended. A run may end with an error; none may
-stand still for longer than 15 s, lose count of its env steps, or leave processes. Exit code 1: one did.
+Each case starts a separate run, causes one fault, and prints the results: the longest time without an iteration
+during it, and how the run ended. A run may end with an error, but must not pause for longer than 15 s, miscount its
+env steps, or leave processes. Exit code 1: one did.
 
-`disk` and `shm` mount file systems of their own in a mount namespace (root; skipped elsewhere), `clock` preloads a
-library made with gcc: nothing outside of the runs is touched.
+`disk` and `shm` mount file systems in a separate mount namespace (root; skipped elsewhere), `clock` preloads a
+library compiled with gcc: nothing outside of the runs is changed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ int gettimeofday(struct timeval *to, void *zone) {
 
 
 class Leaks(gym.Env[np.ndarray, int]):
-    """Holds on to so many bytes more with each step."""
+    """Leaks a number of bytes with each step."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -116,13 +116,13 @@ class Sleeps(Leaks):
 
 
 class Run:
-    """``rlzmq train`` in a process of its own.
+    """``rlzmq train`` in a child process.
 
     Args:
-        place: Directory for its log, sockets and, where `run_dir` says no other, its run directory.
-        arguments: Of the command.
+        place: Directory for its log, sockets and, unless `run_dir` is set, its run directory.
+        arguments: Arguments of the command.
         wrap: A command that starts it.
-        environment: Added to this process's.
+        environment: Variables added to this process's environment.
         run_dir: Its run directory.
     """
 
@@ -156,11 +156,11 @@ class Run:
 
     @property
     def iterations(self) -> int:
-        """Iterations that it printed."""
+        """The number of iterations printed."""
         return self.output.count("\niter ") + self.output.startswith("iter ")
 
     def wait_for(self, is_true: Callable[[], bool], timeout_s: float = 90.0) -> bool:
-        """Until it is true, the process has ended, or time is up."""
+        """Wait until it is true, the process has ended, or the time is up; return whether it is true."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if is_true():
@@ -171,12 +171,12 @@ class Run:
         return False
 
     def trains(self, more: int = 3, timeout_s: float = 90.0) -> bool:
-        """Whether it does so many iterations more."""
+        """Return whether it completes this number of further iterations."""
         before = self.iterations
         return self.wait_for(lambda: self.iterations >= before + more, timeout_s)
 
     def longest_pause(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> float:
-        """Seconds without an iteration, at most, within these seconds (or until the run has ended)."""
+        """Return the longest time without an iteration, within these seconds (or until the run has ended)."""
         begin = last = time.monotonic()
         count, longest = self.iterations, 0.0
         while time.monotonic() < begin + seconds and self.process.poll() is None:
@@ -195,11 +195,11 @@ class Run:
             return []
 
     def forked(self) -> list[psutil.Process]:
-        """Its runners, learners and broker: what its fork server made."""
+        """Return its runners, learners and broker, the children of its fork server."""
         return [process for process in self.children() if process.ppid() != self.process.pid]
 
     def end(self, number: int = signal.SIGTERM, timeout_s: float = 60.0) -> int | None:
-        """Its exit code after this signal; None where it did not end."""
+        """Send this signal and return the exit code; None if the run did not end."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
@@ -218,7 +218,7 @@ class Run:
         self._log.close()
 
     def account(self) -> str:
-        """What is wrong with its account in the newest result; "" where it adds up."""
+        """Return the error of the account in the newest result; "" if it balances."""
         lines = (self.run_dir / "metrics.jsonl").read_text().splitlines()
         whole = [line for line in lines if line.endswith("}")]
         if not whole:
@@ -235,7 +235,7 @@ class Run:
 
 
 class Seen:
-    """What the cases found."""
+    """Results of the cases."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -250,7 +250,7 @@ class Seen:
             print(f"{case:<10} BROKEN: {text}{tail}", flush=True)
 
     def ends_well(self, case: str, run: Run, code: int = 75) -> None:
-        """It ends by SIGTERM as a run does, and its account adds up."""
+        """Check that SIGTERM ends the run with the usual exit code, and its account balances."""
         got = run.end()
         self.expect(case, got == code, f"exit code {got}, expected {code}", run)
         wrong = run.account()
@@ -264,7 +264,7 @@ CARTPOLE = ["--env", "CartPole-v1", "--env-runners", "2", "--learners", "2"]
 
 
 def disk(place: Path, options: argparse.Namespace, seen: Seen) -> None:
-    """The run directory's file system is full for some seconds, from a random moment on."""
+    """Fill the run directory's file system for some seconds, at random times."""
     disk_at = place / "disk"
     disk_at.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk_at)], check=True)
@@ -303,7 +303,7 @@ def _fill(path: Path) -> None:
 
 
 def shm(place: Path, options: argparse.Namespace, seen: Seen) -> None:
-    """``/dev/shm`` has no room at all."""
+    """Train with a full ``/dev/shm``."""
     full = 'mount -t tmpfs -o size=4k tmpfs /dev/shm && head -c 4096 /dev/zero > /dev/shm/full; exec "$@"'
     for mode in ("sync", "async"):
         arguments = [*CARTPOLE, "--gym-env-vectorize-mode", mode]
@@ -318,7 +318,7 @@ def shm(place: Path, options: argparse.Namespace, seen: Seen) -> None:
 
 
 def clock(place: Path, options: argparse.Namespace, seen: Seen) -> None:
-    """The wall clock of all the run's processes jumps an hour forward and back, ten times."""
+    """Make the wall clock of all the run's processes jump an hour forward and back, ten times."""
     library, offset = place / "clock.so", place / "offset"
     place.mkdir(parents=True)
     (place / "clock.c").write_text(CLOCK)
@@ -344,7 +344,7 @@ def clock(place: Path, options: argparse.Namespace, seen: Seen) -> None:
 
 
 def leak(place: Path, options: argparse.Namespace, seen: Seen) -> None:
-    """An env keeps 100 MB more with each step; its runner has a limit of 1 GiB."""
+    """Train with an env that leaks 100 MB per step; its runner has a limit of 1 GiB."""
     arguments = ["--env", "odd_faults:Leaks", "--env-runners", "1", "--learners", "1"]
     limit = ["--env-runner-memory-limit-bytes", str(1 << 30)]
     with Run(place, *arguments, *limit) as run:
@@ -377,7 +377,7 @@ def leak(place: Path, options: argparse.Namespace, seen: Seen) -> None:
 
 
 def forkserver(place: Path, options: argparse.Namespace, seen: Seen) -> None:
-    """The process that all others are forked from is killed, at a random moment."""
+    """Kill the process that all others are forked from, at a random moment."""
     rng = random.Random(options.seed)
     started_s = 10.0
     for number, latest_s in enumerate((0.5, 2.0, 4.0)):
@@ -392,7 +392,7 @@ def forkserver(place: Path, options: argparse.Namespace, seen: Seen) -> None:
             for process in run.children():
                 if process.ppid() == run.process.pid:
                     process.kill()
-            limit_s = 2 * started_s + STAND_STILL_S  # all processes begin anew
+            limit_s = 2 * started_s + STAND_STILL_S  # all processes are restarted
             begin = time.monotonic()
             goes_on = run.trains(3, limit_s)
             pause = time.monotonic() - begin
@@ -405,7 +405,7 @@ def forkserver(place: Path, options: argparse.Namespace, seen: Seen) -> None:
 
 
 def numbers(place: Path, options: argparse.Namespace, seen: Seen) -> None:
-    """A checkpoint goes on with other numbers of runners, learners and envs."""
+    """Resume a checkpoint with other numbers of runners, learners and envs."""
     shapes = [("2", "2", "4"), ("1", "1", "1"), ("3", "1", "8"), ("0", "0", "2"), ("1", "2", "3")]
     for runners, learners, envs in shapes:
         arguments = [
@@ -435,7 +435,7 @@ def _trained(run_dir: Path) -> int:
 
 
 def drivers(place: Path, options: argparse.Namespace, seen: Seen) -> None:
-    """A second driver comes to the broker of a run."""
+    """Connect a second driver to the broker of a run."""
     place.mkdir(parents=True)
     broker = subprocess.Popen(
         [sys.executable, "-m", "rlzmq", "broker", "--listen", f"tcp://127.0.0.1:{_free_port()}"],
@@ -473,7 +473,7 @@ def drivers(place: Path, options: argparse.Namespace, seen: Seen) -> None:
 
 
 def _free_port() -> int:
-    """Of three that are free."""
+    """Return the first of three consecutive free ports."""
     while True:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = int(server.getsockname()[1])
@@ -486,7 +486,7 @@ def _free_port() -> int:
 
 
 def network(place: Path, options: argparse.Namespace, seen: Seen) -> None:
-    """A runner behind 100 ms of latency, 1 % of its packets lost (sent again 0.3 s later), with CURVE."""
+    """Train with a runner behind 100 ms of latency, 1 % of its packets lost (sent again 0.3 s later), with CURVE."""
     from rlzmq.core.addresses import split_tcp
     from rlzmq.net.join_file import JoinFile
 
@@ -530,7 +530,7 @@ def network(place: Path, options: argparse.Namespace, seen: Seen) -> None:
 
 
 def _start(*arguments: str, cwd: Path, output: Path | None = None) -> subprocess.Popen[bytes]:
-    """A peer that joins; its output goes to a file."""
+    """Start a peer that joins; its output goes to a file."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"}
     with Path(output or os.devnull).open("wb") as out:
         return subprocess.Popen(
@@ -543,7 +543,7 @@ def _fields(join: Any) -> dict[str, Any]:
 
 
 class _Lines:
-    """The ways to some addresses, on a thread: late, and now and then much later."""
+    """Proxies to some addresses, on a thread, with latency and occasional longer delays."""
 
     def __init__(self, upstreams: list[tuple[str, int]], delay_s: float, loss: float, seed: int) -> None:
         self._upstreams = upstreams
@@ -598,7 +598,7 @@ class _Lines:
                 if self._random.random() < self._loss:
                     self.num_lost += 1
                     late_s += 0.3
-                due = max(due + 1e-6, loop.time() + late_s)  # what comes after a lost packet waits for it
+                due = max(due + 1e-6, loop.time() + late_s)  # data after a lost packet waits for it
                 loop.call_at(due, writer.write, data)
             loop.call_at(max(due, loop.time()), writer.close)
         except (OSError, asyncio.CancelledError):
@@ -606,10 +606,10 @@ class _Lines:
 
 
 def crowd(place: Path, options: argparse.Namespace, seen: Seen) -> None:
-    """Runner processes with a sleeping env join, leave and die at random.
+    """Let runner processes with a sleeping env join, leave and die at random.
 
     As many start at a time as there are cores: starting one costs seconds of processor time, and a machine that only
-    imports says nothing of the run.
+    imports would not test the run.
     """
     place.mkdir(parents=True)
     rng = random.Random(options.seed)

@@ -1,18 +1,17 @@
-"""A run that is killed and resumed against one that is not: every array of the last checkpoint, bit for bit.
+"""Compares a run that is killed and resumed with one that is not: every array of the last checkpoint, bit for bit.
 
 Each case trains PPO on CartPole for some updates, writing a checkpoint after each ("agents…": on MultiAgentCartPole,
-two agents with a module each). Then the same run is done again, and its driver killed (kill -9): at a random moment
-of an update, or of a checkpoint's writing. Another process goes on from the newest whole checkpoint, is killed in
-turn, and so on; the last one trains to the end. Its last checkpoint must hold what that of the undisturbed run holds:
-weights, optimizer, connectors, random streams, episodes, counters. Only times, and the random part of episode ids,
-are left out.
+two agents with a module each). Then the same run is repeated, and its driver killed (kill -9) at a random moment of
+an update, or of a checkpoint's writing. Another process resumes from the newest intact checkpoint, is killed in turn,
+and so on; the last one trains to the end. Its last checkpoint must equal that of the undisturbed run: weights,
+optimizer, connectors, random streams, episodes, counters. Only times, and the random part of episode ids, are left out.
 
     python scripts/resume_exactly.py                     # 32 kills, one in each form of each case
     python scripts/resume_exactly.py --kills 100 --seed 3
     python scripts/resume_exactly.py --cases filter-8 --form processes
 
-Forms: "serial" (everything in the driver's process), "processes" (one env runner and one learner process),
-"runner" and "learner" (only that one in a process of its own).
+Forms: "serial" (all in the driver's process), "processes" (one env runner and one learner process), "runner" and
+    "learner" (only that one in a separate process).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 CASES = ("mlp", "filter", "lstm", "previous", "stacking", "piece", "agents", "agentspiece")
 FORMS = {"serial": (0, 0), "processes": (1, 1), "runner": (1, 0), "learner": (0, 1)}
-# What is measured with a clock, and what a process draws so that nobody else has it.
+# Values measured with a clock, and unique ids drawn by a process.
 TIMES = {"durations_s", "duration_s", "ages_s", "age_s", "time_total_s"}
 RANDOM_PARTS = {"_id_prefix"}
 
@@ -101,7 +100,7 @@ def make_config(case: str, form: str) -> Any:
     from rlzmq.envs.examples import MultiAgentCartPole
 
     class Remembers(ConnectorV2):
-        """A piece of the user's own, which wants single episodes and notes something in them."""
+        """A custom piece that needs single episodes and stores data in them."""
 
         def __call__(self, *, batch: dict[str, Any], episodes: Any, **kwargs: Any) -> dict[str, Any]:
             for episode in self.single_agent_episode_iterator(episodes):
@@ -148,7 +147,7 @@ def make_config(case: str, form: str) -> Any:
 
 
 def train(folder: Path, case: str, form: str, updates: int) -> int:
-    """What runs in the process that is killed."""
+    """Train in the process that is killed."""
     from rlzmq.algorithms.algorithm import Algorithm
     from rlzmq.algorithms.checkpoints import latest_checkpoint
     from rlzmq.core import faults
@@ -199,7 +198,7 @@ class Run:
         self.updates = 0
 
     def wait(self, timeout_s: float = 600.0) -> int | None:
-        """The exit code, negative for a signal; None if it does not end in time."""
+        """Return the exit code, negative for a signal; None if it does not end in time."""
         deadline = time.monotonic() + timeout_s
         while True:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
@@ -217,7 +216,7 @@ class Run:
 
 
 def undisturbed(folder: Path, case: str, form: str, updates: int) -> float:
-    """Train to the end; the seconds that it took."""
+    """Train to the end; return the seconds."""
     run = Run(folder, case, form, updates)
     if code := run.wait():
         raise RuntimeError(f"the undisturbed run {folder} ended with exit code {code}")
@@ -227,20 +226,22 @@ def undisturbed(folder: Path, case: str, form: str, updates: int) -> float:
 def disturbed(
     folder: Path, case: str, form: str, updates: int, kills: int, seconds: float, rng: random.Random
 ) -> list[str]:
-    """Train with so many kills; how each of them came."""
+    """Train with this number of kills; return a description of each."""
     how: list[str] = []
     while len(how) < kills:
         before = progress(folder)
-        share = (1.0 - before / updates) / (kills - len(how) + 1)  # so that there is something left to kill
+        share = (1.0 - before / updates) / (
+            kills - len(how) + 1
+        )  # so that updates remain for the other kills
         in_write = rng.random() < 0.4
-        # a checkpoint of these runs is written in some 100 steps: files, their halves, fsyncs, renames
+        # a checkpoint of these runs is written in about 100 steps: files, their halves, fsyncs, renames
         fault = f"checkpoint.boundary@driver:kill:{rng.randint(1, 150)}" if in_write else ""
         run = Run(folder, case, form, updates, fault)
         code = None if in_write else run.wait(rng.uniform(0.02, 1.4) * share * seconds)
         if code is None and not in_write:
             run.kill()
         code = run.wait() if code is None else code
-        if code == 0:  # it was done before it could be killed: again, from the beginning
+        if code == 0:  # it ended before it could be killed: repeat from the start
             shutil.rmtree(folder)
             how.clear()
         elif code != -signal.SIGKILL:
@@ -256,7 +257,7 @@ def disturbed(
 
 
 def progress(folder: Path) -> int:
-    """The newest checkpoint's iteration."""
+    """Return the newest checkpoint's iteration."""
     names = [path.name for path in (folder / "checkpoints").glob("[0-9]*")]
     return max((int(name) for name in names if name.isdigit()), default=0)
 
@@ -265,7 +266,7 @@ def progress(folder: Path) -> int:
 
 
 def compare(whole: Path, killed: Path) -> tuple[int, list[str]]:
-    """How many values there are, and the paths of those that differ."""
+    """Return the number of values, and the paths of those that differ."""
     from rlzmq.core.checkpoint import read_checkpoint
 
     first, second = (dict(leaves(read_checkpoint(path))) for path in (whole, killed))
@@ -279,7 +280,7 @@ def compare(whole: Path, killed: Path) -> tuple[int, list[str]]:
 
 
 def leaves(value: Any, path: str = "", prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(path, comparable value) of everything that counts."""
+    """Yield (path, comparable value) of everything that is compared."""
     if isinstance(value, Mapping):
         prefix = prefix or find_prefix(value)
         for key, item in value.items():
@@ -298,7 +299,7 @@ def leaves(value: Any, path: str = "", prefix: str = "") -> Iterator[tuple[str, 
 
 
 def find_prefix(state: Mapping[Any, Any]) -> str:
-    """The random part of a runner's episode ids."""
+    """Return the random part of a runner's episode ids."""
     counters = state.get("counters")
     return str(counters.get("_id_prefix", "")) if isinstance(counters, Mapping) else ""
 

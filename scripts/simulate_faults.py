@@ -44,7 +44,7 @@ def _run(first_seed: int, num_schedules: int) -> tuple[list[str], Counter[str]]:
 
 
 def main() -> int:
-    """Runs the schedules; exit code 1 if a promise was broken."""
+    """Run the schedules; return 1 if a guarantee was broken."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--schedules", type=int, default=100_000, help="how many (100000)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first schedule (0)")

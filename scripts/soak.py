@@ -1,17 +1,17 @@
-"""An hour of training: does a process grow?
+"""Trains for an hour, and measures whether a process grows.
 
     python scripts/soak.py                          # an hour: 2 runners, 2 ranks, 15 updates/s
-    python scripts/soak.py --minutes 20 --trace     # and which lines hold what was added since minute 10
+    python scripts/soak.py --minutes 20 --trace     # also the lines whose allocations since minute 10 are still held
 
 Every ten seconds the anonymous memory of each process is read, by kind of mapping. Processes are forks of the fork
 server and share its pages until either writes to them (reference counts do), so their private memory grows although
-nothing is allocated: pages that they have copied since the warm-up are shown apart, and do not count.
+nothing is allocated: pages copied since the warm-up are shown separately, and do not count.
 
 The slope is the median of the slopes between all pairs of samples after the warm-up (Theil-Sen), in MiB per hour: it
-is that of steady growth, and a single step does not move it. Steps of more than half a MiB are listed with their
-minute, and what was added by mapping, so that the heap of malloc (`[heap]`, anonymous) is told apart from files and
-stacks. With `--trace`, which slows all down, every process counts its Python allocations from the end of the warm-up
-on. Exit code 1: a process grew faster than `--limit`.
+measures steady growth, and a single step does not change it. Steps of more than half a MiB are listed with their
+minute, and growth by kind of mapping, so that the heap of malloc (`[heap]`, anonymous) is distinguished from files
+and stacks. With `--trace`, which slows all down, every process counts its Python allocations after the warm-up. Exit
+code 1: a process grew faster than `--limit`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+\s*(.*)$")
 
 
 def memory_of(pid: int) -> Counter[str]:
-    """Bytes in anonymous pages by kind of mapping, and how many of all are `SHARED` with the fork server."""
+    """Return the bytes in anonymous pages by kind of mapping, and those that are `SHARED` with the fork server."""
     found: Counter[str] = Counter()
     kind = ""
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
@@ -56,19 +56,19 @@ def memory_of(pid: int) -> Counter[str]:
 
 
 def held(kinds: Counter[str]) -> float:
-    """All bytes, shared or not."""
+    """Return all bytes, shared or not."""
     return sum(kinds[kind] for kind in KINDS)
 
 
 def begin_trace(_: Any) -> None:
-    """In the process that is looked at."""
+    """Start counting allocations; run in the measured process."""
     import tracemalloc
 
     tracemalloc.start(8)
 
 
 def end_trace(_: Any, num: int = 12) -> list[str]:
-    """In the process that is looked at: what was allocated since and is still held, by line."""
+    """Return allocations since the start that are still held, by line; run in the measured process."""
     import gc
     import tracemalloc
 
@@ -78,7 +78,7 @@ def end_trace(_: Any, num: int = 12) -> list[str]:
 
 
 class Soak:
-    """One run and what its processes hold.
+    """One run and the memory of its processes.
 
     Args:
         algo: The AsyncAlgorithm.
@@ -91,7 +91,7 @@ class Soak:
         )  # objects would add 1 MiB an hour
 
     def handles(self) -> dict[str, Any]:
-        """Every process but the driver's own, by name."""
+        """Return every process but the driver's, by name."""
         session = self._session
         all_handles = [
             session._pipeline._broker.handle,
@@ -101,7 +101,7 @@ class Soak:
         return {handle.name: handle for handle in all_handles}
 
     def sample(self, at: float) -> None:
-        """Read the memory of all."""
+        """Read the memory of all processes."""
         for name, pid in {"driver": "self", **{name: h.pid for name, h in self.handles().items()}}.items():
             kinds = memory_of(pid)
             self._rows[name].extend([at, *(kinds[kind] for kind in (*KINDS, SHARED))])
@@ -118,7 +118,7 @@ class Soak:
         return found
 
     def slopes(self, from_s: float) -> dict[str, float]:
-        """MiB per hour of each process, after the warm-up; NaN for one with fewer than three samples."""
+        """Return the MiB per hour of each process, after the warm-up; NaN with fewer than three samples."""
         found = {}
         for name, samples in self.samples.items():
             late = [(at, held(kinds) / MIB) for at, kinds in samples if at >= from_s]
@@ -131,7 +131,7 @@ class Soak:
         return found
 
     def steps(self, name: str, from_s: float) -> str:
-        """Single steps after the warm-up, e.g. a table of the interpreter that doubled."""
+        """Return single steps after the warm-up, e.g. of an interpreter table that doubled."""
         totals = [(at, held(kinds) / MIB) for at, kinds in self.samples[name] if at >= from_s]
         found = [
             f"{now - before:+.1f} in minute {at / 60:.0f}"
@@ -141,7 +141,7 @@ class Soak:
         return f"; steps: {', '.join(found)}" if found else ""
 
     def growth(self, name: str, from_s: float) -> str:
-        """What was added since the warm-up, by kind of mapping."""
+        """Return the growth since the warm-up, by kind of mapping."""
         late = [kinds for at, kinds in self.samples[name] if at >= from_s]
         if not late:
             return ""
@@ -150,7 +150,7 @@ class Soak:
         return ", ".join(f"{kind} {num / MIB:+.2f}" for kind, num in added.items() if abs(num) >= 4096)
 
     def write(self, path: Path) -> None:
-        """All samples as a table."""
+        """Write all samples as a table."""
         with path.open("w", newline="") as file:
             table = csv.writer(file)
             table.writerow(["process", "s", "kind", "bytes"])
@@ -160,7 +160,7 @@ class Soak:
 
 
 async def train(algo: Any, rate: float, until: float) -> int:
-    """Iterations at a steady pace, one update each; how many."""
+    """Train at a steady pace, one update per iteration; return the number of iterations."""
     start, num = time.monotonic(), 0
     while time.monotonic() < until:
         await algo.train()
@@ -169,7 +169,7 @@ async def train(algo: Any, rate: float, until: float) -> int:
         if ahead_s > 0:
             await asyncio.sleep(ahead_s)
         else:
-            start = time.monotonic() - num / rate  # a slow machine: no bursts afterwards
+            start = time.monotonic() - num / rate  # on a slow machine, do not catch up afterwards
     return num
 
 

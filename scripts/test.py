@@ -1,6 +1,6 @@
 """Set up a virtualenv, then run every check: ruff, mypy, the documentation's build, and the tests.
 
-Needs only Python 3.11: ``python3 scripts/test.py [pytest arguments]``. Prints how far it is every ten seconds.
+Needs only Python 3.11: ``python3 scripts/test.py [pytest arguments]``. Prints the progress every ten seconds.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _WORKERS = str(min(4, max(2, (os.cpu_count() or 2) // 2)))
 
 
 def main() -> int:
-    """0 when every check passed; else the exit code of one that did not."""
+    """Return 0 if every check passed, else the exit code of one that failed."""
     python = ensure_venv(dev=True)
     checks = [
         run(python, "-m", "ruff", "check", "."),
         run(python, "-m", "ruff", "format", "--check", "."),
     ]
-    # Hundreds of processes import these; where PYTHONDONTWRITEBYTECODE is set none of them would keep what it compiled.
+    # Hundreds of processes import these. If PYTHONDONTWRITEBYTECODE is set, none of them would keep the compiled code.
     run(python, "-m", "compileall", "-q", "rlzmq", "tests")
-    # The types are checked and the documentation is built while the tests run: these wait for processes mostly.
+    # Types are checked and the documentation is built while the tests run, which mostly wait for processes.
     beside = [[str(python), "-m", "mypy"]]
     if not sys.argv[1:]:
         beside.append([str(python), "scripts/docs.py"])
@@ -43,11 +43,11 @@ def main() -> int:
 
 
 def _tests(python: Path, arguments: list[str]) -> Iterator[int]:
-    """The exit codes of pytest: of what is asked for, in one process, or of all tests."""
+    """Yield the exit codes of pytest: of the requested tests, in one process, or of all tests."""
     if arguments:
         yield run(python, *_PYTEST, *arguments)
         return
-    # Half of a test's time is waiting for processes. What counts seconds comes after the others.
+    # Half of a test's time is waiting for processes. Tests with time limits run after the others.
     yield run(python, *_PYTEST, "-m", "not slow and not alone", "-n", _WORKERS, "--dist", "worksteal")
     yield run(python, *_PYTEST, "-m", "alone and not slow")
 

@@ -2,8 +2,8 @@
 
     python scripts/tune_kills.py [--iterations 6]
 
-Its results are compared with those of a search that was left alone: every metric but times and process ids has to be
-the same. At the end no process may be left.
+Its results are compared with those of an undisturbed search: every metric except times and process ids must be the
+same. At the end no process may be left.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ def tuner(path: Path, iterations: int) -> tune.Tuner:
 
 
 def comparable(result: tune.Result) -> dict[str, Any]:
-    """The metrics that do not depend on the machine's speed or on what was killed."""
+    """Return the metrics that do not depend on the machine's speed or on what was killed."""
     flat = flatten(result.metrics)
     return {path: value for path, value in flat.items() if not any(word in path for word in _DIFFERS)}
 
 
 def run_with_kills(path: Path, iterations: int) -> tuple[list[int], float]:
-    """Start a driver, kill two of its trials and then itself; the killed trials' numbers, and the seconds it took."""
+    """Start a driver, kill two of its trials and then the driver; return the killed trials, and the seconds."""
     start = time.perf_counter()
     driver = subprocess.Popen(
         [sys.executable, __file__, "--drive", str(path), "--iterations", str(iterations)]
@@ -87,7 +87,7 @@ def run_with_kills(path: Path, iterations: int) -> tuple[list[int], float]:
     killed: list[int] = []
     pids: set[int] = set()
     while driver.poll() is None:
-        time.sleep(0.02)  # looks at the files of another process
+        time.sleep(0.02)  # reads files of another process
         lines = [read_results(path / f"PPO_{index:05d}") for index in range(NUM_TRIALS)]
         pids |= {line["pid"] for each in lines for line in each}
         for index, each in enumerate(lines):
