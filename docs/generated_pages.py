@@ -236,7 +236,7 @@ def rewrite_links(app: Sphinx, docname: str, content: list[str]) -> None:
 
 
 class NameRole(SphinxRole):
-    """What docstrings write in single backticks: a link for a public name of rlzmq, code for everything else."""
+    """The role of single backticks in docstrings: a link for a public name of rlzmq, code for everything else."""
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         code = nodes.literal(self.rawtext, self.text)

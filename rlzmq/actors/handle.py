@@ -208,7 +208,7 @@ class ActorHandle:
                 raise  # raised by the method
             raise DeadlineError(
                 f"actor {self.name!r} ({self._class.__name__}, pid {self.pid}) gave no answer to {method}() "
-                f"within {deadline_s:g} s; a blocking method goes on there until it ends by itself"
+                f"within {deadline_s:g} s; a blocking method continues there until it returns"
             ) from error
 
     def _check_method(self, name: str) -> None:

@@ -49,7 +49,7 @@ def descendants(pid: int) -> list[int]:
     for process in _processes():
         children.setdefault(process.parent, []).append(process.pid)
     found = list(children.get(pid, ()))
-    for child in found:  # grows meanwhile
+    for child in found:  # grows during the loop
         found += children.get(child, ())
     return found
 
@@ -66,7 +66,7 @@ def end_family(group: int, *, parent: int = 0, spared: Container[int] = ()) -> N
         spared: Children of `parent` that are not killed.
     """
     killed: set[int] = set()
-    for _ in range(_MAX_ROUNDS):  # killed processes may have started others meanwhile
+    for _ in range(_MAX_ROUNDS):  # killed processes may have started others
         found = [
             process.pid
             for process in _processes()

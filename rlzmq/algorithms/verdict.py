@@ -256,8 +256,8 @@ def _advice(stage: Bottleneck, shares: Mapping[str, Mapping[str, float]], speed:
     if stage == "transport":
         return (
             f"Data is on its way for {_percent(update['transport'])} of the time: store smaller observations (uint8 or "
-            "float16, environment(wrappers=…)), run env runners and learners nearer to the broker, or let sampling go "
-            "on meanwhile with staleness=1."
+            "float16, environment(wrappers=…)), run env runners and learners nearer to the broker, or let sampling "
+            "continue during updates with staleness=1."
         )
     if stage == "reduce":
         return (
@@ -268,7 +268,7 @@ def _advice(stage: Bottleneck, shares: Mapping[str, Mapping[str, float]], speed:
         return _learner_advice(shares["learners"], update["learners"])
     if stage == "driver":
         return (
-            f"No update goes on for {_percent(update['driver'])} of the time: look at the driver's callbacks, set "
+            f"No update is open for {_percent(update['driver'])} of the time: look at the driver's callbacks, set "
             "evaluation_parallel_to_training=True, or write fewer checkpoints (checkpoint_every_s)."
         )
     return "Env runners take most of the time, but too few steps were timed to tell what of them."
@@ -282,7 +282,7 @@ def _learner_advice(of_learners: Mapping[str, float], busy: float) -> str:
         )
     return (
         f"Learners train for {_percent(busy)} of the time: lower num_epochs, raise minibatch_size or num_learners, "
-        "train on a GPU (num_gpus_per_learner=1), or let sampling go on meanwhile with staleness=1."
+        "train on a GPU (num_gpus_per_learner=1), or let sampling continue during updates with staleness=1."
     )
 
 

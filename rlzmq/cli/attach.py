@@ -1,4 +1,4 @@
-"""``rlzmq attach``: start a new driver in place of a dead one while the run's broker and runners still wait."""
+"""``rlzmq attach``: start a new driver instead of a dead one while the run's broker and runners still wait."""
 
 from __future__ import annotations
 

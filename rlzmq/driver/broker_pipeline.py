@@ -506,7 +506,7 @@ class BrokerPipeline:
         self._driver.do(self._driver.core.resume())
 
     async def _begin_lineage(self, handles: list[Any]) -> bool:
-        """Discard everything in progress on all peers; return False if a rank died meanwhile."""
+        """Discard everything in progress on all peers; return False if a rank died."""
         return await self._form(handles, begins_lineage=True)
 
     async def _form(self, handles: list[Any], *, begins_lineage: bool) -> bool:

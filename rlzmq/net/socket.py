@@ -375,5 +375,5 @@ def _describe_bind_error(error: zmq.ZMQError, address: str) -> str:
         port = address.rpartition(":")[2]
         return f"another process listens there: end it (ss -ltnp 'sport = :{port}' names it), or choose another port"
     if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
-        return "this machine has no such address: name one of its own (ip address)"
+        return "this machine has no such address: use one of its addresses (ip address)"
     return str(error.strerror or error)

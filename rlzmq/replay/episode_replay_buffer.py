@@ -214,7 +214,7 @@ class EpisodeReplayBuffer:
         With ``batch_length_T`` 1 each item is a transition: observation o_t, action a_t, the rewards' sum
         Σ_{k<n} γ^k r_{t+k}, and o_{t+n} as its next observation. Near the end of an episode, or of the stored part
         of it, fewer than n steps are left: the sum ends there, the column ``n_step`` has the number of rewards in
-        it, and the item is terminated or truncated if the episode is. Every stored step can thus be drawn, and
+        it, and the item is terminated or truncated if the episode is. So every stored step can be drawn, and
         γ^n_step is the correct factor of a bootstrapped value in every row.
 
         With a larger ``batch_length_T`` each item is a sequence of at most that many steps, shorter only at the

@@ -314,7 +314,7 @@ class BrokerRole:
             self._has_told_size = True
             _log.warning(
                 "%.1f MB of fragments are on their way to the learners, more than the %.1f MB that a broker takes "
-                "back when it is restarted: what does not fit would be dropped then, and sampled anew. A smaller "
+                "back when it is restarted: the rest would be dropped then, and sampled again. A smaller "
                 "train_batch_size_per_learner (or smaller observations) avoids it.",
                 held / 1e6,
                 limit / 1e6,

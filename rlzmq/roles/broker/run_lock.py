@@ -48,7 +48,7 @@ class RunLock:
             who = f"process {text[1]} on {text[2]}" if len(text) == 3 else "another process"
             raise ConfigurationError(
                 f"{who} is already the broker of this run ({path} is locked): end it first, or choose another "
-                "--join-file for a run of its own"
+                "--join-file for another run"
             ) from None
         text = _words(fd)  # read again under the lock: another broker may have run since the file was opened
         before = int(text[0]) if text and text[0].isdigit() else 0

@@ -206,7 +206,7 @@ class ArrivalLog:
     def _give_up(self, error: Exception, learner: Any) -> None:
         self._has_ended = True
         _log.error(
-            "the arrival log in %s cannot be written: %s. Training goes on; a replay ends at weights version %d.",
+            "the arrival log in %s cannot be written: %s. Training continues; a replay ends at weights version %d.",
             self._directory, error, learner.weights_seq_no,
         )  # fmt: skip
 

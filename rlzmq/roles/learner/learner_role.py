@@ -229,7 +229,7 @@ class LearnerRole:
             link.begin_forming()
             await self._run_blocking(lambda: None)  # its results are noted when this returns
             if link.ended.done():
-                await link.ended  # an error of its own
+                await link.ended  # raises the link's error
             memory, num_env_steps = link.core.export_memory(), link.num_env_steps_before
         faults.at("learner.join")
         try:

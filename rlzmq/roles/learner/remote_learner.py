@@ -190,7 +190,7 @@ class RemoteLearner:
                     args = (link, *args[1:])
                 value = await self._host.call(call.method, args, kwargs)
             frames = pack(value, f"{call.method}() result")
-            tree, small, *large = frames  # as a snapshot: training goes on while it is being sent
+            tree, small, *large = frames  # as a snapshot: training continues while it is being sent
             self._send(Result(call.call_id), [tree, small, *(array.copy() for array in large)])
         except asyncio.CancelledError:
             return
