@@ -109,6 +109,7 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
         ClosedError as ClosedError,
         ConfigurationError as ConfigurationError,
         DeadlineError as DeadlineError,
+        EnvError as EnvError,
         ExitRaisedError as ExitRaisedError,
         MultiAgentEnvError as MultiAgentEnvError,
         NotFiniteError as NotFiniteError,
@@ -237,8 +238,8 @@ _EXPORTS: dict[str, str] = {
     for module, names in {
         "core.errors": (
             "AuthenticationError CheckpointError ClosedError ConfigurationError DeadlineError "
-            "ExitRaisedError MultiAgentEnvError NotFiniteError PeerLostError ProtocolError RemoteError RlzmqError "
-            "StandstillError StepFailedRecreateEnvError UnsupportedSpaceError"
+            "EnvError ExitRaisedError MultiAgentEnvError NotFiniteError PeerLostError ProtocolError RemoteError "
+            "RlzmqError StandstillError StepFailedRecreateEnvError UnsupportedSpaceError"
         ),
         "core.metrics": "MetricsLogger StatsBase",
         "core.names": (

@@ -12,7 +12,7 @@ __all__ = [
     "ClosedError",
     "ConfigurationError",
     "DeadlineError",
-    "EnvironmentError_",
+    "EnvError",
     "ExitRaisedError",
     "MultiAgentEnvError",
     "NotFiniteError",
@@ -82,15 +82,15 @@ class CheckpointError(RlzmqError):
     """A checkpoint is torn, altered, or of a version that this release cannot read."""
 
 
-class EnvironmentError_(RlzmqError):
+class EnvError(RlzmqError):
     """The user's environment raised an error, or returned values outside of its spaces."""
 
 
-class StepFailedRecreateEnvError(EnvironmentError_):
+class StepFailedRecreateEnvError(EnvError):
     """Raised by an environment that wants to be recreated. It is counted, but not logged as an error."""
 
 
-class MultiAgentEnvError(EnvironmentError_, ValueError):
+class MultiAgentEnvError(EnvError, ValueError):
     """Multi-agent data that contradict each other, e.g. a step for an agent that is done."""
 
 

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.core.errors import ConfigurationError, EnvironmentError_, MultiAgentEnvError
+from rlzmq.core.errors import ConfigurationError, EnvError, MultiAgentEnvError
 from rlzmq.envs.env_state import Replay, env_state
 from rlzmq.envs.multi_agent_env import AgentDict, agent_spaces
 from rlzmq.envs.multi_agent_replay import MultiAgentHistory
@@ -227,7 +227,7 @@ class SyncVectorMultiAgentEnv:
         attempt: Exception = error
         while True:
             if self.recover is None:
-                raise EnvironmentError_(
+                raise EnvError(
                     f"Environment {index} of {self.num_envs} raised {type(attempt).__name__}: {attempt}"
                 ) from attempt
             seed = self.recover(index, where, attempt)

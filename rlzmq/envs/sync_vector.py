@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
 
-from rlzmq.core.errors import EnvironmentError_
+from rlzmq.core.errors import EnvError
 from rlzmq.envs.env_state import Replay, env_state
 from rlzmq.envs.observation_check import misfit
 from rlzmq.envs.step_history import ActionHistory, StepHistory
@@ -114,7 +114,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
             non-empty infos by environment index.
 
         Raises:
-            EnvironmentError_: An environment raised an error, or its reward is not a single number or a flag is not a
+            EnvError: An environment raised an error, or its reward is not a single number or a flag is not a
                 bool, and ``recover`` is None; or an observation does not fit its space.
         """
         items: Iterable[Any] = actions if self._iterates_as_array else iterate(self.action_space, actions)
@@ -269,7 +269,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
             for index, observation in enumerate(self._latest_obs):
                 problem = misfit(self.single_observation_space, observation, "an observation")
                 if problem:
-                    raise EnvironmentError_(
+                    raise EnvError(
                         f"Environment {index} of {self.num_envs}: {problem}. Correct the environment's "
                         "observation_space, or what it returns."
                     ) from error
@@ -280,7 +280,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         """Replace an environment that raised an error, and return the new one's first observation and info."""
         while True:
             if self.recover is None:
-                raise EnvironmentError_(
+                raise EnvError(
                     f"Environment {index} of {self.num_envs} raised {type(error).__name__}: {error}"
                 ) from error
             seed = self.recover(index, where, error)

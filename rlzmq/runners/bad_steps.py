@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Any, Protocol
 
-from rlzmq.core.errors import EnvironmentError_
+from rlzmq.core.errors import EnvError
 from rlzmq.episodes.bad_values import BadValue, BadValues, find_bad_values
 from rlzmq.runners.env_failures import FailingRunner, Reproduction, describe_runner
 
@@ -47,7 +47,7 @@ class BadSteps:
         the environments, since every later step could be unusable, too.
 
         Raises:
-            EnvironmentError_: Too many values returned by the environments are unusable; has `way_there`.
+            EnvError: Too many values returned by the environments are unusable; has `way_there`.
             ValueError: The module's outputs are unusable for usable observations.
         """
         num_steps = batch.num_env_steps
@@ -79,7 +79,7 @@ class BadSteps:
                 "no grad_clip)."
             )
         how = "The steps that led to it are not known." if way is None else str(way)
-        failure = EnvironmentError_(
+        failure = EnvError(
             f"{self._describe(value)} {how} {share}: correct the environment, or clean what it returns in a wrapper."
         )
         failure.way_there = way  # type: ignore[attr-defined]

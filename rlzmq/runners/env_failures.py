@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.errors import EnvironmentError_, ExitRaisedError, StepFailedRecreateEnvError
+from rlzmq.core.errors import EnvError, ExitRaisedError, StepFailedRecreateEnvError
 from rlzmq.core.memory_limit import end_if_out_of_memory
 from rlzmq.core.printable import cut
 from rlzmq.core.tracebacks import place_of, shows_all_frames
@@ -170,7 +170,7 @@ class EnvFailures:
             )
 
     def _stop(self, reason: str, text: str, error: BaseException, way: Reproduction | None) -> None:
-        failure = EnvironmentError_(f"{text} {reason}")
+        failure = EnvError(f"{text} {reason}")
         failure.way_there = way  # type: ignore[attr-defined]
         raise failure from error
 

@@ -153,7 +153,7 @@ class EnvRunner(EnvRunnerState):
 
         Raises:
             AssertionError: Both counts are given, or one is negative.
-            EnvironmentError_: An environment raised an error and could not, or may not, be recreated.
+            EnvError: An environment raised an error and could not, or may not, be recreated.
             ClosedError: The runner was stopped.
         """
         self._assert_running()
@@ -399,7 +399,7 @@ class EnvRunner(EnvRunnerState):
             way: The reset and the actions that led to it, if known.
 
         Raises:
-            EnvironmentError_: ``config.restart_failed_sub_environments`` is off; or there were more consecutive
+            EnvError: ``config.restart_failed_sub_environments`` is off; or there were more consecutive
                 failures than ``config.num_consecutive_env_runner_failures_tolerance``, or more in 60 s than
                 ``config.env_failures_per_minute_tolerance``. Its cause is ``error``, its ``way_there`` is `way`.
         """

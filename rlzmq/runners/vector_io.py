@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import create_empty_array
 
-from rlzmq.core.errors import EnvironmentError_
+from rlzmq.core.errors import EnvError
 from rlzmq.core.stage_timers import ENV_RESET_TIMER
 from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.envs.observation_check import misfit
@@ -56,7 +56,7 @@ class VectorStepper:
             seed: Environment i gets ``seed + i``; None: the generators continue.
 
         Raises:
-            EnvironmentError_: An environment raised an error (see ``EnvRunner.count_env_failure``), or its first
+            EnvError: An environment raised an error (see ``EnvRunner.count_env_failure``), or its first
                 observation does not fit its space.
         """
         self.failed = []
@@ -159,7 +159,7 @@ class VectorStepper:
         for index in range(self.num_envs):
             problem = misfit(space, _row(observations, index), "observation")
             if problem:
-                raise EnvironmentError_(
+                raise EnvError(
                     f"Environment {index} of env runner {self._runner.worker_index}: the first {problem}. "
                     "Correct the environment's observation_space, or what it returns."
                 ) from None
@@ -168,7 +168,7 @@ class VectorStepper:
         for index in range(self.num_envs):
             item = _row(observations, index)
             if not space.contains(item):
-                raise EnvironmentError_(
+                raise EnvError(
                     f"Environment {index} of env runner {self._runner.worker_index}: the first observation "
                     f"{item!r} is not in observation_space {space}. Correct the environment, or set "
                     "config.environment(disable_env_checking=True)."

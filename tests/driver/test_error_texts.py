@@ -106,7 +106,7 @@ def test_an_env_in_this_process_is_logged_once_and_shown_once(caplog: pytest.Log
         *ENV_FRAMES,
         "The above exception was the direct cause of the following exception:",
         *OURS,
-        f"rlzmq.core.errors.EnvironmentError_: {env_error(0)}{TOO_MANY}",
+        f"rlzmq.core.errors.EnvError: {env_error(0)}{TOO_MANY}",
     ]
     place = f"Raised at {HERE}/broken_parts.py:N in helper."
     logged = [re.sub(r"py:\d+", "py:N", line) for line in normalised("\n".join(caplog.messages))]
@@ -117,7 +117,7 @@ def test_an_env_in_this_process_is_logged_once_and_shown_once(caplog: pytest.Log
     ("part", "role"), [("env", "runner-0"), ("env_to_module", "runner-0"), ("loss", "learner-0")]
 )
 def test_out_of_another_process_the_same_frames_follow_the_error(part: str, role: str) -> None:
-    text = f"rlzmq.core.errors.EnvironmentError_: {env_error(1)}{TOO_MANY}"
+    text = f"rlzmq.core.errors.EnvError: {env_error(1)}{TOO_MANY}"
     frames, text, *notes = (ENV_FRAMES, text) if part == "env" else RAISED[part]
     assert shown_by(broken(part, 1)) == [*OURS, text, f"raised in actor '{role}' (pid):", *frames, *notes]
 
@@ -143,7 +143,7 @@ def test_the_command_ends_with_one_line(
     assert code == 70
     last = captured.err.splitlines()[-1]
     assert last.startswith(
-        "rlzmq: ended by EnvironmentError_: Environment 0 of env runner 0 raised ValueError in step(): "
+        "rlzmq: ended by EnvError: Environment 0 of env runner 0 raised ValueError in step(): "
     )
     assert last.endswith(" (--verbose shows all frames)") is not all_frames
     assert ("in step_sparse" in captured.err) is all_frames

@@ -14,7 +14,7 @@ import torch
 from recovery_runs import check_account, small
 
 from rlzmq import PPOConfig, PPOTorchLearner, RLlibCallback
-from rlzmq.core.errors import EnvironmentError_, NotFiniteError
+from rlzmq.core.errors import EnvError, NotFiniteError
 from rlzmq.wire.fragment_message import decode_fragment, fragment_from_bytes
 
 BAD_VALUE = r"column 'rewards' holds nan at step \d+ of an episode \(env \d\), which no loss can use"
@@ -119,7 +119,7 @@ def test_an_env_that_is_mostly_nan_ends_the_run_with_one_error_in_either_mode(
     num_env_runners: int, num_learners: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = small(num_env_runners, num_learners).environment(Spoils, env_config={"every": 3})
-    with config.build() as algo, pytest.raises(EnvironmentError_) as caught:
+    with config.build() as algo, pytest.raises(EnvError) as caught:
         algo.train()
     runner = num_env_runners and 1
     assert re.fullmatch(

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from rlzmq.core.errors import ConfigurationError, EnvironmentError_, MultiAgentEnvError
+from rlzmq.core.errors import ConfigurationError, EnvError, MultiAgentEnvError
 from rlzmq.envs.examples import MultiAgentCartPole
 from rlzmq.envs.multi_agent_env import MultiAgentEnv, agent_spaces, make_multi_agent
 from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv, make_multi_agent_vec
@@ -280,7 +280,7 @@ def test_an_env_that_raises_is_recreated_or_its_error_raised() -> None:
     vector.reset()
     actions = [dict.fromkeys("abc", 1)] * 2
     vector.step(actions)
-    with pytest.raises(EnvironmentError_, match="Environment 0 of 2 raised OSError: broken"):
+    with pytest.raises(EnvError, match="Environment 0 of 2 raised OSError: broken"):
         vector.step(actions)
     seen: list[Any] = []
 

@@ -17,7 +17,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from rlzmq.core.errors import ConfigurationError, EnvironmentError_, UnsupportedSpaceError
+from rlzmq.core.errors import ConfigurationError, EnvError, UnsupportedSpaceError
 from rlzmq.core.socket_directory import SocketDirectory
 from rlzmq.envs import step_history
 from rlzmq.envs.examples import RandomEnv
@@ -184,7 +184,7 @@ def test_a_raising_env_is_named_or_recovered() -> None:
     env.reset(seed=0)
     for _ in range(2):
         env.step(np.array([0, 0]))
-    with pytest.raises(EnvironmentError_, match="Environment 1 of 2 raised RuntimeError: boom") as caught:
+    with pytest.raises(EnvError, match="Environment 1 of 2 raised RuntimeError: boom") as caught:
         env.step(np.array([0, 0]))
     assert isinstance(caught.value.__cause__, RuntimeError)
 

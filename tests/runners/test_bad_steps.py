@@ -13,7 +13,7 @@ import torch
 from sampling_cases import make_config
 
 from rlzmq.connectors.env_to_module import MeanStdFilter
-from rlzmq.core.errors import EnvironmentError_
+from rlzmq.core.errors import EnvError
 from rlzmq.envs.multi_agent_env import MultiAgentEnv
 from rlzmq.modules.rl_module import TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
@@ -115,7 +115,7 @@ def test_an_env_that_is_often_bad_ends_the_run_with_what_leads_there_again(
     make_runner: Any, place: str, every: int, lease: int, length: int
 ) -> None:
     runner = make_runner(num_envs=2, every=every, place=place, length=length)
-    with pytest.raises(EnvironmentError_) as caught:
+    with pytest.raises(EnvError) as caught:
         sample_often(runner, lease)
     text, way = str(caught.value), caught.value.way_there  # type: ignore[attr-defined]
     column = {"reward": "'rewards'", "obs": "'obs'"}[place]
@@ -228,7 +228,7 @@ def test_of_several_agents_the_error_names_the_agent_and_the_actions() -> None:
     config = make_config(Agents, num_envs=1, env_config={"at": range(3, 50), "place": "reward"})
     config.multi_agent(policies={"p"}, policy_mapping_fn=lambda agent_id, episode: "p")
     runner = MultiAgentEnvRunner(config=config)
-    with pytest.raises(EnvironmentError_) as caught:
+    with pytest.raises(EnvError) as caught:
         runner.sample_lease(20)
     seed, way = runner.env_seed(), caught.value.way_there  # type: ignore[attr-defined]
     assert str(caught.value) == (

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from sampling_cases import make_config
 
-from rlzmq.core.errors import EnvironmentError_, StepFailedRecreateEnvError
+from rlzmq.core.errors import EnvError, StepFailedRecreateEnvError
 from rlzmq.envs.examples import RandomEnv
 from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
 
@@ -83,9 +83,7 @@ def test_a_failure_at_the_border_closes_the_episode_whose_chunks_were_returned(m
 
 def test_switched_off_the_error_names_env_seed_and_cause(make_runner: Any) -> None:
     runner = make_runner({"fails_at": 2, "failing": [1]}, restart_failed_sub_environments=False)
-    with pytest.raises(
-        EnvironmentError_, match=r"Environment 1 of env runner 0 raised RuntimeError in step"
-    ) as info:
+    with pytest.raises(EnvError, match=r"Environment 1 of env runner 0 raised RuntimeError in step") as info:
         runner.sample_lease(5)
     text = str(info.value)
     assert "run seed 7" in text
@@ -99,7 +97,7 @@ def test_switched_off_the_error_names_env_seed_and_cause(make_runner: Any) -> No
 
 def test_too_many_failures_in_a_row_stop_the_run(make_runner: Any) -> None:
     runner = make_runner({"fails_at": 1, "failing": [0]}, num_consecutive_env_runner_failures_tolerance=3)
-    with pytest.raises(EnvironmentError_, match="failure 4 in a row"):
+    with pytest.raises(EnvError, match="failure 4 in a row"):
         runner.sample_lease(50)
 
 
@@ -126,7 +124,7 @@ def test_an_env_may_ask_to_be_recreated_without_a_log(make_runner: Any, caplog: 
 
 def test_five_failures_within_a_minute_stop_the_run_and_say_how_to_reproduce_them(make_runner: Any) -> None:
     runner = make_runner({"fails_at": 4, "failing": [1]}, num_envs=2)
-    with pytest.raises(EnvironmentError_, match="5 failures within 60 s, more than env_failures") as info:
+    with pytest.raises(EnvError, match="5 failures within 60 s, more than env_failures") as info:
         runner.sample_lease(50)
     text, way = str(info.value), info.value.way_there  # type: ignore[attr-defined]
     assert isinstance(info.value.__cause__, RuntimeError)
@@ -160,7 +158,7 @@ def test_random_state_and_actions_lead_there_again_over_episodes_and_fragments(m
     for seed in range(4):
         runner = make_runner({}, env=Rare, restart_failed_sub_environments=False)
         runner.seed = seed
-        with pytest.raises(EnvironmentError_, match="To reproduce: reset") as info:  # noqa: PT012
+        with pytest.raises(EnvError, match="To reproduce: reset") as info:  # noqa: PT012
             for _ in range(500):
                 runner.sample_lease(11)
         way = info.value.way_there  # type: ignore[attr-defined]
@@ -205,7 +203,7 @@ class FailsAtReset(FailsAt):
 def test_an_env_that_fails_in_reset_and_close_with_an_odd_exception(make_runner: Any, caplog: Any) -> None:
     runner = make_runner({"fails_at": 0, "failing": []}, env=FailsAtReset)
     with pytest.raises(
-        EnvironmentError_,
+        EnvError,
         match=r"raised Unpicklable in reset.*original error cannot be rendered.*reset\(seed=\d+",
     ):
         runner.sample_lease(3)
@@ -257,7 +255,7 @@ class BadAutoreset(NativeFailing):
 def test_a_vector_env_that_does_not_autoreset_as_it_says_is_refused() -> None:
     NativeFailing.num_made = BadAutoreset.num_made = 5
     runner = SingleAgentEnvRunner(config=make_config(BadAutoreset, num_envs=2))
-    with pytest.raises(EnvironmentError_, match="directly after another end"):
+    with pytest.raises(EnvError, match="directly after another end"):
         runner.sample_lease(3)
 
 
@@ -290,9 +288,7 @@ def test_what_is_no_reward_or_flag_is_the_envs_failure(
     GivesAt.gives = (place, value)
     env_config = {"fails_at": 9, "failing": []}
     runner = make_runner(env_config, env=GivesAt, restart_failed_sub_environments=False)
-    with pytest.raises(
-        EnvironmentError_, match=rf"(?s)raised ValueError in step\(\): .*{text}.*To reproduce"
-    ):
+    with pytest.raises(EnvError, match=rf"(?s)raised ValueError in step\(\): .*{text}.*To reproduce"):
         runner.sample_lease(6)
     assert runner.sample_lease(3).num_env_steps == 6  # of new episodes, with nothing of that step
 
@@ -319,7 +315,7 @@ def test_rewards_and_flags_of_one_element_are_taken(make_runner: Any) -> None:
 def test_an_observation_of_another_form_names_the_env(make_runner: Any, value: Any, text: str) -> None:
     GivesAt.gives = (0, value)
     runner = make_runner({"fails_at": 9, "failing": []}, env=GivesAt)
-    with pytest.raises(EnvironmentError_, match=f"Environment 0 of 2: an observation .*{text}"):
+    with pytest.raises(EnvError, match=f"Environment 0 of 2: an observation .*{text}"):
         runner.sample_lease(6)
     assert runner.sample_lease(3).num_env_steps == 6
 
@@ -330,7 +326,7 @@ def test_observations_outside_of_their_space_are_refused_at_the_first_reset() ->
             return np.full(3, 7, np.float32), {}
 
     config = make_config(Outside)
-    with pytest.raises(EnvironmentError_, match=r"first observation .* is not in observation_space"):
+    with pytest.raises(EnvError, match=r"first observation .* is not in observation_space"):
         SingleAgentEnvRunner(config=config).sample_lease(1)
     config.environment(disable_env_checking=True)
     assert SingleAgentEnvRunner(config=config).sample_lease(1).num_env_steps == 3

@@ -10,7 +10,7 @@ import pytest
 
 from rlzmq.algorithms.ppo import PPOConfig
 from rlzmq.connectors.connector_v2 import ConnectorV2
-from rlzmq.core.errors import ConfigurationError, EnvironmentError_
+from rlzmq.core.errors import ConfigurationError, EnvError
 from rlzmq.core.tree import tree_map
 from rlzmq.envs.examples import MultiAgentCartPole
 from rlzmq.envs.pettingzoo_env import ParallelPettingZooEnv, PettingZooEnv
@@ -295,9 +295,7 @@ def test_mapping_to_an_unknown_module_is_an_error_that_names_those_there_are() -
 def test_a_failing_env_is_recreated_and_its_episode_ends_truncated(fused: bool) -> None:
     config = restless_config(1, num_envs=2, env_config={"p_raise": 0.05})
     config.fault_tolerance(restart_failed_sub_environments=False)
-    with pytest.raises(
-        EnvironmentError_, match=r"scripted failure .* To reproduce: reset\(.*\), then \d+ step"
-    ):
+    with pytest.raises(EnvError, match=r"scripted failure .* To reproduce: reset\(.*\), then \d+ step"):
         make_runner(config.copy(), fused=fused).sample(num_timesteps=400)
     config.fault_tolerance(restart_failed_sub_environments=True, env_failures_per_minute_tolerance=None)
     runner, other = make_runner(config.copy(), fused=fused), make_runner(config.copy(), fused=not fused)

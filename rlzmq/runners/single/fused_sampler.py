@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.connectors.columnar import VectorStepRows
-from rlzmq.core.errors import EnvironmentError_
+from rlzmq.core.errors import EnvError
 from rlzmq.core.plain import decode, encode, from_plain
 from rlzmq.core.stage_timers import (
     ENV_STEP_TIMER,
@@ -411,7 +411,7 @@ class FusedSampler(Sampler):
         after = np.concatenate([self._starts_with_reset[None], done[:-1]])
         if (done & after).any():
             step, index = np.argwhere(done & after)[0].tolist()
-            raise EnvironmentError_(
+            raise EnvError(
                 f"Environment {index} of env runner {self.runner.worker_index} reported an episode's end at "
                 f"vector step {step} of this fragment, directly after another end. In NEXT_STEP autoreset "
                 "that step is the reset, with terminated and truncated False: does the vector env really "
