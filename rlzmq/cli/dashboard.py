@@ -63,7 +63,7 @@ def run(arguments: Sequence[str]) -> int:
     if not (options.insecure or is_loopback(f"tcp://{host}:0")):
         raise ConfigurationError(
             f"--host {options.host}: others could read the traffic there, which is not encrypted. Forward the port by "
-            "ssh instead (ssh -L 8470:127.0.0.1:8470 HOST), or set --insecure."
+            "ssh instead (ssh -L 8470:127.0.0.1:8470 HOST), or give --insecure."
         )
     from rlzmq.telemetry.dashboard.server import Dashboard
     from rlzmq.telemetry.dashboard.watched import Watched

@@ -104,7 +104,7 @@ def _clean(runs: Sequence[Run], options: RunsOptions) -> int:
     named = {path.absolute() for path in options.runs}
     if not has_criteria and not named >= {run.path.absolute() for run in runs}:
         raise ConfigurationError(
-            "which runs should be removed? Name run directories, or set --empty (without a result) or "
+            "which runs should be removed? Name run directories, or give --empty (without a result) or "
             "--older-than DAYS."
         )
     chosen = [run for run in runs if _meets(run, options)]
@@ -139,7 +139,7 @@ def _meets(run: Run, options: RunsOptions) -> bool:
 
 def _agrees(question: str) -> bool:
     if not sys.stdin.isatty():
-        raise ConfigurationError("no terminal to ask on: set --yes to remove them.")
+        raise ConfigurationError("no terminal to ask on: give --yes to remove them.")
     return input(question).strip().lower() in ("y", "yes")
 
 

@@ -193,7 +193,7 @@ def test_top_says_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[st
     judged = {**status, "bottleneck": "env: add\x1b runners"}
     assert "bottleneck  env: add\\x1b runners" in format_status(judged, {}, "ipc:///x")
     text = "\n".join(format_status({**status, "still_s": 12.0}, {}, "ipc:///x"))
-    assert "nothing has moved for 12 s; who waits for whom:\n  broker: waits for a driver" in text
+    assert "nothing has moved for 12 s; what each peer waits for:\n  broker: waits for a driver" in text
 
 
 @pytest.mark.parametrize(

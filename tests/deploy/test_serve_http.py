@@ -421,7 +421,7 @@ def test_what_cannot_be_served_is_said_at_the_start(tmp_path: Path, checkpoint: 
         serve(tmp_path)
     path = write_checkpoint(cartpole(), tmp_path / "000001")
     with pytest.raises(
-        ConfigurationError, match=r"refusing to serve HTTP on 192.0.2.1:80: whoever can listen in"
+        ConfigurationError, match=r"refusing to serve HTTP on 192.0.2.1:80: anyone who can read the traffic"
     ):
         PolicyServer(path, http="192.0.2.1:80")
     with pytest.raises(ConfigurationError, match=r"cannot listen on 192.0.2.1:80"):
