@@ -132,8 +132,7 @@ class Replay:
 
         Returns:
             Whether the state was restored (if not, reset the environment), its last observation (None if unknown),
-            and its
-                    history (None if unknown).
+            and its history (None if unknown).
         """
         kind, observation, history = saved["kind"], None, None
         why = "its episode is too long, or it is not known how it began" if kind == "unknown" else ""

@@ -98,7 +98,7 @@ class MultiAgentChunks:
                 the chunk are clipped.
             len_lookback_buffer: Number of env steps to look back at from the slice's start, as far as they exist;
                 None: as many as this episode has. A slice from this chunk's start looks back further if needed to
-                    reach the observations of its first steps.
+                reach the observations of its first steps.
 
         Raises:
             NotImplementedError: The slice's step is not 1.

@@ -80,7 +80,7 @@ class EnvRunnerState(Checkpointable, abc.ABC):
         Returns:
             ``{"__env__": (obs, act) of the vector env, "__env_single__": (obs, act) of one env,
             module_id: (obs after the env-to-module pipeline, act)}``. Modules whose agents are not known in advance
-                are left out.
+            are left out.
         """
         return {**self._env_spaces(), **self._module_spaces()}
 
