@@ -271,9 +271,8 @@ class Storm:
             if runner is None:
                 return ""
             work = asyncio.ensure_future(runner.apply(spoil_the_next_fragment))
-            work.add_done_callback(
-                lambda done: done.cancelled() or done.exception()
-            )  # it may die during this
+            # It may die during this.
+            work.add_done_callback(lambda done: done.cancelled() or done.exception())
             return kind
         if kind == "flood":
             await asyncio.to_thread(_flood, self._proxies["data"].upstream)

@@ -179,9 +179,8 @@ class Nemesis:
             fault = asyncio.ensure_future(
                 handle.apply(hold_the_lock if self.how == "hold" else wait_in_the_loss)
             )
-            fault.add_done_callback(
-                lambda done: done.cancelled() or done.exception()
-            )  # it dies during the call
+            # It dies during the call.
+            fault.add_done_callback(lambda done: done.cancelled() or done.exception())
         else:
             os.kill(handle.pid, signal.SIGSTOP if self.how == "stop" else signal.SIGKILL)
         gap = asyncio.ensure_future(self._next_updates(1))
@@ -191,9 +190,8 @@ class Nemesis:
         faults.record("killed", place=handle.name, pid=handle.pid)
         await gap
         if role == "runner" and (broker.exited.done() or self._broker() is not broker):
-            faults.record(
-                "both_copies", place=handle.name, pid=handle.pid
-            )  # its supervisor considered it hung
+            # Its supervisor considered it hung.
+            faults.record("both_copies", place=handle.name, pid=handle.pid)
         self.gaps_s[role].append(time.monotonic() - start)
         if self.is_impatient:
             return

@@ -230,9 +230,8 @@ def disturbed(
     how: list[str] = []
     while len(how) < kills:
         before = progress(folder)
-        share = (1.0 - before / updates) / (
-            kills - len(how) + 1
-        )  # so that updates remain for the other kills
+        # So that updates remain for the other kills.
+        share = (1.0 - before / updates) / (kills - len(how) + 1)
         in_write = rng.random() < 0.4
         # a checkpoint of these runs is written in about 100 steps: files, their halves, fsyncs, renames
         fault = f"checkpoint.boundary@driver:kill:{rng.randint(1, 150)}" if in_write else ""

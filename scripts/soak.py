@@ -86,9 +86,8 @@ class Soak:
 
     def __init__(self, algo: Any) -> None:
         self._session = algo.session
-        self._rows: dict[str, array[float]] = defaultdict(
-            lambda: array("d")
-        )  # objects would add 1 MiB an hour
+        # Objects would add 1 MiB an hour.
+        self._rows: dict[str, array[float]] = defaultdict(lambda: array("d"))
 
     def handles(self) -> dict[str, Any]:
         """Return every process but the driver's, by name."""

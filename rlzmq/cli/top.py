@@ -145,7 +145,6 @@ class _Screen:
             return
         from rich.text import Text
 
-        text = Text(
-            "\n".join(lines), no_wrap=True, overflow="ellipsis"
-        )  # long lines are cut in a narrow window
+        # Long lines are cut in a narrow window.
+        text = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
         self._live.update(text, refresh=True)

@@ -227,9 +227,8 @@ def _name_of_code(value: Any) -> str | None:
         found = load_named(f"{module}:{qualname}")
     except ConfigurationError:
         return None
-    return (
-        f"{module}:{qualname}" if found == value else None
-    )  # a bound method has the same name as its function
+    # A bound method has the same name as its function.
+    return f"{module}:{qualname}" if found == value else None
 
 
 def _in_order(items: Any) -> list[Any]:

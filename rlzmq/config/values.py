@@ -191,9 +191,8 @@ class ConfigValues(
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
-        adopt_registration(
-            state.pop("_registration", None)
-        )  # so that a copy in another process knows the env
+        # So that a copy in another process knows the env.
+        adopt_registration(state.pop("_registration", None))
         for name, value in state.items():
             object.__setattr__(self, name, value)
 

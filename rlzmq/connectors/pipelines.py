@@ -58,9 +58,8 @@ class ConnectorPipelineV2(PiecesByName):
     ) -> None:
         self.connectors: list[ConnectorV2] = [_checked(piece) for piece in connectors or ()]
         self.time_pieces = False
-        self._timers: dict[
-            int, list[float]
-        ] = {}  # by the piece's id, which is faster to look up than its name
+        # By the piece's id, which is faster to look up than its name.
+        self._timers: dict[int, list[float]] = {}
         self.after_piece: Callable[[str, dict[str, Any]], None] | None = None
         # The pipeline that contains this one.
         self._outer: weakref.ref[ConnectorPipelineV2] | None = None

@@ -70,9 +70,8 @@ class RunnerSync:
         if unknown:
             raise KeyError(f"sync_weights: no module {unknown[0]!r}.{did_you_mean(unknown[0], modules)}")
         chosen = modules if policies is None else {module_id: modules[module_id] for module_id in policies}
-        await self.set_module_states(
-            {"rl_module": chosen, "weights_seq_no": 0}
-        )  # version 0: load them even if they are older
+        # Version 0: load them even if they are older.
+        await self.set_module_states({"rl_module": chosen, "weights_seq_no": 0})
 
     async def set_module_states(self, state: Mapping[str, Any]) -> None:
         """Load these weights on every runner.

@@ -188,9 +188,8 @@ def _all_usable(name: str, leaf: NDArray[Any]) -> bool:
 def _usable(name: str, leaf: NDArray[Any]) -> BoolArray:
     """Return which values are usable. Logits of masked actions may be arbitrarily low."""
     sizes = leaf if name == Columns.ACTION_DIST_INPUTS else np.abs(leaf)
-    usable: BoolArray = sizes < (
-        LARGEST if leaf.dtype.itemsize > 2 else np.inf
-    )  # the range of float16 is smaller
+    # The range of float16 is smaller.
+    usable: BoolArray = sizes < (LARGEST if leaf.dtype.itemsize > 2 else np.inf)
     return usable
 
 

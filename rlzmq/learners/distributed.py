@@ -264,12 +264,12 @@ class RankGroup:
         return tensor
 
     def sum_over_hosts(self, tensors: Sequence[Tensor]) -> None:
-        """Sum tensors of the hosts' first ranks element-wise, in place. Only these ranks call it.
+        """Sum tensors of several hosts' first ranks element-wise, in place. Only these ranks call it.
 
         Raises:
             DistError, RuntimeError: A peer died or hangs; see `typed_errors`.
         """
-        for tensor in tensors if self.num_hosts > 1 else ():
+        for tensor in tensors:
             dist.all_reduce(tensor, group=self._first_ranks)
 
     def broadcast_over_hosts(self, tensor: Tensor) -> None:

@@ -508,9 +508,8 @@ class Learner(LearnerHooks):
             return
         start.weights.restore()
         self.source.rollback(start.source)
-        self.left_out = [
-            item for item in self.left_out if item.is_fresh
-        ]  # steps from a buffer are in it again
+        # Steps from a buffer are in it again.
+        self.left_out = [item for item in self.left_out if item.is_fresh]
         for drawn in self._drawn:
             self.source.replace(drawn, None)
         done.batch.num_env_steps = self._num_env_steps_agreed = 0

@@ -156,9 +156,8 @@ class LearnerBase(Checkpointable):
     def _prepare_module(self, module_id: str) -> None:
         module = self.module[module_id].unwrapped()
         self.check_module(module_id, module, self.config)
-        is_alone = (
-            type(self.module)._forward_train is MultiRLModule._forward_train
-        )  # shares nothing with others
+        # Shares nothing with others.
+        is_alone = type(self.module)._forward_train is MultiRLModule._forward_train
         if is_alone and not isinstance(module, SelfSupervisedLossAPI) and _is_trainable(module):
             check_training_outputs(module, with_values=ValueFunctionAPI in self.rl_module_required_apis())
         if self._compiler is not None and not self._compiler.compiles_complete_update:

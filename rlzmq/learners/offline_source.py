@@ -137,9 +137,8 @@ class OfflineShards(BatchSource):
             ends = np.cumsum(self._length[items])
             places = np.arange(1, num)
             cuts = np.searchsorted(ends, places * (int(ends[-1]) / num)) + 1
-            cuts = (
-                np.maximum.accumulate(np.concatenate([[0], cuts - places]))[1:] + places
-            )  # no batch is empty
+            # No batch is empty.
+            cuts = np.maximum.accumulate(np.concatenate([[0], cuts - places]))[1:] + places
             order = np.split(items, np.minimum(cuts, len(items) - num + places))
         else:
             items = rng.permutation(int(self._ends[-1]))[: num * self.batch_size]

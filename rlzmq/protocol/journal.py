@@ -174,9 +174,8 @@ class Journal:
             return
         self._covered = next_update
         if self._first_trained is not None and next_update > self._first_trained:
-            self._out.append(
-                JournalRemove(0)
-            )  # segments of earlier brokers, whose relevant content was sent again
+            # Segments of earlier brokers, whose relevant content was sent again.
+            self._out.append(JournalRemove(0))
         if self._segments[-1].num_bytes:
             self._begin_segment()
         self._prune()

@@ -60,9 +60,8 @@ class EpisodeMetrics:
         self.agent_returns: dict[str, deque[float]] = {}
         self.module_returns: dict[str, deque[float]] = {}
         self.timers: StageTimers = StageTimers()
-        self._speeds: dict[
-            int, list[float]
-        ] = {}  # by runner: env steps, seconds of sampling, seconds in between
+        # By runner: env steps, seconds of sampling, seconds in between.
+        self._speeds: dict[int, list[float]] = {}
         self._num_smoothed = num_smoothed
         self._num_new_returns: Counter[tuple[str, str]] = Counter()  # by attribute and id
         self.num_episodes = self.num_episodes_lifetime = 0

@@ -51,9 +51,8 @@ class EventLog(logging.Handler):
             self._write(record.created, record.levelname.lower(), record.name, record.getMessage(), error)
         except Exception:
             self.handleError(record)
-        if (
-            logging.lastResort is not None and not self._has_others()
-        ):  # without this handler, logging would have printed them
+        # Without this handler, logging would have printed them.
+        if logging.lastResort is not None and not self._has_others():
             logging.lastResort.handle(record)
 
     def add_error(self, error: BaseException) -> None:

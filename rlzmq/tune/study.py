@@ -163,9 +163,8 @@ class Study:
         trial = self._owned[claim.number]
         if time not in self._reported.setdefault(claim.number, set()):
             self._reported[claim.number].add(time)
-            with contextlib.suppress(
-                self._optuna.exceptions.UpdateFinishedTrialError
-            ):  # taken over: see `end`
+            # Taken over: see `end`.
+            with contextlib.suppress(self._optuna.exceptions.UpdateFinishedTrialError):
                 trial.report(value, time)
 
     def end(
@@ -245,9 +244,8 @@ class Study:
         """Fail the trials of dead drivers and add waiting entries in their place; return the number of these trials."""
         states = self._optuna.trial.TrialState
         entries = self._entries()
-        drivers = (
-            self._study.user_attrs
-        )  # read after the entries, since a driver registers before it claims an entry
+        # Read after the entries, since a driver registers before it claims an entry.
+        drivers = self._study.user_attrs
         num_taken = 0
         for trial in entries:
             if trial.state != states.RUNNING or trial.number in self._owned:

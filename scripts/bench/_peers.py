@@ -9,9 +9,8 @@ import venv
 from dataclasses import dataclass, field
 from pathlib import Path
 
-TORCH = (
-    "torch==2.13.0"  # exactly, and before all else: a looser request would fetch gigabytes of CUDA packages
-)
+# Exactly this, and before all else: a looser request would fetch gigabytes of CUDA packages.
+TORCH = "torch==2.13.0"
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,8 @@ def join_of(server: PolicyServer | AsyncPolicyServer) -> JoinFile:
 @pytest.mark.parametrize("listen", ["ipc", "tcp://127.0.0.1:0"])
 def test_actions_over_ipc_and_over_tcp_with_keys(listen: str, checkpoint: Path, tmp_path: Path) -> None:
     policy = Policy.load(checkpoint)
-    observations = (
-        np.random.default_rng(0).normal(size=(3000, 4)).astype(np.float32)
-    )  # its frame is not copied
+    # Its frame is not copied.
+    observations = np.random.default_rng(0).normal(size=(3000, 4)).astype(np.float32)
     expected = policy.compute_actions(observations)
     with PolicyServer(checkpoint, http=None, listen=listen) as server:
         file = tmp_path / "serve.toml"

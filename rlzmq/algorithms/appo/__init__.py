@@ -12,6 +12,5 @@ if TYPE_CHECKING:
 
 __all__ = ["APPO", "APPOConfig"]
 
-__getattr__: GetName = lazy_names(
-    __name__, APPO="rlzmq.algorithms.appo.appo"
-)  # these import torch, which configs do not need
+# These import torch, which configs do not need.
+__getattr__: GetName = lazy_names(__name__, APPO="rlzmq.algorithms.appo.appo")

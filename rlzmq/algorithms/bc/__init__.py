@@ -12,6 +12,5 @@ if TYPE_CHECKING:
 
 __all__ = ["BC", "BCConfig"]
 
-__getattr__: GetName = lazy_names(
-    __name__, BC="rlzmq.algorithms.bc.bc"
-)  # these import torch, which configs do not need
+# These import torch, which configs do not need.
+__getattr__: GetName = lazy_names(__name__, BC="rlzmq.algorithms.bc.bc")

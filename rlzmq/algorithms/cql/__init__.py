@@ -12,6 +12,5 @@ if TYPE_CHECKING:
 
 __all__ = ["CQL", "CQLConfig"]
 
-__getattr__: GetName = lazy_names(
-    __name__, CQL="rlzmq.algorithms.cql.cql"
-)  # these import torch, which configs do not need
+# These import torch, which configs do not need.
+__getattr__: GetName = lazy_names(__name__, CQL="rlzmq.algorithms.cql.cql")

@@ -12,6 +12,5 @@ if TYPE_CHECKING:
 
 __all__ = ["DQN", "DQNConfig"]
 
-__getattr__: GetName = lazy_names(
-    __name__, DQN="rlzmq.algorithms.dqn.dqn"
-)  # these import torch, which configs do not need
+# These import torch, which configs do not need.
+__getattr__: GetName = lazy_names(__name__, DQN="rlzmq.algorithms.dqn.dqn")

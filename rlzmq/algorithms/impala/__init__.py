@@ -12,6 +12,5 @@ if TYPE_CHECKING:
 
 __all__ = ["IMPALA", "IMPALAConfig"]
 
-__getattr__: GetName = lazy_names(
-    __name__, IMPALA="rlzmq.algorithms.impala.impala"
-)  # these import torch, which configs do not need
+# These import torch, which configs do not need.
+__getattr__: GetName = lazy_names(__name__, IMPALA="rlzmq.algorithms.impala.impala")

@@ -12,6 +12,5 @@ if TYPE_CHECKING:
 
 __all__ = ["IQL", "IQLConfig"]
 
-__getattr__: GetName = lazy_names(
-    __name__, IQL="rlzmq.algorithms.iql.iql"
-)  # these import torch, which configs do not need
+# These import torch, which configs do not need.
+__getattr__: GetName = lazy_names(__name__, IQL="rlzmq.algorithms.iql.iql")

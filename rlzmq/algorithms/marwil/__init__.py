@@ -12,6 +12,5 @@ if TYPE_CHECKING:
 
 __all__ = ["MARWIL", "MARWILConfig"]
 
-__getattr__: GetName = lazy_names(
-    __name__, MARWIL="rlzmq.algorithms.marwil.marwil"
-)  # these import torch, which configs do not need
+# These import torch, which configs do not need.
+__getattr__: GetName = lazy_names(__name__, MARWIL="rlzmq.algorithms.marwil.marwil")

@@ -12,6 +12,5 @@ if TYPE_CHECKING:
 
 __all__ = ["PPO", "PPOConfig"]
 
-__getattr__: GetName = lazy_names(
-    __name__, PPO="rlzmq.algorithms.ppo.ppo"
-)  # these import torch, which configs do not need
+# These import torch, which configs do not need.
+__getattr__: GetName = lazy_names(__name__, PPO="rlzmq.algorithms.ppo.ppo")

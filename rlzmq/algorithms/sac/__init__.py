@@ -12,6 +12,5 @@ if TYPE_CHECKING:
 
 __all__ = ["SAC", "SACConfig"]
 
-__getattr__: GetName = lazy_names(
-    __name__, SAC="rlzmq.algorithms.sac.sac"
-)  # these import torch, which configs do not need
+# These import torch, which configs do not need.
+__getattr__: GetName = lazy_names(__name__, SAC="rlzmq.algorithms.sac.sac")

@@ -12,6 +12,5 @@ if TYPE_CHECKING:
 
 __all__ = ["TQC", "TQCConfig"]
 
-__getattr__: GetName = lazy_names(
-    __name__, TQC="rlzmq.algorithms.tqc.tqc"
-)  # these import torch, which configs do not need
+# These import torch, which configs do not need.
+__getattr__: GetName = lazy_names(__name__, TQC="rlzmq.algorithms.tqc.tqc")

@@ -91,9 +91,8 @@ def to_tensor(leaf: Any, device: Any = None, *, pin_memory: bool = False) -> Any
             array = array.copy()
         tensor = torch.from_numpy(array)
         if tensor.dtype is torch.float64:
-            tensor = (
-                tensor.float()
-            )  # numbers that are too large become infinity, which the learner notices in the loss
+            # Numbers that are too large become infinity, which the learner notices in the loss.
+            tensor = tensor.float()
     elif isinstance(leaf, torch.Tensor):
         tensor = leaf
     else:

@@ -70,9 +70,8 @@ class PolicyHead(MLP):
         outputs = super().forward(features)
         if self.log_std is not None:
             outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
-        high = self._buffers[
-            "_high"
-        ]  # access as an attribute would cost a search by torch; it is usually None
+        # Access as an attribute would cost a search by torch; it is usually None.
+        high = self._buffers["_high"]
         if high is not None:
             outputs = outputs.clamp(self._low, high)
         return outputs

@@ -169,9 +169,8 @@ class MLP(nn.Module):
         linear, steps = nn.functional.linear, self.steps()
         lead = x.shape[:-1]
         if len(lead) > 1 and self._is_by_row:
-            x = x.flatten(
-                0, -2
-            )  # otherwise the layers' results would be views, which in-place activations copy
+            # Otherwise the layers' results would be views, which in-place activations copy.
+            x = x.flatten(0, -2)
         if x.dtype is not torch.float32:
             first = steps[0][0] if steps else None
             x = x.to(torch.float32 if first is None else first["weight"].dtype)

@@ -264,9 +264,8 @@ class RecordedState:
 
     def load(self) -> dict[str, Any]:
         """Return the state for `Learner.set_state`."""
-        state: dict[str, Any] = unpack_blob(bytearray(self._payload))[
-            "state"
-        ]  # arrays that may be written to
+        # Arrays that may be written to.
+        state: dict[str, Any] = unpack_blob(bytearray(self._payload))["state"]
         return state
 
 
