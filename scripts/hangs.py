@@ -1,6 +1,6 @@
 """Environments that never return, at random places; measures how soon each hang is noticed, and that the run continues.
 
-    python scripts/hangs.py --hangs 100                    # every vectorisation, training and evaluation
+    python scripts/hangs.py --hangs 100                    # every vectorization, training and evaluation
     python scripts/hangs.py --hangs 100 --first            # each in the very first step
     python scripts/hangs.py --hangs 40 --kill-broker       # the broker dies when the first one hangs
 

@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["rlzmq"]
 # ///
-"""Train DQN from a prioritised replay buffer."""
+"""Train DQN from a prioritized replay buffer."""
 
 import argparse
 

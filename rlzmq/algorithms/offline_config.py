@@ -56,7 +56,7 @@ class OfflineActorCriticConfig(OfflineConfig):
     """Names of the three learning rates, for error messages."""
 
     def validate(self) -> None:
-        """Check the settings of OfflineConfig, that actions are normalised, and that `lr` is not set.
+        """Check the settings of OfflineConfig, that actions are normalized, and that `lr` is not set.
 
         Raises:
             ConfigurationError: Settings are inconsistent; the text names them.

@@ -33,7 +33,7 @@ class DefaultModelConfig:
         fcnet_kernel_initializer_kwargs: Additional arguments for it.
         fcnet_bias_initializer: The same for biases.
         fcnet_bias_initializer_kwargs: Additional arguments for it.
-        fcnet_use_layernorm: Whether to normalise each layer's outputs before its activation.
+        fcnet_use_layernorm: Whether to normalize each layer's outputs before its activation.
         conv_filters: ``[[channels, kernel, stride], …]`` with "same" padding, kernel and stride as an int
             or [height, width]; a fourth entry "valid" is for no padding. None: chosen by the size of the image
             (84 × 84: those of Mnih et al. 2015) and followed by one dense layer of ``fcnet_hiddens[-1]`` units.
@@ -48,7 +48,7 @@ class DefaultModelConfig:
         head_fcnet_kernel_initializer_kwargs: …
         head_fcnet_bias_initializer: …
         head_fcnet_bias_initializer_kwargs: …
-        head_fcnet_use_layernorm: Whether to normalise each head layer's outputs before its activation.
+        head_fcnet_use_layernorm: Whether to normalize each head layer's outputs before its activation.
         free_log_std: Whether log standard deviations of Box actions are parameters instead of network outputs.
         log_std_clip_param: Bound of the absolute value of log standard deviations (inf: no bound).
         vf_share_layers: Whether policy and value function share the encoder.
@@ -143,10 +143,10 @@ class DefaultModelConfig:
                 )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all settings as a plain dict, with initialisers by name.
+        """Return all settings as a plain dict, with initializers by name.
 
         Raises:
-            ConfigurationError: An initialiser is a function that is not in ``torch.nn.init``.
+            ConfigurationError: An initializer is a function that is not in ``torch.nn.init``.
         """
         plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for name, value in plain.items():

@@ -39,7 +39,7 @@ class EnvironmentSettings:
         action_space: Overrides the action space of a single env.
         clip_rewards: Must be None or False: give ``wrappers=["ClipReward(min_reward=-1, max_reward=1)"]`` instead.
         normalize_actions: Whether modules act in [-1, 1] and bounded Box actions are rescaled for the env.
-        clip_actions: Whether to clip Box actions to the bounds of the space (if not normalised).
+        clip_actions: Whether to clip Box actions to the bounds of the space (if not normalized).
         disable_env_checking: Whether to skip the check of the env's spaces and types at its creation.
         is_atari: Whether to apply the usual Atari preprocessing before `wrappers`: no-ops after a reset, every 4th
             frame, grey, 84×84, 4 frames stacked. None: no.
@@ -77,8 +77,8 @@ class EnvRunnersSettings:
         create_local_env_runner: Has no effect; accepted for compatibility with RLlib. The driver has an env runner
             only if there are no others.
         create_env_on_local_worker: Must be False; see `create_local_env_runner`.
-        num_envs_per_env_runner: Number of vectorised envs in each env runner.
-        gym_env_vectorize_mode: How envs are vectorised: "sync": stepped in turn; "async": one process per env;
+        num_envs_per_env_runner: Number of vectorized envs in each env runner.
+        gym_env_vectorize_mode: How envs are vectorized: "sync": stepped in turn; "async": one process per env;
             "vector_entry_point": the native vector version of the env.
         num_cpus_per_env_runner: Must be 1: processes are not bound to CPUs.
         num_gpus_per_env_runner: Must be 0: runners act on the CPU.

@@ -80,7 +80,7 @@ class Setting:
         group: Name of the setter that takes it; "" if there is none.
         annotation: Type of its values.
         doc: Its entry in the group's docstring.
-        only: The only accepted values, which describe the fixed behaviour; None: all values of the type.
+        only: The only accepted values, which describe the fixed behavior; None: all values of the type.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ def fixed(*, default: Any, others: tuple[Any, ...] = (), instead: str = "") -> A
     """Declare a setting that exists for compatibility with RLlib. Other values raise an error and are never ignored.
 
     Args:
-        default: The value that describes the fixed behaviour.
+        default: The value that describes the fixed behavior.
         others: Equivalent values.
         instead: Advice on what to do instead of setting another value.
     """

@@ -32,7 +32,7 @@ any number of env steps between them. Readers with ``agent_by_agent = False`` ge
 once.
 
 The runner keeps at least `plan.required_lookback` slots (multi-agent: of each agent's own steps) before each chunk.
-`write` updates statistics (MeanStdFilter) exactly once per row: first with all N rows, then it normalises. The
+`write` updates statistics (MeanStdFilter) exactly once per row: first with all N rows, then it normalizes. The
 per-episode protocol does the same, so both paths give identical numbers.
 
 **Learner**, on an EpisodeBatch::

@@ -11,7 +11,7 @@ The batch is a dict that passes through these phases (infos are neither batched 
 5. the same with tensors
 
 **State.** A stateful piece has a full state (`get_state`/`set_state`: an exact copy, for checkpoints) and, if its
-state is learned from samples, the delta since the last synchronisation. The driver synchronises the runners as
+state is learned from samples, the delta since the last synchronization. The driver synchronizes the runners as
 follows::
 
     deltas = [runner.env_to_module.get_delta() for runner in runners]   # starts new deltas

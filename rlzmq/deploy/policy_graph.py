@@ -166,7 +166,7 @@ class PolicyGraph(torch.nn.Module):
 
 
 def _is_current(piece: ConnectorV2) -> bool:
-    """Return whether `to_torch` is defined in the same class as the piece's behaviour, or in a subclass of it."""
+    """Return whether `to_torch` is defined in the same class as the piece's behavior, or in a subclass of it."""
     for cls in type(piece).__mro__:
         if "to_torch" in vars(cls):
             return True

@@ -289,7 +289,7 @@ def make_multi_agent_vec(
     mode_name = getattr(mode, "value", mode)
     if mode_name != "sync":
         raise ConfigurationError(
-            f"gym_env_vectorize_mode={mode!r}: multi-agent environments are vectorised in mode 'sync' only."
+            f"gym_env_vectorize_mode={mode!r}: multi-agent environments are vectorized in mode 'sync' only."
         )
 
     def creator(index: int) -> Callable[[], Any]:

@@ -45,7 +45,7 @@ def make_vec(
         env: Anything that ``resolve_env`` accepts.
         num_envs: Number of environments, at least 1.
         mode: ``"sync"`` (one after the other in this process), ``"async"`` (one process each),
-            ``"vector_entry_point"`` (the environment's own vectorised class), or Gymnasium's enum of these.
+            ``"vector_entry_point"`` (the environment's own vectorized class), or Gymnasium's enum of these.
         context: ``env_config`` and indices; environment i gets a copy with ``vector_index=i``.
 
     Returns:

@@ -101,7 +101,7 @@ class OfflineLearner(TorchLearner):
         stored = shard.meta.get("normalize_actions")
         if isinstance(space, gym.spaces.Box) and stored not in (None, config.normalize_actions):
             raise ConfigurationError(
-                f"offline data, {path}: its actions are {'' if stored else 'not '}normalised to [-1, 1], but "
+                f"offline data, {path}: its actions are {'' if stored else 'not '}normalized to [-1, 1], but "
                 f"config.normalize_actions={config.normalize_actions}. Set .environment(normalize_actions={stored})."
             )
         # Recorded actions may lie beyond a Box's bounds; they are clipped, as the environment does.
@@ -119,7 +119,7 @@ class OfflineLearner(TorchLearner):
             and self.config.normalize_actions
         ):
             low, high = -1, 1
-            what += ", normalised to [-1, 1]"
+            what += ", normalized to [-1, 1]"
             advice = (
                 "Scale the actions before write_shard(…, normalize_actions=True), or set "
                 ".environment(normalize_actions=False) if they are within the space's bounds"

@@ -15,7 +15,7 @@ __all__ = ["UpdateStats"]
 class UpdateStats:
     """Scalars logged per module and minibatch. Their means over the last epoch are the update's results.
 
-    Reading a scalar tensor costs a device synchronisation, so tensors are only collected here.
+    Reading a scalar tensor costs a device synchronization, so tensors are only collected here.
     """
 
     def __init__(self) -> None:

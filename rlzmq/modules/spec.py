@@ -163,7 +163,7 @@ class RLModuleSpec:
 
         Raises:
             NotPlainError: A space is not one of Gymnasium's own.
-            ConfigurationError: A DefaultModelConfig contains an initialiser without a name.
+            ConfigurationError: A DefaultModelConfig contains an initializer without a name.
         """
         return {
             "module_class": None if self.module_class is None else class_name(self.module_class),

@@ -34,7 +34,7 @@ class PeerTimers:
 class PeerCore(abc.ABC):
     """Base class of the state machines that register with the broker.
 
-    It sends HELLO until it is welcomed, and again whenever the broker falls silent or does not know it. It recognises a
+    It sends HELLO until it is welcomed, and again whenever the broker falls silent or does not know it. It recognizes a
     restarted broker by its incarnation. Messages may be lost, duplicated and reordered: everything that a peer sends is
     repeated until answered, and everything that it receives may arrive twice.
 

@@ -53,7 +53,7 @@ from rlzmq.wire.schema import FragmentId
 
 __all__ = ["RunnerCore"]
 
-# Enough to recognise a duplicate of any lease message that can still arrive.
+# Enough to recognize a duplicate of any lease message that can still arrive.
 _NUM_REMEMBERED_LEASES = 256
 
 

@@ -129,7 +129,7 @@ class MultiAgentEpisodeReplayBuffer:
 
         Args:
             episodes: A MultiAgentEpisode, a MultiAgentEpisodeBatch, or a list of either.
-            weight: Priority of the new steps, or priorities by module; None: the highest so far. Prioritised buffers
+            weight: Priority of the new steps, or priorities by module; None: the highest so far. Prioritized buffers
                 only.
             module_ids: Modules whose steps are stored; other modules' steps are only counted. None: all.
 

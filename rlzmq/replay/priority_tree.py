@@ -1,4 +1,4 @@
-"""PriorityTree: sums and minima of priorities, with vectorised sampling and updates."""
+"""PriorityTree: sums and minima of priorities, with vectorized sampling and updates."""
 
 from __future__ import annotations
 

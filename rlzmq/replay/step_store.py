@@ -78,7 +78,7 @@ class StepStore:
 
     Attributes:
         columns: Trees of arrays by name, every leaf ``[num_slots, ...]`` with its original dtype.
-        next, previous: int64 [num_slots], the slot of the neighbouring observation of the same stretch; -1: none.
+        next, previous: int64 [num_slots], the slot of the neighboring observation of the same stretch; -1: none.
         t: int64 [num_slots], time step within the episode.
         terminated, truncated: bool [num_slots], whether the slot's step ended its episode.
         serial: int64 [num_slots], number of the step among all added steps; distinguishes steps that used the same

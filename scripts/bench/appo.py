@@ -3,7 +3,7 @@
 "CartPole": 2 × 8 environments, a shared tanh MLP of 2×64. "images": frames (84, 84, 4), 2 × 8, convolutions
 32-64-128 (kernels 8, 4, 3, strides 4, 2, 2, no padding) and a dense layer of 512, ELU. Both: each batch of 1,024
 steps is trained once, as one minibatch; Adam; one torch thread in each process. Sample Factory samples
-asynchronously (its default) from two groups of environments per worker, sees frames as (4, 84, 84), and normalises
+asynchronously (its default) from two groups of environments per worker, sees frames as (4, 84, 84), and normalizes
 neither observations nor returns here; rlzmq has V-trace and a target network, Sample Factory has neither. Sample
 Factory's processes are stopped while it is not its turn, rlzmq's run out of leases.
 """

@@ -18,7 +18,7 @@ from scripts.bench._core import Comparison, Side, Turn, timed
 
 VECTOR = "vector_entry_point"
 LEASE = 200  # vector steps per call
-# variant: (how environments are vectorised, how many)
+# variant: (how environments are vectorized, how many)
 CASES = {
     "": [("sync", 1), ("sync", 8), ("sync", 32), ("sync", 256), (VECTOR, 8), (VECTOR, 32), (VECTOR, 256)],
     "lstm": [("sync", 8)],
@@ -196,7 +196,7 @@ class HalvedLoop(BareLoop):
 
 
 class FilteredLoop(BareLoop):
-    """Observations normalised by a running mean and variance, as Gymnasium's NormalizeObservation does."""
+    """Observations normalized by a running mean and variance, as Gymnasium's NormalizeObservation does."""
 
     count, mean, m2 = 1e-4, 0.0, 0.0
 

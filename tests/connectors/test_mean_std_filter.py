@@ -61,8 +61,8 @@ def test_results_are_clipped() -> None:
 
 def test_mean_and_deviation_can_be_left_alone() -> None:
     samples = [[1.0, 10.0], [3.0, 30.0]]
-    centred = feed(MeanStdFilter(OBS_SPACE, de_std_to_one=False, clip_by_value=None), samples)
-    np.testing.assert_allclose(centred[1], [1.0, 10.0])
+    centered = feed(MeanStdFilter(OBS_SPACE, de_std_to_one=False, clip_by_value=None), samples)
+    np.testing.assert_allclose(centered[1], [1.0, 10.0])
     scaled = feed(MeanStdFilter(OBS_SPACE, de_mean_to_zero=False, clip_by_value=None), samples)
     np.testing.assert_allclose(scaled[1], [3 / np.sqrt(2), 30 / np.sqrt(200)], rtol=1e-5)
 
@@ -149,7 +149,7 @@ def test_any_split_over_runners_and_synchronisations_equals_one_filter(
     driver, alone = MeanStdFilter(OBS_SPACE), MeanStdFilter(OBS_SPACE)
     runners = [MeanStdFilter(OBS_SPACE) for _ in range(3)]
 
-    def synchronise() -> None:
+    def synchronize() -> None:
         driver.merge_deltas([runner.get_delta() for runner in runners])
         for runner in runners:
             runner.apply_merged_state(driver.get_state())
@@ -158,8 +158,8 @@ def test_any_split_over_runners_and_synchronisations_equals_one_filter(
         feed(runners[owner], [sample])
         feed(alone, [sample])
         if sync:
-            synchronise()
-    synchronise()
+            synchronize()
+    synchronize()
     for piece in (driver, *runners):
         assert total(piece).num == len(samples)
         np.testing.assert_allclose(total(piece).means[0], total(alone).means[0], rtol=1e-6, atol=1e-6)

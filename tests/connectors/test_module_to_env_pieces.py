@@ -148,7 +148,7 @@ def test_without_an_added_time_axis_nothing_is_removed() -> None:
 # -- NormalizeAndClipActions -------------------------------------------------------------------------
 
 
-def normalised(space: gym.Space[Any], actions: Any, **kwargs: Any) -> Any:
+def normalized(space: gym.Space[Any], actions: Any, **kwargs: Any) -> Any:
     batch = {"actions": {("A",): [actions]}}
     outputs = call(NormalizeAndClipActions(input_action_space=space, **kwargs), [], batch)
     assert outputs["actions"] == {("A",): [actions]}
@@ -157,14 +157,14 @@ def normalised(space: gym.Space[Any], actions: Any, **kwargs: Any) -> Any:
 
 def test_bounded_float_boxes_are_stretched_and_clipped() -> None:
     space = gym.spaces.Box(np.array([0.0, -10.0], np.float32), np.array([4.0, 10.0], np.float32))
-    assert normalised(space, np.array([0.0, 0.5], np.float32)).tolist() == [2.0, 5.0]
-    stretched = normalised(space, np.array([-3.0, 3.0], np.float32))
+    assert normalized(space, np.array([0.0, 0.5], np.float32)).tolist() == [2.0, 5.0]
+    stretched = normalized(space, np.array([-3.0, 3.0], np.float32))
     assert stretched.tolist() == [0.0, 10.0]
     assert stretched.dtype == np.float32
 
 
 def test_bounded_integer_boxes_are_shifted() -> None:
-    shifted = normalised(gym.spaces.Box(-2, 2, (2,), np.int32), np.array([0, 4]))
+    shifted = normalized(gym.spaces.Box(-2, 2, (2,), np.int32), np.array([0, 4]))
     assert shifted.tolist() == [-2, 2]
     assert shifted.dtype == np.int32
 
@@ -173,11 +173,11 @@ def test_bounded_integer_boxes_are_shifted() -> None:
 def test_bounded_integer_boxes_are_shifted_without_normalising_too(clip_actions: bool) -> None:
     box = gym.spaces.Box(-2, 2, (2,), np.int32)
     off = {"normalize_actions": False, "clip_actions": clip_actions}
-    shifted = normalised(box, np.array([0, 4]), **off)
+    shifted = normalized(box, np.array([0, 4]), **off)
     assert shifted.tolist() == [-2, 2]
     assert shifted.dtype == np.int32
     nested = gym.spaces.Dict({"i": box, "x": gym.spaces.Box(-1, 1, (1,))})
-    result = normalised(nested, {"i": np.array([1, 9]), "x": np.array([3.0], np.float32)}, **off)
+    result = normalized(nested, {"i": np.array([1, 9]), "x": np.array([3.0], np.float32)}, **off)
     assert result["i"].tolist() == ([-1, 2] if clip_actions else [-1, 7])
     assert result["x"].tolist() == ([1.0] if clip_actions else [3.0])
 
@@ -185,13 +185,13 @@ def test_bounded_integer_boxes_are_shifted_without_normalising_too(clip_actions:
 @pytest.mark.parametrize("space", [gym.spaces.Discrete(3), gym.spaces.Box(-np.inf, np.inf, (1,))])
 def test_discrete_and_unbounded_actions_are_not_touched(space: gym.Space[Any]) -> None:
     action = np.array([1.0])
-    assert normalised(space, action) is action
+    assert normalized(space, action) is action
 
 
 def test_clipping_is_for_when_normalising_is_off() -> None:
     space = gym.spaces.Box(-1, 1, (1,), np.float32)
     action = np.array([3.0], np.float32)
-    assert normalised(space, action, normalize_actions=False, clip_actions=True).tolist() == [1.0]
+    assert normalized(space, action, normalize_actions=False, clip_actions=True).tolist() == [1.0]
     batch = {"actions": {("A",): [action]}}
     piece = NormalizeAndClipActions(input_action_space=space, normalize_actions=False)
     assert "actions_for_env" not in call(piece, [], batch)
@@ -199,7 +199,7 @@ def test_clipping_is_for_when_normalising_is_off() -> None:
 
 def test_nested_actions_are_normalised_part_by_part() -> None:
     space = gym.spaces.Dict({"d": gym.spaces.Discrete(2), "x": gym.spaces.Box(0, 2, (1,))})
-    result = normalised(space, {"d": 1, "x": np.array([1.0], np.float32)})
+    result = normalized(space, {"d": 1, "x": np.array([1.0], np.float32)})
     assert result == {"d": 1, "x": [2.0]}
 
 

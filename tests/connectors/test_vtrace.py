@@ -14,13 +14,13 @@ from rlzmq.connectors.learner.vtrace import compute_vtrace
 
 
 def vtrace_by_loop(
-    behaviour: np.ndarray, target: np.ndarray, rewards: np.ndarray, values: np.ndarray, bootstrap: float,
+    behavior: np.ndarray, target: np.ndarray, rewards: np.ndarray, values: np.ndarray, bootstrap: float,
     gamma: float, rho_bar: float, c_bar: float, pg_bar: float,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     targets, advantages = np.zeros_like(rewards), np.zeros_like(rewards)
     following_target, following_value = bootstrap, bootstrap
     for t in range(len(rewards) - 1, -1, -1):
-        ratio = np.exp(target[t] - behaviour[t])
+        ratio = np.exp(target[t] - behavior[t])
         delta = min(rho_bar, ratio) * (rewards[t] + gamma * following_value - values[t])
         advantages[t] = min(pg_bar, ratio) * (rewards[t] + gamma * following_target - values[t])
         correction = gamma * min(c_bar, ratio) * (following_target - following_value)
@@ -37,11 +37,11 @@ def vtrace_by_loop(
 )
 def test_vtrace_equals_the_loop(lengths: list[int], bars: tuple[Any, ...], seed: int) -> None:
     rng = np.random.default_rng(seed)
-    behaviour, target, rewards, values = rng.normal(size=(4, sum(lengths)))
+    behavior, target, rewards, values = rng.normal(size=(4, sum(lengths)))
     bootstrap = rng.normal(size=len(lengths)) * rng.integers(0, 2, len(lengths))
     rho_bar, c_bar, pg_bar = bars
     advantages, targets = compute_vtrace(
-        behaviour_logp_N=behaviour,
+        behaviour_logp_N=behavior,
         target_logp_N=target,
         rewards_N=rewards,
         values_N=values,
@@ -54,7 +54,7 @@ def test_vtrace_equals_the_loop(lengths: list[int], bars: tuple[Any, ...], seed:
     )
     bounds = np.cumsum([0, *lengths])
     for i, (first, last) in enumerate(itertools.pairwise(bounds)):
-        of_chunk = (part[first:last] for part in (behaviour, target, rewards, values))
+        of_chunk = (part[first:last] for part in (behavior, target, rewards, values))
         bar_values = (np.inf if bar is None else bar for bar in bars)
         expected = vtrace_by_loop(*of_chunk, bootstrap[i], 0.9, *bar_values)  # type: ignore[misc]
         np.testing.assert_allclose(advantages[first:last], expected[0], rtol=1e-5, atol=1e-6)

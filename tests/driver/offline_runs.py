@@ -1,4 +1,4 @@
-"""A small algorithm that learns from recorded episodes only: behaviour cloning, for tests of the machinery."""
+"""A small algorithm that learns from recorded episodes only: behavior cloning, for tests of the machinery."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH, PER_UPDATE = 20, 3
 
 
 class CloningLearner(TorchLearner):
-    """Maximises the likelihood of the recorded actions."""
+    """Maximizes the likelihood of the recorded actions."""
 
     def make_source(self) -> OfflineShards:
         return OfflineShards(

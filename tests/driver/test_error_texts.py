@@ -25,11 +25,11 @@ def shown_by(config: Any) -> list[str]:
                 algo.train()
         except Exception as error:
             below = error.__traceback__.tb_next  # type: ignore[union-attr]
-            return normalised("".join(traceback.format_exception(type(error), error, below)))
+            return normalized("".join(traceback.format_exception(type(error), error, below)))
     raise AssertionError("no error")
 
 
-def normalised(text: str) -> list[str]:
+def normalized(text: str) -> list[str]:
     text = re.sub(r'File ".*/(\w+\.py)", line \d+', r"\1", text)
     text = re.sub(r"pid \d+ on \S+\)", "pid)", text)
     text = re.sub(r"(seed|seed=) ?\d+", r"\1 N", text)
@@ -109,7 +109,7 @@ def test_an_env_in_this_process_is_logged_once_and_shown_once(caplog: pytest.Log
         f"rlzmq.core.errors.EnvError: {env_error(0)}{TOO_MANY}",
     ]
     place = f"Raised at {HERE}/broken_parts.py:N in helper."
-    logged = [re.sub(r"py:\d+", "py:N", line) for line in normalised("\n".join(caplog.messages))]
+    logged = [re.sub(r"py:\d+", "py:N", line) for line in normalized("\n".join(caplog.messages))]
     assert logged == [f"{env_error(0)} {place} The environment is recreated."]
 
 

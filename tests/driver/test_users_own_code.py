@@ -175,7 +175,7 @@ class ExitsAtThree(gym.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         self.t += 1
         if self.t == 3 and self.exits:
-            sys.exit("no licence for the simulator")
+            sys.exit("no license for the simulator")
         return np.zeros(2, np.float32), 1.0, self.t == 10, False, {}
 
 
@@ -189,8 +189,8 @@ class RankOneIsInterrupted(PPOLearner):
 @pytest.mark.parametrize(
     ("part", "num_runners", "num_learners", "role", "what"),
     [
-        ("env", 2, 0, "runner-", "sys.exit('no licence for the simulator')"),
-        ("env", 0, 1, "", "sys.exit('no licence for the simulator')"),
+        ("env", 2, 0, "runner-", "sys.exit('no license for the simulator')"),
+        ("env", 0, 1, "", "sys.exit('no license for the simulator')"),
         ("loss", 1, 2, "learner-1", "KeyboardInterrupt"),
         ("loss", 1, 0, "", "KeyboardInterrupt"),
     ],
@@ -232,7 +232,7 @@ def test_code_that_exits_ends_no_command_without_a_word(
     assert main([*command.split(), "test_users_own_code:ExitsAtThree"]) == 70
     last = capfd.readouterr().err.splitlines()[-1]
     assert last.startswith(
-        "rlzmq: ended by ExitRaisedError: your code called sys.exit('no licence for the simulator') at "
+        "rlzmq: ended by ExitRaisedError: your code called sys.exit('no license for the simulator') at "
     )
 
 
@@ -242,6 +242,6 @@ def test_an_env_in_a_process_of_its_own_that_exits_says_so() -> None:
     config.env_runners(num_env_runners=0, gym_env_vectorize_mode="async")
     with (
         config.build() as algo,
-        pytest.raises(ExitRaisedError, match=r"sys.exit\('no licence.*\.py:\d+ in step"),
+        pytest.raises(ExitRaisedError, match=r"sys.exit\('no license.*\.py:\d+ in step"),
     ):
         algo.train()

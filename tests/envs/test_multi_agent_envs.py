@@ -1,4 +1,4 @@
-"""Multi-agent environments: base class, make_multi_agent, groups, PettingZoo, vectorisation."""
+"""Multi-agent environments: base class, make_multi_agent, groups, PettingZoo, vectorization."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_without_pettingzoo_the_error_names_the_extra(monkeypatch: pytest.Monkey
         PettingZooEnv(object())
 
 
-# -- vectorisation ---------------------------------
+# -- vectorization ---------------------------------
 
 
 def vector_of(num_envs: int, **config: Any) -> SyncVectorMultiAgentEnv:

@@ -1,4 +1,4 @@
-"""PPO's advantages and value targets as RLlib standardises them: the numbers of RLlib 2.60 on the same episodes."""
+"""PPO's advantages and value targets as RLlib standardizes them: the numbers of RLlib 2.60 on the same episodes."""
 
 from __future__ import annotations
 

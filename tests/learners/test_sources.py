@@ -238,7 +238,7 @@ def test_a_step_that_makes_the_loss_overflow_leaves_the_replay_buffer(kind: Any,
         assert len(buffer) == 8 * 20 - 1
         assert 9.0 not in drawn.columns["rewards"][drawn.step_slots()]
         if not options:
-            assert set(drawn.t_started.tolist()) == set(range(14)), "its neighbours are drawn"
+            assert set(drawn.t_started.tolist()) == set(range(14)), "its neighbors are drawn"
 
 
 def test_an_update_that_fails_keeps_what_it_found_in_the_replay_buffer() -> None:

@@ -1,4 +1,4 @@
-"""Multi-agent replay buffers: items are steps of a module's own agents; synchronised ones are of the same env steps."""
+"""Multi-agent replay buffers: items are steps of a module's own agents; synchronized ones are of the same env steps."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def shoot(shown: Any, name: str, **options: Any) -> None:
             image.convert("RGB").quantize(48).save(path, optimize=True)
 
 
-def colours(page: Any, selector: str) -> tuple[float, float]:
+def colors(page: Any, selector: str) -> tuple[float, float]:
     """Brightness of an element's text and of the page behind it, 0 to 255."""
     script = """element => [getComputedStyle(element).color, getComputedStyle(document.body).backgroundColor].map(
         text => text.match(/[\\d.]+/g).slice(0, 3).map(Number).reduce((a, b) => a + b) / 3)"""
@@ -104,7 +104,7 @@ def test_the_page_is_readable_in_light_and_dark_and_on_a_phone(
     served: Served, opened: Any, scheme: str, viewport: dict[str, int]
 ) -> None:
     page = opened(served, scheme, viewport)
-    text, paper = colours(page, "h2")
+    text, paper = colors(page, "h2")
     assert (text < 60 and paper > 200) if scheme == "light" else (text > 200 and paper < 60)
     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
     assert page.locator("#tiles dd").first.inner_text() == "250"

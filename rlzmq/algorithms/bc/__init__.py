@@ -1,4 +1,4 @@
-"""BC: behaviour cloning, the log-likelihood of recorded actions."""
+"""BC: behavior cloning, the log-likelihood of recorded actions."""
 
 from __future__ import annotations
 

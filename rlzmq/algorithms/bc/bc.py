@@ -9,6 +9,6 @@ __all__ = ["BC"]
 
 
 class BC(Algorithm):
-    """Behaviour cloning. A training step is one update on batches of recorded steps."""
+    """Behavior cloning. A training step is one update on batches of recorded steps."""
 
     config_class = BCConfig

@@ -1,4 +1,4 @@
-"""BCConfig: settings of behaviour cloning and their defaults."""
+"""BCConfig: settings of behavior cloning and their defaults."""
 
 from __future__ import annotations
 

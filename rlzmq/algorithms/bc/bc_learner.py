@@ -1,4 +1,4 @@
-"""BCLearner: maximises the log-likelihood of recorded actions."""
+"""BCLearner: maximizes the log-likelihood of recorded actions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["BCLearner"]
 
 
 class BCLearner(OfflineLearner):
-    """Trains modules with behaviour cloning on single recorded steps. Needs the column ``actions``."""
+    """Trains modules with behavior cloning on single recorded steps. Needs the column ``actions``."""
 
     def compute_loss_for_module(
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]

@@ -11,7 +11,7 @@ __all__ = ["NoisyLinear"]
 
 
 class NoisyLinear(nn.Linear):
-    """A linear layer whose weights are mean + σ · noise, with factorised Gaussian noise (equations 10 and 11).
+    """A linear layer whose weights are mean + σ · noise, with factorized Gaussian noise (equations 10 and 11).
 
     In training mode every forward pass samples new noise from torch's global generator. In evaluation mode there is no
     noise, unless `fix_noise` has set some.

@@ -36,7 +36,7 @@ def impala_loss_terms(
 
     Args:
         logp_B: Log-probability of the actions under the trained policy.
-        advantages_B: V-trace advantages, not standardised.
+        advantages_B: V-trace advantages, not standardized.
         values_B: Predictions of the trained value function.
         value_targets_B: V-trace targets.
         entropy_B: Entropy of the trained policy.

@@ -1,4 +1,4 @@
-"""MARWIL: imitates the better part of recorded behaviour."""
+"""MARWIL: imitates the better part of recorded behavior."""
 
 from __future__ import annotations
 

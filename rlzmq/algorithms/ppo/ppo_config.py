@@ -18,7 +18,7 @@ class PPOTrainingSettings(TrainingSettings):
 
     Args:
         use_critic: Whether to train a value function and use it as a baseline.
-        use_gae: Whether to use generalised advantage estimation (arXiv:1506.02438); needs the critic.
+        use_gae: Whether to use generalized advantage estimation (arXiv:1506.02438); needs the critic.
         lambda_: GAE's λ in [0, 1].
         use_kl_loss: Whether to add the KL divergence from the sampling policy to the trained policy to the loss.
         kl_coeff: Initial coefficient of that term. After each update it is multiplied by 1.5 if the divergence

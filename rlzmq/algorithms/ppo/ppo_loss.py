@@ -39,7 +39,7 @@ def ppo_policy_terms(
     Args:
         logp_B: Log-probability of the actions under the trained policy.
         old_logp_B: Log-probability under the policy that sampled them.
-        advantages_B: Advantages, standardised.
+        advantages_B: Advantages, standardized.
         entropy_B: Entropy of the trained policy.
         kl_B: KL divergence from the sampling policy to the trained one; None: no such term.
         clip_param: The surrogate's clip range around a probability ratio of 1.

@@ -1,4 +1,4 @@
-"""MeanStdFilter: normalises observations to running mean 0 and standard deviation 1."""
+"""MeanStdFilter: normalizes observations to running mean 0 and standard deviation 1."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _MOST = float(np.finfo(np.float32).max)
 
 
 class MeanStdFilter(ConnectorV2):
-    """Normalises observations by the statistics of all observations seen so far, separately for each agent.
+    """Normalizes observations by the statistics of all observations seen so far, separately for each agent.
 
     Box parts become float32 ``(x - mean) / std``, clipped; other parts are unchanged. The result is written back into
-    the episodes, so learners see it, too. The k-th observation of a call is normalised with statistics that include
+    the episodes, so learners see it, too. The k-th observation of a call is normalized with statistics that include
     it and those before it. If fewer than two observations have been seen, the deviation counts as 1.
 
-    Runners learn separately and are synchronised by `get_delta`, `merge_deltas` and `apply_merged_state` (or RLlib's
-    `merge_states`). The exchanged data are (count, mean, M2) of the observations since the last synchronisation. They
+    Runners learn separately and are synchronized by `get_delta`, `merge_deltas` and `apply_merged_state` (or RLlib's
+    `merge_states`). The exchanged data are (count, mean, M2) of the observations since the last synchronization. They
     are merged by the parallel-variance formula, so the merged filter equals one filter that saw all observations.
 
     Args:
@@ -66,7 +66,7 @@ class MeanStdFilter(ConnectorV2):
         self.clip_by_value = clip_by_value
         self._update_stats = update_stats
         self._box_indices: dict[Any, list[int]] = {}
-        # By agent id (DEFAULT_AGENT_ID in single-agent use): the statistics at the last synchronisation, those since
+        # By agent id (DEFAULT_AGENT_ID in single-agent use): the statistics at the last synchronization, those since
         # then, and both together.
         self._base: dict[Any, RunningStats] = {}
         self._delta: dict[Any, RunningStats] = {}
@@ -200,7 +200,7 @@ class MeanStdFilter(ConnectorV2):
     ) -> dict[str, Any]:
         """Return ``{agent_id: {"base": stats, "delta": stats, "total": stats}}``; single-agent: ``"default_agent"``.
 
-        `base` has the statistics at the last synchronisation, `delta` those since then, `total` both. Stats are
+        `base` has the statistics at the last synchronization, `delta` those since then, `total` both. Stats are
         ``{"num": int, "means": [arrays], "m2s": [arrays]}``, one array per Box part.
         """
         nothing = RunningStats()

@@ -1,4 +1,4 @@
-"""Generalised advantage estimation (arXiv:1506.02438, eq. 16) and discounted returns of many chunks at once."""
+"""Generalized advantage estimation (arXiv:1506.02438, eq. 16) and discounted returns of many chunks at once."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def discounted_suffix_sums(
 ) -> NDArray[np.float64]:
     """Compute ``y[t] = terms[t] + discount[t] * y[t + 1]`` within each chunk, for all chunks at once.
 
-    Pass k extends every row's sum from 2^k to 2^(k+1) terms, so a longest chunk of length L takes log2(L) vectorised
+    Pass k extends every row's sum from 2^k to 2^(k+1) terms, so a longest chunk of length L takes log2(L) vectorized
     passes instead of L Python steps.
 
     Args:
@@ -119,13 +119,13 @@ def standardize(advantages_N: NDArray[np.float32]) -> NDArray[np.float32]:
     if advantages_N.size == 0:
         return advantages_N
     wide = advantages_N.astype(np.float64)
-    centred = wide - wide.mean()
-    scaled: NDArray[np.float32] = (centred / max(_STD_FLOOR, float(wide.std()))).astype(np.float32)
+    centered = wide - wide.mean()
+    scaled: NDArray[np.float32] = (centered / max(_STD_FLOOR, float(wide.std()))).astype(np.float32)
     return scaled
 
 
 class GeneralAdvantageEstimation(WholeBatchEstimator):
-    """Adds ``advantages`` (standardised) and ``value_targets``, float32 tensors (arXiv:1506.02438).
+    """Adds ``advantages`` (standardized) and ``value_targets``, float32 tensors (arXiv:1506.02438).
 
     Values come from one batched ``rl_module[module_id].compute_values(batch[module_id])`` per module; see
     `WholeBatchEstimator`. Extra and padded rows get zeros.

@@ -34,7 +34,7 @@ def is_image(space: gym.spaces.Box) -> bool:
 def image_layout(shape: tuple[int, ...]) -> tuple[bool, int, int, int]:
     """Return ``(channels come first, height, width, channels)`` of an image's shape.
 
-    Images are ``[height, width, channels]``, as in Gymnasium. ``[channels, height, width]`` is recognised if the first
+    Images are ``[height, width, channels]``, as in Gymnasium. ``[channels, height, width]`` is recognized if the first
     number is at most 16 and the others are larger (stacked grey frames).
     """
     if len(shape) == 2:

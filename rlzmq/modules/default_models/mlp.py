@@ -54,10 +54,10 @@ def activation_function(name: str | None, setting: str = "activation") -> Callab
 
 
 def initialize(tensor: Tensor, initializer: Any, kwargs: dict[str, Any] | None, setting: str) -> None:
-    """Initialise a parameter: by a name in ``torch.nn.init``, by a function, or (None) not at all.
+    """Initialize a parameter: by a name in ``torch.nn.init``, by a function, or (None) not at all.
 
     Raises:
-        ConfigurationError: There is no such initialiser.
+        ConfigurationError: There is no such initializer.
     """
     if initializer is None:
         return
@@ -91,10 +91,10 @@ class MLP(nn.Module):
         input_dim: Number of features per row.
         hiddens: Widths of the layers.
         activation: Name of the activation after each layer.
-        use_layernorm: Whether to normalise before each activation.
+        use_layernorm: Whether to normalize before each activation.
         output_dim: Width of an additional linear layer; None: no such layer.
         output_scale: Factor for that layer's initial weights.
-        config: Provides the initialisers, under ``prefix``.
+        config: Provides the initializers, under ``prefix``.
         prefix: "fcnet", "head_fcnet", "fusionnet".
     """
 

@@ -25,7 +25,7 @@ def sample_categorical(log_probs: Tensor, generator: torch.Generator | None = No
     """Sample one index per row, never one with log-probability -inf.
 
     Args:
-        log_probs: Normalised log-probabilities, float ``[..., K]``.
+        log_probs: Normalized log-probabilities, float ``[..., K]``.
         generator: Random generator; None: torch's global generator.
 
     Returns:
@@ -46,7 +46,7 @@ def sample_categorical(log_probs: Tensor, generator: torch.Generator | None = No
 
 
 class TorchCategorical(Distribution):
-    """One of K choices per row, from unnormalised log-probabilities ``[..., K]``.
+    """One of K choices per row, from unnormalized log-probabilities ``[..., K]``.
 
     Actions are int64 ``[...]`` in ``start … start + K - 1`` (``start`` is 0 unless the action space defines another). A
     logit of -inf, or of the lowest float, masks its choice.
@@ -78,7 +78,7 @@ class TorchCategorical(Distribution):
 
     @property
     def log_probs(self) -> Tensor:
-        """Normalised log-probabilities, ``[..., K]``."""
+        """Normalized log-probabilities, ``[..., K]``."""
         log_probs = self._log_probs
         if log_probs is None:
             log_probs = self._log_probs = torch.log_softmax(self.logits, -1)

@@ -39,7 +39,7 @@ def action_dist_cls_for(space: gym.Space[Any] | None, *, where: str = "module") 
     ========================  ==========================================================
 
     Args:
-        space: The action space (of one agent, not vectorised).
+        space: The action space (of one agent, not vectorized).
         where: Name of the user of the distribution, for error messages, e.g. ``"module 'policy_1'"``.
 
     Raises:

@@ -11,7 +11,7 @@
 Guarantees. An accepted fragment is trained exactly once in a lineage, or dropped with a counted reason;
 ``sampled = trained + dropped + pending`` always holds. Every rank trains exactly its share of a batch. Weights versions
 increase per generation. Any peer, and the broker itself, may die, come back, or lose, repeat and reorder messages:
-unanswered messages are sent again, repeated ones are recognised, and a new broker rebuilds its ledger from the data of
+unanswered messages are sent again, repeated ones are recognized, and a new broker rebuilds its ledger from the data of
 runners, learners and the driver.
 """
 

@@ -1,4 +1,4 @@
-"""Intake of fragments: each one is accepted once, recognised as a duplicate, or refused with a reason.
+"""Intake of fragments: each one is accepted once, recognized as a duplicate, or refused with a reason.
 
 ```
  FRAGMENT ─► from its own runner? ─► plausible? ─► its lease ends ─► new, valid, of this lineage, room? ─► ledger

@@ -179,7 +179,7 @@ def find_chunks(
         return table if num_steps > 1 or not begin.any() else table.select(table.length > 0)
     # (step, env) of every episode end, sorted by step, then env
     end_step, end_env = np.nonzero(done)
-    # The same, sorted by env, then step, so that consecutive ends of one env are neighbours.
+    # The same, sorted by env, then step, so that consecutive ends of one env are neighbors.
     by_env = np.lexsort((end_step, end_env))
     env, step = end_env[by_env], end_step[by_env]
     begin = np.empty_like(step)

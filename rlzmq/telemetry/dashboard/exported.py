@@ -67,7 +67,7 @@ _STATES = {"s": "sampling", "i": "waiting", "u": "suspect", "g": "gone"}  # by l
 
 
 def metrics_of(runs: Sequence[WatchedRun]) -> list[Metric]:
-    """Return the metrics of runs, labelled with ``run``, the run's name on the page."""
+    """Return the metrics of runs, labeled with ``run``, the run's name on the page."""
     metrics = [
         Metric(name, kind, about, _by_run(runs, functools.partial(_in_result, path)))
         for name, kind, about, path in _OF_RESULTS

@@ -37,7 +37,7 @@ class PopulationBasedTraining(TrialScheduler):
             ``tune.loguniform(1e-5, 1e-3)``, or a function that returns a value.
         quantile_fraction: Fraction of the trials that counts as good, and as bad; at most 0.5.
         resample_probability: Probability of drawing a value from the list or search object. Otherwise a value
-            of a list moves to a neighbour, and a number is multiplied.
+            of a list moves to a neighbor, and a number is multiplied.
         perturbation_factors: The two factors; products stay within a search object's bounds.
         custom_explore_fn: Called with the changed values by path; returns the values to use.
         synch: Must be False: trials do not wait for each other.

@@ -1,6 +1,6 @@
 // A curve chart: several runs with their spread, drawn by uPlot from points that the server made for its width.
 
-import { colour, element, number, seconds, short } from "./format.js";
+import { color, element, number, seconds, short } from "./format.js";
 
 const HEIGHT = 240;
 const ZOOM = 0.5;
@@ -28,7 +28,7 @@ export class Chart {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 
-  /** Show these runs: [{id, label, colour}], over an x axis. */
+  /** Show these runs: [{id, label, color}], over an x axis. */
   async show(runs, x) {
     if (x !== this.x) this.range = null;
     this.runs = runs;
@@ -61,7 +61,7 @@ export class Chart {
     const bands = [];
     const hasSpread = this.y === "mean" && shown.length <= MOST_BANDS;
     shown.forEach((run, index) => {
-      const stroke = colour(run.colour);
+      const stroke = color(run.color);
       const curve = curves[index];
       if (hasSpread) {
         bands.push({ series: [series.length, series.length + 1], fill: faint(stroke) });
@@ -72,7 +72,7 @@ export class Chart {
       series.push({ spanGaps: true, stroke, width: 1.5, points: { show: x.length < 3, size: 6 }, label: run.label });
       columns.push(curve.mean);
     });
-    const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
+    const axis = { stroke: color("--soft"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false } };
     const format = this.x === "time" ? (_, values) => values.map((value) => seconds(value)) : (_, values) => values.map(short);
     const options = {
       width: this.plotPlace.clientWidth || 800,

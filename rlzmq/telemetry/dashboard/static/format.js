@@ -40,7 +40,7 @@ export function element(name, attributes = {}, ...children) {
   return made;
 }
 
-/** The value of a colour of the style sheet, for canvases. */
-export function colour(name) {
+/** The value of a color of the style sheet, for canvases. */
+export function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }

@@ -1,4 +1,4 @@
-// The grid of runners: a cell per runner, coloured and marked by its state; arrow keys move through it.
+// The grid of runners: a cell per runner, colored and marked by its state; arrow keys move through it.
 
 import { element, number } from "./format.js";
 

@@ -29,7 +29,7 @@ export function chosen() {
 export function curves() {
   const shown = rows.filter((run) => run.id === chosen() || drawn.get(run.id));
   shown.sort((a, b) => (b.id === chosen()) - (a.id === chosen()));
-  return shown.map((run) => ({ id: run.id, label: run.label, colour: colourOf(run.id) }));
+  return shown.map((run) => ({ id: run.id, label: run.label, color: colorOf(run.id) }));
 }
 
 /** Show another run, by its label. */
@@ -45,7 +45,7 @@ export function chosenRow() {
   return rows.find((run) => run.id === chosen());
 }
 
-function colourOf(id) {
+function colorOf(id) {
   return `--c${rows.findIndex((run) => run.id === id) % COLOURS}`;
 }
 
@@ -80,7 +80,7 @@ function rebuild() {
       onChange(false);
     });
     const swatch = element("span", { class: "swatch", "aria-hidden": "true" });
-    swatch.style.background = `var(${colourOf(run.id)})`;
+    swatch.style.background = `var(${colorOf(run.id)})`;
     return element("tr", {}, element("td", {}, element("label", {}, box, " ", swatch, run.label)),
       ...[...HEADINGS, ...settings].slice(1).map((_, index) => element("td", { class: isText(index + 1) ? "text" : null })));
   }));
