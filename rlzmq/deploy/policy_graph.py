@@ -26,7 +26,7 @@ from rlzmq.episodes.columns import Columns
 __all__ = ["FlatPolicyGraph", "GraphOutputs", "PolicyGraph", "Port", "zeros_of"]
 
 # A class that overrides one of these, but not `to_torch`, behaves differently from its inherited `to_torch`.
-_BEHAVIOUR = ("__call__", "transform_observations", "preprocess", "apply_vectorized")
+_BEHAVIOR = ("__call__", "transform_observations", "preprocess", "apply_vectorized")
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def _is_current(piece: ConnectorV2) -> bool:
     for cls in type(piece).__mro__:
         if "to_torch" in vars(cls):
             return True
-        if any(name in vars(cls) for name in _BEHAVIOUR):
+        if any(name in vars(cls) for name in _BEHAVIOR):
             return False
     return False
 

@@ -34,7 +34,7 @@ def test_appo_clips_against_the_target_policy() -> None:
     terms = appo_policy_terms(
         logp_B=logs["logp"],
         target_logp_B=logs["target"],
-        behaviour_logp_B=logs["target"],
+        behavior_logp_B=logs["target"],
         advantages_B=torch.tensor([1.0, -1.0, 2.0, 100.0]),
         clip_param=0.4,
         mask_B=torch.tensor([True, True, True, False]),
@@ -49,7 +49,7 @@ def test_appo_bounds_the_ratio_of_sampling_and_target_policy() -> None:
     terms = appo_policy_terms(
         logp_B=torch.log(torch.tensor([0.2])),
         target_logp_B=torch.log(torch.tensor([0.2])),
-        behaviour_logp_B=torch.log(torch.tensor([0.8])),
+        behavior_logp_B=torch.log(torch.tensor([0.8])),
         advantages_B=torch.tensor([1.0]),
         clip_param=0.4,
     )

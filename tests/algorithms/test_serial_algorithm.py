@@ -106,7 +106,7 @@ async def test_the_async_face_gives_the_same_weights() -> None:
         assert_equal_weights(asynchronous, weights_of(algo))
 
 
-def test_a_checkpoint_brings_back_weights_optimiser_and_counters(tmp_path: Path) -> None:
+def test_a_checkpoint_brings_back_weights_optimizer_and_counters(tmp_path: Path) -> None:
     with small().build() as algo:
         for _ in range(2):
             algo.train()

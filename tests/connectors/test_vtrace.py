@@ -41,7 +41,7 @@ def test_vtrace_equals_the_loop(lengths: list[int], bars: tuple[Any, ...], seed:
     bootstrap = rng.normal(size=len(lengths)) * rng.integers(0, 2, len(lengths))
     rho_bar, c_bar, pg_bar = bars
     advantages, targets = compute_vtrace(
-        behaviour_logp_N=behavior,
+        behavior_logp_N=behavior,
         target_logp_N=target,
         rewards_N=rewards,
         values_N=values,
@@ -63,7 +63,7 @@ def test_vtrace_equals_the_loop(lengths: list[int], bars: tuple[Any, ...], seed:
 
 def on_policy(bootstrap: float, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
     arguments: dict[str, Any] = {
-        "behaviour_logp_N": np.zeros(4),
+        "behavior_logp_N": np.zeros(4),
         "target_logp_N": np.zeros(4),
         "rewards_N": np.ones(4),
         "values_N": np.full(4, 10.0),
@@ -85,7 +85,7 @@ def test_a_truncated_chunk_bootstraps_and_a_terminated_one_does_not() -> None:
 def test_hand_computed_ratios() -> None:
     # ratios 2 (clipped to 1) and 0.5; V = 1, 2; r = 1, 1; gamma = 0.5; bootstrap 4
     advantages, targets = compute_vtrace(
-        behaviour_logp_N=np.log([0.25, 0.5]),
+        behavior_logp_N=np.log([0.25, 0.5]),
         target_logp_N=np.log([0.5, 0.25]),
         rewards_N=[1.0, 1.0],
         values_N=[1.0, 2.0],

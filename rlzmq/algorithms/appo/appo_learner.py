@@ -64,7 +64,7 @@ class APPOLearner(AdaptiveKLLearner, IMPALALearner, TargetNetworkUpdates):
         terms = appo_policy_terms(
             logp_B=dist.logp(actions),
             target_logp_B=target_dist.logp(actions),
-            behaviour_logp_B=batch[Columns.ACTION_LOGP],
+            behavior_logp_B=batch[Columns.ACTION_LOGP],
             advantages_B=batch[Columns.ADVANTAGES],
             clip_param=settings.clip_param,
             mask_B=mask,

@@ -16,7 +16,7 @@ from rlzmq.learners.masked import masked_mean
 __all__ = ["APPOPolicyTerms", "appo_policy_terms"]
 
 # Bound of μ / π̄, the ratio of the sampling policy to the target network's policy.
-_MAX_BEHAVIOUR_RATIO = 2.0
+_MAX_BEHAVIOR_RATIO = 2.0
 
 
 class APPOPolicyTerms(NamedTuple):
@@ -31,7 +31,7 @@ def appo_policy_terms(
     *,
     logp_B: Tensor,
     target_logp_B: Tensor,
-    behaviour_logp_B: Tensor,
+    behavior_logp_B: Tensor,
     advantages_B: Tensor,
     clip_param: float,
     mask_B: Tensor | None = None,
@@ -41,13 +41,13 @@ def appo_policy_terms(
     Args:
         logp_B: Log-probability of the actions under the trained policy π.
         target_logp_B: Log-probability under the target network's policy π̄.
-        behaviour_logp_B: Log-probability under the policy μ that sampled them.
+        behavior_logp_B: Log-probability under the policy μ that sampled them.
         advantages_B: V-trace advantages.
         clip_param: The surrogate's clip range around 1.
         mask_B: Whether entries are real; None: all.
     """
-    is_B = torch.exp(behaviour_logp_B - target_logp_B).clamp(0.0, _MAX_BEHAVIOUR_RATIO)
-    ratio_B = is_B * torch.exp(logp_B - behaviour_logp_B)
+    is_B = torch.exp(behavior_logp_B - target_logp_B).clamp(0.0, _MAX_BEHAVIOR_RATIO)
+    ratio_B = is_B * torch.exp(logp_B - behavior_logp_B)
     clipped_B = ratio_B.clamp(1.0 - clip_param, 1.0 + clip_param)
     surrogate_B = torch.minimum(ratio_B * advantages_B, clipped_B * advantages_B)
     mean_is = masked_mean(is_B, mask_B)

@@ -23,7 +23,7 @@ _TARGET_LOGP = "target_logp"
 @np.errstate(over="ignore", invalid="ignore")
 def compute_vtrace(
     *,
-    behaviour_logp_N: ArrayLike,
+    behavior_logp_N: ArrayLike,
     target_logp_N: ArrayLike,
     rewards_N: ArrayLike,
     values_N: ArrayLike,
@@ -46,7 +46,7 @@ def compute_vtrace(
     loop over rows.
 
     Args:
-        behaviour_logp_N: log μ(a|x) of the sampling policy, [N], one chunk after the other.
+        behavior_logp_N: log μ(a|x) of the sampling policy, [N], one chunk after the other.
         target_logp_N: log π(a|x) of the evaluated policy, [N].
         rewards_N: Rewards, [N].
         values_N: V of the observations that were acted on, [N].
@@ -65,7 +65,7 @@ def compute_vtrace(
     """
     lengths = np.asarray(lengths_C, np.int64)
     arrays = {
-        "behaviour_logp": np.asarray(behaviour_logp_N, np.float64),
+        "behavior_logp": np.asarray(behavior_logp_N, np.float64),
         "target_logp": np.asarray(target_logp_N, np.float64),
         "rewards": np.asarray(rewards_N, np.float64),
         "values": np.asarray(values_N, np.float64),
@@ -84,7 +84,7 @@ def compute_vtrace(
         )
     values, rewards = arrays["values"], arrays["rewards"]
     ends = np.cumsum(lengths) - 1
-    ratios = np.exp(arrays["target_logp"] - arrays["behaviour_logp"])
+    ratios = np.exp(arrays["target_logp"] - arrays["behavior_logp"])
     deltas = _clipped(ratios, clip_rho_threshold) * (
         rewards + gamma * _shifted(values, ends, bootstrap) - values
     )
@@ -156,7 +156,7 @@ class VTrace(WholeBatchEstimator):
     def estimate(self, rows: ChunkRows) -> dict[str, NDArray[np.float32]]:
         values_N, real_N = rows.columns[Columns.VF_PREDS], rows.real_N
         estimates = compute_vtrace(
-            behaviour_logp_N=rows.columns[Columns.ACTION_LOGP][real_N],
+            behavior_logp_N=rows.columns[Columns.ACTION_LOGP][real_N],
             target_logp_N=rows.columns[_TARGET_LOGP][real_N],
             rewards_N=rows.columns[Columns.REWARDS][real_N],
             values_N=values_N[real_N],
