@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +33,7 @@ _HINT_AFTER_STEPS = (
     2000  # number of steps per environment without an episode end after which a hint is logged
 )
 _MAX_CURVE = 10_000  # maximum number of iterations in a result's plot
+NUM_LAGS = 20  # number of entries of `policy_lag/num_env_steps`; the last one counts all larger lags, too
 _SUMMED = ("num_env_steps_trained", "num_module_steps_trained", "num_env_steps_trained_lifetime")
 
 
@@ -77,7 +78,7 @@ class ResultBuilder:
         self._learners: dict[str, Any] = {}
         self._learner_metrics = MetricsLogger(stats_cls_lookup=config.custom_stats_cls_lookup)
         self._timers: dict[str, list[float]] = {}
-        self._lags: list[tuple[int, int]] = []
+        self._steps_by_lag: Counter[int] = Counter()
         self._curve: deque[tuple[int, float]] = deque(maxlen=_MAX_CURVE)
         self._start = time.perf_counter()
         self._run_start = self._start
@@ -92,7 +93,7 @@ class ResultBuilder:
         """Begin a new iteration."""
         self._start = time.perf_counter()
         self._timers = {}
-        self._lags = []
+        self._steps_by_lag.clear()
         self._num_training_step_calls = 0
         self._num_steps_before = self.num_env_steps_lifetime
 
@@ -110,7 +111,7 @@ class ResultBuilder:
         self.add_fragments(report.fragments)
         self.add_learner_results(report.learner_results, report.num_env_steps_trained)
         self._weights_version = report.weights_version
-        self._lags.append(report.policy_lag)
+        self._steps_by_lag.update(report.steps_by_lag)
         names = {"sample": "env_runner_sampling_timer", "learn": "learner_update_timer"}
         for name, seconds in report.timers.items():
             self.add_timer(names.get(name, name), seconds)
@@ -189,14 +190,6 @@ class ResultBuilder:
         env_runners["weights_seq_no"] = self._weights_version
         timers = {name: sum(values) / len(values) for name, values in self._timers.items()}
         timers["training_iteration"] = elapsed
-        lag: dict[str, Any] = {}
-        if self._lags:
-            newest, oldest = zip(*self._lags, strict=True)
-            lag = {
-                "min": min(newest),
-                "mean": (sum(newest) + sum(oldest)) / (2 * len(newest)),
-                "max": max(oldest),
-            }
         result = Result(
             {
                 "training_iteration": iteration,
@@ -208,7 +201,7 @@ class ResultBuilder:
                 "env_runners": env_runners,
                 "learners": self._learners,
                 "timers": timers,
-                "policy_lag": lag,
+                "policy_lag": self._lag(),
                 "fault_tolerance": dict(fault_tolerance),
                 "accounting": accounting.to_dict(),
             }
@@ -224,6 +217,18 @@ class ResultBuilder:
         self._curve.append((num_steps, env_runners.get("episode_return_mean", math.nan)))
         result.curve = tuple(self._curve)
         return result
+
+    def _lag(self) -> dict[str, Any]:
+        """Return the distribution of the lags of the iteration's trained env steps; {} if there are none."""
+        steps = self._steps_by_lag
+        if not steps:
+            return {}
+        largest = max(steps)
+        counts = [0] * min(largest + 1, NUM_LAGS)
+        for lag, num_steps in steps.items():
+            counts[min(lag, NUM_LAGS - 1)] += num_steps
+        mean = sum(lag * num_steps for lag, num_steps in steps.items()) / steps.total()
+        return {"min": min(steps), "mean": mean, "max": largest, "num_env_steps": counts}
 
     def _hint_at_endless_episodes(self) -> None:
         num_steps = self.episodes.num_env_steps_lifetime

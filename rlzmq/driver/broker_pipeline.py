@@ -352,6 +352,8 @@ class BrokerPipeline:
         results = self._reader.open_results(report.results)
         self.accounting.note_sources(results)
         self._note_work(report)
+        versions = zip(report.report.versions, report.report.version_steps, strict=True)
+        steps_by_lag = {update_id - version: num_steps for version, num_steps in versions}
         if faults.is_recording:
             faults.record(
                 "report",
@@ -359,7 +361,7 @@ class BrokerPipeline:
                 generation=report.report.generation,
                 steps=report.report.num_env_steps,
                 trained=report.report.num_kept_steps,
-                lag=update_id - report.report.oldest_version,
+                lag=max(steps_by_lag, default=0),
                 max_lag=self._max_lag(),
                 fragments=[[str(fragment), num_steps] for fragment, num_steps, _ in fragments],
                 accounting=self.accounting.to_dict(),
@@ -375,7 +377,7 @@ class BrokerPipeline:
                 "sample": report.report.sampling_s,
                 "learn": report.report.training_s,
             },
-            policy_lag=(update_id - report.report.newest_version, update_id - report.report.oldest_version),
+            steps_by_lag=steps_by_lag,
         )
 
     def _max_lag(self) -> int:

@@ -79,6 +79,7 @@ class SerialPipeline:
                 "learn": trained - sampled,
                 "synch_weights": time.perf_counter() - trained,
             },
+            steps_by_lag={0: num_steps} if num_steps else {},
         )
 
     async def settle(self) -> list[UpdateResult]:

@@ -23,7 +23,8 @@ class UpdateResult:
         fragments: Metadata of the fragments that arrived for it (episode metrics, counts, …).
         num_env_steps_trained: Env steps trained over all ranks. A replayed step counts each time.
         timers: Seconds by stage: "sample", "learn", and "synch_weights" or "update".
-        policy_lag: Lag of the newest and of the oldest step behind the update's version, in weights versions.
+        steps_by_lag: Env steps by lag: by how many weights versions they are older than the version that the update
+            starts from.
     """
 
     update_id: int
@@ -32,7 +33,7 @@ class UpdateResult:
     fragments: list[dict[str, Any]]
     num_env_steps_trained: int
     timers: dict[str, float] = field(default_factory=dict)
-    policy_lag: tuple[int, int] = (0, 0)
+    steps_by_lag: dict[int, int] = field(default_factory=dict)
 
 
 class Accounting:

@@ -82,7 +82,7 @@ class Learner(LearnerHooks):
     Subclasses define `compute_loss_for_module` and may override other hooks.
 
     Example:
-        >>> learner = PPOTorchLearner(config=config, module_spec=config.get_multi_rl_module_spec(env=env))
+        >>> learner = PPOLearner(config=config, module_spec=config.get_multi_rl_module_spec(env=env))
         >>> learner.build()
         >>> learner.update(episodes=env_runner.sample(num_episodes=3))["default_policy"]["policy_loss"]
 
@@ -613,4 +613,10 @@ class Learner(LearnerHooks):
 
 
 class TorchLearner(Learner):
-    """An alias of `Learner` as a separate class, so that mix-ins of `Learner` may follow it in a list of bases."""
+    """Base class of learners that define a loss. `Learner` is that of mix-ins, which may follow in a list of bases.
+
+    Example::
+
+        class LogsGradients(Learner): ...
+        class MyLearner(TorchLearner, LogsGradients): ...
+    """

@@ -39,7 +39,7 @@ def check_acting_outputs(module: RLModule) -> None:
     Raises:
         ConfigurationError: A column is missing, or does not have the shape or type that its space needs.
     """
-    trial = _Trial.of(module, num_steps=1)
+    trial = _TrialCall.of(module, num_steps=1)
     if trial is None or (outputs := trial.run("_forward_exploration", t=0)) is None:
         return
     try:
@@ -61,7 +61,7 @@ def check_training_outputs(module: RLModule, *, with_values: bool) -> None:
     Raises:
         ConfigurationError: A column is missing, or does not have the shape or type that its space needs.
     """
-    trial = _Trial.of(module, num_steps=2)
+    trial = _TrialCall.of(module, num_steps=2)
     if trial is None or not isinstance(outputs := trial.run("_forward_train"), Mapping):
         return
     trial.check_dist_inputs(outputs, "_forward_train")
@@ -69,7 +69,7 @@ def check_training_outputs(module: RLModule, *, with_values: bool) -> None:
         trial.check_values(outputs.get(Columns.EMBEDDINGS))
 
 
-class _Trial:
+class _TrialCall:
     """A copy of a module, and a batch for it.
 
     Attributes:
@@ -83,7 +83,7 @@ class _Trial:
         self._batch = batch
 
     @classmethod
-    def of(cls, module: RLModule, *, num_steps: int) -> _Trial | None:
+    def of(cls, module: RLModule, *, num_steps: int) -> _TrialCall | None:
         """Return a trial; None for the library's own modules, or if there is no input to try."""
         module = module.unwrapped()
         if type(module).__module__.startswith("rlzmq.modules.default_models"):

@@ -233,6 +233,8 @@ def parse_report(message: UpdateReport, payload: tuple[Buffer, ...]) -> Report:
     """
     if len(payload) != 8:
         raise MalformedFrameError(f"a report has 8 payload frames, got {len(payload)}")
+    if len(message.versions) != len(message.version_steps):
+        raise MalformedFrameError("a report has as many numbers of env steps as weights versions")
     ranges, metas = unpack_ranges(payload[:2]), unpack_blobs(payload[2:4])
     if len(ranges) != len(metas):
         raise MalformedFrameError(f"a report of {len(ranges)} fragments came with {len(metas)} metas")

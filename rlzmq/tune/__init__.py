@@ -16,7 +16,7 @@ from rlzmq.config.search_space import (
     uniform,
 )
 from rlzmq.envs.registry import register_env
-from rlzmq.tune.result_grid import Result, ResultGrid, TuneError
+from rlzmq.tune.result_grid import Result, ResultGrid, TrialError, TuneError
 from rlzmq.tune.schedulers import create_scheduler
 from rlzmq.tune.search import create_searcher
 from rlzmq.tune.session import (
@@ -43,6 +43,7 @@ __all__ = [
     "RunConfig",
     "Stopper",
     "Trainable",
+    "TrialError",
     "TuneConfig",
     "TuneError",
     "Tuner",

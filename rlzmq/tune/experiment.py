@@ -34,7 +34,7 @@ from rlzmq.core.seeding import derive_seed
 from rlzmq.telemetry.metric_paths import number_at
 from rlzmq.telemetry.view import View
 from rlzmq.tune.config_paths import TrialConfig, resolve, with_values
-from rlzmq.tune.result_grid import Result, ResultGrid, TuneError
+from rlzmq.tune.result_grid import Result, ResultGrid, TrialError
 from rlzmq.tune.schedulers.base import CONTINUE, Decision, FIFOScheduler, TrialScheduler
 from rlzmq.tune.schedulers.pbt import PopulationBasedTraining
 from rlzmq.tune.search.base import BasicVariantGenerator
@@ -477,7 +477,7 @@ class Experiment:
             path = Path(ended.path)
             trial = own.get(ended.index)
             if not (path / "params.json").is_file():  # on another machine
-                error = TuneError(ended.error) if ended.error else None
+                error = TrialError(ended.error) if ended.error else None
                 results.append(Result(ended.result, {}, ended.path, error if trial is None else trial.error))
                 continue
             result = Result.from_path(path)

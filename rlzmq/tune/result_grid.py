@@ -16,13 +16,17 @@ from rlzmq.telemetry.metric_paths import Mode, check_mode, flatten, number_at, v
 from rlzmq.tune.session import Checkpoint
 from rlzmq.tune.trial import read_checkpoints, read_results
 
-__all__ = ["Result", "ResultGrid", "TuneError"]
+__all__ = ["Result", "ResultGrid", "TrialError", "TuneError"]
 
 _SCOPES = ("last", "all", "avg", "last-5-avg", "last-10-avg")
 
 
 class TuneError(RlzmqError, RuntimeError):
-    """A trial failed in an earlier process, and only its error's text is left; or no trial has the metric."""
+    """A search cannot return what was requested, e.g. the best trial by a metric that no trial has."""
+
+
+class TrialError(RlzmqError, RuntimeError):
+    """The error that ended a trial, of which only the text is left: the traceback."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Result:
             metrics=results[-1] if results else {},
             config=json.loads((folder / "params.json").read_text(encoding="utf-8")),
             path=str(folder),
-            error=TuneError(error.read_text(encoding="utf-8")) if error.is_file() else None,
+            error=TrialError(error.read_text(encoding="utf-8")) if error.is_file() else None,
             best_checkpoints=_checkpoints(folder),
         )
 

@@ -65,6 +65,8 @@ class UpdateReport(WireMessage):
             in replay buffers; may be negative.
         num_trained_steps: Number of steps trained by all ranks, counting repetitions.
         accounting, dropped: Env steps over the lifetimes of this and earlier brokers.
+        versions: Weights versions with which the batch was sampled, ascending, as far as its fragments are known.
+        version_steps: Env steps sampled with each of them.
         sampling_s: Time from OPEN_UPDATE until the batch was complete.
         training_s: Time from then to the commit.
     """
@@ -78,8 +80,8 @@ class UpdateReport(WireMessage):
     num_trained_steps: int
     accounting: dict[str, int]
     dropped: dict[str, int]
-    oldest_version: int
-    newest_version: int
+    versions: tuple[int, ...]
+    version_steps: tuple[int, ...]
     sampling_s: float = 0.0
     training_s: float = 0.0
 

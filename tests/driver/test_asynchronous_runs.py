@@ -31,8 +31,14 @@ def check(result: dict[str, Any], staleness: int) -> None:
     assert account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
     assert account["trained"] <= result["num_env_steps_trained_lifetime"], "APPO trains some of them twice"
     assert account["trained"] % BATCH == 0
-    assert 0 <= result["policy_lag"]["min"] <= result["policy_lag"]["mean"] <= result["policy_lag"]["max"]
-    assert result["policy_lag"]["max"] <= staleness
+    lag = result["policy_lag"]
+    assert 0 <= lag["min"] <= lag["mean"] <= lag["max"] <= staleness
+    steps = lag["num_env_steps"]
+    assert sum(steps) % BATCH == 0
+    assert sum(steps) > 0
+    assert next(index for index, count in enumerate(steps) if count) == lag["min"]
+    assert len(steps) == lag["max"] + 1
+    assert lag["mean"] == pytest.approx(sum(index * count for index, count in enumerate(steps)) / sum(steps))
 
 
 @pytest.mark.parametrize(("config_class", "num_learners"), [(IMPALAConfig, 1), (APPOConfig, 2)])

@@ -426,18 +426,18 @@ def test_what_the_driver_has_reports_of_is_not_held_again():
     assert bench.state.receipts.may_forget("uuid-runner", 1).is_committed(0)
 
 
-def test_a_report_names_the_oldest_and_the_newest_version_trained():
+def test_a_report_counts_the_trained_steps_by_their_weights_version():
     bench = Bench()
     bench.ready_run(batch=40, staleness=4, max_policy_lag=4)
     bench.runner()
     for version in (3, 5):
         bench.weights(version)
-    bench.fragment(version=3)
+    bench.fragment(version=3, steps=15)
     bench.send("driver", OpenUpdate(0, 40, 1, 0, staleness=9, max_policy_lag=-1))
-    bench.fragment(version=5)
+    bench.fragment(version=5, steps=30)
     out = bench.done(bench.make_ready())
     (report,) = [item.message for item in out if isinstance(getattr(item, "message", None), UpdateReport)]
-    assert (report.oldest_version, report.newest_version) == (3, 5)
+    assert (report.versions, report.version_steps) == ((3, 5), (15, 25))
 
 
 def test_a_shard_is_not_refused_any_more_once_it_is_being_trained():

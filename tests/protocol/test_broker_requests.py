@@ -306,7 +306,7 @@ def test_of_a_plan_of_another_broker_all_time_is_that_of_sampling():
     bench.send("learner-0", UpdateDone(0, 77, 1, 0, 1, True, 20), (b"r", *pack_ranges([_range(0)])))
     (report,) = bench.sent("driver", UpdateReport)
     assert (report.sampling_s, report.training_s) == (5.0, 0.0)
-    assert (report.oldest_version, report.newest_version) == (0, 0), "of what is not here nothing is known"
+    assert (report.versions, report.version_steps) == ((), ()), "of what is not here nothing is known"
 
 
 def test_results_come_in_the_order_of_ranks_whoever_was_first():

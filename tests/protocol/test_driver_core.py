@@ -38,8 +38,8 @@ def _report(core, update_id=0, watermarks=(), dropped=None, accounting=None, **f
         num_trained_steps=10,
         accounting=counts,
         dropped=dropped or {},
-        oldest_version=0,
-        newest_version=0,
+        versions=(0,),
+        version_steps=(10,),
         **fields,
     )
     marks = [
@@ -247,11 +247,13 @@ def test_a_driver_that_leaves_says_goodbye_and_does_nothing_any_more():
 
 @pytest.mark.parametrize("num_metas", [0, 2])
 def test_a_report_that_does_not_fit_together_is_refused(num_metas):
-    message = m.UpdateReport(5, -1, 0, 1, True, 10, 10, {}, {}, 0, 0)
+    message = m.UpdateReport(5, -1, 0, 1, True, 10, 10, {}, {}, (0,), (10,))
     fragments = pack_ranges([FragmentRange(FragmentId("a", 1, 0), 0, 5)])
     rest = (*pack_blobs([b"m"] * num_metas), *pack_blobs([]), *pack_ranges([]))
     with pytest.raises(WireError, match=f"1 fragments came with {num_metas} metas"):
         parse_report(message, (*fragments, *rest))
+    with pytest.raises(WireError, match="as many numbers of env steps as weights versions"):
+        parse_report(dataclasses.replace(message, versions=(0, 1)), (*fragments, *rest))
     with pytest.raises(WireError, match="8 payload frames, got 7"):
         parse_report(message, (*fragments, *rest)[:7])
 

@@ -390,7 +390,7 @@ def _update(update_id: int) -> m.OpenUpdate:
 
 def _report(core, update_id, broker=5, min_generation=-1, trained=10):
     counts = {"sampled": trained, "trained": trained, "pending": 0}
-    message = m.UpdateReport(broker, min_generation, update_id, 1, 10, 10, 10, counts, {}, 0, 0)
+    message = m.UpdateReport(broker, min_generation, update_id, 1, 10, 10, 10, counts, {}, (0,), (10,))
     fragments = [FragmentRange(m.FragmentId("r", 1, update_id), 0, 10)]
     watermarks = [FragmentRange(m.FragmentId("r", 1, update_id + 1), 0, 0)]
     payload = (
@@ -473,7 +473,7 @@ def test_watermarks_of_runners_that_are_gone_are_forgotten():
     _report(core, 0)
     core.open_update(_update(1))
     gone = [FragmentRange(m.FragmentId("r", 1, 0), 0, 1), FragmentRange(m.FragmentId("s", 1, 5), 0, 0)]
-    message = m.UpdateReport(5, -1, 1, 1, 10, 10, 10, {}, {}, 0, 0)
+    message = m.UpdateReport(5, -1, 1, 1, 10, 10, 10, {}, {}, (0,), (10,))
     payload = (*pack_ranges([]), *pack_blobs([]), *pack_blobs([]), *pack_ranges(gone))
     (report,) = instructions_in(receive(core, message, payload=payload), E.Report)
     assert (list(report.forgotten), report.watermarks) == ([("r", 1)], {("s", 1): 5})

@@ -196,7 +196,7 @@ def test_a_crowd_of_two_thousand_runners_is_a_grid_that_the_keyboard_walks(
 def test_events_unfold_their_tracebacks_and_bars_say_their_numbers(opened: Any, tmp_path: Path) -> None:
     directory = make_run(tmp_path / "runs/a", [])
     for iteration in range(1, 4):
-        lag = {"min": 0, "mean": 1.0, "max": iteration}
+        lag = {"min": 0, "mean": 1.0, "max": 3, "num_env_steps": [300, 150, 40, 10 * iteration]}
         directory.log({**result(iteration, iteration * 500, 7.0), **SCRAPED, "policy_lag": lag})
     try:
         exec(compile('raise ValueError("<b>no</b> way")', "walker.py", "exec"))
@@ -208,7 +208,9 @@ def test_events_unfold_their_tracebacks_and_bars_say_their_numbers(opened: Any, 
         sync_api.expect(page.locator("#verdict")).to_have_text("Bottleneck: env. Make it faster.")
         sync_api.expect(page.locator("#stages")).to_contain_text("env 75 %")
         sync_api.expect(page.locator("#drops")).to_contain_text("20 of 500 sampled (4 %); 480 trained.")
-        sync_api.expect(page.locator("#lag .columns li")).to_have_count(4)
+        bars = page.locator("#lag .columns li")
+        sync_api.expect(bars).to_have_count(4)
+        sync_api.expect(bars.nth(0)).to_have_attribute("aria-label", "0 versions: 900 env steps (59 %)")
         page.locator("#events summary").focus()
         page.keyboard.press("Enter")
         sync_api.expect(page.locator("#events pre")).to_contain_text("ValueError: <b>no</b> way")

@@ -58,7 +58,7 @@ class PPOConfig(AlgorithmConfig, PPOTrainingSettings):
         "shuffle_batch_per_epoch": True,
     }
     _algorithm: ClassVar[str] = "PPO"
-    _learner_class: ClassVar[str] = "rlzmq.algorithms.ppo.ppo_learner:PPOTorchLearner"
+    _learner_class: ClassVar[str] = "rlzmq.algorithms.ppo.ppo_learner:PPOLearner"
     _module_class: ClassVar[str] = "rlzmq.modules.default_models.actor_critic:DefaultPPOTorchRLModule"
 
     @takes(PPOTrainingSettings)

@@ -123,5 +123,5 @@ class PPOLearner(AdaptiveKLLearner):
             )
 
 
-class PPOTorchLearner(PPOLearner):
-    """RLlib's name for `PPOLearner`."""
+PPOTorchLearner = PPOLearner
+"""RLlib's name for `PPOLearner`."""

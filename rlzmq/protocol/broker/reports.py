@@ -6,6 +6,8 @@ the driver has it, runners may forget those fragments, and learners the update.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rlzmq.protocol.broker.state import BrokerState, KeptReport, OpenedUpdate, Peer, Run
 from rlzmq.wire.messages import UpdateCommitted, UpdateReport
 from rlzmq.wire.ranges import FragmentRange, pack_blobs, pack_ranges
@@ -20,13 +22,15 @@ class Reports:
     def __init__(self, state: BrokerState) -> None:
         self._state = state
 
-    def make(self, run: Run, opened: OpenedUpdate, num_kept: int, versions: list[int], now: float) -> None:
+    def make(
+        self, run: Run, opened: OpenedUpdate, num_kept: int, version_steps: Mapping[int, int], now: float
+    ) -> None:
         """Make and send the report of a committed update.
 
         Args:
             run, opened: Plan and request of the update.
             num_kept: Change in the account's number of trained env steps.
-            versions: Weights versions of the trained fragments.
+            version_steps: Number of trained env steps by weights version, of fragments that are known here.
             now: Time of the commit.
         """
         state = self._state
@@ -42,8 +46,8 @@ class Reports:
             num_trained_steps=run.num_trained_steps,
             accounting=accounting.counts(),
             dropped=dict(accounting.dropped),
-            oldest_version=min(versions),
-            newest_version=max(versions),
+            versions=tuple(sorted(version_steps)),
+            version_steps=tuple(version_steps[version] for version in sorted(version_steps)),
             sampling_s=planned_at - opened.at,
             training_s=now - planned_at,
         )

@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from rlzmq.protocol.accounting import DropReason
 from rlzmq.protocol.broker.delivery import Delivery
 from rlzmq.protocol.broker.published_state import PublishedState
@@ -119,7 +121,10 @@ class Updates:
         entries = [ledger.entries[item.fragment] for item in run.ranges if item.fragment in ledger.entries]
         for entry in entries:
             state.to_be_reported(entry)
-        versions = [entry.version for entry in entries] or [update.weights_version]
+        version_steps: Counter[int] = Counter()
+        for item in run.ranges:
+            if (known := ledger.entries.get(item.fragment)) is not None:
+                version_steps[known.version] += item.num_steps
         for fragment in sorted({item.fragment for item in run.left_out}):
             num_steps = sum(item.num_steps for item in run.left_out if item.fragment == fragment)
             detail = (
@@ -142,7 +147,7 @@ class Updates:
         if update.staleness == 0:
             # Remaining data was sampled for this batch or an earlier one.
             self._drop_older(update.weights_version + 1, "surplus")
-        self._reports.make(run, opened, num_kept, versions, now)
+        self._reports.make(run, opened, num_kept, version_steps, now)
 
     # ------------------------------------------------------------------ planning
 

@@ -8,12 +8,14 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlzmq.telemetry.metric_paths import value_at
 from rlzmq.telemetry.runs import RETURN_MEAN, X_AXES
 
 __all__ = ["COLUMNS", "LinesTail", "MetricsTail"]
@@ -29,8 +31,6 @@ COLUMNS = {
     "low": "env_runners/episode_return_min",
     "high": "env_runners/episode_return_max",
     "rate": "env_runners/num_env_steps_sampled_lifetime_throughput",
-    "lag": "policy_lag/mean",
-    "max_lag": "policy_lag/max",
 }
 """Column name -> path of its number in a result."""
 
@@ -96,6 +96,8 @@ class MetricsTail(LinesTail):
     Attributes:
         num_read: A counter that rises whenever the numbers change.
         newest: The newest result; {} before the first.
+        steps_by_lag: Number of trained env steps by policy lag, of all results. Iterations that were repeated after a
+            return to a checkpoint count each time.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -110,6 +112,7 @@ class MetricsTail(LinesTail):
             self._rows = np.empty((_FIRST_ROWS, len(COLUMNS)))
             self._num_rows = 0
             self.newest: Mapping[str, Any] = {}
+            self.steps_by_lag: list[int] = []
             self.num_read += 1
 
     @property
@@ -146,10 +149,18 @@ class MetricsTail(LinesTail):
                 rows.pop()
             rows.append(row)
             self.newest = result
+            self._add_lags(result)
         with self._lock:
             if rows:
                 self._add(rows)
             self.num_read += 1
+
+    def _add_lags(self, result: Mapping[str, Any]) -> None:
+        counts = value_at(result, "policy_lag/num_env_steps")
+        if isinstance(counts, list) and all(type(count) is int for count in counts):
+            self.steps_by_lag = [
+                known + new for known, new in zip_longest(self.steps_by_lag, counts, fillvalue=0)
+            ]
 
     def _add(self, rows: Sequence[Sequence[float]]) -> None:
         count = self._num_rows

@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from rlzmq.algorithms.results import NUM_LAGS
 from rlzmq.algorithms.verdict import judge
 from rlzmq.telemetry.dashboard.live import runner_grid
+from rlzmq.telemetry.dashboard.metrics_tail import MetricsTail
 from rlzmq.telemetry.dashboard.watched import WatchedRun
 from rlzmq.telemetry.metric_paths import value_at
 
 __all__ = ["panels_of"]
-
-_MAX_BINS = 20
 
 
 def panels_of(run: WatchedRun) -> dict[str, Any]:
     """Return the content of each panel of a run, by the panel's name."""
     return {
         "stages": _stages(run.tail.newest),
-        "lag": run.tail.derived(_lag_histogram),
+        "lag": _lag_histogram(run.tail),
         "drops": _drops(run),
         "grid": _grid(run),
         "events": run.events,
@@ -37,17 +34,10 @@ def _stages(result: Mapping[str, Any]) -> dict[str, Any]:
         return {"stage": "unknown", "advice": "", "shares": {}}
 
 
-def _lag_histogram(columns: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
-    """Return the number of iterations by mean and by largest lag, in versions; the last bin is open."""
-    mean, largest = columns["lag"], columns["max_lag"]
-    is_known = np.isfinite(mean) & np.isfinite(largest)
-    if not is_known.any():
-        return {"bins": [], "mean": [], "max": [], "is_open": False}
-    tops = [np.minimum(np.rint(values[is_known]).astype(int), _MAX_BINS - 1) for values in (mean, largest)]
-    num_bins = int(tops[1].max()) + 1
-    counts = [np.bincount(np.maximum(values, 0), minlength=num_bins).tolist() for values in tops]
-    is_open = bool(largest[is_known].max() >= _MAX_BINS)
-    return {"bins": list(range(num_bins)), "mean": counts[0], "max": counts[1], "is_open": is_open}
+def _lag_histogram(tail: MetricsTail) -> dict[str, Any]:
+    """Return the number of trained env steps by policy lag, in weights versions; whether the last bin is open."""
+    steps = tail.steps_by_lag
+    return {"steps": steps, "is_open": len(steps) == NUM_LAGS}
 
 
 def _drops(run: WatchedRun) -> dict[str, Any]:

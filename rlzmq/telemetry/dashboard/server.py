@@ -192,7 +192,7 @@ class Dashboard:
         runs = self._watched.runs
         content: dict[str, Any] = {
             "runs": self._watched.rows(),
-            "trials": [experiment.table() for experiment in self._watched.experiments],
+            "trials": [search.table() for search in self._watched.searches],
             "curves": {run.run_id: run.tail.num_read for run in runs},
         }
         chosen = self._watched.get(run_id)

@@ -1,4 +1,4 @@
-"""Experiment: a search of `rlzmq.tune`, read from its files, for parallel coordinates."""
+"""WatchedSearch: a search of `rlzmq.tune`, read from its files, for parallel coordinates."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from rlzmq.telemetry.dashboard.metrics_tail import MetricsTail
 from rlzmq.telemetry.metric_paths import number_at, value_at
 
-__all__ = ["Experiment", "Trial", "find_experiments"]
+__all__ = ["WatchedSearch", "WatchedTrial", "find_searches"]
 
 _SEARCH = "__search__"
 _LOGARITHMIC = ("loguniform", "qloguniform", "lograndint", "qlograndint")
 _MAX_TEXT = 40
 
 
-class Trial:
+class WatchedTrial:
     """One trial's directory.
 
     Attributes:
@@ -63,7 +63,7 @@ class Trial:
             return ""
 
 
-class Experiment:
+class WatchedSearch:
     """A search.
 
     Attributes:
@@ -73,7 +73,7 @@ class Experiment:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.trials: dict[str, Trial] = {}
+        self.trials: dict[str, WatchedTrial] = {}
         stored = json.loads((path / "tuner.json").read_text(encoding="utf-8"))
         space = stored.get("param_space") or {}
         self._axes = dict(_searched(space.get("values") or space.get("space") or {}))
@@ -81,10 +81,10 @@ class Experiment:
         self._metric = (fields.get("metric") or {}).get("value") or "env_runners/episode_return_mean"
         self._mode = (fields.get("mode") or {}).get("value") or "max"
 
-    def look(self) -> list[Trial]:
+    def look(self) -> list[WatchedTrial]:
         """Look for new trials and return them."""
         found = sorted(path.parent for path in self.path.glob("*/params.json"))
-        new = [Trial(path) for path in found if path.name not in self.trials]
+        new = [WatchedTrial(path) for path in found if path.name not in self.trials]
         self.trials |= {trial.path.name: trial for trial in new}
         return new
 
@@ -112,7 +112,7 @@ class Experiment:
         }
 
 
-def find_experiments(place: Path) -> list[Path]:
+def find_searches(place: Path) -> list[Path]:
     """Return the directories of searches in a directory, which may be one itself."""
     return [
         path.parent

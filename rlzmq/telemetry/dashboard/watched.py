@@ -17,7 +17,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.telemetry.curves import differing_settings
 from rlzmq.telemetry.dashboard.live import LiveRun
 from rlzmq.telemetry.dashboard.metrics_tail import LinesTail, MetricsTail
-from rlzmq.telemetry.dashboard.trials import Experiment, Trial, find_experiments
+from rlzmq.telemetry.dashboard.trials import WatchedSearch, WatchedTrial, find_searches
 from rlzmq.telemetry.event_log import EVENTS
 from rlzmq.telemetry.runs import Run, find_runs
 
@@ -40,12 +40,12 @@ class WatchedRun:
         live: Its broker; None for a trial.
     """
 
-    def __init__(self, run_id: str, source: Run | Trial | str) -> None:
+    def __init__(self, run_id: str, source: Run | WatchedTrial | str) -> None:
         self.run_id = run_id
         self.run: Run | None = source if isinstance(source, Run) else None
         self.about: dict[str, Any] = {}
         self.live: LiveRun | None = None
-        self._trial = source if isinstance(source, Trial) else None
+        self._trial = source if isinstance(source, WatchedTrial) else None
         self._events: EventsTail | None = None
         if isinstance(source, Run):
             self.label: str = source.path.name or str(source.path.absolute())
@@ -53,7 +53,7 @@ class WatchedRun:
             self.tail: MetricsTail = MetricsTail(source.path / "metrics.jsonl")
             self.live = LiveRun(str(source.path))
             self._events = EventsTail(source.path / EVENTS)
-        elif isinstance(source, Trial):
+        elif isinstance(source, WatchedTrial):
             self.label = f"{source.path.parent.name}/{source.path.name}"
             self.about = {"algorithm": source.path.name.rpartition("_")[0]}
             self.about |= {name: source.params.get(name) for name in ("env", "seed")}
@@ -66,7 +66,7 @@ class WatchedRun:
 
     @property
     def state(self) -> str:
-        """See `Run.state` and `Trial.state`; for a broker alone, "running" while it answers, else "unknown"."""
+        """See `Run.state` and `WatchedTrial.state`; for a broker alone, "running" while it answers, else "unknown"."""
         if self.run is None and self._trial is None:
             return "running" if self.live is not None and self.live.status is not None else "unknown"
         now = time.monotonic()
@@ -162,7 +162,7 @@ class Watched:
     def __init__(self, places: Sequence[str]) -> None:
         self._places = list(places)
         self._runs: dict[str, WatchedRun] = {}
-        self._experiments: dict[Path, Experiment] = {}
+        self._searches: dict[Path, WatchedSearch] = {}
         self._looked_at = -_LOOK_S
         self._differing: tuple[int, list[str]] = (0, [])
         for place in places:
@@ -179,9 +179,9 @@ class Watched:
         return list(self._runs.values())
 
     @property
-    def experiments(self) -> list[Experiment]:
+    def searches(self) -> list[WatchedSearch]:
         """The searches, in the order in which they were found."""
-        return list(self._experiments.values())
+        return list(self._searches.values())
 
     def get(self, run_id: str) -> WatchedRun | None:
         """Return a run by its id."""
@@ -212,16 +212,16 @@ class Watched:
             for key, source in _sources(place):
                 self._add(key, source)
             if not _is_address(place):
-                for path in find_experiments(Path(place)):
+                for path in find_searches(Path(place)):
                     self._look_at_search(path)
 
     def _look_at_search(self, path: Path) -> None:
         try:
-            experiment = self._experiments.get(path.absolute()) or Experiment(path)
+            search = self._searches.get(path.absolute()) or WatchedSearch(path)
         except (OSError, ValueError):  # the file is being written
             return
-        self._experiments[path.absolute()] = experiment
-        for trial in experiment.look():
+        self._searches[path.absolute()] = search
+        for trial in search.look():
             self._add(str(trial.path.absolute()), trial)
 
     async def read(self) -> bool:
@@ -234,7 +234,7 @@ class Watched:
             if run.live is not None:
                 await run.live.close()
 
-    def _add(self, key: str, source: Run | Trial | str) -> None:
+    def _add(self, key: str, source: Run | WatchedTrial | str) -> None:
         if key not in self._runs:
             self._runs[key] = WatchedRun(f"r{len(self._runs)}", source)
 

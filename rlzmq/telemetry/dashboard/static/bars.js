@@ -1,4 +1,4 @@
-// Panels made of bars: stage times by role with the verdict, dropped steps by reason, and the histogram of lags.
+// Panels made of bars: stage times by role with the verdict, dropped steps by reason, and trained steps by lag.
 
 import { element, number } from "./format.js";
 
@@ -45,28 +45,26 @@ export function showDrops({ sampled, trained, reasons }) {
 }
 
 /** Show the content of the event "lag". */
-export function showLag({ bins, mean, max, is_open }) {
+export function showLag({ steps, is_open }) {
   const place = document.getElementById("lag");
-  if (!bins.length) {
+  const total = steps.reduce((sum, count) => sum + count, 0);
+  if (!total) {
     place.replaceChildren(element("p", {}, "No update so far."));
     return;
   }
-  const most = Math.max(...mean, ...max, 1);
+  const most = Math.max(...steps);
   const columns = element("ol", { class: "columns" });
   const ticks = element("ol", { class: "ticks", "aria-hidden": "true" });
-  bins.forEach((bin, index) => {
-    const name = is_open && index === bins.length - 1 ? `${bin} or more` : String(bin);
-    const [left, right] = [mean[index], max[index]].map((count, place) => {
-      const made = element("span", { class: `stage-${place}` });
-      made.style.height = `${(100 * count) / most}%`;
-      return made;
-    });
-    columns.append(element("li", { "aria-label": `${name} versions: mean in ${mean[index]} iterations, oldest step in ${max[index]}` }, left, right));
-    ticks.append(element("li", {}, is_open && index === bins.length - 1 ? `${bin}+` : bin));
+  steps.forEach((count, lag) => {
+    const name = is_open && lag === steps.length - 1 ? `${lag}+` : String(lag);
+    const bar = element("span", { class: "stage-0" });
+    bar.style.height = `${(100 * count) / most}%`;
+    const text = `${name} versions: ${number(count)} env steps (${percent(count / total)})`;
+    columns.append(element("li", { "aria-label": text, title: text }, bar));
+    ticks.append(element("li", {}, name));
   });
-  const legend = element("ul", { class: "legend" }, ...["mean", "oldest step"].map((name, index) =>
-    element("li", {}, element("span", { class: `swatch stage-${index}`, "aria-hidden": "true" }), name)));
-  place.replaceChildren(columns, ticks, element("p", { class: "hint" }, "Iterations by weights versions that their data was behind."), legend);
+  place.replaceChildren(columns, ticks, element("p", { class: "hint" },
+    `${number(total)} trained env steps by how many weights versions old they were.`));
 }
 
 function percent(share) {
