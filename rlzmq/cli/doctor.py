@@ -18,6 +18,7 @@ from typing import Any, Literal
 from rlzmq.cli.main import EXIT_CONFIG
 from rlzmq.cli.parsing import parse
 from rlzmq.core.addresses import check_bind_address, split_tcp
+from rlzmq.core.machine import num_usable_cores
 from rlzmq.core.socket_directory import SocketDirectory
 
 __all__ = ["CHECKS", "Finding", "run"]
@@ -223,7 +224,7 @@ def check_threads(options: DoctorOptions) -> Iterator[Finding]:
     """Compare torch's threads per process with the CPU cores."""
     import torch
 
-    cores = len(os.sched_getaffinity(0))
+    cores = num_usable_cores()
     threads, named = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
     level: Level = "ok" if named or cores <= 2 else "warn"
     hint = "" if named else "; runners use 1 (torch_num_threads), OMP_NUM_THREADS is not set"

@@ -47,7 +47,9 @@ class LearnersSettings(_LearnerCodeSettings):
         add_default_connectors_to_learner_pipeline: Whether the default connector pieces follow those of
             `learner_connector`.
         learner_config_dict: Free-form settings for custom learners, read as ``self.config.learner_config_dict``.
-        torch_num_threads: Number of torch threads in each runner and learner process.
+        torch_num_threads: Number of torch threads in each runner and learner process. "auto": 1; but a learner on the
+            CPU whose modules have convolutions, and that no runner samples beside (a synchronous plan), trains with
+            up to 8, its share of the cores.
     """
 
     num_learners: NonNegativeInt = 0
@@ -64,7 +66,7 @@ class LearnersSettings(_LearnerCodeSettings):
     local_gpu_idx: NonNegativeInt = 0
     add_default_connectors_to_learner_pipeline: bool = True
     learner_config_dict: dict[str, Any] = setting(default={})
-    torch_num_threads: PositiveInt = 1
+    torch_num_threads: PositiveInt | Literal["auto"] = "auto"
 
 
 @settings

@@ -6,7 +6,7 @@ import os
 import platform
 from pathlib import Path
 
-__all__ = ["boot_id", "process_space"]
+__all__ = ["boot_id", "num_usable_cores", "process_space"]
 
 
 def boot_id() -> str:
@@ -26,3 +26,13 @@ def process_space() -> str:
         return f"{boot_id()}:{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return platform.node()
+
+
+def num_usable_cores() -> int:
+    """Return the number of CPU cores that this process may use: its affinity, and its cgroup's quota (version 2)."""
+    num_cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return num_cores
+    return num_cores if quota == "max" else max(1, min(num_cores, int(quota) // int(period)))

@@ -522,20 +522,6 @@ class LearnerBase(Checkpointable):
             for generator, state in zip(generators, before, strict=True):
                 generator.set_state(state)
 
-    @contextmanager
-    def _torch_threads(self) -> Iterator[None]:
-        """Use ``config.torch_num_threads`` torch threads in the block and restore the number afterwards."""
-        wanted = self._setting("torch_num_threads", None)
-        before = torch.get_num_threads()
-        if wanted is None or wanted == before:
-            yield
-            return
-        torch.set_num_threads(wanted)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-
 
 def _is_trainable(module: Any) -> bool:
     return isinstance(module, nn.Module) and any(p.requires_grad for p in parameters_of(module))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -17,11 +18,12 @@ from torch import nn
 
 from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError
+from rlzmq.core.machine import num_usable_cores
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.learners.distributed import DesynchronizedError, RankGroup, parameter_hash
 from rlzmq.learners.learner_base import LearnerBase
 from rlzmq.learners.snapshot import UpdateSnapshot
-from rlzmq.modules.structure import StructureCache
+from rlzmq.modules.structure import StructureCache, has_convolutions
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -38,6 +40,8 @@ COMPARE_EVERY_UPDATES = 100
 """Number of updates between comparisons of the ranks' weights; they are also compared after each re-forming."""
 # After this many updates (the first one warms up), rank 0 logs whether several ranks are worthwhile.
 _NUM_MEASURED_UPDATES = 6
+# Of a learner that chooses the number itself. Two were measured; minibatches of images are too small for very many.
+_MAX_AUTO_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,7 @@ class LearnerRanks(LearnerBase):
         self._snapshot = UpdateSnapshot()
         self._tensors = StructureCache(_tensors)
         self._speedups: list[float] = []  # in the first updates
+        self._num_threads: int | None = None  # with torch_num_threads="auto"
 
     def setup_distributed(
         self,
@@ -179,6 +184,34 @@ class LearnerRanks(LearnerBase):
             interface=interface,
             is_called_off=is_called_off,
         )
+
+    @contextmanager
+    def _torch_threads(self) -> Iterator[None]:
+        """Use ``config.torch_num_threads`` torch threads in the block and restore the number afterwards."""
+        wanted = self._setting("torch_num_threads", None)
+        if wanted == "auto":
+            wanted = self._auto_num_threads()
+        before = torch.get_num_threads()
+        if wanted is None or wanted == before:
+            yield
+            return
+        if wanted > 1:
+            _use_one_thread_in_forks()
+        torch.set_num_threads(wanted)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    def _auto_num_threads(self) -> int:
+        """Return the number of torch threads that pays. Networks without convolutions are mostly faster on one."""
+        if self._num_threads is None:
+            self._num_threads = 1
+            is_alone = self.config.update_plan().staleness == 0
+            if self.device.type == "cpu" and is_alone and has_convolutions(self.module.values()):
+                num_ranks = 1 if self.group is None else len(self.group.host_ranks)
+                self._num_threads = min(_MAX_AUTO_THREADS, max(1, num_usable_cores() // num_ranks))
+        return self._num_threads
 
     def leave_distributed(self) -> None:
         """Leave the group, if there is one. Allowed right after a failure of the group."""
@@ -353,7 +386,7 @@ class LearnerRanks(LearnerBase):
         assert self.group is not None
         num_at_once = self.num_ranks
         if self.group.device.type == "cpu":
-            num_at_once = min(num_at_once, self.group.num_hosts * len(os.sched_getaffinity(0)))
+            num_at_once = min(num_at_once, self.group.num_hosts * num_usable_cores())
         speedup = num_at_once * (1.0 - waited_s / update_s)
         if len(self._speedups) < _NUM_MEASURED_UPDATES:
             self._speedups.append(speedup)
@@ -435,6 +468,16 @@ class LearnerRanks(LearnerBase):
         if self._data_parallel is not None:
             self._data_parallel.close()
             self._data_parallel = None
+        self._num_threads = None
+
+
+@functools.cache
+def _use_one_thread_in_forks() -> None:
+    """Make forked processes, e.g. vector envs' workers, use one torch thread: threads of the parent are missing there.
+
+    Without this, a worker that uses torch waits for them forever.
+    """
+    os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
 
 
 def _tensors(modules: list[Any]) -> list[torch.Tensor]:

@@ -8,8 +8,9 @@ from operator import is_
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
-__all__ = ["StructureCache", "parameters_of"]
+__all__ = ["StructureCache", "has_convolutions", "parameters_of"]
 
 T = TypeVar("T")
 
@@ -77,3 +78,13 @@ def parameters_of(module: nn.Module) -> list[Tensor]:
                 found[id(parameter)] = parameter
         parts += [inner for inner in part._modules.values() if inner is not None]
     return list(found.values())
+
+
+def has_convolutions(modules: Iterable[Any]) -> bool:
+    """Return whether one of the modules contains convolutions."""
+    return any(
+        isinstance(part, _ConvNd)
+        for module in modules
+        if isinstance(module, nn.Module)
+        for part in module.modules()
+    )

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from rlzmq.algorithms.algorithm import Algorithm
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.search_space import GridSearch, SearchObject, find_search_objects
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.machine import num_usable_cores
 from rlzmq.core.seeding import derive_seed
 from rlzmq.telemetry.metric_paths import number_at
 from rlzmq.telemetry.view import View
@@ -96,7 +96,7 @@ class Experiment:
         self._stopper = make_stopper(run_config.stop)
         self._scheduler: TrialScheduler = tune_config.scheduler or FIFOScheduler()
         self._scheduler.set_search_properties(tune_config.metric, tune_config.mode)
-        self._num_cores = len(os.sched_getaffinity(0))
+        self._num_cores = num_usable_cores()
         self._trials: list[Trial] = []
         self._observed: set[tuple[int, int]] = set()  # (trial, time) of results from other drivers
         self._tasks: dict[asyncio.Task[None], Trial] = {}
@@ -402,6 +402,8 @@ class Experiment:
             config = config.copy(copy_frozen=False)
             if config.seed is None:
                 config.debugging(seed=seed)
+            if config.torch_num_threads == "auto" and self._tune.max_concurrent_trials != 1:
+                config.learners(torch_num_threads=1)  # the other cores belong to other trials
             config.validate()
         return config
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from rlzmq import IMPALAConfig, PPOConfig
 from rlzmq.core.names import ALL_MODULES
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.learners import learner_ranks
 from rlzmq.learners.learner import Learner
 from rlzmq.modules.apis import SelfSupervisedLossAPI
 from rlzmq.modules.spec import RLModuleSpec
@@ -520,6 +525,50 @@ def test_torch_threads_are_those_of_the_config_during_an_update_only() -> None:
     learner.update(batch={"default_policy": rows(8)})
     assert learner.threads == before + 1  # type: ignore[attr-defined]
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("config_class", "observation_shape", "num_threads"),
+    [(PPOConfig, (42, 42, 3), 3), (PPOConfig, (4,), 1), (IMPALAConfig, (42, 42, 3), 1)],
+)
+def test_convolutions_are_trained_on_all_cores_unless_runners_sample_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, config_class: Any, observation_shape: tuple[int, ...], num_threads: int
+) -> None:
+    monkeypatch.setattr(learner_ranks, "num_usable_cores", lambda: 3)
+    used = []
+    before = torch.get_num_threads()
+    box = gym.spaces.Box(0, 255, observation_shape, np.uint8)
+    config = config_class().environment(observation_space=box, action_space=ACTION_SPACE)
+    learner = config.build_learner()
+    monkeypatch.setattr(
+        learner, "before_gradient_based_update", lambda **_: used.append(torch.get_num_threads())
+    )
+    with pytest.raises(ValueError, match="at least one batch"):
+        learner.update(batches=[])
+    assert (used, torch.get_num_threads()) == ([num_threads], before)
+
+
+def test_a_process_forked_after_an_update_on_several_threads_can_use_torch() -> None:
+    program = """
+import os, torch
+from rlzmq.learners.learner_ranks import LearnerRanks
+
+class Threads:
+    _setting = lambda self, *_: 2
+
+def multiply():
+    matrix = torch.ones(600, 600)
+    return matrix @ matrix
+
+with LearnerRanks._torch_threads(Threads()):
+    multiply()
+pid = os.fork()
+if not pid:
+    multiply()
+    os._exit(7)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=100).returncode == 7
 
 
 class CuriousModule(LinearModule, SelfSupervisedLossAPI):

@@ -54,7 +54,7 @@ class LearnerRole:
     ) -> None:
         import torch
 
-        torch.set_num_threads(config.torch_num_threads)
+        torch.set_num_threads(1 if config.torch_num_threads == "auto" else config.torch_num_threads)
         apply_log_level(config)
         faults.arm(f"learner-{rank}", incarnation)
         trace.join(config.trace, f"learner {rank}")

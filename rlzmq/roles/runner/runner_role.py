@@ -68,7 +68,7 @@ class EnvRunnerRole:
     ) -> None:
         import torch
 
-        torch.set_num_threads(config.torch_num_threads)
+        torch.set_num_threads(1 if config.torch_num_threads == "auto" else config.torch_num_threads)
         apply_log_level(config)
         faults.arm(place or f"runner-{worker_index - 1}", incarnation)
         trace.join(config.trace, f"{'evaluation' if config.in_evaluation else 'env'} runner {worker_index}")
