@@ -407,7 +407,7 @@ def test_state_components_can_be_picked_and_misspelt_ones_are_refused() -> None:
     assert set(learner.get_state("rl_module/b")["rl_module"]) == {"b"}
     assert "optimizer" not in learner.get_state(not_components="optimizer")
     with pytest.raises(ValueError, match="Did you mean 'optimizer'"):
-        learner.get_state("optimizer")
+        learner.get_state("optimizr")
     with pytest.raises(ValueError, match="no component 'weights'"):
         learner.set_state({"weights": {}})
 
