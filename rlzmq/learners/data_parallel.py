@@ -29,6 +29,9 @@ class DataParallelForward:
             since no parameter is left out of the graph.
     """
 
+    is_forward_local = False
+    """Whether `forward_train` is just the modules' own: DistributedDataParallel prepares the backward pass in it."""
+
     def __init__(
         self,
         modules: Mapping[str, nn.Module],

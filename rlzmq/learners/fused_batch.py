@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rlzmq.connectors.common.add_time_dim import split_and_zero_pad
 from rlzmq.connectors.common.numpy_to_tensor import to_tensor
+from rlzmq.connectors.learner.whole_batch_estimator import FORWARD_OUTPUTS
 from rlzmq.connectors.rl_modules import initial_state, max_seq_len
 from rlzmq.core.tree import tree_leaves, tree_map, tree_rows
 from rlzmq.episodes.chunk_table import ragged_arange
@@ -41,6 +42,8 @@ def fused_columns(
     module: Any,
     episodes: EpisodeBatch | MultiAgentEpisodeBatch,
     device: torch.device,
+    *,
+    keeps_forward: bool = False,
 ) -> dict[str, dict[str, Any]] | None:
     """Return the train batch for episodes on columns: module id → column → CPU tensor ``[rows, ...]``.
 
@@ -49,6 +52,8 @@ def fused_columns(
         module: The MultiRLModule.
         episodes: The chunks.
         device: Device of the module.
+        keeps_forward: Whether to add the column `FORWARD_OUTPUTS` where the estimator computes them. (Only on the CPU,
+            for stateless modules.)
 
     Returns:
         The train batch; None if a piece of the pipeline, or the data, requires the per-episode protocol.
@@ -65,7 +70,9 @@ def fused_columns(
         if module_id not in module:
             continue
         columns = (
-            None if chunks is None else _module_columns(plan, module_id, module[module_id], chunks, device)
+            None
+            if chunks is None
+            else _module_columns(plan, module_id, module[module_id], chunks, device, keeps_forward)
         )
         if columns is None:
             return None
@@ -90,7 +97,12 @@ def _chunks_of(episodes: MultiAgentEpisodeBatch, module_id: str) -> EpisodeBatch
 
 
 def _module_columns(
-    plan: LearnerPlan, module_id: str, module: Any, episodes: EpisodeBatch, device: torch.device
+    plan: LearnerPlan,
+    module_id: str,
+    module: Any,
+    episodes: EpisodeBatch,
+    device: torch.device,
+    keeps_forward: bool,
 ) -> dict[str, Any] | None:
     if not episodes.length.all():
         episodes = episodes.select(np.flatnonzero(episodes.length))
@@ -113,8 +125,11 @@ def _module_columns(
         for name, column in columns.items()
     }
     if plan.estimator is not None and hasattr(module, "compute_values"):
-        outputs = _evaluate(plan.estimator, module, tensors, device)
+        keeps_forward = keeps_forward and device.type == "cpu" and not module.is_stateful()
+        outputs, fwd_out = _evaluate(plan.estimator, module, tensors, device, keeps_forward)
         plan.estimator.add_estimates(tensors, outputs, rows.lengths, module_id)
+        if keeps_forward and _are_rows(fwd_out, len(rows)):
+            tensors[FORWARD_OUTPUTS] = fwd_out
     return tensors
 
 
@@ -225,9 +240,17 @@ def _states(episodes: EpisodeBatch, module: Any, rows: _Rows, longest: int) -> A
 
 
 def _evaluate(
-    estimator: WholeBatchEstimator, module: Any, columns: dict[str, Any], device: torch.device
-) -> dict[str, Tensor]:
-    """Return the module's outputs that the estimator needs, for all rows, on the CPU."""
+    estimator: WholeBatchEstimator,
+    module: Any,
+    columns: dict[str, Any],
+    device: torch.device,
+    keeps_graph: bool,
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the module's outputs that the estimator needs, for all rows, on the CPU; and those of `forward_train`.
+
+    The latter are those of the last block of rows; on the CPU there is only one. They have their graph if
+    `keeps_graph`.
+    """
     num_rows = int(tree_leaves(columns[Columns.OBS])[0].shape[0])
     if device.type == "cpu":
         per_block = num_rows
@@ -237,6 +260,7 @@ def _evaluate(
         )
         per_block = max(1, _BLOCK_BYTES // max(1, bytes_per_row))
     parts = []
+    fwd_out: dict[str, Any] = {}
     with torch.no_grad():
         for begin in range(0, num_rows, per_block):
             block = {
@@ -244,7 +268,17 @@ def _evaluate(
                 for name, column in columns.items()
                 if name != Columns.INFOS
             }
-            parts.append({name: out.cpu() for name, out in estimator.evaluate(module, block).items()})
+            if estimator.uses_forward_train:
+                with torch.set_grad_enabled(keeps_graph):
+                    fwd_out = module.forward_train(block)
+            outputs = estimator.evaluate(module, block, fwd_out)
+            parts.append({name: out.cpu() for name, out in outputs.items()})
     if len(parts) == 1:
-        return parts[0]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return parts[0], fwd_out
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, fwd_out
+
+
+def _are_rows(outputs: dict[str, Any], num_rows: int) -> bool:
+    """Return whether there are outputs, all of them tensors with a row for each of the batch's."""
+    leaves = tree_leaves(outputs)
+    return bool(leaves) and all(isinstance(leaf, Tensor) and leaf.shape[:1] == (num_rows,) for leaf in leaves)

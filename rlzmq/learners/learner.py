@@ -245,7 +245,7 @@ class Learner(LearnerHooks):
             self._num_env_steps_agreed = 0
             self.before_gradient_based_update(timesteps=counters)
             if drawn is not None:
-                return self._train_on((self._builder.build(episodes=one) for one in drawn), options)
+                return self._train_on(self._built(drawn, options), options)
             self._drawn = []
             if data_iterators is not None:
                 return self._train_on_iterators(data_iterators, num_total_minibatches)
@@ -376,10 +376,21 @@ class Learner(LearnerHooks):
         if self.group is not None and source.keeps_data:
             num_batches = int(self.group.all_reduce(torch.tensor([num_batches]), "min")[0])
         rng = np.random.default_rng(derive_seed(self._seed, "source", self.rank, self.weights_seq_no))
-        return self._train_on(
-            (self._builder.build(episodes=drawn) for drawn in self._noted(source.batches(num_batches, rng))),
-            options,
+        return self._train_on(self._built(self._noted(source.batches(num_batches, rng)), options), options)
+
+    def _built(self, batches: Iterable[Any], options: Mapping[str, Any]) -> Iterator[TrainBatch]:
+        """Yield the train batches, each built with the weights that the ones before it left."""
+        # The estimator's forward pass can serve the loss, too, if nothing happens in between.
+        is_whole = options["minibatch_size"] is None and not options["num_minibatches"]
+        keeps_forward = (
+            is_whole
+            and options["num_epochs"] == 1
+            and (self.group is None or self.data_parallel().is_forward_local)
+            and self._compiler is None
+            and type(self).forward_train is LearnerHooks.forward_train
         )
+        for batch in batches:
+            yield self._builder.build(episodes=batch, keeps_forward=keeps_forward)
 
     def _noted(self, batches: Iterable[Any]) -> Iterator[Any]:
         for drawn in batches:

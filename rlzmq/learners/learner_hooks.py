@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.connectors.learner.whole_batch_estimator import FORWARD_OUTPUTS
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.names import ALL_MODULES
 from rlzmq.learners.distributed import Vote
@@ -57,6 +58,13 @@ class LearnerHooks(LearnerRanks):
 
     def forward_train(self, batch: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """Return the outputs of the modules' training forward pass on a minibatch, by module id."""
+        kept = {
+            module_id: columns.pop(FORWARD_OUTPUTS)
+            for module_id, columns in batch.items()
+            if FORWARD_OUTPUTS in columns
+        }
+        if kept and len(kept) == len(batch):
+            return kept
         if self.group is not None:
             return self.data_parallel().forward_train(batch)
         outputs: dict[str, dict[str, Any]] = self.module.forward_train(batch)

@@ -85,6 +85,11 @@ class SharedGradients:
         assert gradients is not None
         return cls(forward_train, group, parameters, buffers, (gradients, of_buffers))
 
+    @property
+    def is_forward_local(self) -> bool:
+        """Whether `forward_train` is just the modules' own, without anything exchanged between ranks."""
+        return self._buffer_rows is None
+
     def forward_train(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return the outputs of the modules' `forward_train` by module id; an empty batch is allowed.
 

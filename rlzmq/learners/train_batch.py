@@ -92,8 +92,12 @@ class TrainBatchBuilder:
         batch: Mapping[str, Any] | TrainBatch | None = None,
         batches: Sequence[Mapping[str, Any]] | None = None,
         episodes: Any = None,
+        keeps_forward: bool = False,
     ) -> TrainBatch:
         """Return the train batch for exactly one source. A TrainBatch given as `batch` is returned unchanged.
+
+        With `keeps_forward`, a batch of episodes has the column ``FORWARD_OUTPUTS`` where the connector computes them
+        anyway; it may be trained once, with the current weights.
 
         Raises:
             ValueError: The source is empty.
@@ -101,7 +105,7 @@ class TrainBatchBuilder:
         if isinstance(batch, TrainBatch):
             return batch
         if episodes is not None:
-            return self._of_episodes(episodes)
+            return self._of_episodes(episodes, keeps_forward)
         parts = [self._by_module(one) for one in (batches if batch is None else [batch]) or ()]
         if not parts:
             raise ValueError("Learner.update(batches=…): expected at least one batch, got an empty list.")
@@ -113,7 +117,7 @@ class TrainBatchBuilder:
         train_batch.num_env_steps = max(train_batch.num_module_steps.values(), default=0)
         return train_batch
 
-    def _of_episodes(self, episodes: Any) -> TrainBatch:
+    def _of_episodes(self, episodes: Any, keeps_forward: bool) -> TrainBatch:
         episodes = _without_nesting(episodes)
         columns: dict[str, dict[str, Any]] | None = None
         versions = None
@@ -122,7 +126,9 @@ class TrainBatchBuilder:
             versions = episodes.meta.get(Columns.WEIGHTS_VERSION)
             num_env_steps = _num_trained_env_steps(episodes)
             if self.use_fused_path:
-                columns = fused_columns(self.learner_connector, self.module, episodes, self.device)
+                columns = fused_columns(
+                    self.learner_connector, self.module, episodes, self.device, keeps_forward=keeps_forward
+                )
         else:
             num_env_steps = sum(episode.env_steps() for episode in episodes)
         if columns is None:

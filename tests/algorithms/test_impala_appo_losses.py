@@ -1,14 +1,20 @@
-"""IMPALA's and APPO's losses against numbers computed by hand."""
+"""IMPALA's and APPO's losses against numbers computed by hand, and the forward passes that an update makes."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 
+from rlzmq import APPOConfig, IMPALAConfig
 from rlzmq.algorithms.appo.appo_loss import appo_policy_terms
 from rlzmq.algorithms.impala.impala_loss import impala_loss_terms
+from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.actor_critic import adapted_kl_coeff
 
 
@@ -63,3 +69,72 @@ def test_the_kl_coefficient_adapts_around_its_target() -> None:
     assert adapted_kl_coeff(1.0, 0.012, 0.01) == 1.0
     assert adapted_kl_coeff(1.0, float("inf"), 0.01) == 1.0
     assert adapted_kl_coeff(1.0, float("nan"), 0.01) == 1.0
+
+
+OBSERVATION_SPACE, ACTION_SPACE = gym.spaces.Box(-1, 1, (4,), np.float32), gym.spaces.Discrete(2)
+
+
+def episodes() -> EpisodeBatch:
+    rng = np.random.default_rng(0)
+    return EpisodeBatch(
+        {
+            "obs": rng.normal(size=(33, 4)).astype(np.float32),
+            "actions": rng.integers(0, 2, 33),
+            "rewards": rng.normal(size=33),
+            "action_logp": np.full(33, math.log(0.5), np.float32),
+            "action_dist_inputs": np.zeros((33, 2), np.float32),
+        },
+        start=np.array([0, 11, 22]),
+        length=np.array([10, 10, 10]),
+        terminated=np.array([True, False, True]),
+        observation_space=OBSERVATION_SPACE,
+        action_space=ACTION_SPACE,
+    )
+
+
+def updated(
+    config_class: Any, monkeypatch: pytest.MonkeyPatch, *, is_prepared: bool = False, **training: Any
+) -> tuple[Counter[str], np.ndarray]:
+    """Return the number of passes of one update, and the weights after it."""
+    config = config_class().environment(observation_space=OBSERVATION_SPACE, action_space=ACTION_SPACE)
+    config.debugging(seed=0).training(train_batch_size_per_learner=30, **training)
+    if config_class is APPOConfig:
+        config.training(use_circular_buffer=False)
+    learner = config.build_learner()
+    module = learner.module["default_policy"].unwrapped()
+    passes: Counter[str] = Counter()
+    for method in ("forward_train", "forward_target"):
+        if (original := getattr(module, method, None)) is not None:
+
+            def counted(*args: Any, original: Any = original, method: str = method, **kwargs: Any) -> Any:
+                passes[method] += 1
+                return original(*args, **kwargs)
+
+            monkeypatch.setattr(module, method, counted)
+    if is_prepared:
+        learner.update(batch=learner.prepare(episodes()))
+    else:
+        learner.update(episodes=episodes())
+    return passes, np.concatenate([p.detach().numpy().ravel() for p in module.parameters()])
+
+
+@pytest.mark.parametrize("config_class", [IMPALAConfig, APPOConfig])
+def test_one_forward_pass_serves_v_trace_and_the_loss(
+    config_class: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = {"forward_target": 1} if config_class is APPOConfig else {}
+    passes, weights = updated(config_class, monkeypatch)
+    assert passes == {"forward_train": 1, **target}
+    passes, expected = updated(config_class, monkeypatch, is_prepared=True)
+    assert passes == {"forward_train": 2, **target}
+    np.testing.assert_allclose(weights, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("training", "num_passes"), [({"num_epochs": 2}, 3), ({"minibatch_size": 10}, 4)], ids=str
+)
+def test_several_minibatches_have_their_own_forward_passes(
+    training: dict[str, Any], num_passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes, _ = updated(IMPALAConfig, monkeypatch, **training)
+    assert passes["forward_train"] == num_passes

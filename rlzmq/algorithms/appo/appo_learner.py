@@ -12,6 +12,7 @@ from rlzmq.algorithms.appo.appo_loss import appo_policy_terms
 from rlzmq.algorithms.impala.impala_learner import IMPALALearner
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.learner import VTrace
+from rlzmq.connectors.learner.vtrace import TARGET_DIST_INPUTS
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.actor_critic import AdaptiveKLLearner
 from rlzmq.learners.masked import masked_mean
@@ -25,7 +26,8 @@ __all__ = ["APPOLearner"]
 class APPOLearner(AdaptiveKLLearner, IMPALALearner, TargetNetworkUpdates):
     """Trains actor-critic modules with APPO (arXiv:1912.00167).
 
-    Needs the columns of IMPALALearner; V-trace evaluates the target network's policy.
+    Needs the columns of IMPALALearner and ``target_action_dist_inputs``; V-trace evaluates the target network's policy
+    and adds all of them.
     """
 
     config: APPOConfig
@@ -56,11 +58,7 @@ class APPOLearner(AdaptiveKLLearner, IMPALALearner, TargetNetworkUpdates):
         actions = batch[Columns.ACTIONS]
         dist_cls = module.get_train_action_dist_cls()
         dist = dist_cls.from_logits(module.require_output(fwd_out, Columns.ACTION_DIST_INPUTS))
-        target_dist = dist_cls.from_logits(
-            module.require_output(
-                module.forward_target(batch), Columns.ACTION_DIST_INPUTS, method="forward_target"
-            )
-        )
+        target_dist = dist_cls.from_logits(batch[TARGET_DIST_INPUTS])
         terms = appo_policy_terms(
             logp_B=dist.logp(actions),
             target_logp_B=target_dist.logp(actions),

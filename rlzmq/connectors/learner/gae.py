@@ -152,7 +152,9 @@ class GeneralAdvantageEstimation(WholeBatchEstimator):
         self.lambda_ = lambda_
         self.standardize = standardize
 
-    def evaluate(self, module: Any, columns: dict[str, Any]) -> dict[str, torch.Tensor]:
+    def evaluate(
+        self, module: Any, columns: dict[str, Any], fwd_out: dict[str, Any]
+    ) -> dict[str, torch.Tensor]:
         return {Columns.VF_PREDS: module.compute_values(columns)}
 
     def estimate(self, rows: ChunkRows) -> dict[str, npt.NDArray[np.float32]]:

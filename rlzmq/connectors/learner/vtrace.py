@@ -14,8 +14,9 @@ from rlzmq.episodes.columns import Columns
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["VTrace", "compute_vtrace"]
+__all__ = ["TARGET_DIST_INPUTS", "VTrace", "compute_vtrace"]
 
+TARGET_DIST_INPUTS = "target_action_dist_inputs"
 _TARGET_LOGP = "target_logp"
 
 
@@ -122,10 +123,12 @@ class VTrace(WholeBatchEstimator):
         gamma: Discount factor in [0, 1].
         clip_rho_threshold, clip_pg_rho_threshold: See `compute_vtrace`.
         use_target_network: Whether to evaluate the policy of the module's target network (`TargetNetworkAPI`), as in
-            APPO, instead of the trained one.
+            APPO, instead of the trained one. Adds its ``target_action_dist_inputs``.
     """
 
     reads: tuple[str, ...] = (Columns.ACTION_LOGP,)
+    adds: tuple[str, ...] = (TARGET_DIST_INPUTS,)
+    uses_forward_train: bool = True
 
     def __init__(
         self,
@@ -143,15 +146,18 @@ class VTrace(WholeBatchEstimator):
         self.clip_pg_rho_threshold = clip_pg_rho_threshold
         self.use_target_network = use_target_network
 
-    def evaluate(self, module: Any, columns: dict[str, Any]) -> dict[str, torch.Tensor]:
-        outputs = module.forward_train(columns)
-        values = module.compute_values(columns, embeddings=outputs.get(Columns.EMBEDDINGS))
+    def evaluate(
+        self, module: Any, columns: dict[str, Any], fwd_out: dict[str, Any]
+    ) -> dict[str, torch.Tensor]:
+        outputs = {Columns.VF_PREDS: module.compute_values(columns, fwd_out.get(Columns.EMBEDDINGS))}
         if self.use_target_network:
-            logits = module.forward_target(columns)[Columns.ACTION_DIST_INPUTS]
+            target = module.forward_target(columns)
+            logits = module.require_output(target, Columns.ACTION_DIST_INPUTS, method="forward_target")
+            outputs[TARGET_DIST_INPUTS] = logits
         else:
-            logits = module.require_output(outputs, Columns.ACTION_DIST_INPUTS)
+            logits = module.require_output(fwd_out, Columns.ACTION_DIST_INPUTS)
         dist = module.get_train_action_dist_cls().from_logits(logits)
-        return {Columns.VF_PREDS: values, _TARGET_LOGP: dist.logp(columns[Columns.ACTIONS])}
+        return outputs | {_TARGET_LOGP: dist.logp(columns[Columns.ACTIONS])}
 
     def estimate(self, rows: ChunkRows) -> dict[str, NDArray[np.float32]]:
         values_N, real_N = rows.columns[Columns.VF_PREDS], rows.real_N

@@ -19,7 +19,10 @@ from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ChunkRows", "WholeBatchEstimator"]
+__all__ = ["FORWARD_OUTPUTS", "ChunkRows", "WholeBatchEstimator"]
+
+FORWARD_OUTPUTS = "fwd_out"
+"""Column of a train batch: the outputs of `forward_train` on its rows, with their graph, for the loss."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,18 @@ class WholeBatchEstimator(ConnectorV2):
 
     The pipeline begins with AddOneTsToEpisodesAndTruncate, so every chunk has an extra row with the observation to
     bootstrap from. One batched forward pass per module computes `evaluate` on all rows, without gradients; `estimate`
-    turns the result into columns. Modules without `compute_values` are skipped. Subclasses implement both methods and
-    list in `reads` the additional float columns of the batch that they need.
+    turns the result into columns. Modules without `compute_values` are skipped. Subclasses implement both methods.
+
+    Attributes:
+        reads: Additional float columns of the batch that `estimate` needs.
+        adds: Outputs of `evaluate` that become columns as they are, tensors ``[B, ...]`` (``[B, T, ...]``).
+        uses_forward_train: Whether `evaluate` needs the outputs of the module's `forward_train`. An update with one
+            minibatch per batch then computes its loss from the same outputs, without a second pass.
     """
 
     reads: tuple[str, ...] = ()
+    adds: tuple[str, ...] = ()
+    uses_forward_train: bool = False
 
     @property
     def is_columnar(self) -> bool:
@@ -74,15 +84,18 @@ class WholeBatchEstimator(ConnectorV2):
         return type(self).__call__ is WholeBatchEstimator.__call__
 
     @abc.abstractmethod
-    def evaluate(self, module: Any, columns: dict[str, Any]) -> dict[str, torch.Tensor]:
+    def evaluate(
+        self, module: Any, columns: dict[str, Any], fwd_out: dict[str, Any]
+    ) -> dict[str, torch.Tensor]:
         """Return the module outputs that are needed on every row. Called without gradients.
 
         Args:
             module: The RLModule.
             columns: Column -> tensor ``[B, ...]``, or ``[B, T, ...]`` if stateful.
+            fwd_out: The outputs of `forward_train` on these columns if `uses_forward_train`, else empty.
 
         Returns:
-            Name -> tensor ``[B]`` or ``[B, T]``.
+            Name -> tensor ``[B]`` or ``[B, T]``; those in `adds` may have more dimensions.
         """
 
     @abc.abstractmethod
@@ -114,7 +127,8 @@ class WholeBatchEstimator(ConnectorV2):
             if hasattr(module, "compute_values"):
                 chunk_lengths = np.array([n for of_key in by_key.values() for n in of_key], np.int64)
                 with torch.no_grad():
-                    outputs = self.evaluate(module, columns)
+                    fwd_out = module.forward_train(columns) if self.uses_forward_train else {}
+                    outputs = self.evaluate(module, columns, fwd_out)
                 self.add_estimates(columns, outputs, chunk_lengths, module_id)
         return batch
 
@@ -136,6 +150,10 @@ class WholeBatchEstimator(ConnectorV2):
         Raises:
             ValueError: See `__call__`.
         """
+        outputs = dict(outputs)
+        for name in self.adds:
+            if name in outputs:
+                columns[name] = outputs.pop(name)
         seq_lens = columns.get(Columns.SEQ_LENS)
         shape = tuple(next(iter(outputs.values())).shape)
         real = None
