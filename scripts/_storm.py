@@ -60,7 +60,6 @@ MAX_STILL_S = 15.0
 """Longest time that an update may take, whatever happens."""
 
 _GIVE_UP_S = 180.0
-_UPDATES_TO_COMMIT = 3  # until accepted fragments are committed, and the driver knows it
 _NUM_STRANGERS = 200
 _MAX_HOLE_S = 3.0
 _FLOOD_S = 0.5
@@ -184,8 +183,6 @@ class Storm:
         self._outside: subprocess.Popen[bytes] | None = None
         self._updated_at = time.monotonic()
         self._pauses = Pauses(algo.session, long_s)
-        self._runner_faults: list[tuple[int, str, int]] = []
-        self._broker_fault_at = -_UPDATES_TO_COMMIT
 
     async def run(self) -> None:
         """Train until all faults have fired, and all processes are back.
@@ -316,24 +313,21 @@ class Storm:
         while time.monotonic() < deadline:
             if new := self._forked() - before:
                 await asyncio.sleep(self.random.random() * 0.2)
-                pid, number = (
-                    self.random.choice(sorted(new)),
-                    self.random.choice((signal.SIGKILL, signal.SIGSTOP)),
-                )
+                process = self.random.choice(sorted(new, key=lambda process: process.pid))
+                number = self.random.choice((signal.SIGKILL, signal.SIGSTOP))
                 handles = [*self.session.env_runner_group.handles, *self.session.learner_group.handles]
                 names = {handle.pid: handle.name for handle in handles}
-                if pid in names or pid == self.session._pipeline._broker.handle.pid:
+                if process.pid in names or process.pid == self.session._pipeline._broker.handle.pid:
                     return f"kill {role}"  # it has started already
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-                self._pauses.note(f"FAULT  {number.name} pid {pid}, which starts")
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+                self._pauses.note(f"FAULT  {number.name} pid {process.pid}, which starts")
                 return f"starting {role}"
             await asyncio.sleep(0.005)
         return f"kill {role}"
 
-    def _forked(self) -> set[int]:
-        server = psutil.Process(get_fork_server().pid)
-        return {child.pid for child in server.children()}
+    def _forked(self) -> set[psutil.Process]:
+        return set(psutil.Process(get_fork_server().pid).children())
 
     def _pick(self, role: str) -> Any:
         """Return a process that is alive and not frozen; None if there is none, or it is the last rank."""
@@ -349,37 +343,22 @@ class Storm:
     def _signal(self, role: str, number: int) -> Any:
         handle = self._pick(role)
         if handle is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(handle.pid, number)
-                self._pauses.note(f"FAULT  {signal.Signals(number).name} {handle.name} (pid {handle.pid})")
-                if number == signal.SIGKILL:
-                    faults.record("killed", place=handle.name, pid=handle.pid)
-                self._note_copies(role, handle.name, handle.pid)
+            handle.send_signal(number)
+            self._pauses.note(f"FAULT  {signal.Signals(number).name} {handle.name} (pid {handle.pid})")
+            if number == signal.SIGKILL:
+                faults.record("killed", place=handle.name, pid=handle.pid)
         return handle
-
-    def _note_copies(self, role: str, name: str, pid: int) -> None:
-        """Record if a runner and the broker are hit at the same time: both copies of a fragment may be lost."""
-        update = len(self.gaps_s)
-        if role == "runner":
-            self._runner_faults.append((update, name, pid))
-        elif role == "broker":
-            self._broker_fault_at = update
-        recent = [fault for fault in self._runner_faults if update - fault[0] <= _UPDATES_TO_COMMIT]
-        if update - self._broker_fault_at <= _UPDATES_TO_COMMIT:
-            for _, place, runner in recent:
-                faults.record("both_copies", place=place, pid=runner)
-        self._runner_faults = recent
 
     def _join_or_leave(self) -> str:
         if self._outside is not None and self._outside.poll() is None:
             if self._proxies["data"].num_connections == 0:
                 return ""  # it is about to join
-            self._note_copies("runner", "runner", self._outside.pid)
             if self.random.random() < 0.5:
                 self._outside.terminate()
                 return "leave"
             self._leave()
             return "kill outside"
+        self._leave()  # it has ended
         self._outside = subprocess.Popen(
             [sys.executable, "-m", "rlzmq", "runner", "--join", str(self.directory / "join.toml")],
             stdout=subprocess.DEVNULL,
@@ -392,6 +371,8 @@ class Storm:
         if self._outside is not None:
             self._outside.kill()
             self._outside.wait()
+            for path in Path(os.environ["RLZMQ_HISTORY"]).glob(f"runner-*.{self._outside.pid}.jsonl"):
+                faults.record("ended", place=path.name.partition(".")[0], pid=self._outside.pid)
 
 
 async def _hold_up(proxies: list[ChaosProxy], seconds: float) -> None:

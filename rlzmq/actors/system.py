@@ -24,6 +24,7 @@ from rlzmq.actors.handle import ActorHandle
 from rlzmq.actors.links import LocalLink, ProcessLink
 from rlzmq.actors.messages import decode_message
 from rlzmq.actors.process_state import is_stopped
+from rlzmq.core import faults
 from rlzmq.core.errors import ClosedError, ConfigurationError, DeadlineError
 from rlzmq.core.files import make_directories
 from rlzmq.core.multiprocessing_directory import process_directory
@@ -288,7 +289,7 @@ class ActorSystem:
             server = self._server
             if server is not None and server.is_usable and is_stopped(server.pid):
                 _log.warning("The fork server (pid %d) was stopped; continuing it.", server.pid)
-                os.kill(server.pid, signal.SIGCONT)
+                server.send_signal(signal.SIGCONT)
 
     def _fork(self, role: str, actor_class: type) -> ProcessLink:
         server = get_fork_server()
@@ -309,6 +310,7 @@ class ActorSystem:
             lambda _: self._loop and self._loop.call_later(_FORGET_AFTER_S, self._forget, routing_id)
         )
         link.exited.add_done_callback(lambda _: self._remove_directory(link.pid))
+        link.exited.add_done_callback(lambda _: faults.record("ended", place=role, pid=link.pid))
         return link
 
     def _forget(self, routing_id: str) -> None:

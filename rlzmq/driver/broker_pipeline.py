@@ -359,6 +359,8 @@ class BrokerPipeline:
                 "report",
                 update=update_id,
                 generation=report.report.generation,
+                broker=report.report.broker_incarnation,
+                staleness=self._config.update_plan().staleness,
                 steps=report.report.num_env_steps,
                 trained=report.report.num_kept_steps,
                 lag=max(steps_by_lag, default=0),

@@ -247,12 +247,11 @@ def _create(world_size: int, row_bytes: int) -> int:
 
 
 def _map(path: str, nonce: bytes) -> mmap.mmap:
+    """Map the memory; a forked child inherits the mapping, and unmaps its own."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         if os.pread(fd, _NONCE_BYTES, 0) != nonce:
             raise OSError("the ranks are in several process namespaces")
-        memory = mmap.mmap(fd, 0)
+        return mmap.mmap(fd, 0)
     finally:
         os.close(fd)
-    memory.madvise(mmap.MADV_DONTFORK)  # a child would keep it alive
-    return memory

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from rlzmq.net.shared_memory import MIN_SHARED_BYTES, Segment, read_segment
+from rlzmq.net.shared_memory import Segment, min_shared_bytes, read_segment
 from rlzmq.wire.codec import Buffer, decode_head, encode_opaque
 from rlzmq.wire.errors import SchemaError, WireError, wire_decoder
 from rlzmq.wire.kinds import FOLDED, FRAMES_NEEDED
@@ -78,6 +78,7 @@ class SharedFrames:
         answer: Callable[[bytes, list[Buffer]], object],
         on_frames_needed: Callable[[bytes, str], object],
     ) -> None:
+        self._min_bytes = min_shared_bytes()
         self._answer = answer
         self._on_frames_needed = on_frames_needed
         self._in_need: set[bytes] = set()
@@ -109,7 +110,7 @@ class SharedFrames:
                 offsets.append(_OUTSIDE)
                 lengths.append(0)
                 outside.append(frame)
-        if sum(lengths) < MIN_SHARED_BYTES:
+        if sum(lengths) < self._min_bytes:
             return frames
         self._sent[segment.nonce] = segment
         header = _Folded(segment.pid, segment.fd, segment.nonce, len(segment), tuple(offsets), tuple(lengths))

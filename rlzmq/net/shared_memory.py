@@ -9,6 +9,8 @@ Who holds a segment is known to the kernel: a holder has a read lock on it, whic
 segment again, its owner must get the write lock, so arrays never change while anyone holds them. Every filling has
 a random nonce at the segment's beginning: a holder that comes too late finds another one, or the write lock.
 
+Forked children inherit the mappings, so that in them, too, collecting a segment unmaps its own memory and no other.
+
 A segment cannot shrink (``F_SEAL_SHRINK``, checked by every holder), so reading it cannot fail with SIGBUS. Holders map
 it copy-on-write: what they write is theirs alone, as with received frames.
 """
@@ -23,13 +25,13 @@ import os
 import secrets
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MIN_SHARED_BYTES", "Segment", "SegmentPool", "read_segment"]
+__all__ = ["MIN_SHARED_BYTES", "Segment", "SegmentPool", "min_shared_bytes", "read_segment"]
 
 MIN_SHARED_BYTES = 1 << 20
 """Bytes of a message's arrays from which sharing them is cheaper than copying them through a socket."""
@@ -43,6 +45,14 @@ _MAX_OWNED = 64
 _MAX_IDLE_FILLINGS = 64
 
 _log = logging.getLogger("rlzmq")
+
+
+def min_shared_bytes() -> int:
+    """Return the number of bytes from which arrays are shared: `MIN_SHARED_BYTES`, or ``RLZMQ_MIN_SHARED_BYTES``.
+
+    With the variable, tests make small fragments use shared memory (1), or large ones sockets.
+    """
+    return int(os.environ.get("RLZMQ_MIN_SHARED_BYTES", MIN_SHARED_BYTES))
 
 
 class Segment(mmap.mmap):
@@ -79,13 +89,12 @@ class Segment(mmap.mmap):
             raise
         segment.pid, segment.fd, segment.nonce = os.getpid(), own, nonce
         segment.address = _address(segment)
-        segment.madvise(mmap.MADV_DONTFORK)  # a child would keep it alive
         return segment
 
     def __del__(self) -> None:
-        if self.fd >= 0:
-            if os.getpid() == self.pid:  # a forked child has the same lock
-                _lock(self.fd, fcntl.F_UNLCK)
+        # In a forked child the lock is that of its parent, and the descriptor may have become another file's.
+        if self.fd >= 0 and os.getpid() == self.pid:
+            _lock(self.fd, fcntl.F_UNLCK)
             os.close(self.fd)
 
 
@@ -108,9 +117,11 @@ class _Owned:
     fd: int
     memory: npt.NDArray[np.uint8]
     filled_at: int = 0
+    pid: int = field(default_factory=os.getpid)
 
     def __del__(self) -> None:
-        os.close(self.fd)
+        if os.getpid() == self.pid:  # not in a forked child
+            os.close(self.fd)
 
 
 class SegmentPool:
@@ -121,6 +132,7 @@ class SegmentPool:
     """
 
     def __init__(self) -> None:
+        self._min_bytes = min_shared_bytes()
         self._owned: list[_Owned] = []
         self._num_fillings = 0
         self._is_off = False
@@ -133,9 +145,9 @@ class SegmentPool:
 
         Returns:
             Equal arrays in the segment, which is held as long as one of them is left. The same arrays if they have
-            fewer than `MIN_SHARED_BYTES`, or there is no shared memory; the first such failure is logged.
+            fewer bytes than `min_shared_bytes`, or there is no shared memory; the first such failure is logged.
         """
-        is_small = sum(array.nbytes for array in arrays) < MIN_SHARED_BYTES
+        is_small = sum(array.nbytes for array in arrays) < self._min_bytes
         if self._is_off or is_small or any(array.dtype.hasobject for array in arrays):
             return list(arrays)
         num_bytes, places = _ALIGNMENT_BYTES, []
@@ -200,7 +212,6 @@ def _create(num_bytes: int) -> _Owned:
     except BaseException:
         os.close(fd)
         raise
-    memory.madvise(mmap.MADV_DONTFORK)
     return _Owned(fd, np.frombuffer(memory, np.uint8))
 
 

@@ -104,7 +104,8 @@ class Ledger:
         self.entries: dict[FragmentId, Entry] = {}
         self.runners: dict[tuple[str, int], RunnerRecord] = {}
         self.num_bytes: int = 0
-        self._num_accepted = self._bytes_accepted = 0
+        self.num_accepted: int = 0
+        self._bytes_accepted = 0
         self._free: dict[FragmentId, Entry] = {}
         self._free_steps_by_version: dict[int, int] = {}
         # For fragments of an earlier broker that have not been sent again yet: the end of their trained steps, and
@@ -122,7 +123,7 @@ class Ledger:
     @property
     def mean_bytes(self) -> int:
         """Mean size of all accepted fragments."""
-        return self._bytes_accepted // max(1, self._num_accepted)
+        return self._bytes_accepted // max(1, self.num_accepted)
 
     def is_committed(self, fragment: FragmentId) -> bool:
         """Return whether the fragment is committed."""
@@ -171,7 +172,7 @@ class Ledger:
         record.num_uncommitted += 1
         record.uncommitted_bytes += num_bytes
         self.num_bytes += num_bytes
-        self._num_accepted += 1
+        self.num_accepted += 1
         self._bytes_accepted += num_bytes
         entry.done = min(self._done_elsewhere.pop(fragment, 0), num_steps)
         taken = min(self._taken_elsewhere.pop(fragment, 0), num_steps)

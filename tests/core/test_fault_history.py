@@ -10,6 +10,8 @@ import pytest
 
 from rlzmq.core.fault_history import History, HistoryError, check_history, read_history
 
+RUNNER, LEARNER, DRIVER, BROKER = ("runner-0", 11), ("learner-0", 21), ("driver", 1), ("broker", 31)
+
 
 def report(update: int, fragments: list[list[Any]], trained: int, dropped: int = 0) -> dict[str, Any]:
     account = {
@@ -26,14 +28,33 @@ def report(update: int, fragments: list[list[Any]], trained: int, dropped: int =
         "fragments": fragments,
         "accounting": account,
         "generation": 1,
+        "broker": 1,
+        "staleness": 0,
     }
+
+
+def held(fragment: str, update: int, version: int | None = None) -> dict[str, Any]:
+    return {
+        "event": "held",
+        "id": fragment,
+        "version": update if version is None else version,
+        "update": update,
+    }
+
+
+def serves(incarnation: int) -> dict[str, Any]:
+    return {"event": "serves", "incarnation": incarnation, "first_attempt": 1000 * incarnation}
+
+
+def ended(place: str, pid: int) -> dict[str, Any]:
+    return {"event": "ended", "place": place, "pid": pid}
 
 
 def good() -> History:
     """Two updates of 10 steps; rank 1 was killed in update 1, which was begun anew by generation 2."""
 
     def trained(update: int, generation: int, ranges: list[list[Any]]) -> dict[str, Any]:
-        attempt = 100 * generation + update
+        attempt = 1000 + 100 * generation + update
         return {
             "event": "trained",
             "update": update,
@@ -58,6 +79,13 @@ def good() -> History:
             {"event": "accepted", "id": "a/1/2", "steps": 10},
             {"event": "accepted", "id": "a/1/3", "steps": 10},
         ],
+        BROKER: [
+            serves(1),
+            held("a/1/0", 0),
+            held("a/1/1", 0),
+            held("a/1/2", 1),
+            held("a/1/3", 1),
+        ],
         ("learner-0", 21): [formed(1, 0), trained(0, 1, first), formed(2, 1), trained(1, 2, second)],
         ("learner-1", 22): [formed(1, 0), trained(0, 1, first), trained(1, 1, second)],
         ("driver", 1): [
@@ -76,9 +104,6 @@ def test_a_history_that_keeps_every_promise_is_accepted() -> None:
     assert verdict.num_voided == 1
     assert verdict.num_killed == 1
     assert "0 lost, 0 trained twice" in str(verdict)
-
-
-RUNNER, LEARNER, DRIVER = ("runner-0", 11), ("learner-0", 21), ("driver", 1)
 
 
 def change(key: tuple[str, int], index: int, **facts: Any) -> Callable[[History], None]:
@@ -123,10 +148,35 @@ BROKEN: dict[str, tuple[Callable[[History], Any], str]] = {
     ),
     "fewer steps are trained than reported": (change(LEARNER, 3, ranges=[["a/1/2", 0, 9]]), "not the 10"),
     "weights go back": (change(RUNNER, 5, generation=1), "loaded weights"),
-    "a killed runner's last fragment is lost": (
-        lambda h: h[DRIVER].append({"event": "killed", "place": "runner-0", "pid": 11}),
+    "a fragment stays with the broker forever": (
+        lambda h: train_more(h, 4, broker=1),
+        "a/1/3 of runner-0 was accepted and lost: the broker that held it reported 5 updates without it",
+    ),
+    "… of a runner that was killed": (
+        lambda h: (h[DRIVER].insert(0, ended(*RUNNER)), train_more(h, 4, broker=1)),
         "a/1/3 of runner-0 was accepted and lost",
     ),
+    "… and the broker later, too": (
+        lambda h: (
+            h[DRIVER].insert(0, ended(*RUNNER)),
+            train_more(h, 4, broker=1),
+            begin_broker(h, 2),
+            train_more(h, 1, broker=2),
+        ),
+        "a/1/3 of runner-0 was accepted and lost",
+    ),
+    "a runner does not send a fragment again to the next broker": (
+        lambda h: begin_broker(h, 2, held("a/1/4", 2)),
+        "a/1/3 of runner-0 was accepted and lost: its runner sent a/1/4 to the next broker without it",
+    ),
+    "… and then it dies": (
+        lambda h: (
+            begin_broker(h, 2, held("a/1/4", 2)),
+            h[DRIVER].insert(2, ended(*RUNNER)),
+        ),
+        "a/1/3 of runner-0 was accepted and lost: its runner sent a/1/4",
+    ),
+    "a fragment is acknowledged that no broker held": (remove(BROKER, 4), "no broker held it"),
 }
 
 
@@ -144,12 +194,93 @@ def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Any) -> None:
     assert read_history(tmp_path) == {("runner-0", 7): [{"event": "weights"}]}
 
 
-def test_what_a_runner_and_the_broker_held_is_gone_where_both_were_hit_at_once() -> None:
+def train_more(history: History, num: int, broker: int) -> None:
+    """Further updates of 10 steps of another runner, reported by this broker."""
+    for _ in range(num):
+        update = sum(event["event"] == "report" for event in history[DRIVER])
+        fragment = f"b/1/{update}"
+        history[DRIVER].append({**report(update, [[fragment, 10]], 10 * update + 10, 1), "broker": broker})
+        history[LEARNER].append(
+            {
+                "event": "trained",
+                "update": update,
+                "generation": 2,
+                "attempt": 1000 * broker + 200 + update,
+                "rank": 0,
+                "ranges": [[fragment, 0, 10]],
+            }
+        )
+
+
+def begin_broker(history: History, incarnation: int, *events: dict[str, Any]) -> None:
+    history["broker", 30 + incarnation] = [serves(incarnation), *events]
+
+
+def test_a_fragment_that_waits_in_the_broker_for_its_update_is_pending_though_its_runner_died() -> None:
     history = good()
-    history["runner-0", 11].insert(4, {"event": "accepted", "id": "a/1/1b/1", "steps": 5})
-    with pytest.raises(HistoryError, match="was accepted and lost"):
-        check_history(history)
-    history["driver", 1].append({"event": "both_copies", "place": "runner-0", "pid": 11})
+    history[DRIVER].insert(2, ended(*RUNNER))
+    train_more(history, 2, broker=1)
     verdict = check_history(history)
-    assert verdict.num_gone == 2, "this one, and the one that was pending"
-    assert "2 gone with both their copies" in str(verdict)
+    assert (verdict.num_pending, verdict.num_gone) == (1, 0)
+
+
+@pytest.mark.parametrize("first", ["runner", "broker", "both"])
+def test_a_fragment_is_gone_if_its_runner_and_its_broker_died_before_it_was_due(first: str) -> None:
+    history = good()
+    if first == "runner":
+        history[DRIVER].insert(0, ended(*RUNNER))
+        train_more(history, 2, broker=1)
+        begin_broker(history, 2)
+    elif first == "broker":  # and the runner before it had sent the fragment again
+        begin_broker(history, 2)
+        train_more(history, 2, broker=2)
+        history[DRIVER].append(ended(*RUNNER))
+    else:
+        begin_broker(history, 2)
+        history[DRIVER].insert(2, ended(*RUNNER))
+    train_more(history, 2, broker=2)
+    verdict = check_history(history)
+    assert (verdict.num_pending, verdict.num_gone) == (0, 1)
+    assert "1 gone with both their copies" in str(verdict)
+
+
+def test_a_fragment_is_not_gone_while_one_of_its_holders_lives() -> None:
+    history = good()
+    begin_broker(history, 2)
+    train_more(history, 2, broker=2)
+    verdict = check_history(history)
+    assert (verdict.num_pending, verdict.num_gone) == (1, 0), "its runner has it"
+    history["broker", 32].append(held("a/1/3", 2))
+    history[DRIVER].insert(0, ended(*RUNNER))
+    verdict = check_history(history)
+    assert (verdict.num_pending, verdict.num_gone) == (1, 0), "the next broker has it"
+    train_more(history, 4, broker=2)
+    with pytest.raises(HistoryError, match="a/1/3 of runner-0 was accepted and lost"):
+        check_history(history)
+
+
+def test_processes_that_the_run_ends_itself_take_nothing_with_them() -> None:
+    history = good()
+    history[DRIVER] += [ended(*RUNNER), ended(*BROKER)]
+    verdict = check_history(history)
+    assert (verdict.num_pending, verdict.num_gone) == (1, 0)
+
+
+def test_a_fragment_that_the_next_broker_refused_is_in_the_account() -> None:
+    history = good()
+    begin_broker(history, 2, {"event": "settled", "id": "a/1/3"}, held("a/1/4", 2))
+    train_more(history, 9, broker=2)
+    assert check_history(history).num_gone == 0
+
+
+def test_what_an_earlier_broker_planned_says_nothing_about_the_order_of_the_next_one() -> None:
+    history = good()
+    history[BROKER].append(held("a/1/4", 1))
+    begin_broker(history, 2, held("a/1/3", 2, 1), held("a/1/4", 2, 1))
+    history[DRIVER].append({**report(2, [["a/1/4", 10]], 30, 1), "broker": 2})
+    trained = {"event": "trained", "update": 2, "generation": 2, "rank": 0, "ranges": [["a/1/4", 0, 10]]}
+    history[LEARNER].append({**trained, "attempt": 1999})
+    check_history(history)
+    history[LEARNER][-1] = {**trained, "attempt": 2001}
+    with pytest.raises(HistoryError, match="update 2 trained a/1/4, which came after it"):
+        check_history(history)

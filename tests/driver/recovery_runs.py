@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +46,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 async def kill(handle: Any, number: signal.Signals = signal.SIGKILL) -> None:
     """Send the signal, and make sure that it ended the process (a stopped one: that its supervisor did)."""
-    os.kill(handle.pid, number)
+    handle.send_signal(number)
     async with asyncio.timeout(60):
         status = await handle.exited
     assert status.signal_number == signal.SIGKILL

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from recovery_runs import kill
 from replay_runs import replay_config
 
-from rlzmq import PPOConfig
+from rlzmq import IMPALAConfig, PPOConfig
 from rlzmq.core import faults
 from rlzmq.core.fault_history import check_history, read_history
 
@@ -59,6 +61,46 @@ async def test_sixty_kills_each_long_before_everybody_is_back(history: Path) -> 
     assert verdict.num_killed == 60, "each of them seen in the exit status"
     assert set(nemesis.gaps_s) == set(NEMESIS.ROLES), "runners, learner ranks and the broker were all hit"
     assert "0 lost, 0 trained twice" in str(verdict)
+
+
+@pytest.mark.parametrize("shared_bytes", [1, 1 << 40])
+async def test_fragments_are_gone_only_if_their_runner_and_the_broker_die(
+    history: Path, shared_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In shared memory or through sockets: the same copies."""
+    monkeypatch.setenv("RLZMQ_MIN_SHARED_BYTES", str(shared_bytes))
+    config = (
+        IMPALAConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=2, num_envs_per_env_runner=4, rollout_fragment_length=10)
+        .learners(num_learners=1)
+        .training(train_batch_size_per_learner=160)
+        .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=1)
+        .rl_module(model_config={"fcnet_hiddens": [16]})
+        .debugging(seed=3)
+    )
+
+    async def train(num_updates: int) -> None:
+        for _ in range(num_updates):
+            await algo.train()
+
+    def runner(index: int) -> Any:
+        return algo.env_runner_group.handles[index]
+
+    def broker() -> Any:
+        return algo.session._pipeline._broker.handle
+
+    async with config.build_async() as algo:
+        await train(2)
+        await kill(runner(0))
+        await train(8)  # the broker has its fragments until they are trained
+        await kill(broker())
+        await train(8)  # the runners have theirs
+        assert check_history(read_history(history)).num_gone == 0
+        for index in (0, 1):
+            await asyncio.gather(kill(runner(index)), kill(broker()))
+            await train(8)
+    assert check_history(read_history(history)).num_gone > 0
 
 
 @pytest.mark.timeout(600)

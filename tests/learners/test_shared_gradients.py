@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import mmap
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -28,6 +30,7 @@ from rlzmq.learners.shared_gradients import SharedGradients
 from rlzmq.learners.shared_rows import SharedRows
 from tests.learners.cases import SquareLearner, episode_batch, ppo_config, ppo_learner, rows, square_learner
 from tests.learners.ranks import DiedError, form_group, run_ranks
+from tests.support.forked import child_unmaps_only_its_own
 
 
 def join(
@@ -255,7 +258,7 @@ def fallen_main(
     undone = learner.parameter_hash() == before
     learner.leave_distributed()
     if frozen and rank == 0:
-        os.kill(int((path / "pid_1").read_text()), signal.SIGKILL)
+        psutil.Process(int((path / "pid_1").read_text())).kill()
     join(learner, path, rank // 2, world_size - 1, generation=1)
     learner.adopt_newest_state()
     learner.update(batch=rows(40))
@@ -344,6 +347,22 @@ def asked_main(rank: int, world_size: int, path: Path) -> Any:
     kind = type(learner._data_parallel)
     learner.leave_distributed()
     return kind
+
+
+class OneRank:
+    rank, timeout_s, host_ranks = 0, 1.0, (0,)
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        return [data]
+
+
+def test_a_forked_child_unmaps_nothing_but_its_own_memory() -> None:
+    rows = SharedRows.map(OneRank(), 4096)  # type: ignore[arg-type]
+    assert isinstance(rows, SharedRows)
+    address = rows.rows.data_ptr() & -mmap.PAGESIZE
+    held = [rows]
+    del rows
+    assert child_unmaps_only_its_own(held, [address])
 
 
 def test_arguments_for_distributed_data_parallel_ask_for_it(tmp_path: Path) -> None:

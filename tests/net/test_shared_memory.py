@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import resource
 import signal
@@ -18,6 +19,7 @@ import pytest
 
 from rlzmq.net import shared_memory
 from rlzmq.net.shared_memory import MIN_SHARED_BYTES, Segment, SegmentPool, read_segment
+from tests.support.forked import child_unmaps_only_its_own
 
 LARGE = MIN_SHARED_BYTES
 
@@ -201,6 +203,40 @@ def test_a_forked_child_neither_holds_nor_releases() -> None:
         os.waitpid(child, 0)
         os.close(reads)
         os.close(writes)
+
+
+def test_a_forked_child_unmaps_nothing_but_its_own_memory() -> None:
+    pool = SegmentPool()
+    (array,) = pool.put([np.zeros(LARGE, np.uint8)])
+    place = place_of(array)
+    addresses = [segment_of(array).address, pool._owned[0].memory.__array_interface__["data"][0]]
+    held = [array, pool]
+    del array, pool
+    assert child_unmaps_only_its_own(held, addresses)
+    assert (held[0] == 0).all()
+    assert Segment.hold(*place)
+
+
+def test_a_forked_child_leaves_descriptors_alone_that_have_become_others() -> None:
+    (array,) = SegmentPool().put([np.zeros(LARGE, np.uint8)])
+    fd = segment_of(array).fd
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open("/dev/null", os.O_RDONLY), fd)  # as in a child that closed all that it had inherited
+        del array
+        gc.collect()
+        os._exit(0 if os.path.samestat(os.fstat(fd), os.stat("/dev/null")) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_the_least_size_of_shared_arrays_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLZMQ_MIN_SHARED_BYTES", "3")
+    pool = SegmentPool()
+    small, large = np.zeros(2, np.uint8), np.arange(3, dtype=np.uint8)
+    assert pool.put([small])[0] is small
+    (put,) = pool.put([large])
+    assert segment_of(put)
+    assert put.tolist() == [0, 1, 2]
 
 
 def test_idle_segments_and_those_beyond_the_limit_are_left_to_their_holders() -> None:

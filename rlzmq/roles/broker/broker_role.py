@@ -64,7 +64,7 @@ from rlzmq.roles.broker.journal_file import JournalFile
 from rlzmq.roles.broker.listeners import BrokerListeners
 from rlzmq.wire.errors import WireError
 from rlzmq.wire.fragment_message import fragment_to_bytes
-from rlzmq.wire.messages import BrokerBeat, Hello, decode_message
+from rlzmq.wire.messages import BrokerBeat, Fragment, Hello, decode_message, first_number
 
 __all__ = ["BrokerRole"]
 
@@ -117,6 +117,7 @@ class BrokerRole:
         incarnation = incarnation or int(time.time() * 1000)
         given = {"journal": journal_dir is not None, "resent_bytes": _resent_bytes(), **(options or {})}
         self._core = BrokerCore(BrokerOptions(run_id=run_id, incarnation=incarnation, **given))
+        faults.record("serves", incarnation=incarnation, first_attempt=first_number(incarnation))
         self._journal_dir = journal_dir
         self._journal: JournalFile | None = None
         self._recalled: list[Recalled] | None = None
@@ -343,6 +344,7 @@ class BrokerRole:
     def _decide(self, event: BrokerEvent) -> None:
         if self._has_failed:
             return
+        num_accepted = self._core.state.ledger.num_accepted
         try:
             instructions = self._core.handle(event, self._loop.time())
         except Exception as error:  # the state may be inconsistent: a new broker rebuilds it from the peers
@@ -351,9 +353,20 @@ class BrokerRole:
             if not self.ended.done():
                 self.ended.set_exception(error)
             return
+        if faults.is_recording and isinstance(event, Received) and isinstance(event.message, Fragment):
+            self._record(event.message, is_new=self._core.state.ledger.num_accepted > num_accepted)
         if faults.is_armed and isinstance(event, Received):
             faults.at(f"broker.{type(event.message).__name__}")  # decided, but nothing sent yet
         self._do(instructions)
+
+    def _record(self, message: Fragment, *, is_new: bool) -> None:
+        """Record, for the history, what became of a fragment that has arrived."""
+        state, fragment = self._core.state, message.fragment_id
+        if is_new:
+            update = -1 if state.next_commit is None else state.next_commit
+            faults.record("held", id=str(fragment), version=message.weights_version, update=update)
+        elif fragment not in state.ledger.entries and state.ledger.is_committed(fragment):
+            faults.record("settled", id=str(fragment))
 
     def _do(self, instructions: list[Any]) -> None:
         for instruction in instructions:
