@@ -86,7 +86,7 @@ async def kill_now_and_then(algo: Any, every_s: float, dice: random.Random) -> i
                 session._pipeline._broker.handle,
             ]
             handle = dice.choice([handle for handle in candidates if not handle.exited.done()])
-            os.kill(handle.pid, signal.SIGKILL)
+            handle.send_signal(signal.SIGKILL)
             status = await handle.exited
             count += status.signal_number == signal.SIGKILL
     except asyncio.CancelledError:

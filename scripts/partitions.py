@@ -212,9 +212,9 @@ def notice(repeat: int, *, is_local: bool) -> bool:
         runner.wait_for(" joined ")
         cluster.updates(2)
         for _ in range(repeat if is_local else 0):
-            local = _forked_runner(history)
+            local = _forked_runner(history, head.process.pid)
             start = time.monotonic()
-            os.kill(local, signal.SIGKILL)
+            local.kill()
             seconds.add("local runner, kill -9", head.wait_for(r"Restarted in", since=start) - start)
             _wait_back(cluster, 2)
         for _ in range(0 if is_local else repeat):
@@ -250,14 +250,15 @@ def _wait_back(cluster: Cluster, num_runners: int) -> None:
     raise RuntimeError(f"not {num_runners} runners:\n{output}\n{cluster.head.tail()}")
 
 
-def _forked_runner(history: Path) -> int:
-    """The pid of the head's own runner that lives, by its history's name; it may be about to begin it."""
+def _forked_runner(history: Path, head_pid: int) -> psutil.Process:
+    """The head's own runner that lives, by its history's name; it may be about to begin it."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for path in history.glob("runner-0.*.jsonl"):
-            pid = int(path.name.split(".")[1])
-            if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                return pid
+            number = int(path.name.split(".")[1])
+            for process in psutil.Process(head_pid).children(recursive=True):
+                if process.pid == number and process.status() != psutil.STATUS_ZOMBIE:
+                    return process
         time.sleep(0.02)
     raise AssertionError("the head has no runner of its own")
 

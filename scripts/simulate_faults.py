@@ -54,7 +54,8 @@ def main() -> int:
     jobs = [(seed, min(_CHUNK, last - seed)) for seed in range(arguments.seed, last, _CHUNK)]
     start = time.perf_counter()
     num_failures, counts = 0, Counter[str]()
-    with multiprocessing.get_context("spawn").Pool(max(1, min(arguments.processes, len(jobs)))) as pool:
+    # A fork's semaphores have no names in /dev/shm, so they end with the processes, whoever is killed.
+    with multiprocessing.get_context("fork").Pool(max(1, min(arguments.processes, len(jobs)))) as pool:
         for failures, chunk in pool.imap_unordered(_run_job, jobs):
             counts.update(chunk)
             num_failures += len(failures)

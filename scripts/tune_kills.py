@@ -9,7 +9,6 @@ same. At the end no process may be left.
 from __future__ import annotations
 
 import argparse
-import signal
 import subprocess
 import sys
 import tempfile
@@ -85,14 +84,16 @@ def run_with_kills(path: Path, iterations: int) -> tuple[list[int], float]:
         [sys.executable, __file__, "--drive", str(path), "--iterations", str(iterations)]
     )
     killed: list[int] = []
-    pids: set[int] = set()
+    processes: set[psutil.Process] = set()
     while driver.poll() is None:
         time.sleep(0.02)  # reads files of another process
         lines = [read_results(path / f"PPO_{index:05d}") for index in range(NUM_TRIALS)]
-        pids |= {line["pid"] for each in lines for line in each}
+        children = {child.pid: child for child in psutil.Process(driver.pid).children(recursive=True)}
+        processes.update(children.values())
         for index, each in enumerate(lines):
-            if len(killed) < 2 and index not in killed and 2 <= len(each) < iterations - 1:
-                psutil.Process(each[-1]["pid"]).send_signal(signal.SIGKILL)
+            is_due = len(killed) < 2 and index not in killed and 2 <= len(each) < iterations - 1
+            if is_due and (trial := children.get(each[-1]["pid"])) is not None:
+                trial.kill()
                 killed.append(index)
                 print(f"killed trial {index} (pid {each[-1]['pid']}) after iteration {len(each)}", flush=True)
         num_ended = sum(bool(each) and each[-1]["done"] for each in lines)
@@ -100,8 +101,7 @@ def run_with_kills(path: Path, iterations: int) -> tuple[list[int], float]:
             driver.kill()
             driver.wait()
             print(f"killed the driver (pid {driver.pid}) after {num_ended} trials had ended", flush=True)
-    psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=20)
-    left = [pid for pid in pids if psutil.pid_exists(pid)]
+    _, left = psutil.wait_procs(processes, timeout=20)
     if left:
         raise SystemExit(f"left after the driver's end: {left}")
     return killed, time.perf_counter() - start

@@ -55,9 +55,9 @@ def fork_server() -> Iterator[None]:
     """One warm server for all tests that start processes, ended with them: its process must be gone."""
     forkserver.prestart(WARM)
     yield
-    pid = forkserver.get_fork_server().pid
+    server = psutil.Process(forkserver.get_fork_server().pid)
     forkserver.shutdown()
-    assert not psutil.pid_exists(pid)
+    assert not server.is_running()
 
 
 @pytest.fixture(autouse=True)

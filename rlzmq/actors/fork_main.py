@@ -291,7 +291,7 @@ class _Server:
             if info is None:
                 return
             # Kill what the child left behind; its id is not reused yet.
-            end_family(info.si_pid, parent=self._pid, spared=self._children)
+            end_family(info.si_pid, os.getsid(0), parent=self._pid, spared=self._children)
             _, status = os.waitpid(info.si_pid, 0)
             child = self._children.pop(info.si_pid, None)
             if child is not None:

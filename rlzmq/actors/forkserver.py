@@ -55,13 +55,18 @@ class ForkedChild:
 
     It is killed when its owner closes it or dies. It belongs to the event loop on which it was created.
 
+    Args:
+        status, channel: The sockets that the fork server and the process have the other ends of.
+        session: The fork server's session, and so the process's.
+
     Attributes:
         pid: Its process id.
         channel: The private, non-blocking socket to it.
         exited: Done when the process has ended, with its :class:`ExitStatus`.
     """
 
-    def __init__(self, status: socket.socket, channel: socket.socket) -> None:
+    def __init__(self, status: socket.socket, channel: socket.socket, session: int) -> None:
+        self._session = session
         self._loop = asyncio.get_running_loop()
         self._status: socket.socket | None = status
         self.channel = channel
@@ -97,7 +102,7 @@ class ForkedChild:
             data = b""
         if not data:
             if self.pid and not self.exited.done():
-                end_family(self.pid)  # the fork server, which would do so, has died
+                end_family(self.pid, self._session)  # the fork server, which would do so, has died
             self._end(ExitStatus(None))
             return
         message = json.loads(data)
@@ -147,7 +152,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 pass_fds=fds,
                 env={**os.environ, **one_thread},
-                start_new_session=True,  # the driver handles the terminal's Ctrl-C
+                start_new_session=True,  # whose number is its own; the driver handles the terminal's Ctrl-C
             )
         finally:
             theirs.close()
@@ -162,6 +167,10 @@ class ForkServer:
     def is_usable(self) -> bool:
         """Whether the server runs and belongs to this process, not to the process that this one was forked from."""
         return self._owner_pid == os.getpid() and self._process.poll() is None
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the server; do nothing if it has ended."""
+        self._process.send_signal(number)
 
     def spawn(self, role: str, *, log_path: str | None = None) -> ForkedChild:
         """Request a child that runs :func:`rlzmq.actors.child.run_child`; call it on a running event loop.
@@ -178,7 +187,7 @@ class ForkServer:
         """
         status, their_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel, their_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        child = ForkedChild(status, channel)
+        child = ForkedChild(status, channel, self.pid)
         try:
             self._request(
                 {"op": "spawn", "role": role, "log_path": log_path},

@@ -9,9 +9,9 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from rlzmq.core.machine import boot_id
+from rlzmq.core.opened_process import OpenedProcess
 
-__all__ = ["FORK_SERVER_NAME", "descendants", "end_family", "is_stopped", "start_mark"]
+__all__ = ["FORK_SERVER_NAME", "descendants", "end_family", "is_stopped"]
 
 FORK_SERVER_NAME = "rlzmq-forks"
 """The process name of a fork server (at most 15 characters); its children have the same command line."""
@@ -26,21 +26,13 @@ class _Process(NamedTuple):
     state: str
     parent: int
     group: int
-    started: str  # in clock ticks since the machine's start
+    session: int
 
 
 def is_stopped(pid: int) -> bool:
     """Return whether a signal has stopped the process (a debugger's stop does not count)."""
     process = _read(pid)
     return process is not None and process.state == "T"
-
-
-def start_mark(pid: int) -> str | None:
-    """Return a text that only this process has among all that ever have its number; None if it does not exist."""
-    process = _read(pid)
-    if process is None:
-        return None
-    return f"{boot_id()} {process.started}"
 
 
 def descendants(pid: int) -> list[int]:
@@ -54,7 +46,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def end_family(group: int, *, parent: int = 0, spared: Container[int] = ()) -> None:
+def end_family(group: int, session: int, *, parent: int = 0, spared: Container[int] = ()) -> None:
     """Kill the processes that an ended process left behind.
 
     Processes that clean up after others and then end by themselves are spared: resource trackers of
@@ -62,25 +54,28 @@ def end_family(group: int, *, parent: int = 0, spared: Container[int] = ()) -> N
 
     Args:
         group: Process group whose members are killed.
+        session: The group's session: once the last member has ended, another session may have a group of this number.
         parent: A process whose children are killed as well, in any group or session; 0: none.
         spared: Children of `parent` that are not killed.
     """
+
+    def is_left(process: _Process) -> bool:
+        is_member = (process.group, process.session) == (group, session)
+        is_child = parent != 0 and process.parent == parent and process.pid not in spared
+        return (is_member or is_child) and process.state not in "ZX" and process.name != FORK_SERVER_NAME
+
     killed: set[int] = set()
     for _ in range(_MAX_ROUNDS):  # killed processes may have started others
-        found = [
-            process.pid
-            for process in _processes()
-            if (process.group == group or (parent and process.parent == parent and process.pid not in spared))
-            and process.state not in "ZX"
-            and process.pid not in killed
-            and not (process.name == FORK_SERVER_NAME or _is_tracker(process.pid))
-        ]
+        found = {process.pid for process in _processes() if is_left(process)} - killed
+        found = {pid for pid in found if not _is_tracker(pid)}
         if not found:
             return
         for pid in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        killed.update(found)
+            with contextlib.suppress(ProcessLookupError, PermissionError), OpenedProcess(pid) as opened:
+                process = _read(pid)  # now that it is opened: the number may have become another process's
+                if process is not None and is_left(process):
+                    opened.send_signal(signal.SIGKILL)
+        killed |= found
 
 
 def _processes() -> Iterator[_Process]:
@@ -96,7 +91,7 @@ def _read(pid: int) -> _Process | None:
         return None
     name, _, rest = status.partition("(")[2].rpartition(")")
     fields = rest.split()  # the third of proc_pid_stat(5) and those after it
-    return _Process(pid, name, fields[0], int(fields[1]), int(fields[2]), fields[19])
+    return _Process(pid, name, fields[0], *map(int, fields[1:4]))
 
 
 def _is_tracker(pid: int) -> bool:

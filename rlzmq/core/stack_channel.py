@@ -12,6 +12,8 @@ import signal
 import time
 from pathlib import Path
 
+from rlzmq.core.opened_process import OpenedProcess
+
 __all__ = ["find_stack_channel", "open_stack_channel", "read_stacks"]
 
 _SIGNAL = signal.SIGUSR2
@@ -59,9 +61,11 @@ def read_stacks(pid: int, channel: Path) -> str:
     Raises:
         OSError: The process has ended.
     """
-    with open(channel, "rb") as file:
+    with OpenedProcess(pid) as process, open(channel, "rb") as file:
+        if not os.readlink(channel).startswith(_PREFIX):  # another process has its number
+            raise ProcessLookupError(f"{channel} is no channel of stacks")
         begin = size = os.fstat(file.fileno()).st_size
-        os.kill(pid, _SIGNAL)
+        process.send_signal(_SIGNAL)
         num_quiet, deadline = 0, time.monotonic() + _MAX_WAIT_S
         while num_quiet < _NUM_QUIET_LOOKS and time.monotonic() < deadline:
             time.sleep(_LOOK_S)

@@ -11,6 +11,8 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from multiprocessing.synchronize import SemLock
+from multiprocessing.util import _finalizer_registry  # type: ignore[attr-defined]
 from typing import Any
 
 import gymnasium as gym
@@ -225,6 +227,16 @@ def _check_autoreset(entry: EnvEntry, vector_env: VectorEnv[Any, Any, Any]) -> N
 
 
 class _AsyncVectorEnv(AsyncVectorEnv):
+    def __init__(self, creators: Sequence[Callable[[], gym.Env[Any, Any]]], context: str) -> None:
+        super().__init__(creators, context=context)
+        # All processes have answered, so they have opened the queue's semaphores. Without names nothing remains in
+        # /dev/shm, even if multiprocessing's resource tracker is killed together with all of them.
+        locks: list[Any] = [lock for lock in vars(self.error_queue).values() if isinstance(lock, SemLock)]
+        names = {lock._semlock.name for lock in locks}
+        for finalizer in list(_finalizer_registry.values()):
+            if finalizer._callback is locks[0]._cleanup and finalizer._args[0] in names:
+                finalizer()
+
     def close_extras(self, timeout: int | float | None = None, terminate: bool = False) -> None:
         super().close_extras(timeout, terminate)
         del self.error_queue  # otherwise the resource tracker warns about its semaphores

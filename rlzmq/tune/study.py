@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rlzmq.actors.process_state import start_mark
 from rlzmq.config.search_space import Categorical, Function, GridSearch, Numeric, SearchObject
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.machine import process_space
+from rlzmq.core.opened_process import start_mark
 from rlzmq.telemetry.metric_paths import Mode
 from rlzmq.tune.search.base import Searcher, labels_of
 from rlzmq.tune.search.optuna import load_optuna

@@ -211,6 +211,7 @@ class Contender:
         import psutil
 
         tree = self._tree()
+        shared = {path for process in tree for path in _shared_files(process.pid)}
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -221,6 +222,8 @@ class Contender:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         self._process.wait()
+        for path in shared:  # semaphores and tensors of peers, whose own cleaners may have been killed
+            path.unlink(missing_ok=True)
         assert self._process.stdout is not None
         self._process.stdout.close()
         self._folder.cleanup()
@@ -250,6 +253,16 @@ class Contender:
             with contextlib.suppress(psutil.Error):
                 total += sum(process.cpu_times()[:4])  # of children that ended, too
         return total
+
+
+def _shared_files(pid: int) -> set[Path]:
+    """Return the named files of /dev/shm that a process has mapped."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    names = {line.partition("/dev/shm/")[2] for line in lines}
+    return {Path("/dev/shm", name) for name in names if name and not name.endswith(" (deleted)")}
 
 
 def wait_until_quiet(busy: float, patience_s: float) -> float:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import signal
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -87,7 +85,7 @@ async def figures(begin: float) -> list[str]:
         noticed = []
         for _ in range(NUM_ROUNDS):
             actor = await system.spawn(Echo)
-            os.kill(actor.pid, signal.SIGKILL)
+            psutil.Process(actor.pid).kill()
             start = time.perf_counter()
             await actor.exited
             noticed.append(time.perf_counter() - start)

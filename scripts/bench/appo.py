@@ -17,6 +17,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from typing import Any
 
 import gymnasium as gym
@@ -58,43 +59,45 @@ def rlzmq(name: str) -> Turn:
 
 def sample_factory(name: str) -> Turn:
     context = multiprocessing.get_context("spawn")
-    progress = context.Array("d", 2)  # env steps trained, and when
-    run = context.Process(target=train, args=(name, progress))
+    progress, told = context.Pipe(duplex=False)  # env steps trained, and when
+    run = context.Process(target=train, args=(name, told))
     run.start()
+    told.close()
     assert run.pid is not None
 
     def to_all(kind: signal.Signals) -> None:
         import psutil
 
         for process in [*psutil.Process(run.pid).children(recursive=True), psutil.Process(run.pid)]:
-            os.kill(process.pid, kind)
+            process.send_signal(kind)
 
     atexit.register(lambda: to_all(signal.SIGKILL))
-    while not progress[0]:
-        assert run.is_alive(), "Sample Factory ended"
-        time.sleep(0.1)
+    after_step(progress)
     to_all(signal.SIGSTOP)
 
     def turn(seconds: float) -> float:
         to_all(signal.SIGCONT)
-        begin = after(progress, progress[0])
+        begin = after_step(progress)
         time.sleep(seconds)
-        end = after(progress, progress[0])
+        end = after_step(progress)
         to_all(signal.SIGSTOP)
         return (end[0] - begin[0]) / (end[1] - begin[1])
 
     return turn
 
 
-def after(progress: Any, num_steps: float) -> tuple[float, float]:
-    """Wait for a training step beyond `num_steps`; return env steps and time of it."""
-    while progress[0] <= num_steps:
-        time.sleep(0.001)
-    with progress.get_lock():
-        return progress[0], progress[1]
+def after_step(progress: Connection) -> tuple[float, float]:
+    """Wait for the next training step; return the env steps trained until then, and its time."""
+    while progress.poll():
+        progress.recv()
+    try:
+        num_steps, at = progress.recv()
+    except EOFError:
+        raise SystemExit("Sample Factory ended") from None
+    return num_steps, at
 
 
-def train(name: str, progress: Any) -> None:
+def train(name: str, progress: Connection) -> None:
     """Run Sample Factory until the process is killed."""
     from sample_factory.algo.runners.runner import AlgoObserver
     from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
@@ -103,8 +106,7 @@ def train(name: str, progress: Any) -> None:
 
     class Progress(AlgoObserver):  # type: ignore[misc]
         def on_training_step(self, runner: Any, training_iteration_since_resume: int) -> None:
-            with progress.get_lock():
-                progress[:] = [float(sum(runner.env_steps.values())), time.monotonic()]
+            progress.send((float(sum(runner.env_steps.values())), time.monotonic()))
 
     register_env("bench", make_env)
     settings = {

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from multiprocessing import get_context
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.util import get_temp_dir
@@ -17,9 +17,10 @@ from typing import Any
 import psutil
 import pytest
 
-from rlzmq.actors import forkserver
-from rlzmq.actors.process_state import descendants, start_mark
+from rlzmq.actors import forkserver, process_state
+from rlzmq.actors.process_state import descendants, end_family
 from rlzmq.actors.system import ActorSystem
+from rlzmq.core.opened_process import start_mark
 
 # Starts a process in a session of its own and ends: an orphan.
 DAEMON = """
@@ -53,21 +54,26 @@ class Family:
         return [str(path) for path in Path(get_temp_dir()).glob("listener-*")]
 
 
-def lives(pid: int) -> bool:
+def lives(process: psutil.Process) -> bool:
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-def left(pids: list[int], names: list[str]) -> list[str]:
-    alive = [str(pid) for pid in pids if lives(pid)]
+def left(processes: list[psutil.Process], names: list[str]) -> list[str]:
+    alive = [str(process.pid) for process in processes if lives(process)]
     return alive + [name for name in names if Path("/dev/shm", name).exists()]
 
 
-async def until_nothing_is_left(pids: list[int], names: list[str]) -> None:
+async def family_of(actor: Any) -> tuple[list[psutil.Process], list[str]]:
+    pids, names = await actor.start()
+    return [psutil.Process(pid) for pid in pids], names
+
+
+async def until_nothing_is_left(processes: list[psutil.Process], names: list[str]) -> None:
     async with asyncio.timeout(30):  # the tracker ends by itself, a moment after the others
-        while left(pids, names):  # noqa: ASYNC110 (facts of the kernel's)
+        while left(processes, names):  # noqa: ASYNC110 (facts of the kernel's)
             await asyncio.sleep(0.01)
 
 
@@ -81,25 +87,25 @@ async def system() -> AsyncIterator[ActorSystem]:
 async def test_a_family_ends_with_its_actor(system: ActorSystem, how: str) -> None:
     other = await system.spawn(Family, name="other")
     actor = await system.spawn(Family, name="actor")
-    others = await other.start()
-    pids, names = await actor.start()
+    others = await family_of(other)
+    processes, names = await family_of(actor)
     sockets = await actor.sockets()
-    assert len(left(pids, names)) == 7
+    assert len(left(processes, names)) == 7
     assert len(left([], sockets)) == 1
     assert all(system.run_directory.path in Path(path).parents for path in sockets)
     if how == "signal":
-        os.kill(actor.pid, signal.SIGKILL)
+        psutil.Process(actor.pid).kill()
     elif how == "kill":
         actor.kill()
     elif how == "stop":
         await actor.stop()
     else:
-        os.kill(forkserver.get_fork_server().pid, signal.SIGKILL)
-        for pid in [*pids[1:], *others[0][1:]]:  # in a session of its own: init's now, and not found
-            os.kill(pid, signal.SIGKILL)
+        forkserver.get_fork_server().send_signal(signal.SIGKILL)
+        for process in [*processes[1:], *others[0][1:]]:  # in a session of its own: init's now, and not found
+            process.kill()
         others = ([], [])
     await actor.exited
-    await until_nothing_is_left(pids, [*names, *sockets])
+    await until_nothing_is_left(processes, [*names, *sockets])
     assert len(left(*others)) == len(others[0]) + len(others[1]), "the other one's family lives on"
 
 
@@ -107,13 +113,46 @@ def test_a_process_is_known_by_its_start_and_its_descendants_are_found() -> None
     code = "import subprocess as s; child = s.Popen(['sleep', '600']); print(child.pid, flush=True); child.wait()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        grandchild = int(parent.stdout.readline())
+        grandchild = psutil.Process(int(parent.stdout.readline()))
         try:
-            assert set(descendants(os.getpid())) >= {parent.pid, grandchild}
-            assert descendants(parent.pid) == [grandchild]
+            assert set(descendants(os.getpid())) >= {parent.pid, grandchild.pid}
+            assert descendants(parent.pid) == [grandchild.pid]
             mark = start_mark(parent.pid)
             assert mark is not None
             assert mark == start_mark(parent.pid) != start_mark(os.getpid())
         finally:
-            os.kill(grandchild, signal.SIGKILL)
-    assert start_mark(parent.pid) is None
+            grandchild.kill()
+    assert start_mark(parent.pid) != mark
+
+
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that nobody may kill."""
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+        yield process
+        was_running = process.poll() is None
+        process.kill()
+    assert was_running
+
+
+def test_a_group_of_the_same_number_in_another_session_is_not_the_family(
+    stranger: subprocess.Popen[bytes],
+) -> None:
+    end_family(stranger.pid, os.getsid(0))
+
+
+def test_a_member_whose_number_has_become_another_process_is_not_killed(
+    stranger: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = 2**22  # beyond all numbers
+    listed = process_state._Process(stranger.pid, "sleep", "S", 1, group, group)
+    rounds = [[listed], []]
+    monkeypatch.setattr(process_state, "_processes", lambda: rounds.pop(0))
+    end_family(group, group)
+    assert not rounds
+
+
+def test_the_members_of_a_group_are_killed() -> None:
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+        end_family(process.pid, process.pid)
+        assert process.wait(30) == -signal.SIGKILL

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import stat
 from pathlib import Path
@@ -51,7 +50,7 @@ def test_a_runner_outlives_the_broker_and_ends_with_the_run(tmp_path: Path) -> N
         peer.wait_for(" joined ")
         algo.train()
         keeper = algo._async.session._pipeline._broker
-        os.kill(keeper.handle.pid, signal.SIGKILL)
+        keeper.handle.send_signal(signal.SIGKILL)
         for _ in range(3):
             result = algo.train()
         assert keeper.num_restarts == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import signal
 import threading
 import time
@@ -151,7 +150,7 @@ async def test_a_stopped_rank_is_noticed_killed_and_survived_within_five_seconds
     async with small(1, 2).build_async() as algo:
         await algo.train()
         start = time.monotonic()
-        os.kill(algo.learner_group.handles[1].pid, signal.SIGSTOP)
+        algo.learner_group.handles[1].send_signal(signal.SIGSTOP)
         result = await algo.train()
         took_s = time.monotonic() - start
     check_account(result, 2)
@@ -246,7 +245,7 @@ async def test_the_death_of_all_learners_goes_back_to_the_last_state_that_the_dr
             await algo.save_to_path(tmp_path / "checkpoint")
         await algo.train()  # within the minute that a copy serves
         for handle in algo.learner_group.handles:
-            os.kill(handle.pid, signal.SIGKILL)
+            handle.send_signal(signal.SIGKILL)
         result = await algo.train()
         assert result["learners"]["default_policy"]["weights_seq_no"] == 2
         for _ in range(3):

@@ -111,6 +111,35 @@ def test_async_env_equals_sync_and_leaves_no_process() -> None:
     assert not any(process.is_alive() for process in asynchronous.processes)  # type: ignore[attr-defined]
 
 
+SEMAPHORES = """
+import gc
+from pathlib import Path
+from rlzmq.envs.vector import make_vec
+
+def semaphores():
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.partition("/dev/shm/")[2] for line in lines if "/sem." in line}
+
+env = make_vec("CartPole-v1", num_envs=2, mode="async")
+print(len(semaphores()), *(name for name in semaphores() if not name.endswith(" (deleted)")))
+env.reset(seed=1)
+env.call("render")
+env.close()
+del env
+gc.collect()
+"""
+
+
+def test_the_semaphores_of_async_envs_have_no_names() -> None:
+    """So they are gone with the processes, also if the resource tracker is killed together with them."""
+    result = subprocess.run([sys.executable, "-c", SEMAPHORES], capture_output=True, text=True)
+    num, *names = result.stdout.split()
+    assert int(num) >= 3
+    assert names == []
+    assert result.returncode == 0
+    assert "semaphore" not in result.stderr, "the tracker has no complaints"
+
+
 SCRIPT = """
 import os, signal
 from rlzmq.envs.vector import make_vec

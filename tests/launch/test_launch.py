@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rlzmq.cli.joining import run_async
@@ -250,8 +250,10 @@ def _job(script: Path, log: Path, environment: dict[str, str]) -> Iterator[subpr
     try:
         yield job
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(job.pid, signal.SIGKILL)
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("CALLS") == environment["CALLS"]:
+                    process.kill()
         job.wait()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -44,11 +42,11 @@ def test_five_machines_train_survive_kills_and_end_with_one_ctrl_c(machines: Mac
         launch.wait_for(r"^\[head\] iter 3 ")
         # Ranks talk over the machines' own addresses, and nobody listens on every interface but torch.
         assert f"{head.address}:{PORT}" in head.listening()
-        os.kill(first.pids(RUNNER)[0], signal.SIGKILL)
+        first.processes(RUNNER)[0].kill()
         launch.wait_for(r"^\[runner-10.77.0.2-0\] ended with 137; restart 1 of 2")
         launch.wait_for(r"^\[runner-10.77.0.2-0\] .* joined ", count=2)
         killed = len(launch.output)
-        os.kill(machines[4].pids(LEARNER)[0], signal.SIGKILL)
+        machines[4].processes(LEARNER)[0].kill()
         after = launch.wait_for(r"^\[learner-10.77.0.5-0\] ended with 137; restart 1 of 2", after=killed)
         launch.wait_for(r"^\[head\] iter ", after=after, count=3)  # the survivor trains on
         launch.wait_for(r"^\[learner-10.77.0.5-0\] .* is rank", after=after)
@@ -72,7 +70,7 @@ def test_a_local_head_serves_hosts_and_a_spent_budget_ends_everything(machines: 
         launch.wait_for(r"^preflight: 2 hosts")
         for restart in (1, 2):
             launch.wait_for(r"^\[runner-10.77.0.2-0\] .* joined ", count=restart)
-            os.kill(machines[1].pids(RUNNER)[0], signal.SIGKILL)
+            machines[1].processes(RUNNER)[0].kill()
             if restart == 1:
                 launch.wait_for(r"^\[runner-10.77.0.2-0\] ended with 137; restart 1 of 1")
         assert launch.end() == 69
@@ -91,14 +89,14 @@ def test_a_host_that_was_cut_off_is_there_again_and_a_dead_head_ends_everything(
         after = launch.wait_for(r"^\[head\] broker: runner \S+@m1 lost: unreachable")
         launch.wait_for(r"^\[head\] iter ", after=after, count=5)
         machines[1].mend()
-        pids = machines[1].pids(RUNNER)
+        runners = machines[1].processes(RUNNER)
         observer = str(next(machines[0].directory.glob("tmp.*/join.observer.toml")))
         top = [sys.executable, "-m", "rlzmq", "top", observer, "--count", "1"]
         while "@m1" not in machines[0].popen(top, stdout=subprocess.PIPE, text=True).communicate()[0]:
             assert launch.process.poll() is None
-        assert machines[1].pids(RUNNER) == pids  # nothing was restarted
+        assert machines[1].processes(RUNNER) == runners  # nothing was restarted
         assert not any("restart" in line for line in launch.output)
-        os.kill(machines[0].pids(f"{sys.executable} -m rlzmq train")[0], signal.SIGKILL)
+        machines[0].processes(f"{sys.executable} -m rlzmq train")[0].kill()
         assert launch.end() == 137
     assert machines.leftovers() == {}
     assert join_directories(machines.directory) == []
@@ -118,7 +116,7 @@ def test_a_head_that_may_resume_is_started_again_with_all_others(machines: Machi
             launch.wait_for(r"^\[head\] iter ", after=after, count=20)
             while not list((machines.directory / "run" / "checkpoints").glob("[0-9]*/manifest.json")):
                 launch.wait_for(r"^\[head\] iter ", after=len(launch.output))
-            os.kill(machines[0].pids(f"{sys.executable} -m rlzmq train")[0], signal.SIGKILL)
+            machines[0].processes(f"{sys.executable} -m rlzmq train")[0].kill()
             if code:
                 launch.wait_for(rf"^\[head\] ended with 137; {code}", after=after)
         assert launch.end() == 137  # the budget is spent

@@ -13,12 +13,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 __all__ = ["SSH_PORT", "Machine", "Machines", "why_no_machines"]
 
@@ -92,10 +93,9 @@ class Machine:
         options.setdefault("env", self.environment())
         return subprocess.Popen(self.command(arguments), **options)
 
-    def pids(self, begin: str = "") -> list[int]:
-        """Of the processes here; only those whose command line begins so, if given."""
-        found = [int(pid) for pid in _ip("netns", "pids", self.name).split()]
-        return [pid for pid in found if _command_line(pid).startswith(begin)]
+    def processes(self, begin: str = "") -> list[psutil.Process]:
+        """The processes here; only those whose command line begins so, if given."""
+        return [process for process in _processes_in(self.name) if _command_line(process).startswith(begin)]
 
     def listening(self) -> list[str]:
         """ADDRESS:PORT of every TCP listener here."""
@@ -194,7 +194,7 @@ class Machines(Sequence[Machine]):
         """Machine → command lines of what runs there, but for its sshd."""
         sshds = {sshd.pid for sshd in self._sshds}
         found = {
-            machine.host_name: [_command_line(pid) for pid in machine.pids() if pid not in sshds]
+            machine.host_name: [_command_line(each) for each in machine.processes() if each.pid not in sshds]
             for machine in self._machines
         }
         return {name: [line for line in lines if line] for name, lines in found.items() if any(lines)}
@@ -204,9 +204,9 @@ class Machines(Sequence[Machine]):
         names = [*(machine.name for machine in self._machines), self._switch]
         for name in names:
             with contextlib.suppress(subprocess.CalledProcessError):
-                for pid in _ip("netns", "pids", name).split():
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(int(pid), signal.SIGKILL)
+                for process in _processes_in(name):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
         for sshd in self._sshds:
             sshd.communicate()
         for name in names:
@@ -229,8 +229,22 @@ class Machines(Sequence[Machine]):
         self.close()
 
 
-def _command_line(pid: int) -> str:
+def _processes_in(name: str) -> list[psutil.Process]:
+    """The processes in a namespace."""
+    found = []
+    for pid in _pids_in(name):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
+    pids = _pids_in(name)  # again: a number may have become that of a process elsewhere
+    return [process for process in found if process.pid in pids]
+
+
+def _pids_in(name: str) -> set[int]:
+    return set(map(int, _ip("netns", "pids", name).split()))
+
+
+def _command_line(process: psutil.Process) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
+        return " ".join(process.cmdline())
+    except psutil.Error:
         return ""

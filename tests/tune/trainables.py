@@ -43,7 +43,9 @@ class Counter(tune.Trainable):
             if is_here and _do_once(Path(self.logdir) / what):
                 if what == "raise":
                     raise ValueError("as asked")
-                os.kill(os.getpid() if what == "kill" else config["driver_pid"], signal.SIGKILL)
+                if what == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                psutil.Process(config["driver_pid"]).kill()
         self.total += config["x"]
         return {"total": self.total, "done": self.iteration + 1 >= config.get("iterations", 5)}
 
