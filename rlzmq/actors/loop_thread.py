@@ -12,6 +12,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
 from typing import Any, Generic, TypeVar
 
@@ -107,6 +108,27 @@ class _Waiter(Generic[T]):
                 pass  # callbacks are no longer run
 
 
+class _Executor(ThreadPoolExecutor):
+    """An executor that also works while the interpreter exits, when Python closes all others before `atexit` callbacks.
+
+    ``atexit.register(algo.stop)`` needs one.
+    """
+
+    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """See ThreadPoolExecutor. At exit, the function runs at once, in the calling thread."""
+        try:
+            return super().submit(function, *args, **kwargs)
+        except RuntimeError:
+            if threading.main_thread().is_alive():
+                raise
+        future: Future[T] = Future()
+        try:
+            future.set_result(function(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
 class LoopThread:
     """Runs coroutines of synchronous callers on one event loop (uvloop if it is installed).
 
@@ -117,6 +139,7 @@ class LoopThread:
 
     def __init__(self, name: str = "rlzmq-loop") -> None:
         self._loop = new_event_loop()
+        self._loop.set_default_executor(_Executor(thread_name_prefix=name))
         self._is_closing = False
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()

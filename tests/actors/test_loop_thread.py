@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -138,3 +140,27 @@ def test_closing_cancels_what_runs(thread: LoopThread) -> None:
 
 def test_a_process_has_one_shared_thread() -> None:
     assert get_loop_thread() is get_loop_thread()
+
+
+def test_threads_can_be_asked_for_while_the_interpreter_exits() -> None:
+    program = """
+import asyncio, atexit
+from rlzmq.actors.loop_thread import get_loop_thread
+
+async def double(number):
+    return 2 * await asyncio.to_thread(int, number)
+
+def at_exit():
+    print(get_loop_thread().run(double("4")))
+    try:
+        get_loop_thread().run(double("four"))
+    except ValueError as error:
+        print(error)
+
+atexit.register(at_exit)
+print(get_loop_thread().run(double("3")))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert done.stdout.splitlines()[:2] == ["6", "8"]
+    assert "invalid literal" in done.stdout
+    assert not done.stderr
