@@ -48,8 +48,8 @@ class LearnersSettings(_LearnerCodeSettings):
             `learner_connector`.
         learner_config_dict: Free-form settings for custom learners, read as ``self.config.learner_config_dict``.
         torch_num_threads: Number of torch threads in each runner and learner process. "auto": 1; but a learner on the
-            CPU whose modules have convolutions, and that no runner samples beside (a synchronous plan), trains with
-            up to 8, its share of the cores.
+            CPU whose modules have convolutions trains with up to 8: its share of the cores, less one for each env
+            runner if they sample meanwhile (`staleness` >= 1).
     """
 
     num_learners: NonNegativeInt = 0

@@ -207,10 +207,11 @@ class LearnerRanks(LearnerBase):
         """Return the number of torch threads that pays. Networks without convolutions are mostly faster on one."""
         if self._num_threads is None:
             self._num_threads = 1
-            is_alone = self.config.update_plan().staleness == 0
-            if self.device.type == "cpu" and is_alone and has_convolutions(self.module.values()):
+            if self.device.type == "cpu" and has_convolutions(self.module.values()):
+                samples_meanwhile = self.config.update_plan().staleness > 0
+                num_free = num_usable_cores() - (self.config.num_env_runners if samples_meanwhile else 0)
                 num_ranks = 1 if self.group is None else len(self.group.host_ranks)
-                self._num_threads = min(_MAX_AUTO_THREADS, max(1, num_usable_cores() // num_ranks))
+                self._num_threads = min(_MAX_AUTO_THREADS, max(1, num_free // num_ranks))
         return self._num_threads
 
     def leave_distributed(self) -> None:

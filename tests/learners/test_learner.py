@@ -528,18 +528,27 @@ def test_torch_threads_are_those_of_the_config_during_an_update_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config_class", "observation_shape", "num_threads"),
-    [(PPOConfig, (42, 42, 3), 3), (PPOConfig, (4,), 1), (IMPALAConfig, (42, 42, 3), 1)],
+    ("config_class", "num_env_runners", "observation_shape", "num_threads"),
+    [
+        (PPOConfig, 2, (42, 42, 3), 3),
+        (PPOConfig, 2, (4,), 1),
+        (IMPALAConfig, 1, (42, 42, 3), 2),
+        (IMPALAConfig, 3, (42, 42, 3), 1),
+    ],
 )
-def test_convolutions_are_trained_on_all_cores_unless_runners_sample_meanwhile(
-    monkeypatch: pytest.MonkeyPatch, config_class: Any, observation_shape: tuple[int, ...], num_threads: int
+def test_convolutions_are_trained_on_all_cores_that_runners_leave(
+    monkeypatch: pytest.MonkeyPatch,
+    config_class: Any,
+    num_env_runners: int,
+    observation_shape: tuple[int, ...],
+    num_threads: int,
 ) -> None:
     monkeypatch.setattr(learner_ranks, "num_usable_cores", lambda: 3)
     used = []
     before = torch.get_num_threads()
     box = gym.spaces.Box(0, 255, observation_shape, np.uint8)
     config = config_class().environment(observation_space=box, action_space=ACTION_SPACE)
-    learner = config.build_learner()
+    learner = config.env_runners(num_env_runners=num_env_runners).build_learner()
     monkeypatch.setattr(
         learner, "before_gradient_based_update", lambda **_: used.append(torch.get_num_threads())
     )
