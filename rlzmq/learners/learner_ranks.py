@@ -190,7 +190,11 @@ class LearnerRanks(LearnerBase):
         """Use ``config.torch_num_threads`` torch threads in the block and restore the number afterwards."""
         wanted = self._setting("torch_num_threads", None)
         if wanted == "auto":
-            wanted = self._auto_num_threads()
+            if self._num_threads is None:
+                self._num_threads = self._auto_num_threads(
+                    1 if self.group is None else len(self.group.host_ranks)
+                )
+            wanted = self._num_threads
         before = torch.get_num_threads()
         if wanted is None or wanted == before:
             yield
@@ -203,16 +207,16 @@ class LearnerRanks(LearnerBase):
         finally:
             torch.set_num_threads(before)
 
-    def _auto_num_threads(self) -> int:
-        """Return the number of torch threads that pays. Networks without convolutions are mostly faster on one."""
-        if self._num_threads is None:
-            self._num_threads = 1
-            if self.device.type == "cpu" and has_convolutions(self.module.values()):
-                samples_meanwhile = self.config.update_plan().staleness > 0
-                num_free = num_usable_cores() - (self.config.num_env_runners if samples_meanwhile else 0)
-                num_ranks = 1 if self.group is None else len(self.group.host_ranks)
-                self._num_threads = min(_MAX_AUTO_THREADS, max(1, num_free // num_ranks))
-        return self._num_threads
+    def _auto_num_threads(self, num_ranks: int) -> int:
+        """Return the number of torch threads that pays for each of the ranks on this host.
+
+        Networks without convolutions are mostly faster on one.
+        """
+        if self.device.type != "cpu" or not has_convolutions(self.module.values()):
+            return 1
+        samples_meanwhile = self.config.update_plan().staleness > 0
+        num_free = num_usable_cores() - (self.config.num_env_runners if samples_meanwhile else 0)
+        return min(_MAX_AUTO_THREADS, max(1, num_free // num_ranks))
 
     def leave_distributed(self) -> None:
         """Leave the group, if there is one. Allowed right after a failure of the group."""
@@ -378,7 +382,7 @@ class LearnerRanks(LearnerBase):
     def speedup_over_one_rank(self, update_s: float, waited_s: float) -> float:
         """Return an update's estimated rate as a multiple of one rank's. Rank 0 logs it after the run's first updates.
 
-        A single rank would compute as long as all ranks together, without waiting.
+        A single rank would compute as long as all ranks together, without waiting; but on more threads, if it may.
 
         Args:
             update_s: Seconds that the update took.
@@ -389,6 +393,8 @@ class LearnerRanks(LearnerBase):
         if self.group.device.type == "cpu":
             num_at_once = min(num_at_once, self.group.num_hosts * num_usable_cores())
         speedup = num_at_once * (1.0 - waited_s / update_s)
+        if self._num_threads is not None:
+            speedup *= self._num_threads / self._auto_num_threads(1)
         if len(self._speedups) < _NUM_MEASURED_UPDATES:
             self._speedups.append(speedup)
             is_new_run = self.weights_seq_no <= 2 * _NUM_MEASURED_UPDATES  # otherwise the group was re-formed

@@ -5,13 +5,15 @@ in a process or in the driver. "tuned": RLlib's tuned settings for CartPole-v1, 
 one layer of 32 linear units, 6 epochs of minibatches of 128 over 4,000 steps. "defaults": two MLPs of 2×256, 30
 epochs of 128 over 4,000 steps, 2 × 8. "images": frames (84, 84, 4), a convolutional net 32-64-64 with a dense layer
 of 512, 1 epoch of minibatches of 256 over 1,024 steps, 2 × 8; RLlib trains on floats, to which a wrapper of the
-environment converts them there, as in its Atari examples (rlzmq's frames stay bytes until the network).
+environment converts them there, as in its Atari examples (rlzmq's frames stay bytes until the network). "images, all
+cores": the same, and the learners of both have as many torch threads as there are cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import atexit
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +23,8 @@ import numpy as np
 from scripts.bench._core import Comparison, Side, Turn, timed
 from scripts.bench._envs import Frames
 
-GOALS = {"tuned": "≥ 6", "defaults": "≥ 3", "images": "≥ 3"}
+ALL_CORES = "images, all cores"
+GOALS = {"tuned": "≥ 6", "defaults": "≥ 3", "images": "≥ 3", ALL_CORES: "≥ 3"}
 CONV = {
     "conv_filters": [[32, 8, 4], [64, 4, 2], [64, 3, 1]],
     "head_fcnet_hiddens": [512],
@@ -60,7 +63,7 @@ def configured(config: Any, name: str, env: Any) -> Any:
         config.rl_module(
             model_config={"fcnet_hiddens": [32], "fcnet_activation": "linear", "vf_share_layers": True}
         )
-    if name == "images":
+    if name.startswith("images"):
         config.rl_module(model_config=CONV)
         config.training(train_batch_size_per_learner=1024, minibatch_size=256, num_epochs=1)
     return config
@@ -69,16 +72,20 @@ def configured(config: Any, name: str, env: Any) -> Any:
 def rlzmq(name: str, num_learners: int = 1, env: Any = None) -> Turn:
     from rlzmq import PPOConfig
 
-    env = env or (Frames if name == "images" else "CartPole-v1")
-    return trained(configured(PPOConfig(), name, env).learners(num_learners=num_learners).build_algo())
+    config = configured(PPOConfig(), name, env or (Frames if name.startswith("images") else "CartPole-v1"))
+    config.learners(num_learners=num_learners, torch_num_threads="auto" if name == ALL_CORES else 1)
+    return trained(config.build_algo())
 
 
 def rllib(name: str, env: Any = None) -> Turn:
     import ray
+    import torch
     from ray.rllib.algorithms.ppo import PPOConfig
 
+    if name == ALL_CORES:
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=200 * 2**20)
-    env = env or (FloatFrames if name == "images" else "CartPole-v1")
+    env = env or (FloatFrames if name.startswith("images") else "CartPole-v1")
     return trained(configured(PPOConfig(), name, env).build_algo())
 
 

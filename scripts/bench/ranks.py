@@ -61,7 +61,9 @@ def runs(net: str, num_ranks: int, is_ddp: bool = False) -> Turn:
 
     model_config, num_steps, minibatch_size, num_epochs, num_envs = RUNS[net]
     config = PPOConfig().environment(Frames if net == "image" else "CartPole-v1").debugging(seed=0)
-    config.env_runners(num_env_runners=2, num_envs_per_env_runner=num_envs).learners(num_learners=num_ranks)
+    config.env_runners(num_env_runners=2, num_envs_per_env_runner=num_envs).learners(
+        num_learners=num_ranks, torch_num_threads=1
+    )
     # any arguments of DistributedDataParallel ask for it; this is its default
     config.framework(torch_ddp_kwargs={"bucket_cap_mb": 25} if is_ddp else {})
     config.rl_module(model_config=model_config).reporting(min_time_s_per_iteration=0)
