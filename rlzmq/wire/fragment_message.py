@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlzmq.core.errors import ProtocolError
+from rlzmq.core.errors import ProtocolError, refuses_as
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.wire.codec import Buffer, decode, encode
 from rlzmq.wire.errors import ArrayMismatchError, MalformedFrameError, SchemaError, wire_decoder
 from rlzmq.wire.messages import Fragment
@@ -56,9 +57,8 @@ def decode_fragment(
 def slice_fragment(frames: Sequence[Buffer], first: int, num_steps: int) -> Sequence[Buffer]:
     """Return the message of a part of a fragment. Its header counts the part's env steps, and it has no meta.
 
-    The columns are views of the frames. A message that cannot be cut is returned unchanged, for its receiver to refuse
-    or to cut: one that is malformed, or has multi-agent episodes, whose agents' rows are not in the order of env
-    steps.
+    The columns are views of the frames where most of the slots between a part's first and last one belong to it. A
+    message that cannot be cut, because it is malformed, is returned unchanged, for its receiver to refuse.
 
     Args:
         frames: The fragment message, which is not trusted.
@@ -66,12 +66,23 @@ def slice_fragment(frames: Sequence[Buffer], first: int, num_steps: int) -> Sequ
     """
     try:
         fragment, arrays, _ = decode_fragment(frames)
-        batch = EpisodeBatch.from_wire(fragment.batch, arrays).slice_steps(first, first + num_steps)
-    except (ProtocolError, ValueError):
+        header, columns = _cut(fragment.batch, arrays, first, first + num_steps)
+    except ProtocolError:
         return frames
-    header, columns = batch.to_wire()
     part = replace(fragment, num_env_steps=num_steps, batch=header)
     return encode(Fragment.kind, to_header(part), [*columns, np.empty(0, np.uint8)])
+
+
+@refuses_as(ProtocolError)
+def _cut(
+    header: Any, arrays: Sequence[npt.NDArray[Any]], begin: int, end: int
+) -> tuple[dict[str, Any], list[npt.NDArray[Any]]]:
+    """Return the wire form of the env steps ``begin … end-1`` of a batch in its wire form."""
+    kind: Any = MultiAgentEpisodeBatch if "groups" in header else EpisodeBatch
+    form: tuple[dict[str, Any], list[npt.NDArray[Any]]] = (
+        kind.from_wire(header, arrays).slice_steps(begin, end).to_wire()
+    )
+    return form
 
 
 def fragment_to_bytes(frames: Sequence[Buffer]) -> bytes:

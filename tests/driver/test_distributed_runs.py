@@ -16,7 +16,8 @@ import numpy as np
 import psutil
 import pytest
 
-from rlzmq import PPOConfig, register_env
+from rlzmq import PPOConfig, PPOLearner, register_env
+from rlzmq.envs.examples import MultiAgentCartPole, module_of_agent
 
 
 def small(num_env_runners: int, num_learners: int, seed: int = 1) -> PPOConfig:
@@ -83,6 +84,50 @@ def test_a_distributed_run_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     account = result["accounting"]
     assert account["trained"] == 480
     assert account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
+
+
+class NotesAgentSteps(PPOLearner):
+    """Writes each agent step that this rank trains, and the number of slots that its batches hold."""
+
+    def update(self, *, episodes: Any = None, **kwargs: Any) -> Any:
+        lines = [f"slots {sum(group.num_slots for batch in episodes for group in batch.agent_batches)}"]
+        for episode in (episode for batch in episodes for episode in batch):
+            for agent_id, own in episode.agent_episodes.items():
+                columns = own.get_observations(), own.get_actions(), own.get_rewards()
+                for t, (observation, action, reward) in enumerate(zip(*columns, strict=False), own.t_started):
+                    lines.append(f"{agent_id} {t} {observation.tobytes().hex()} {action} {reward}")
+        folder = Path(os.environ["NOTED_STEPS"])
+        index = len(list(folder.glob(f"{os.getpid()}-*")))
+        (folder / f"{os.getpid()}-{index}").write_text("\n".join(lines))
+        return super().update(episodes=episodes, **kwargs)
+
+
+def test_two_ranks_get_the_agents_steps_of_the_serial_run_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[list[list[str]]] = []
+    for num_env_runners, num_learners in ((0, 0), (1, 2)):
+        folder = tmp_path / f"{num_learners}"
+        folder.mkdir()
+        monkeypatch.setenv("NOTED_STEPS", str(folder))
+        config = (
+            small(num_env_runners, num_learners)
+            .environment(MultiAgentCartPole, env_config={"num_agents": 2})
+            .multi_agent(policies={"p0", "p1"}, policy_mapping_fn=module_of_agent)
+            .learners(learner_class=NotesAgentSteps)
+            .training(lr=0.0)
+        )
+        with config.build() as algo:
+            for _ in range(3):
+                algo.train()
+        noted.append([[path.read_text() for path in sorted(folder.glob(f"*-{index}"))] for index in range(3)])
+    for (whole,), parts in zip(*noted, strict=True):
+        assert len(parts) == 2
+        slots, *expected = whole.splitlines()
+        found = [part.splitlines() for part in parts]
+        assert sorted(line for part in found for line in part[1:]) == sorted(expected)
+        # Only the episodes on the border have slots in both.
+        assert max(int(part[0].split()[1]) for part in found) < 0.75 * int(slots.split()[1])
 
 
 async def test_the_async_face_drives_processes() -> None:

@@ -14,6 +14,7 @@ from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.roles.fragment_data import open_steps
 from rlzmq.roles.learner.batch_check import BatchCheck
+from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner
 from rlzmq.wire.codec import encode
 from rlzmq.wire.errors import ArrayMismatchError, MalformedFrameError
 from rlzmq.wire.fragment_message import (
@@ -25,6 +26,7 @@ from rlzmq.wire.fragment_message import (
 )
 from rlzmq.wire.messages import Fragment
 from rlzmq.wire.schema import to_header
+from tests.runners.test_multi_agent_env_runner import restless_config
 
 LENGTHS = (5, 3, 4)
 
@@ -95,15 +97,49 @@ def test_parts_hold_no_more_than_their_episodes_columns() -> None:
     assert np.shares_memory(part, np.frombuffer(largest, np.uint8)), "a view"
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_part_of_agents_episodes_opens_to_the_same_as_the_whole(seed: int) -> None:
+    env_config = {"p_birth": 0.4, "p_death": 0.2, "p_wait": 0.4, "p_end": 0.1}
+    runner = MultiAgentEnvRunner(config=restless_config(seed, env_config=env_config))
+    runner.sample_lease(3)  # the next fragment begins within episodes, with lookback
+    batch = runner.sample_lease(12)
+    size = batch.num_env_steps
+    assert len(batch) > 2
+    whole = fragment(batch, size)
+    for first in range(size):
+        for num_steps in {1, 2, 7, size - first - 1, size - first}:
+            if not 0 < num_steps <= size - first or num_steps == size:
+                continue
+            part = slice_fragment(whole, first, num_steps)
+            assert decode_fragment(part)[0].num_env_steps == num_steps
+            assert facts(part, first, num_steps, is_multi_agent=True) == facts(
+                whole, first, num_steps, is_multi_agent=True
+            )
+
+
+def test_parts_of_agents_episodes_hold_no_more_than_their_rows() -> None:
+    made = []
+    for length in (40, 40):
+        multi = MultiAgentEpisode()
+        multi.add_env_reset(observations={agent: np.zeros(256, np.float32) for agent in "ab"})
+        for t in range(length):
+            observations = {agent: np.full(256, t, np.float32) for agent in "ab"}
+            multi.add_env_step(observations, {"a": 0, "b": 1}, {"a": 0.5, "b": 1.5})
+        made.append(multi)
+    whole = fragment(MultiAgentEpisodeBatch.from_episodes(made), 80)
+    sizes = [
+        sum(memoryview(frame).nbytes for frame in slice_fragment(whole, *of)) for of in ((0, 40), (40, 40))
+    ]
+    observations = 4 * 256 * 2 * 41
+    assert all(observations < size < observations + 8192 for size in sizes)
+
+
 def test_what_cannot_be_cut_is_sent_whole() -> None:
     multi = MultiAgentEpisode()
     multi.add_env_reset(observations={"a": np.zeros(2, np.float32)})
     multi.add_env_step({"a": np.ones(2, np.float32)}, {"a": 0}, {"a": 0.5})
-    multi.add_env_step({"a": np.ones(2, np.float32)}, {"a": 1}, {"a": 1.5})
-    whole = fragment(MultiAgentEpisodeBatch.from_episodes([multi]), 2)
-    assert slice_fragment(whole, 1, 1) is whole
-    assert facts(whole, 1, 1, is_multi_agent=True)
-    for broken in ([b""], [b"x", b"y"], fragment(episodes())[:-1]):
+    of_agents = fragment(MultiAgentEpisodeBatch.from_episodes([multi]), 1)
+    for broken in ([b""], [b"x", b"y"], fragment(episodes())[:-1], of_agents[:-1]):
         assert slice_fragment(broken, 0, 1) is broken
 
 
