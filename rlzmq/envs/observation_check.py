@@ -12,7 +12,7 @@ from gymnasium import spaces
 from rlzmq.core.errors import MultiAgentEnvError
 from rlzmq.core.tree import value_kind
 
-__all__ = ["check_agents_observations", "misfit"]
+__all__ = ["as_space_dtype", "check_agents_observations", "misfit"]
 
 
 def misfit(space: gym.Space[Any], item: Any, path: str) -> str:
@@ -46,6 +46,32 @@ def misfit(space: gym.Space[Any], item: Any, path: str) -> str:
     if array.shape != space.shape:
         return f"{path} has shape {array.shape}, expected {space.shape} ({space})"
     return ""
+
+
+def as_space_dtype(space: gym.Space[Any] | None, item: Any) -> Any:
+    """Return an observation with the dtypes of its space, as Gymnasium's vector environments store it.
+
+    Numbers that numpy would only convert to another kind (floats to integers) keep their dtype, as does what does not
+    fit the space.
+
+    Args:
+        space: The space of one environment or agent; None: not known.
+        item: One observation, or a batch of them (a tree of arrays).
+    """
+    if isinstance(item, (np.ndarray, np.generic, int, float, list)):
+        dtype = getattr(space, "dtype", None)
+        try:
+            array = np.asarray(item)
+        except ValueError:  # lists of different lengths
+            return item
+        if dtype is None or array.dtype == dtype or not np.can_cast(array.dtype, dtype, "same_kind"):
+            return item
+        return array.astype(dtype)
+    if isinstance(space, spaces.Dict) and isinstance(item, dict) and item.keys() == space.spaces.keys():
+        return {key: as_space_dtype(space.spaces[key], part) for key, part in item.items()}
+    if isinstance(space, spaces.Tuple) and isinstance(item, tuple) and len(item) == len(space.spaces):
+        return tuple(map(as_space_dtype, space.spaces, item))
+    return item
 
 
 def check_agents_observations(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import gymnasium as gym
 import msgpack
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.replay import EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer
+from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
+from tests.runners.sampling_cases import make_config
 
 BUFFERS = (EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer)
 
@@ -133,6 +136,45 @@ def test_draws_are_uniform_and_follow_from_the_seed() -> None:
     counts = np.unique(drawn, return_counts=True)[1]
     assert len(counts) == 40
     assert np.abs(counts - 1000).max() < 200
+
+
+class OwnLimit(gym.Env[Any, Any]):
+    """Truncates its episodes itself, after 4, 5, 6, … steps. Observations are integers: 1000 * episode + time step."""
+
+    observation_space = gym.spaces.Box(0, 1e6, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    episode, t = -1, 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.episode, self.t = self.episode + 1, 0
+        return np.array([number(self.episode, 0)]), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        is_over = self.t == 4 + self.episode
+        return np.array([number(self.episode, self.t)]), float(self.t), False, is_over, {}
+
+
+def test_sums_end_at_an_environments_own_time_limit_with_its_last_observation() -> None:
+    config = make_config(OwnLimit, num_envs=1)
+    buffer = EpisodeReplayBuffer(1000, seed=0)
+    runner = SingleAgentEnvRunner(config=config)
+    for num_steps in (3, 1, 9, 20):
+        buffer.add(runner.sample(num_timesteps=num_steps))
+    batch = buffer.sample(2000, n_step=3, gamma=0.5)
+    assert batch.columns["obs"].dtype == np.float32
+    found = set()
+    for (obs, following, _, reward, terminated, truncated), n in zip(
+        rows_of(batch), batch.columns["n_step"][batch.start].tolist(), strict=True
+    ):
+        (episode, t), limit = divmod(int(obs[0]), 1000), 4 + int(obs[0]) // 1000  # type: ignore[index]
+        ends_at = min(t + 3, limit) if episode < 4 else int(following[0]) % 1000  # type: ignore[index]
+        assert following == [number(episode, ends_at)]
+        assert n == ends_at - t
+        assert reward == sum(0.5**k * (t + k + 1) for k in range(n))
+        assert (terminated, truncated) == (False, ends_at == limit)
+        found.add((episode, t))
+    assert {(0, 3), (1, 4), (2, 0), (3, 6)} <= found
 
 
 @pytest.mark.parametrize("cls", BUFFERS)

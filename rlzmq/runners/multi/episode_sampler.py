@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from rlzmq.core.tree import tree_map
+from rlzmq.envs.observation_check import as_space_dtype
 from rlzmq.episodes.agent_timelines import Pending
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
@@ -56,14 +57,14 @@ class MultiAgentEpisodeSampler(EpisodeSampler):
 
     def _begin(self, episode: MultiAgentEpisode, observation: Any, info: Any) -> None:
         info = checked_infos(info, f"episode {episode.id_}, env step 0")
-        episode.add_env_reset(observations=_copied(observation), infos=info)
+        episode.add_env_reset(observations=self._own(observation), infos=info)
 
     def _grow(self, index: int, episode: MultiAgentEpisode, act: Any, row: tuple[Any, ...]) -> int:
         observations, rewards, terminateds, truncateds, infos = row
         num_before = episode.agent_steps() if self._counts_agent_steps else 0
         where = f"episode {episode.id_}, env step {episode.env_t + 1}"
         episode.add_env_step(
-            _copied(observations),
+            self._own(observations),
             act[0],
             checked_rewards(rewards, where),
             checked_infos(infos, where),
@@ -196,11 +197,14 @@ class MultiAgentEpisodeSampler(EpisodeSampler):
                 self._give_state(sae)
         return MultiAgentEpisodeBatch.from_episodes(episodes)
 
+    def _own(self, observations: dict[Any, Any]) -> dict[Any, Any]:
+        """Return copies in their spaces' dtypes. An env may overwrite its arrays in the next step."""
+        spaces = self.env.single_observation_spaces.spaces
+        return {
+            agent_id: as_space_dtype(spaces.get(agent_id), tree_map(_copy, observation))
+            for agent_id, observation in observations.items()
+        }
 
-def _copied(observations: dict[Any, Any]) -> dict[Any, Any]:
-    """Return copies of the observations, since an env may overwrite its arrays in the next step."""
-    return {agent_id: tree_map(_own, observation) for agent_id, observation in observations.items()}
 
-
-def _own(leaf: Any) -> Any:
+def _copy(leaf: Any) -> Any:
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rlzmq.connectors.columnar import window_mask
 from rlzmq.core.tree import space_filler, tree_map, tree_stack, tree_unstack
-from rlzmq.envs.observation_check import misfit
+from rlzmq.envs.observation_check import as_space_dtype, misfit
 from rlzmq.episodes.columns import Columns
 from rlzmq.runners.multi.module_rows import ModuleStore
 from rlzmq.runners.multi.ongoing_episodes import AgentRecord, LiveEpisode
@@ -119,7 +119,8 @@ class ObservationRouter:
     def _as_they_are(self, observed: dict[ModuleStore, Observed]) -> dict[ModuleStore, Any]:
         blocks = {}
         for store, own in observed.items():
-            blocks[store] = block = tree_stack(own.observations)
+            space = self._spaces.get(own.rows[0][1].agent_id)
+            blocks[store] = block = as_space_dtype(space, tree_stack(own.observations))
             _store(store, block, own)
         return blocks
 
@@ -134,7 +135,7 @@ class ObservationRouter:
         stored: list[Any] = []
         for agent_id, own in by_agent.items():
             rows.append(ObservedRows(agent_id, own.records, self._action_spaces.get(agent_id)))
-            block = tree_stack(own.observations)
+            block = as_space_dtype(self._spaces.get(agent_id), tree_stack(own.observations))
             if type(block) is np.ndarray and block.shape[1:] != self._shapes.get(agent_id, block.shape[1:]):
                 raise ValueError(f"Observations of agent {agent_id!r}: unexpected shape {block.shape[1:]}.")
             stored.append(self._plan.write(block, rows[-1]))

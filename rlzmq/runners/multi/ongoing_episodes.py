@@ -8,7 +8,14 @@ from typing import Any
 
 from rlzmq.core.plain import decode, encode, from_plain, to_plain
 from rlzmq.core.tree import tree_map
-from rlzmq.episodes.agent_timelines import LAST_OBSERVATION, AgentEvent, AgentTrack, SavedTimeline, Timeline
+from rlzmq.episodes.agent_timelines import (
+    ALL_AGENTS,
+    LAST_OBSERVATION,
+    AgentEvent,
+    AgentTrack,
+    SavedTimeline,
+    Timeline,
+)
 from rlzmq.episodes.episode_state import plain_infos
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.multi_agent_state import timeline_from_plain, timeline_to_plain
@@ -20,7 +27,7 @@ __all__ = ["AgentRecord", "LiveEpisode"]
 
 _NO_OUTPUTS: dict[Any, Any] = {}
 _DICT = frozenset({dict})
-_NONE = type(None)
+_NOT_DONE = frozenset({False, None})
 
 
 class _EpisodeFace(MultiAgentEpisode):
@@ -121,6 +128,7 @@ class LiveEpisode:
         self.records: dict[Any, AgentRecord] = {}
         self.is_reset: bool = False
         self.observed: list[tuple[AgentRecord, Any]] = []
+        self._find_acting()
 
     @property
     def is_done(self) -> bool:
@@ -159,26 +167,67 @@ class LiveEpisode:
         Raises:
             MultiAgentEnvError: See `MultiAgentEpisode.add_env_step`. The episode is unchanged.
         """
-        acted = self.records
-        if rows.keys() != acted.keys():
-            acted = {agent_id: record for agent_id, record in acted.items() if agent_id in rows}
+        acting = self._acting
         self.observed = observed = []
-        if self._is_plain_step(acted, observations, rewards, terminateds, truncateds, infos):
-            self.timeline.env_t = env_t = self.timeline.env_t + 1
-            for agent_id, record in acted.items():
-                record.rewards.append(rewards[agent_id])
-                record.act_rows.append(rows[agent_id])
-                track = record.track
-                track.obs_env_ts.append(env_t)
-                if track.output_keys is None:
-                    track.output_keys = frozenset()
-                observed.append((record, observations[agent_id]))
-            if infos:
-                for agent_id, record in acted.items():
-                    info = infos.get(agent_id)
-                    if info:
-                        record.infos[len(record.act_rows)] = info
-            return len(acted)
+        try:
+            # Most steps are complete: every agent that can act did, and got its outcome. The timeline handles all other
+            # steps, including invalid ones.
+            is_complete = len(rows) == len(acting) == len(observations) == len(rewards) and (
+                not infos or infos == self._no_infos or self._are_plain(infos)
+            )
+            goes_on = _NOT_DONE.issuperset(terminateds.values()) and _NOT_DONE.issuperset(truncateds.values())
+            if is_complete and (goes_on or (acting and _are_flags(terminateds) and _are_flags(truncateds))):
+                for agent_id, record in acting.items():
+                    observation = observations[agent_id]
+                    if observation is None or type(rewards[agent_id]) not in REWARD_TYPES:
+                        is_complete = False
+                        break
+                    observed.append((record, observation))
+            else:
+                is_complete = False
+        except (KeyError, TypeError, ValueError):  # other agents, or values that cannot be hashed or compared
+            is_complete = False
+        if not is_complete:
+            return self._step_by_timeline(rows, observations, rewards, terminateds, truncateds, infos)
+        self.timeline.env_t = env_t = self.timeline.env_t + 1
+        for record, _ in observed:
+            agent_id, track = record.agent_id, record.track
+            record.rewards.append(rewards[agent_id])
+            record.act_rows.append(rows[agent_id])
+            track.obs_env_ts.append(env_t)
+            if track.output_keys is None:
+                track.output_keys = frozenset()
+            if infos and (info := infos.get(agent_id)):
+                record.infos[len(record.act_rows)] = info
+        if not goes_on:
+            self._end(terminateds, truncateds)
+        return len(observed)
+
+    def _end(self, terminateds: Mapping[Any, Any], truncateds: Mapping[Any, Any]) -> None:
+        """End the agents that flags name, after a complete step."""
+        timeline = self.timeline
+        all_terminated, all_truncated = bool(terminateds.get(ALL_AGENTS)), bool(truncateds.get(ALL_AGENTS))
+        for agent_id, record in self._acting.items():
+            track = record.track
+            track.terminated = all_terminated or bool(terminateds.get(agent_id))
+            track.truncated = all_truncated or bool(truncateds.get(agent_id))
+            if track.terminated or track.truncated:
+                track.done_env_t = timeline.env_t
+        self._find_acting()
+        timeline.repeated = set()
+        timeline.is_terminated = all_terminated or not (self._acting or all_truncated)
+        timeline.is_truncated = all_truncated
+
+    def _step_by_timeline(
+        self,
+        rows: Mapping[Any, int],
+        observations: Mapping[Any, Any],
+        rewards: Mapping[Any, Any],
+        terminateds: Mapping[Any, Any],
+        truncateds: Mapping[Any, Any],
+        infos: Mapping[Any, Any],
+    ) -> int:
+        self.observed = []
         timeline = self.timeline
         before = None if observations.keys() <= timeline.tracks.keys() else timeline.saved()
         where = f"episode {self.id_}, env step {timeline.env_t + 1}"
@@ -196,39 +245,22 @@ class LiveEpisode:
         self._apply(events, stores)
         return sum(event.kind == "step" for event in events)
 
-    def _is_plain_step(
-        self,
-        acted: Mapping[Any, AgentRecord],
-        observations: Mapping[Any, Any],
-        rewards: Mapping[Any, Any],
-        terminateds: Mapping[Any, Any],
-        truncateds: Mapping[Any, Any],
-        infos: Mapping[Any, Any],
-    ) -> bool:
-        """Return whether every present agent acted and completed a step with plausible data.
-
-        The timeline handles all other steps, including invalid ones. Most steps are plain, and `map` and sets see it
-        without a call per agent.
-        """
-        tracks = self.timeline.tracks
-        if len(acted) != len(tracks):
-            can_act = [not (track.terminated or track.truncated) for track in tracks.values()]
-            if len(acted) != sum(can_act):
-                return False
-        if observations.keys() != acted.keys() or rewards.keys() != acted.keys():
-            return False
-        for flags in (terminateds.values(), truncateds.values()):
-            if not FLAG_TYPES.issuperset(map(type, flags)) or any(flags):
-                return False
-        if not REWARD_TYPES.issuperset(map(type, rewards.values())) or _NONE in map(
-            type, observations.values()
-        ):
-            return False
+    def _are_plain(self, infos: Mapping[Any, Any]) -> bool:
+        """Return whether infos are dicts, and all non-empty ones are for agents that act."""
         if not _DICT.issuperset(map(type, infos.values())):
             return False
-        if any(infos.values()) and (len(tracks) != len(acted) or self.timeline.departed):
-            return all(agent_id in acted for agent_id, info in infos.items() if info)
-        return True
+        if len(self._acting) == len(self.timeline.tracks) and not self.timeline.departed:
+            return True
+        return all(agent_id in self._acting for agent_id, info in infos.items() if info)
+
+    def _find_acting(self) -> None:
+        """Note the agents that are not done, after a change of them."""
+        self._acting = {
+            agent_id: record
+            for agent_id, record in self.records.items()
+            if not (record.track.terminated or record.track.truncated)
+        }
+        self._no_infos: dict[Any, dict[str, Any]] = {agent_id: {} for agent_id in self._acting}
 
     def _stores_of_new(
         self, events: list[AgentEvent], before: SavedTimeline | None
@@ -270,6 +302,7 @@ class LiveEpisode:
                 self.observed.append((record, event.observation))
             if info:
                 record.infos[position] = info
+        self._find_acting()
 
     def truncate(self) -> None:
         """See `MultiAgentEpisode.truncate`."""
@@ -304,7 +337,12 @@ class LiveEpisode:
             begin = min(bisect_left(track.obs_env_ts, first), len(track.obs_env_ts) - 1)
             chunk.records[agent_id] = carried = record.carry_on(begin)
             new.tracks[agent_id] = carried.track
+        chunk._find_acting()
         return chunk
+
+
+def _are_flags(flags: Mapping[Any, Any]) -> bool:
+    return FLAG_TYPES.issuperset(map(type, flags.values()))
 
 
 def live_state(live: LiveEpisode) -> dict[str, Any]:
@@ -337,6 +375,7 @@ def set_live_state(
         record.initial_state = decode(own["initial_state"])
         if own["state"] is not None:
             record.state = (decode(own["state"]), 0, 1)
+    live._find_acting()
     return live
 
 
