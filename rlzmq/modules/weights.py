@@ -18,8 +18,10 @@ from rlzmq.modules.structure import StructureCache
 
 __all__ = ["WeightsLayout"]
 
-# Every tensor starts at a multiple of this, so that views of the block are aligned for any dtype.
-_ALIGNMENT = 16
+# Every tensor starts at a multiple of this, as torch's own tensors do, so that views of the block compute the same.
+_ALIGNMENT = 64
+# Copying smaller blocks takes less time than the memory's pages do that a module reads first.
+_MIN_KEPT_BYTES = 1 << 20
 
 
 class _Slot(NamedTuple):
@@ -33,7 +35,7 @@ class _Slot(NamedTuple):
 class WeightsLayout:
     """The positions of the tensors of a module's state in a flat block of bytes.
 
-    Tensors are in sorted order of ``"module_id/parameter"``, each aligned to 16 bytes, in native byte order. Two
+    Tensors are in sorted order of ``"module_id/parameter"``, each aligned to 64 bytes, in native byte order. Two
     processes whose layouts have the same :attr:`digest` can exchange blocks.
 
     Attributes:
@@ -113,12 +115,14 @@ class WeightsLayout:
             torch._foreach_copy_(self._views(torch.from_numpy(out)), tensors)
         return out
 
-    def load(self, module: Any, buffer: Any) -> None:
+    def load(self, module: Any, buffer: Any, *, may_keep: bool = False) -> None:
         """Copy a block into the module's weights.
 
         Args:
             module: A module of this layout.
-            buffer: ``num_bytes`` bytes: bytes, memoryview, or a uint8 array. It is not kept.
+            buffer: ``num_bytes`` bytes: bytes, memoryview, or a uint8 array.
+            may_keep: Whether large weights of a default module may be this memory itself, instead of a copy, until the
+                next call. It must be writable, but nobody else may change it.
 
         Raises:
             ValueError: The block has another size, or the module another layout. No weights were loaded.
@@ -131,6 +135,11 @@ class WeightsLayout:
             )
         if not self._slots:
             return
+        tensors = self._tensors(module)
+        if may_keep and self._can_keep(module, block):
+            for tensor, view in zip(tensors, self._views(torch.from_numpy(block)), strict=True):
+                tensor.data = view
+            return
         if not block.flags.writeable:
             # torch warns about read-only memory, although it is only read here.
             block = np.asarray(_ClaimsWritable(block))
@@ -139,7 +148,19 @@ class WeightsLayout:
             aligned[:] = block
             block = aligned
         with torch.no_grad():
-            torch._foreach_copy_(self._tensors(module), self._views(torch.from_numpy(block)))
+            torch._foreach_copy_(tensors, self._views(torch.from_numpy(block)))
+
+    def _can_keep(self, module: Any, block: np.ndarray) -> bool:
+        """Return whether a block can be the module's weights: others than default modules might hold views of them."""
+        return (
+            block.size >= _MIN_KEPT_BYTES
+            and block.flags.writeable
+            and not block.ctypes.data % _ALIGNMENT
+            and all(
+                type(single.unwrapped()).__module__.startswith("rlzmq.")
+                for _, single in _selected(module, self._module_ids)
+            )
+        )
 
     def copy(self, source: Any, target: Any) -> None:
         """Copy the weights of one module to another one in the same process; both have this layout.
@@ -198,7 +219,7 @@ def _named_tensors(
         if not hasattr(single, "state_dict") or (inference_only and single.learner_only):
             continue
         tensors = single.inference_state_dict() if inference_only else single.state_dict(keep_vars=True)
-        pairs += [(f"{module_id}/{name}", tensor.detach()) for name, tensor in tensors.items()]
+        pairs += [(f"{module_id}/{name}", tensor) for name, tensor in tensors.items()]
     pairs.sort(key=lambda pair: pair[0])
     return iter(pairs)
 

@@ -21,13 +21,16 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from rlzmq.net.shared_memory import Segment, min_shared_bytes, read_segment
-from rlzmq.wire.codec import Buffer, decode_head, encode_opaque
+from rlzmq.net.shared_memory import MIN_FOLDED_BYTES, Segment, min_shared_bytes, read_segment
+from rlzmq.wire.codec import WIRE_VERSION, Buffer, decode_head, encode_opaque
 from rlzmq.wire.errors import SchemaError, WireError, wire_decoder
 from rlzmq.wire.kinds import FOLDED, FRAMES_NEEDED
 from rlzmq.wire.schema import from_header, to_header
 
-__all__ = ["SharedFrames"]
+__all__ = ["FOLDED_TOPIC", "SharedFrames"]
+
+FOLDED_TOPIC = bytes((WIRE_VERSION, FOLDED))
+"""Prefix of folded messages, which a SUB socket subscribes to."""
 
 # Each takes two descriptors. What a process holds beyond that is copied.
 _MAX_HELD = 256
@@ -78,7 +81,7 @@ class SharedFrames:
         answer: Callable[[bytes, list[Buffer]], object],
         on_frames_needed: Callable[[bytes, str], object],
     ) -> None:
-        self._min_bytes = min_shared_bytes()
+        self._min_bytes = min_shared_bytes(MIN_FOLDED_BYTES)
         self._answer = answer
         self._on_frames_needed = on_frames_needed
         self._in_need: set[bytes] = set()

@@ -24,17 +24,27 @@ import mmap
 import os
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MIN_SHARED_BYTES", "Segment", "SegmentPool", "min_shared_bytes", "read_segment"]
+__all__ = [
+    "MIN_FOLDED_BYTES",
+    "MIN_SHARED_BYTES",
+    "Segment",
+    "SegmentPool",
+    "min_shared_bytes",
+    "read_segment",
+]
 
 MIN_SHARED_BYTES = 1 << 20
 """Bytes of a message's arrays from which sharing them is cheaper than copying them through a socket."""
+
+MIN_FOLDED_BYTES = 1 << 18
+"""Bytes from which sharing is cheaper for what is written into shared memory anyway, or has several receivers."""
 
 _NONCE_BYTES = 16
 _ALIGNMENT_BYTES = 64  # of each array; the nonce has the first such line
@@ -47,12 +57,12 @@ _MAX_IDLE_FILLINGS = 64
 _log = logging.getLogger("rlzmq")
 
 
-def min_shared_bytes() -> int:
-    """Return the number of bytes from which arrays are shared: `MIN_SHARED_BYTES`, or ``RLZMQ_MIN_SHARED_BYTES``.
+def min_shared_bytes(default: int = MIN_SHARED_BYTES) -> int:
+    """Return the number of bytes from which arrays are shared: the default, or ``RLZMQ_MIN_SHARED_BYTES``.
 
     With the variable, tests make small fragments use shared memory (1), or large ones sockets.
     """
-    return int(os.environ.get("RLZMQ_MIN_SHARED_BYTES", MIN_SHARED_BYTES))
+    return int(os.environ.get("RLZMQ_MIN_SHARED_BYTES", default))
 
 
 class Segment(mmap.mmap):
@@ -154,34 +164,61 @@ class SegmentPool:
         for array in arrays:
             places.append(num_bytes)
             num_bytes += -(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        try:
-            segment = self._fill(arrays, places, num_bytes)
-        except (OSError, AttributeError) as error:  # a system without memfds, or without memory for one
-            self.turn_off(str(error))
+
+        def copy(memory: npt.NDArray[np.uint8]) -> None:
+            for place, array in zip(places, arrays, strict=True):
+                room = memory[place : place + array.nbytes].view(array.dtype).reshape(array.shape)
+                np.copyto(room, array)
+
+        flat = self._filled(num_bytes, copy)
+        if flat is None:
             return list(arrays)
-        flat = np.frombuffer(segment, np.uint8)
         return [
             flat[place : place + array.nbytes].view(array.dtype).reshape(array.shape) if array.size else array
             for place, array in zip(places, arrays, strict=True)
         ]
 
+    def make(
+        self, num_bytes: int, fill: Callable[[npt.NDArray[np.uint8]], None]
+    ) -> npt.NDArray[np.uint8] | None:
+        """Return an array in a segment that nobody held; None where `put` would return its arrays.
+
+        Args:
+            num_bytes: Its size.
+            fill: Called with the array ``uint8[num_bytes]`` to write its content into, at a multiple of 64 bytes.
+        """
+        if self._is_off or num_bytes < min_shared_bytes(MIN_FOLDED_BYTES):
+            return None
+        flat = self._filled(_ALIGNMENT_BYTES + num_bytes, lambda memory: fill(memory[_ALIGNMENT_BYTES:]))
+        return None if flat is None else flat[_ALIGNMENT_BYTES:]
+
     def turn_off(self, reason: str) -> None:
         """Return all arrays as they are from now on, and log why. May be called by any thread."""
         if not self._is_off:
             self._is_off = True
-            _log.warning("Large fragments are sent through sockets, not in shared memory: %s.", reason)
+            _log.warning("Large messages are sent through sockets, not in shared memory: %s.", reason)
 
-    def _fill(self, arrays: Sequence[npt.NDArray[Any]], places: list[int], num_bytes: int) -> Segment:
-        owned = self._take_free(num_bytes)
+    def _filled(
+        self, num_bytes: int, fill: Callable[[npt.NDArray[np.uint8]], None]
+    ) -> npt.NDArray[np.uint8] | None:
+        """Return the bytes of a free segment after ``fill(bytes)``; None without shared memory, which is logged."""
+        try:
+            owned = self._take_free(num_bytes)
+        except (OSError, AttributeError) as error:  # a system without memfds, or without memory for one
+            self.turn_off(str(error))
+            return None
         nonce = secrets.token_bytes(_NONCE_BYTES)
         owned.memory[:_NONCE_BYTES] = np.frombuffer(nonce, np.uint8)
-        for place, array in zip(places, arrays, strict=True):
-            room = owned.memory[place : place + array.nbytes].view(array.dtype).reshape(array.shape)
-            np.copyto(room, array)
+        fill(owned.memory[:num_bytes])
         _lock(owned.fd, fcntl.F_UNLCK)  # nobody but this thread fills it
         self._num_fillings += 1
         owned.filled_at = self._num_fillings
-        return Segment.hold(os.getpid(), owned.fd, nonce.hex(), num_bytes)
+        try:
+            segment = Segment.hold(os.getpid(), owned.fd, nonce.hex(), num_bytes)
+        except OSError as error:
+            self.turn_off(str(error))
+            return None
+        return np.frombuffer(segment, np.uint8)
 
     def _take_free(self, num_bytes: int) -> _Owned:
         """Return a segment with the write lock: the smallest free one that is large enough, or a new one."""

@@ -58,7 +58,7 @@ class Publication:
     Attributes:
         run_id: Weights of another run are refused.
         generation, version: Their place in the order of all weights.
-        digest: `weights_digest` of the body.
+        digest: `weights_digest` of the body. "" in shared memory, which cannot change while anyone holds it.
         layout_digest: ``WeightsLayout.digest``: names, shapes and dtypes of the parameters in the body.
         num_bytes: Size of the body.
         has_body: False for a notice. The body is then fetched with a snapshot request, or from ``location``.
@@ -100,6 +100,7 @@ def seal_publication(
     version: int,
     layout_digest: str,
     num_env_steps: int = 0,
+    has_digest: bool = True,
 ) -> Publication:
     """Write the header before the body at ``buffer[512:]``. The buffer is then the frame.
 
@@ -111,7 +112,7 @@ def seal_publication(
         run_id,
         generation,
         version,
-        weights_digest(body.data),
+        weights_digest(body.data) if has_digest else "",
         layout_digest,
         len(body),
         num_env_steps=num_env_steps,
@@ -163,7 +164,7 @@ class WeightsReceiver:
     """Decides which weights a receiver applies. It stores no weights, only their order.
 
     Guarantees: weights accepted by `offer` are strictly newer than all accepted before, belong to
-    this run and layout, and match their digest.
+    this run and layout, and match their digest if they have one.
 
     Args:
         run_id: Expected run; "" accepts any.
@@ -206,7 +207,7 @@ class WeightsReceiver:
             return self._refuse("old")
         if self.layout_digest and header.layout_digest != self.layout_digest:
             return self._refuse("layout")
-        if weights_digest(body) != header.digest:
+        if header.digest and weights_digest(body) != header.digest:
             return self._refuse("digest")
         self.generation, self.version = header.order
         return True

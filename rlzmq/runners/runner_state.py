@@ -141,7 +141,13 @@ class EnvRunnerState(Checkpointable, abc.ABC):
         return self._weights_layout
 
     def set_weights(
-        self, buffer: Any, version: int, generation: int = 0, num_env_steps: int | None = None
+        self,
+        buffer: Any,
+        version: int,
+        generation: int = 0,
+        num_env_steps: int | None = None,
+        *,
+        may_keep: bool = False,
     ) -> bool:
         """Load a snapshot of the weights.
 
@@ -151,6 +157,7 @@ class EnvRunnerState(Checkpointable, abc.ABC):
             generation: Generation of the learner group.
             num_env_steps: Lifetime env steps of the run so far, from which exploration schedules continue; None: they
                 continue from this runner's own estimate.
+            may_keep: See `WeightsLayout.load`.
 
         Returns:
             False if a newer version (or generation) is already in use and nothing was loaded.
@@ -160,7 +167,7 @@ class EnvRunnerState(Checkpointable, abc.ABC):
         """
         if version and (generation, version) < (self.weights_generation, self.weights_seq_no):
             return False
-        self.get_weights_layout().load(self.multi_rl_module, buffer)
+        self.get_weights_layout().load(self.multi_rl_module, buffer, may_keep=may_keep)
         self._note_weights(version, generation, num_env_steps)
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import gymnasium as gym
@@ -43,3 +44,17 @@ class NotingCartPole(gym.Wrapper[Any, Any, Any, Any]):
                 file.write(f"{self.total}\n")  # one write: whole lines from all processes
             self.total = 0.0
         return observation, reward, terminated, truncated, info
+
+
+class FirstStepCartPole(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole-v1 that notes when it is stepped first after `first_at`, which all of a process share, was set to 0."""
+
+    first_at = 0.0
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if not FirstStepCartPole.first_at:
+            FirstStepCartPole.first_at = time.perf_counter()
+        return self.env.step(action)

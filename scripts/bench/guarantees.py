@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -93,7 +93,7 @@ async def connect(variant: str, is_image: bool, is_repeated: bool) -> Any:
     from rlzmq.roles.runner.runner_role import make_env_runner
 
     loop = asyncio.get_running_loop()
-    broker = child("serve_broker", variant)
+    broker = child(serve_broker, variant)
     assert broker.stdout is not None
     facts = json.loads(await asyncio.to_thread(broker.stdout.readline))
     if variant == "tcp":
@@ -110,14 +110,14 @@ async def connect(variant: str, is_image: bool, is_repeated: bool) -> Any:
     learner.form(generation=1, rank=0, num_ranks=1)
     driver = DriverLink(RUN_ID, facts["local"], next_update=0)
     await driver.start()
-    child("serve_runner", variant, is_image, is_repeated, facts["runner"], facts["curve"])
+    child(serve_runner, variant, is_image, is_repeated, facts["runner"], facts["curve"])
     return driver
 
 
-def child(function: str, *arguments: Any) -> subprocess.Popen[str]:
-    """Start a process that runs a coroutine function of this module until this process ends."""
-    code = f"import asyncio, json, sys; from {__name__} import {function}\n"
-    code += f"asyncio.run({function}(*json.loads(sys.argv[1])))"
+def child(function: Callable[..., Any], *arguments: Any) -> subprocess.Popen[str]:
+    """Start a process that runs a function (or coroutine function) of a case until this process ends."""
+    code = f"import asyncio, json, sys; from {function.__module__} import {function.__name__} as run\n"
+    code += "result = run(*json.loads(sys.argv[1]))\nif result is not None: asyncio.run(result)"
     command = [sys.executable, "-c", code, json.dumps(arguments)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
+from rlzmq.modules.dense_chain import dense_chain, run_chain
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.rl_module import TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
@@ -68,6 +70,55 @@ def test_a_block_carries_learner_weights_to_an_inference_only_copy() -> None:
     for module_id in runner:
         for name, tensor in runner[module_id].state_dict().items():
             assert torch.equal(tensor, learner[module_id].state_dict()[name]), name
+
+
+def wide(module_class: Any = None) -> Any:
+    spec = RLModuleSpec(module_class, OBS, gym.spaces.Discrete(2), model_config={"fcnet_hiddens": [520, 520]})
+    return MultiRLModuleSpec({"default_policy": spec}).build(seed=0)
+
+
+def randomize_all(module: Any) -> None:
+    with torch.no_grad():
+        for parameter in module["default_policy"].parameters():
+            parameter.copy_(torch.randn(parameter.shape))
+
+
+class Subclass(DefaultActorCriticModule):
+    """What it holds is not known."""
+
+
+@pytest.mark.parametrize("module_class", [None, Subclass])
+def test_large_weights_of_a_default_module_may_be_the_block_itself(module_class: Any) -> None:
+    source, runner, copying = wide(module_class), wide(module_class), wide(module_class)
+    layout = WeightsLayout.of(source)
+    chain = dense_chain(runner["default_policy"])
+    for _ in range(3):
+        randomize_all(source)
+        block = np.zeros(layout.num_bytes + 64, np.uint8)
+        start = -block.ctypes.data % 64
+        block = layout.snapshot(source, block[start : start + layout.num_bytes])
+        layout.load(runner, block, may_keep=True)
+        layout.load(copying, block)
+        parameters = list(runner["default_policy"].inference_state_dict().values())
+        kept = [np.shares_memory(parameter.detach().numpy(), block) for parameter in parameters]
+        assert all(kept) if module_class is None else not any(kept)
+        assert not any(
+            np.shares_memory(parameter.detach().numpy(), block)
+            for parameter in copying["default_policy"].parameters()
+        )
+        observations = torch.randn(5, 3)
+        with torch.inference_mode():
+            outputs = [
+                module["default_policy"].forward_inference({"obs": observations})["action_dist_inputs"]
+                for module in (source, runner, copying)
+            ]
+            assert torch.equal(outputs[0], outputs[1])
+            assert torch.equal(outputs[0], outputs[2])
+            if chain is not None:
+                assert torch.equal(outputs[0], run_chain(chain, observations))
+    randomize_all(source)
+    layout.load(runner, bytes(layout.snapshot(source)), may_keep=True)  # read-only memory is copied
+    assert layout.snapshot(runner).tobytes() == layout.snapshot(source).tobytes()
 
 
 def test_weights_are_copied_between_modules_of_one_process() -> None:

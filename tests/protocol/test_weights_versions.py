@@ -86,6 +86,15 @@ def test_wrong_run_layout_and_digest_are_refused_and_counted():
     assert receiver.refused["old"] == 1
 
 
+def test_weights_in_shared_memory_have_no_digest_to_match():
+    buffer = new_publication_buffer(100)
+    header = seal_publication(
+        buffer, run_id="run", generation=0, version=1, layout_digest="layout", has_digest=False
+    )
+    assert header.digest == ""
+    assert WeightsReceiver("run", "layout").offer(*open_publication(buffer.tobytes()))
+
+
 def test_a_notice_is_remembered_but_never_applied():
     receiver = WeightsReceiver()
     header, _ = open_publication(_publication(4))

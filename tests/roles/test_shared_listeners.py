@@ -16,7 +16,7 @@ from rlzmq.driver.join_files import JoinKeys, listen_addresses
 from rlzmq.net.context import Context
 from rlzmq.net.keys import CurveClient
 from rlzmq.net.options import SocketOptions
-from rlzmq.net.shared_frames import SharedFrames
+from rlzmq.net.shared_frames import FOLDED_TOPIC, SharedFrames
 from rlzmq.net.shared_memory import MIN_SHARED_BYTES, Segment, SegmentPool
 from rlzmq.net.socket import DrainSocket
 from rlzmq.roles.broker.listeners import BrokerListeners
@@ -97,6 +97,41 @@ async def test_a_local_peer_gets_the_place_and_a_peer_from_outside_the_frames(do
     whole = await asyncio.wait_for(from_afar.get(), 20)
     assert bytes(whole[0]) == HEADER
     assert bytes(whole[1]) == bytes(unfolded[1]) == column.tobytes()
+
+
+async def test_weights_in_shared_memory_are_published_as_their_place_and_outside_as_themselves(
+    door: Door,
+) -> None:
+    topic = bytes((2, 9))
+    content = np.frombuffer(topic + os.urandom(MIN_SHARED_BYTES), np.uint8)
+    frame = SegmentPool().make(len(content), lambda memory: np.copyto(memory, content))
+    assert frame is not None
+    messages = []
+    for name, curve in (
+        ("weights", None),
+        ("remote_weights", CurveClient(door.keys.server.public, door.keys.clients["runner"])),
+    ):
+        received: asyncio.Queue[Any] = asyncio.Queue()
+        socket = DrainSocket(
+            door.context,
+            "SUB",
+            received.put_nowait,
+            options=LARGE,
+            subscriptions=[topic, FOLDED_TOPIC],
+            curve=curve,
+        )
+        socket.connect(door.addresses[name])
+        async with asyncio.timeout(20):
+            while received.empty():  # until the subscription has arrived
+                door.listeners.publish(frame)
+                await asyncio.sleep(0.01)
+        messages.append(await received.get())
+    local, remote = messages
+    assert local[0][1] == FOLDED
+    assert sum(map(len, local)) < 500
+    unfolded = SharedFrames(nothing, nothing).unfold(b"", local)
+    assert unfolded is not None
+    assert bytes(unfolded[-1]) == bytes(remote[0]) == frame.tobytes()
 
 
 async def test_a_place_from_outside_is_refused_unopened(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ class BrokerListeners:
         self._on_broken = on_broken
         self._context = Context()
         self._routers: dict[bytes, DrainSocket] = {}
-        self._publishers: list[DrainSocket] = []
+        self._publishers: dict[bytes, DrainSocket] = {}
         self._authenticator: Authenticator | None = None
         self._failed_handshakes: Counter[str] = Counter()
         self._num_connections: Counter[str] = Counter()
@@ -108,9 +108,13 @@ class BrokerListeners:
         self._outbox.flush()
 
     def publish(self, frame: Any) -> None:
-        """Publish to all subscribers, local and external."""
-        for publisher in self._publishers:
-            publisher.send([frame])
+        """Publish to all subscribers, local and external.
+
+        Local ones get the place of a frame in shared memory. Who cannot open it requests the frame, as it lacks it.
+        """
+        for door, publisher in self._publishers.items():
+            folded = self._shared.fold(b"", [b"", frame]) if door == _LOCAL else [frame]
+            publisher.send([frame] if folded[-1] is frame else folded)
 
     def origin_of(self, peer: bytes) -> str:
         """Return the role and address of the sender, or "" for a local peer; to be called within `on_message`."""
@@ -140,7 +144,7 @@ class BrokerListeners:
 
     def close(self) -> None:
         """Close the sockets; sent messages are still delivered until `wait_closed` returns."""
-        for socket in (*self._routers.values(), *self._publishers):
+        for socket in (*self._routers.values(), *self._publishers.values()):
             socket.close()
         if self._authenticator is not None:
             self._authenticator.close()
@@ -193,7 +197,7 @@ class BrokerListeners:
             for zmq_type, options, name in (("ROUTER", data, "data"), ("PUB", weights, "weights"))
         ]
         self._routers[door] = sockets[0]
-        self._publishers.append(sockets[1])
+        self._publishers[door] = sockets[1]
         return {
             name: socket.bind(wanted[name]) for name, socket in zip(("data", "weights"), sockets, strict=True)
         }

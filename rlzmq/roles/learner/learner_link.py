@@ -13,7 +13,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from rlzmq.core import faults, trace
 from rlzmq.core.errors import PeerLostError, ProtocolError
@@ -21,6 +25,7 @@ from rlzmq.core.memory_limit import end_if_out_of_memory
 from rlzmq.core.space_plain import space_from_plain
 from rlzmq.learners.distributed import DesynchronizedError
 from rlzmq.modules.weights import WeightsLayout
+from rlzmq.net.shared_memory import SegmentPool
 from rlzmq.protocol.events import (
     DecodeShard,
     DropShards,
@@ -89,6 +94,7 @@ class LearnerLink(PeerLink):
         self._arrivals = arrivals
         self._shards: dict[tuple[int, int], dict[int, tuple[Any, DecodeShard]]] = {}
         self._layout: Any = None
+        self._segments = SegmentPool() if self.is_local else None  # filled by the learner thread
         self._synced_module_ids: list[str] | None = None
         self._rank = 0
         self._generation = -1
@@ -96,6 +102,11 @@ class LearnerLink(PeerLink):
         self._observation_space = space_from_plain(observation_space)
         self._stores_module_outputs = stores_module_outputs
         self.group_lost: asyncio.Future[str] = self._loop.create_future()
+
+    def on_frames_needed(self, peer: bytes, reason: str) -> None:
+        """Put no more weights in shared memory."""
+        if self._segments is not None:
+            self._segments.turn_off(f"the broker cannot open it ({reason})")
 
     def register(self) -> None:
         """Do nothing: registration follows in `form`."""
@@ -273,17 +284,27 @@ class LearnerLink(PeerLink):
             self._layout = WeightsLayout.of(
                 self._learner.module, inference_only=True, module_ids=self._synced_module_ids
             )
-        buffer = new_publication_buffer(self._layout.num_bytes)
-        self._layout.snapshot(self._learner.module, out=buffer[PUBLICATION_PREFIX_BYTES:])
-        version = self._learner.weights_seq_no
-        seal_publication(
-            buffer,
-            run_id=self._run_id,
-            generation=self._generation,
-            version=version,
-            layout_digest=self._layout.digest,
-            num_env_steps=num_env_steps,
-        )
+        layout, version = self._layout, self._learner.weights_seq_no
+
+        def write(buffer: npt.NDArray[np.uint8], *, is_shared: bool) -> None:
+            layout.snapshot(self._learner.module, out=buffer[PUBLICATION_PREFIX_BYTES:])
+            seal_publication(
+                buffer,
+                run_id=self._run_id,
+                generation=self._generation,
+                version=version,
+                layout_digest=layout.digest,
+                num_env_steps=num_env_steps,
+                has_digest=not is_shared,
+            )
+
+        buffer = None
+        if self._segments is not None:
+            num_bytes = PUBLICATION_PREFIX_BYTES + layout.num_bytes
+            buffer = self._segments.make(num_bytes, partial(write, is_shared=True))
+        if buffer is None:
+            buffer = new_publication_buffer(layout.num_bytes)
+            write(buffer, is_shared=False)
         return NewWeights(self._generation, version, buffer.data)
 
     def _publish(self, done: Any) -> None:

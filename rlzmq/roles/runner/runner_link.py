@@ -18,6 +18,7 @@ from rlzmq.core.memory_limit import end_if_out_of_memory
 from rlzmq.core.stage_timers import FRAGMENT_ENCODE_TIMER, StageTimers
 from rlzmq.net.context import Context
 from rlzmq.net.options import SocketOptions
+from rlzmq.net.shared_frames import FOLDED_TOPIC
 from rlzmq.net.shared_memory import SegmentPool
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.events import (
@@ -115,7 +116,7 @@ class RunnerLink(PeerLink):
             "SUB",
             self._on_weights,
             options=options,
-            subscriptions=[PUBLICATION_TOPIC],
+            subscriptions=[PUBLICATION_TOPIC, FOLDED_TOPIC],
             curve=self.curve,
             name=f"{self.core.name} weights",
         )
@@ -127,8 +128,10 @@ class RunnerLink(PeerLink):
             self._segments.turn_off(f"the broker cannot open it ({reason})")
 
     @ends_link
-    def _on_weights(self, frames: list[Any]) -> None:
-        self.handle(ReceivedWeights(frames[0]))
+    def _on_weights(self, received: list[Any]) -> None:
+        frames = received if self._shared is None else self._shared.unfold(b"", received)
+        if frames is not None:
+            self.handle(ReceivedWeights(frames[-1]))
 
     def act(self, instruction: Instruction) -> None:
         """Load weights and connector states, and sample leases, in order on the sampler thread."""
@@ -145,6 +148,7 @@ class RunnerLink(PeerLink):
                         version=header.version,
                         generation=header.generation,
                         num_env_steps=header.num_env_steps,
+                        may_keep=True,
                     )
 
             self._submit(set_weights)
