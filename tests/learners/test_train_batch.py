@@ -38,8 +38,8 @@ def built(learner: PPOLearner, data: Any, *, fused: bool, monkeypatch: pytest.Mo
     used: list[bool] = []
     original = train_batch_module.fused_columns
 
-    def spy(*args: Any) -> Any:
-        columns = original(*args)
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        columns = original(*args, **kwargs)
         used.append(columns is not None)
         return columns
 
