@@ -27,8 +27,8 @@ __all__ = ["BrokerKeeper"]
 _log = logging.getLogger("rlzmq.driver")
 
 _POLICY = RestartPolicy(max_restarts=5, window_s=60.0)
-_PING_PERIOD_S = 1.0
-_PING_DEADLINE_S = 3.0
+_BEAT_PERIOD_S = 1.0
+_BEAT_DEADLINE_S = 3.0
 
 
 class BrokerKeeper(Supervisor):
@@ -155,6 +155,7 @@ class BrokerKeeper(Supervisor):
                 self.remote_addresses = self._listen
         except BaseException:
             handle.kill()
+            await handle.exited  # until then its name and its addresses are taken
             raise
         self._handle = handle
         self._machine.started(time.monotonic())
@@ -179,8 +180,8 @@ class BrokerKeeper(Supervisor):
         """Return the error with which the broker ended; kill it if it does not answer."""
         while not handle.exited.done():
             try:
-                await handle.call("ping", deadline_s=_PING_DEADLINE_S)
-                async with asyncio.timeout(_PING_PERIOD_S):
+                await handle.call("beat", deadline_s=_BEAT_DEADLINE_S)
+                async with asyncio.timeout(_BEAT_PERIOD_S):
                     await handle.exited
             except DeadlineError:
                 _log.warning("The broker (pid %d) does not answer: it is killed.", handle.pid)

@@ -291,6 +291,7 @@ class RunnerSupervisor(Supervisor):
                         await attended(handle, prepare(place.index, handle, incarnation))
                 except BaseException:
                     handle.kill()
+                    await handle.exited  # until then its name is taken
                     raise
         except TimeoutError as error:
             if not scope.expired():

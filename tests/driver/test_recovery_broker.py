@@ -79,7 +79,7 @@ async def test_a_stopped_broker_is_killed_and_replaced(
 ) -> None:
     """Seen at once in the process table; without that, by its silence."""
     if is_seen:
-        monkeypatch.setattr(broker_supervision, "_PING_DEADLINE_S", 300.0)
+        monkeypatch.setattr(broker_supervision, "_BEAT_DEADLINE_S", 300.0)
     else:
         monkeypatch.setattr(process_health, "is_stopped", lambda pid: False)
     async with small(1, 1).build_async() as algo:

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 from gymnasium.spaces import Box, Discrete
-from recovery_runs import check_account, small, until
+from recovery_runs import check_account, kill, small, until
 
 from rlzmq import RLModuleSpec
 from rlzmq.actors.exit_status import ActorLostError
-from rlzmq.core.errors import DeadlineError
+from rlzmq.core.errors import DeadlineError, PeerLostError
+from rlzmq.driver import broker_supervision, supervision
 from rlzmq.envs.registry import register_env
 from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
+from rlzmq.protocol.supervision import RestartPolicy
 
 ROLES = {
     "runner-1": "runner",
@@ -81,6 +83,37 @@ async def test_who_dies_or_is_stopped_while_starting_is_replaced(
     assert num_eval == fired["eval-runner"]
     assert counts["num_healthy_learners"] == 2
     assert counts["num_learner_rollbacks"] == 0
+
+
+async def test_processes_that_are_slow_to_start_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver asks them at once, and again and again, whether their loop runs; the broker, too."""
+    monkeypatch.setattr(supervision, "_LOOK_S", 0.0)
+    async with small(1, 1).build_async() as algo:
+        check_account(await algo.train(), 1)
+        await kill(algo.session._pipeline._broker.handle)
+        await kill(algo.env_runner_group.handles[0])
+        check_account(await algo.train(), 2)
+        counts = algo.session.fault_tolerance()
+    assert counts["num_broker_restarts"] == counts["num_remote_worker_restarts"] == 1
+
+
+async def test_a_broker_that_cannot_be_used_has_ended_before_the_next_one_takes_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed: list[Any] = []
+
+    async def fails_once(handle: Any, work: Any) -> Any:
+        if not failed:
+            failed.append(handle)
+            work.close()
+            raise PeerLostError("as asked")
+        return await supervision.attended(handle, work)
+
+    monkeypatch.setattr(broker_supervision, "attended", fails_once)
+    monkeypatch.setattr(broker_supervision, "_POLICY", RestartPolicy(first_delay_s=1e-9))
+    async with small(1, 1).build_async() as algo:
+        check_account(await algo.train(), 1)
+    assert failed[0].exited.done()
 
 
 def kills_itself(context: Any) -> Any:

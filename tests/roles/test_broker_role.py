@@ -259,7 +259,7 @@ async def test_the_broker_ends_when_its_driver_is_gone():
 async def test_a_broker_that_fails_says_so_and_does_nothing_more(monkeypatch: pytest.MonkeyPatch, caplog):
     broker = BrokerRole("run", _OPTIONS)
     await broker.start()
-    await broker.ping()
+    await broker.beat()
     failures = []
 
     def fail(event, now):
@@ -270,7 +270,7 @@ async def test_a_broker_that_fails_says_so_and_does_nothing_more(monkeypatch: py
     with pytest.raises(AssertionError, match="half done"):
         await broker.wait_ended()
     with pytest.raises(AssertionError, match="half done"):
-        await broker.ping()
+        await broker.beat()
     broker._tick()
     assert len(failures) == 1
     assert "the broker fails" in caplog.text
@@ -292,5 +292,5 @@ async def test_a_broker_that_fails_over_a_lost_peer_says_so_too(monkeypatch: pyt
     with pytest.raises(AssertionError, match="half done"):
         await asyncio.wait_for(broker.wait_ended(), 5.0)
     with pytest.raises(AssertionError, match="half done"):
-        await broker.ping()
+        await broker.beat()
     await broker.stop()

@@ -192,7 +192,7 @@ class BrokerRole:
         if not self.ended.done():
             self.ended.set_result(("stopped", ""))
 
-    async def ping(self) -> None:
+    async def beat(self) -> None:
         """Return at once if the event loop runs; raise the error if the broker has failed."""
         if self.ended.done() and self.ended.exception() is not None:
             self.ended.result()
