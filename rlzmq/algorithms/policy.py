@@ -109,7 +109,7 @@ class Policy:
             if connector_state and connector_state.get(name):
                 pipeline.set_state(connector_state[name])
         self._acting = modules if self._is_multi_agent else modules[DEFAULT_MODULE_ID]
-        self._lookback = max(1, config.episode_lookback_horizon, self._env_to_module.required_lookback)
+        self._lookback: int = max(1, config.episode_lookback_horizon, self._env_to_module.required_lookback)
         self.is_stateless: bool = not self._acting.is_stateful() and not self._env_to_module.required_lookback
         self._generator = torch.Generator()
         seed = config.seed if seed is None else seed
@@ -331,6 +331,74 @@ class Policy:
 
     # -- with an episode ------------------------------------------------------------------------
 
+    @property
+    def lookback(self) -> int:
+        """Number of earlier steps of the episode that connector pieces may read."""
+        return self._lookback
+
+    def begin_episode(self, observation: Any) -> Any:
+        """Return an episode with its first observation, for `act_in`. For policies of one agent."""
+        return self._new_episode(self._wrapped(observation), None)
+
+    def continue_episode(
+        self,
+        observations: list[Any],
+        actions: list[Any],
+        rewards: list[float],
+        extra_model_outputs: list[dict[str, Any]],
+        num_steps: int,
+    ) -> Any:
+        """Return an episode with its last N steps, for `act_in`. For policies of one agent.
+
+        Args:
+            observations: N observations as connector pieces have stored them, and the env's newest one.
+            actions, rewards, extra_model_outputs: Those of the N >= 1 steps, as `act_in` returned them.
+            num_steps: Number of steps so far, >= N.
+        """
+        facts: dict[str, Any] = {
+            "observation_space": self._env_spaces[0],
+            "action_space": self._env_spaces[1],
+            "len_lookback_buffer": len(actions) - 1,
+        }
+        if not self._is_multi_agent:
+            names = extra_model_outputs[0]
+            return SingleAgentEpisode(
+                observations=observations,
+                actions=actions,
+                rewards=rewards,
+                extra_model_outputs={name: [step[name] for step in extra_model_outputs] for name in names},
+                t_started=num_steps - 1,
+                **facts,
+            )
+        return MultiAgentEpisode(
+            agent_to_module_mapping_fn=self._mapping_fn,
+            observations=[self._wrapped(item) for item in observations],
+            actions=[self._wrapped(item) for item in actions],
+            rewards=[self._wrapped(item) for item in rewards],
+            extra_model_outputs=[self._wrapped(item) for item in extra_model_outputs],
+            env_t_started=num_steps - 1,
+            agent_t_started={self._agent_id: num_steps - 1},
+            **facts,
+        )
+
+    def act_in(
+        self, episodes: list[Any], *, explore: bool, generator: torch.Generator | None = None
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """Compute the next actions in episodes, independent of the current episode. Pieces may change them.
+
+        Args:
+            episodes: From `begin_episode` and `continue_episode`.
+            explore: See `compute_action`.
+            generator: Samples the actions; None: the policy's own.
+
+        Returns:
+            Per episode: the action for the env, the action as episodes store it, the module's other outputs.
+        """
+        shared_data = {"generator": self._generator if generator is None else generator}
+        for_env, extras = self._run_pipelines(episodes, explore, shared_data)
+        found = for_env, self._stored_actions, extras
+        return tuple([self._unwrapped(item) for item in items] for items in found)  # type: ignore[return-value]
+
     def _step(self, observation: Any, explore: bool, reward: Any) -> Any:
         if self._episode is None:
             self._episode = self._new_episode(observation, 0)
@@ -343,15 +411,14 @@ class Policy:
         self._num_steps += 1
         return actions[0]
 
-    def _new_episode(self, observation: Any, index: int) -> Any:
+    def _new_episode(self, observation: Any, index: int | None) -> Any:
         spaces = {"observation_space": self._env_spaces[0], "action_space": self._env_spaces[1]}
+        name = None if index is None else f"{index}"
         if self._is_multi_agent:
-            episode: Any = MultiAgentEpisode(
-                f"{index}", agent_to_module_mapping_fn=self._mapping_fn, **spaces
-            )
+            episode: Any = MultiAgentEpisode(name, agent_to_module_mapping_fn=self._mapping_fn, **spaces)
             episode.add_env_reset(observations=observation, infos={})
         else:
-            episode = SingleAgentEpisode(f"{index}", **spaces)
+            episode = SingleAgentEpisode(name, **spaces)
             episode.add_env_reset(observation, {})
         return episode
 

@@ -147,7 +147,7 @@ def _traced(graph: FlatPolicyGraph) -> torch.export.ExportedProgram:
             return torch.export.export(graph, example, dynamic_shapes=(tuple({0: batch} for _ in example),))
         except Exception as error:
             error.add_note(
-                f"while torch.export traced {type(graph.policy.module).__name__} and its connector pieces: their "
+                f"while torch.export traced the module {graph.policy.module_id!r} and its connector pieces: their "
                 "forward passes may depend on shapes, but not on values"
             )
             raise

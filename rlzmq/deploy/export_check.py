@@ -83,7 +83,7 @@ def check_against(
     num_steps = min(_EPISODE_STEPS, num_observations) if is_remembering else 1
     total, worst = _Difference(graph.policy.action_space), 0.0
     for num_rows in _batches(-(-num_observations // num_steps)):
-        state: dict[str, Any] = graph.policy.initial_rows(num_rows)
+        state: dict[str, Any] = graph.initial_rows(num_rows)
         players = [policy.copy() for _ in range(num_rows)] if is_remembering else []
         rewards = np.zeros(num_rows, np.float32)
         for _ in range(num_steps):

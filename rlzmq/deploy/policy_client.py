@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Self
 
@@ -196,8 +196,7 @@ class AsyncPolicyClient:
                 raise ValueError(f"state_in: expected the keys {policy.states}, got {sorted(state_in)}.")
             arrays += [np.asarray(state_in[name]) for name in policy.states]
         answer, outputs = await self._ask(
-            lambda request_id: Act(
-                request_id,
+            Act(
                 policy.module_id,
                 policy.agent_id,
                 bool(explore),
@@ -245,7 +244,7 @@ class AsyncPolicyClient:
         return self._policies
 
     async def _describe(self) -> None:
-        answer, arrays = await self._ask(Describe, [])
+        answer, arrays = await self._ask(Describe(), [])
         if not isinstance(answer, Description):
             raise ProtocolError(f"the policy server answered with {type(answer).__name__}")
         self._policies = [_Served(**about) for about in unpack_value(arrays)]
@@ -271,7 +270,7 @@ class AsyncPolicyClient:
     # -- requests -------------------------------------------------------------------------------
 
     async def _ask(
-        self, make: Callable[[int], PolicyMessage], arrays: list[npt.NDArray[Any]]
+        self, message: PolicyMessage, arrays: list[npt.NDArray[Any]]
     ) -> tuple[PolicyMessage, _Arrays]:
         if self._context is None:
             raise ClosedError("the policy client was not started, or was stopped")
@@ -279,7 +278,7 @@ class AsyncPolicyClient:
         request_id = self._next_id
         future = self._waiting[request_id] = asyncio.get_running_loop().create_future()
         try:
-            if not self._socket.send(encode_message(make(request_id), arrays)):
+            if not self._socket.send(encode_message(request_id, message, arrays)):
                 raise OverloadedError("too many requests wait to be sent to the policy server")
             async with asyncio.timeout(self._timeout_s):
                 answer, outputs = await future
@@ -295,11 +294,11 @@ class AsyncPolicyClient:
 
     def _on_message(self, frames: list[Frame]) -> None:
         try:
-            message, arrays = decode_message(frames)
+            request_id, message, arrays = decode_message(frames)
         except ProtocolError as error:
             self._fail_all(error)
             return
-        future = self._waiting.get(message.request_id)
+        future = self._waiting.get(request_id)
         if future is not None and not future.done():
             future.set_result((message, arrays))
 

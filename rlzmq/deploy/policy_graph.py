@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -23,7 +23,7 @@ from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
 from rlzmq.core.tree import tree_flatten, tree_leaves, tree_map
 from rlzmq.episodes.columns import Columns
 
-__all__ = ["FlatPolicyGraph", "GraphOutputs", "PolicyGraph", "Port", "zeros_of"]
+__all__ = ["FlatPolicyGraph", "GraphOutputs", "PolicyGraph", "Port", "StatelessGraph", "zeros_of"]
 
 # A class that overrides one of these, but not `to_torch`, behaves differently from its inherited `to_torch`.
 _BEHAVIOR = ("__call__", "transform_observations", "preprocess", "apply_vectorized")
@@ -108,13 +108,6 @@ class PolicyGraph(torch.nn.Module):
                 ) from None
         return found
 
-    def initial_rows(self, num_rows: int) -> dict[str, Any]:
-        """Return the state of `num_rows` new episodes, a tree of arrays ``[num_rows, ...]``."""
-        rows: dict[str, Any] = tree_map(
-            lambda leaf: np.repeat(leaf[None], num_rows, axis=0), self.initial_state
-        )
-        return rows
-
     def forward(
         self,
         observations: Any,
@@ -126,7 +119,7 @@ class PolicyGraph(torch.nn.Module):
 
         Args:
             observations: Tree of tensors ``[B, ...]`` of the observation space's dtypes.
-            state: `initial_rows`, or the state after the previous step.
+            state: `initial_state` as B rows, or the state after the previous step.
             rewards: float32 ``[B]``, the reward of the previous action, 0 at the beginning of an episode; None
                 unless `reads_rewards`.
             generator: Samples the actions from the exploration distribution; None: greedy actions.
@@ -190,8 +183,28 @@ class Port:
     shape: tuple[int, ...]
 
 
+class StatelessGraph(Protocol):
+    """A policy of one agent as a function of tensors, with explicit state; see `PolicyGraph`."""
+
+    agent_id: Any
+    module_id: str
+    action_space: gym.Space[Any]
+    observation_space: gym.Space[Any]
+    initial_state: dict[str, Any]
+    reads_rewards: bool
+
+    def __call__(
+        self,
+        observations: Any,
+        state: dict[str, Any],
+        rewards: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> GraphOutputs:
+        """Compute the actions of B episodes for one step."""
+
+
 class FlatPolicyGraph(torch.nn.Module):
-    """A PolicyGraph that maps a list of tensors to a tuple of tensors, in the order of `inputs` and `outputs`.
+    """A graph that maps a list of tensors to a tuple of tensors, in the order of `inputs` and `outputs`.
 
     Inputs are ``obs…``, ``rewards`` (if the graph reads them) and ``state…``; outputs ``action_dist_inputs`` (if
     the module has them), ``actions…`` and ``next_state…``, with one next state per state.
@@ -204,16 +217,26 @@ class FlatPolicyGraph(torch.nn.Module):
         inputs, outputs: The name, dtype and shape of each tensor.
     """
 
-    def __init__(self, graph: PolicyGraph) -> None:
+    def __init__(self, graph: StatelessGraph) -> None:
         super().__init__()
         self.policy = graph
-        tree: dict[str, Any] = {"obs": zeros_of(graph.observation_space, 1), "state": graph.initial_rows(1)}
+        tree: dict[str, Any] = {
+            "obs": zeros_of(graph.observation_space, 1),
+            "state": self.initial_rows(1),
+        }
         if graph.reads_rewards:
             tree["rewards"] = np.zeros(1, np.float32)
         leaves, self._spec = tree_flatten(tree)
         self.inputs: list[Port] = _ports(tree)
         with torch.inference_mode():
             self.outputs: list[Port] = _ports(self._run([torch.from_numpy(leaf) for leaf in leaves]))
+
+    def initial_rows(self, num_rows: int) -> dict[str, Any]:
+        """Return the state of `num_rows` new episodes, a tree of arrays ``[num_rows, ...]``."""
+        rows: dict[str, Any] = tree_map(
+            lambda leaf: np.repeat(leaf[None], num_rows, axis=0), self.policy.initial_state
+        )
+        return rows
 
     def _run(
         self, tensors: Sequence[torch.Tensor], generator: torch.Generator | None = None

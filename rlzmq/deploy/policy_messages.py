@@ -2,6 +2,14 @@
 
 The server has a ROUTER socket, each client a DEALER. Each request gets one answer, in any order. An answer is lost if
 its client's connection breaks. Asking again is safe: the server keeps no state.
+
+```
+frame 0:  [a message as in rlzmq.wire.codec][request id: 8 bytes]
+frame 1…: arrays
+```
+
+The request id is not part of the header, so a client's requests have the same header as long as their shapes are the
+same. Headers are encoded and decoded once, and remembered.
 """
 
 from __future__ import annotations
@@ -10,10 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
-from rlzmq.core.errors import ProtocolError
-from rlzmq.wire.codec import decode, encode
+from rlzmq.wire.codec import Head, decode_arrays, decode_head, encode
+from rlzmq.wire.errors import ArrayMismatchError, MalformedFrameError, SchemaError, wire_decoder
 from rlzmq.wire.schema import from_header, to_header
 
 __all__ = [
@@ -36,11 +45,10 @@ ENDING = 410
 """Code of a Failure: the server is ending and takes no new requests."""
 
 
-@dataclass(frozen=True, slots=True)
 class PolicyMessage:
-    """Base class of the messages; ``request_id`` is the client's number for the request."""
+    """Base class of the messages."""
 
-    request_id: int
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,20 +118,72 @@ _KINDS: dict[int, type[PolicyMessage]] = {
 }
 _NUMBERS = {kind: number for number, kind in _KINDS.items()}
 
+_ID_BYTES = 8
+_MAX_REMEMBERED = 1024  # headers, each of at most this many bytes
+_MAX_HEADER_BYTES = 512
 
-def encode_message(message: PolicyMessage, arrays: Sequence[npt.NDArray[Any]] = ()) -> list[Any]:
-    """Encode a message and its arrays as frames."""
-    return encode(_NUMBERS[type(message)], to_header(message), arrays)
+# (message, dtypes and shapes of its arrays) -> header.
+_encoded: dict[Any, bytes] = {}
+# Header -> (message, its head).
+_decoded: dict[bytes, tuple[PolicyMessage, Head]] = {}
 
 
-def decode_message(frames: Sequence[Any]) -> tuple[PolicyMessage, tuple[npt.NDArray[Any], ...]]:
-    """Decode a message and its arrays.
+def encode_message(
+    request_id: int, message: PolicyMessage, arrays: Sequence[npt.NDArray[Any]] = ()
+) -> list[Any]:
+    """Encode a message and its arrays as frames.
+
+    Args:
+        request_id: The client's number for the request, >= 0.
+        message: The message.
+        arrays: Its arrays.
+    """
+    key = (message, *[(array.dtype, array.shape) for array in arrays])
+    header = _encoded.get(key)
+    if header is None:
+        frames = encode(_NUMBERS[type(message)], to_header(message), arrays)
+        header = frames[0]
+        # The memory of all other arrays is not what is sent.
+        is_plain = all(array.size and array.dtype.isnative and array.dtype.kind in "biuf" for array in arrays)
+        if is_plain and len(header) <= _MAX_HEADER_BYTES:
+            if len(_encoded) >= _MAX_REMEMBERED:
+                _encoded.clear()
+            _encoded[key] = header
+    else:
+        frames = [
+            header,
+            *[array if array.flags.c_contiguous else np.array(array, order="C") for array in arrays],
+        ]
+    frames[0] = header + request_id.to_bytes(_ID_BYTES, "little")
+    return frames
+
+
+@wire_decoder
+def decode_message(frames: Sequence[Any]) -> tuple[int, PolicyMessage, tuple[npt.NDArray[Any], ...]]:
+    """Decode a message; return (request id, message, its arrays).
 
     Raises:
-        ProtocolError: The frames are not a message of this channel.
+        WireError: The frames are not a message of this channel.
     """
-    message = decode(frames)
-    kind = _KINDS.get(message.kind)
-    if kind is None:
-        raise ProtocolError(f"message kind {message.kind} does not belong on the channel of a policy server")
-    return from_header(kind, message.header), message.arrays
+    first = bytes(frames[0])
+    if len(first) <= _ID_BYTES:
+        raise MalformedFrameError(f"the first frame of a policy message has more than {_ID_BYTES} bytes")
+    header, payload = first[:-_ID_BYTES], frames[1:]
+    known = _decoded.get(header)
+    if known is None:
+        head = decode_head([header, *payload])
+        kind = _KINDS.get(head.kind)
+        if kind is None:
+            raise SchemaError(f"message kind {head.kind} does not belong on the channel of a policy server")
+        known = from_header(kind, head.header), head
+        if len(header) <= _MAX_HEADER_BYTES:
+            if len(_decoded) >= _MAX_REMEMBERED:
+                _decoded.clear()
+            _decoded[header] = known
+    message, head = known
+    if len(head.specs or ()) != len(payload):
+        raise ArrayMismatchError(
+            f"{len(head.specs or ())} arrays declared, {len(payload)} frames came with them"
+        )
+    arrays = decode_arrays(head.specs, payload) if head.specs else ()
+    return int.from_bytes(first[-_ID_BYTES:], "little"), message, arrays

@@ -1,7 +1,8 @@
 """Rows of requests: observations, states and rewards, as arrays for a forward pass.
 
-Requests of several clients share a forward pass, so each one is checked completely first: structure, shape, dtype,
-finite numbers, and the range of discrete values, which modules use as indices.
+Requests of several clients share a forward pass, so they are checked first: structure, shape and dtype of each on its
+arrival (`fitting_rows`, `fitting_values`); then, for all rows of the forward pass at once, that numbers are finite and
+discrete values, which modules use as indices, in their range (`check_rows`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ import numpy.typing as npt
 from rlzmq.core.printable import cut
 from rlzmq.deploy.policy_graph import Port
 
-__all__ = ["RequestError", "checked_rows", "checked_values", "rows_from_json", "values_from_json"]
+__all__ = [
+    "RequestError",
+    "check_finite",
+    "check_rows",
+    "fitting_rows",
+    "fitting_values",
+    "rows_from_json",
+    "values_from_json",
+]
 
 _Array = npt.NDArray[Any]
 _SPACE_BYTES = 200  # the bounds of images are long
@@ -54,7 +63,7 @@ def rows_from_json(space: gym.Space[Any], values: Sequence[Any], where: str) -> 
             for index, part in enumerate(space.spaces)
         ]
     else:
-        return [checked_rows(space, _numbers(values, where), where)]
+        return [_checked_rows(space, _numbers(values, where), where)]
     return [leaf for name, part, own in parts for leaf in rows_from_json(part, own, name)]
 
 
@@ -73,13 +82,19 @@ def values_from_json(ports: Sequence[Port], values: Any, num_rows: int, where: s
         if not isinstance(values[name], list):
             raise RequestError(f"{where}.{name}: expected a list, got {_kind(values[name])}")
         found.append(
-            checked_values(port, _numbers(values[name], f"{where}.{name}"), num_rows, f"{where}.{name}")
+            fitting_values(port, _numbers(values[name], f"{where}.{name}"), num_rows, f"{where}.{name}")
         )
     return found
 
 
-def checked_rows(space: gym.Space[Any], array: _Array, where: str) -> _Array:
-    """Return N values of a space without parts, in the space's dtype.
+def _checked_rows(space: gym.Space[Any], array: _Array, where: str) -> _Array:
+    array = fitting_rows(space, array, where)
+    check_rows(space, array, where)
+    return array
+
+
+def fitting_rows(space: gym.Space[Any], array: _Array, where: str) -> _Array:
+    """Return N values of a space without parts, in the space's dtype. Their values are not checked.
 
     Args:
         space: Box, Discrete, MultiDiscrete or MultiBinary.
@@ -87,7 +102,7 @@ def checked_rows(space: gym.Space[Any], array: _Array, where: str) -> _Array:
         where: Name of the array in error messages.
 
     Raises:
-        RequestError: A shape or dtype is wrong, a number is not finite, or a discrete value is out of range.
+        RequestError: The shape or dtype is wrong.
     """
     shape = tuple(space.shape or ())
     if array.ndim == 0 or array.shape[1:] != shape:
@@ -95,21 +110,35 @@ def checked_rows(space: gym.Space[Any], array: _Array, where: str) -> _Array:
             f"{where}: expected shape {shape}, got {array.shape[1:]}; the space is {_shown(space)}"
         )
     assert space.dtype is not None
-    array = _as_dtype(array, space.dtype, where)
+    return _as_dtype(array, space.dtype, where)
+
+
+def check_rows(space: gym.Space[Any], array: _Array, where: str) -> None:
+    """Check the values of an array from `fitting_rows`.
+
+    Raises:
+        RequestError: A number is not finite, or a discrete value is out of range.
+    """
+    check_finite(array, where)
     if isinstance(space, gym.spaces.Discrete):
         _check_range(array, space.start, space.start + space.n - 1, space, where)
     elif isinstance(space, gym.spaces.MultiDiscrete):
         _check_range(array, space.start, space.start + space.nvec - 1, space, where)
     elif isinstance(space, gym.spaces.MultiBinary):
         _check_range(array, 0, 1, space, where)
-    return array
 
 
-def checked_values(port: Port, array: _Array, num_rows: int, where: str) -> _Array:
+def check_finite(array: _Array, where: str) -> None:
+    """Raise a RequestError if a number is not finite."""
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise RequestError(f"{where}: expected finite numbers of dtype {array.dtype}")
+
+
+def fitting_values(port: Port, array: _Array, num_rows: int, where: str) -> _Array:
     """Return a port's array ``[N, ...]``, converted to its dtype.
 
     Raises:
-        RequestError: The shape or dtype is wrong, or a number is not finite.
+        RequestError: The shape or dtype is wrong.
     """
     if array.shape != (num_rows, *port.shape):
         raise RequestError(f"{where}: expected shape {(num_rows, *port.shape)}, got {array.shape}")
@@ -127,8 +156,6 @@ def _as_dtype(array: _Array, dtype: np.dtype[Any], where: str) -> _Array:
         else:
             _check_fits(array, dtype, where)
             array = array.astype(dtype)
-    if dtype.kind == "f" and not np.isfinite(array).all():
-        raise RequestError(f"{where}: expected finite numbers of dtype {dtype}")
     return array
 
 

@@ -21,7 +21,7 @@ class ServeMetrics:
     """
 
     def __init__(self) -> None:
-        self._requests: Counter[Labels] = Counter()
+        self._requests: Counter[tuple[str, int]] = Counter()
         self._latency_s: dict[str, Histogram] = {}
         self.batch_size: Histogram = Histogram(_BATCH_SIZES)
         self.checkpoint = ""
@@ -36,7 +36,7 @@ class ServeMetrics:
             code: As in HTTP: 200, 400 a malformed request, 404 an unknown module, 503 overloaded, 500 an error.
             latency_s: Time from its arrival to its answer.
         """
-        self._requests[("interface", interface), ("code", str(code))] += 1
+        self._requests[interface, code] += 1
         histogram = self._latency_s.get(interface)
         if histogram is None:
             histogram = self._latency_s[interface] = Histogram(LATENCY_S)
@@ -45,9 +45,11 @@ class ServeMetrics:
     def text(self) -> str:
         """Return the metrics in Prometheus's text format."""
         errors: Counter[Labels] = Counter()
-        for labels, number in self._requests.items():
-            if not labels[1][1].startswith("2"):
-                errors[labels[:1]] += number
+        requests: dict[Labels, float | Histogram] = {}
+        for (interface, code), number in self._requests.items():
+            requests[("interface", interface), ("code", str(code))] = number
+            if code != 200:
+                errors[(("interface", interface),)] += number
         iteration = int(self.checkpoint) if self.checkpoint.isdecimal() else 0
         latency: dict[Labels, float | Histogram] = {
             (("interface", interface),): histogram for interface, histogram in self._latency_s.items()
@@ -58,7 +60,7 @@ class ServeMetrics:
                     "rlzmq_serve_requests_total",
                     "counter",
                     "Answered requests, by interface and HTTP code.",
-                    dict(self._requests),
+                    requests,
                 ),
                 Metric("rlzmq_serve_errors_total", "counter", "Requests answered by an error.", dict(errors)),
                 Metric(

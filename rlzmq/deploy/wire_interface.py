@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
 
 from rlzmq.core.errors import PeerLostError, ProtocolError
 from rlzmq.core.socket_directory import SocketDirectory
@@ -64,6 +68,14 @@ class _Unread:
     num_bytes: int = 0
     tail_answers: int = 0
     tail_bytes: int = 0
+
+
+class _Request(NamedTuple):
+    """Where an answer goes: the client's routing id, its number for the request, and when that arrived."""
+
+    client: bytes
+    request_id: int
+    arrived: float
 
 
 class WireInterface:
@@ -151,42 +163,45 @@ class WireInterface:
         if self._is_unread(client):
             return
         try:
-            message, arrays = decode_message(frames[1:])
+            request_id, message, arrays = decode_message(frames[1:])
         except ProtocolError as error:
             _log.warning("refused a message of a client: %s", error)
             return
-        if isinstance(message, Describe):
-            self._describe(client, message)
-            return
-        if not isinstance(message, Act):
+        request = _Request(client, request_id, arrived)
+        if isinstance(message, Act):
+            self._act(request, message, arrays)
+        elif isinstance(message, Describe):
+            self._describe(request)
+        else:
             _log.warning("refused a message of a client: %s is for clients", type(message).__name__)
+
+    def _act(self, request: _Request, message: Act, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        if self._is_ending:
+            self._fail(request, ENDING, "the server ends")
             return
-
-        def on_done(answer: Arrays | Exception) -> None:
-            if isinstance(answer, Exception):
-                text = f"the policy raised {type(answer).__name__}; the server's log says more"
-                self._fail(client, message, 500, text, arrived)
-                return
-            self._metrics.answered("wire", 200, time.perf_counter() - arrived)
-            self._send(client, Actions(message.request_id, name), answer)
-
         try:
-            if self._is_ending:
-                self._fail(client, message, ENDING, "the server ends", arrived)
-                return
             served = self._served()
-            name = served.name
             policy = served.choose(message.module_id, message.agent_id)
-            inputs = _inputs(policy, message, list(arrays))
+            inputs = _inputs(policy, message, arrays)
+            on_done = functools.partial(self._answer, request, served.name)
             self._batcher.submit(policy, inputs, explore=message.explore, on_done=on_done)
         except RequestError as error:
-            self._fail(client, message, 400, str(error), arrived)
+            self._fail(request, 400, str(error))
         except KeyError as error:
-            self._fail(client, message, 404, str(error.args[0]), arrived)
+            self._fail(request, 404, str(error.args[0]))
         except OverloadedError as error:
-            self._fail(client, message, 503, str(error), arrived)
+            self._fail(request, 503, str(error))
 
-    def _describe(self, client: bytes, message: Describe) -> None:
+    def _answer(self, request: _Request, checkpoint: str, answer: Arrays | Exception) -> None:
+        if isinstance(answer, RequestError):
+            self._fail(request, 400, str(answer))
+        elif isinstance(answer, Exception):
+            self._fail(request, 500, f"the policy raised {type(answer).__name__}; the server's log says more")
+        else:
+            self._metrics.answered("wire", 200, time.perf_counter() - request.arrived)
+            self._send(request, Actions(checkpoint), answer)
+
+    def _describe(self, request: _Request) -> None:
         about = [
             {
                 "module_id": policy.module_id,
@@ -198,20 +213,21 @@ class WireInterface:
             }
             for policy in self._served().policies
         ]
-        self._send(client, Description(message.request_id), pack_value(about))
+        self._send(request, Description(), pack_value(about))
 
-    def _fail(self, client: bytes, message: PolicyMessage, code: int, detail: str, arrived: float) -> None:
-        self._metrics.answered("wire", code, time.perf_counter() - arrived)
-        self._send(client, Failure(message.request_id, code, detail[:1000]), [])
+    def _fail(self, request: _Request, code: int, detail: str) -> None:
+        self._metrics.answered("wire", code, time.perf_counter() - request.arrived)
+        self._send(request, Failure(code, detail[:1000]), [])
 
     # -- answers --------------------------------------------------------------------------------
 
-    def _send(self, client: bytes, message: PolicyMessage, arrays: Arrays) -> None:
+    def _send(self, request: _Request, message: PolicyMessage, arrays: Arrays) -> None:
+        client = request.client
         unread = self._unread.get(client)
         if unread is None:
             unread = self._unread[client] = _Unread()
         unread.tail_answers += 1
-        unread.tail_bytes += sum(array.nbytes for array in arrays) + _MESSAGE_BYTES
+        unread.tail_bytes += sum([array.nbytes for array in arrays]) + _MESSAGE_BYTES
         ticket = None
         if unread.tail_answers >= _ANSWERS_PER_TICKET or unread.tail_bytes >= _BYTES_PER_TICKET:
             ticket = SendTicket()
@@ -219,13 +235,13 @@ class WireInterface:
             unread.num_bytes += unread.tail_bytes
             unread.tail_answers = unread.tail_bytes = 0
         try:
-            self._socket.send([client, *encode_message(message, arrays)], ticket)
+            self._socket.send([client, *encode_message(request.request_id, message, arrays)], ticket)
         except PeerLostError:  # the client left before its answer
             self._unread.pop(client, None)
         except ProtocolError as error:
             _log.warning("cannot send an answer: %s", error)
             if not isinstance(message, Failure):
-                self._send(client, Failure(message.request_id, 500, "the answer is too large"), [])
+                self._send(request, Failure(500, "the answer is too large"), [])
 
     def _is_unread(self, client: bytes) -> bool:
         """Return whether a client has too many unread answers."""
@@ -237,13 +253,14 @@ class WireInterface:
         return unread.num_bytes > _MAX_UNREAD_BYTES
 
 
-def _inputs(policy: ServedPolicy, message: Act, arrays: Arrays) -> Arrays:
+def _inputs(policy: ServedPolicy, message: Act, arrays: Sequence[npt.NDArray[Any]]) -> Arrays:
     num_observations, num_states = len(policy.observations), len(policy.states)
     expected = num_observations + message.has_rewards + num_states * message.has_state
     if len(arrays) != expected:
         raise RequestError(f"expected {expected} arrays, got {len(arrays)}")
-    if any(array.ndim == 0 for array in arrays):
+    if not all(array.ndim for array in arrays):
         raise RequestError("expected arrays [N, ...], got one without a batch axis")
+    arrays = list(arrays)
     rewards = arrays[num_observations] if message.has_rewards and policy.reads_rewards else None
     state = arrays[expected - num_states :] if message.has_state else None
     return policy.inputs_of(arrays[:num_observations], rewards, state)

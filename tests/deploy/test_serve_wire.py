@@ -212,8 +212,9 @@ def raw_client(join: JoinFile) -> Iterator[zmq.Socket[bytes]]:
         context.term()
 
 
-def answer_of(socket: zmq.Socket[bytes]) -> Any:
-    return decode_message(socket.recv_multipart())[0]
+def answer_of(socket: zmq.Socket[bytes]) -> tuple[int, Any]:
+    request_id, message, _ = decode_message(socket.recv_multipart())
+    return request_id, message
 
 
 def test_requests_that_do_not_fit_are_answered_and_garbage_is_not(server: PolicyServer) -> None:
@@ -225,29 +226,31 @@ def test_requests_that_do_not_fit_are_answered_and_garbage_is_not(server: Policy
             [b"\x02\x92"],
             encode(1, {}),
             encode(146, {"request_id": 1}),
-            encode_message(Failure(1, 200, "")),
-            [*encode_message(Describe(1)), b"more"],
+            encode_message(1, Failure(200, "")),
+            [*encode_message(1, Describe()), b"more"],
         ):
             socket.send_multipart(frames)
         cases = [
-            (Act(10, "", "", False, False, False), [], 400, "expected 1 arrays, got 0"),
-            (Act(11, "", "", False, False, False), [obs, obs], 400, "expected 1 arrays, got 2"),
-            (Act(12, "", "", False, True, False), [obs], 400, "expected 2 arrays, got 1"),
-            (Act(13, "", "", False, False, False), [np.float32(1)], 400, "without a batch axis"),
-            (Act(14, "", "", False, False, False), [obs[:0]], 400, "expected as many rows"),
-            (Act(15, "", "", False, False, False), [obs[:, :3]], 400, "obs: expected shape (4,), got (3,)"),
-            (Act(16, "", "", False, False, False), [obs + np.nan], 400, "obs: expected finite numbers"),
-            (Act(17, "", "", False, False, False), [obs.astype(complex)], 400, "got complex128"),
-            (Act(18, "", "", False, False, False), [np.full((2, 4), "1")], 400, "got <U1"),
-            (Act(19, "no", "", False, False, False), [obs], 404, "no module 'no'"),
+            (10, Act("", "", False, False, False), [], 400, "expected 1 arrays, got 0"),
+            (11, Act("", "", False, False, False), [obs, obs], 400, "expected 1 arrays, got 2"),
+            (12, Act("", "", False, True, False), [obs], 400, "expected 2 arrays, got 1"),
+            (13, Act("", "", False, False, False), [np.float32(1)], 400, "without a batch axis"),
+            (14, Act("", "", False, False, False), [obs[:0]], 400, "expected as many rows"),
+            (15, Act("", "", False, False, False), [obs[:, :3]], 400, "obs: expected shape (4,), got (3,)"),
+            (16, Act("", "", False, False, False), [obs + np.nan], 400, "obs: expected finite numbers"),
+            (17, Act("", "", False, False, False), [obs.astype(complex)], 400, "got complex128"),
+            (18, Act("", "", False, False, False), [np.full((2, 4), "1")], 400, "got <U1"),
+            (19, Act("no", "", False, False, False), [obs], 404, "no module 'no'"),
         ]
-        for message, arrays, code, text in cases:
-            socket.send_multipart(encode_message(message, [np.asarray(array) for array in arrays]))
-            answer = answer_of(socket)
-            assert (answer.request_id, answer.code) == (message.request_id, code), answer
+        for request_id, message, arrays, code, text in cases:
+            socket.send_multipart(
+                encode_message(request_id, message, [np.asarray(array) for array in arrays])
+            )
+            answered, answer = answer_of(socket)
+            assert (answered, answer.code) == (request_id, code), answer
             assert text in answer.detail
-        socket.send_multipart(encode_message(Act(20, "", "", False, True, True), [obs, obs[:, 0]]))
-        assert answer_of(socket).request_id == 20  # rewards that no piece reads are left out
+        socket.send_multipart(encode_message(20, Act("", "", False, True, True), [obs, obs[:, 0]]))
+        assert answer_of(socket)[0] == 20  # rewards that no piece reads are left out
 
 
 def test_a_client_that_reads_nothing_is_ignored_and_others_are_served(
@@ -264,7 +267,7 @@ def test_a_client_that_reads_nothing_is_ignored_and_others_are_served(
         number = 0
         while not any(unread.num_bytes > 1 << 20 for unread in wire._unread.values()):
             number += 1
-            socket.send_multipart(encode_message(Act(number, "", "", False, False, False), [obs]))
+            socket.send_multipart(encode_message(number, Act("", "", False, False, False), [obs]))
             client.compute_action(np.zeros(4))
         client.compute_action(np.zeros(4))
 

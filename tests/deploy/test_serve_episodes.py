@@ -1,0 +1,136 @@
+"""Pieces without a form in torch are served as Policy runs them; only an export needs that form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rlzmq import (
+    Columns,
+    ConfigurationError,
+    ConnectorV2,
+    MeanStdFilter,
+    Policy,
+    PolicyClient,
+    PolicyServer,
+    PPOConfig,
+    SingleAgentObservationPreprocessor,
+)
+from rlzmq.deploy.export import export_policy
+from rlzmq.envs.examples import MultiAgentCartPole
+from tests.deploy.serving import Http, cartpole, write_checkpoint
+
+
+class WithPast(SingleAgentObservationPreprocessor):
+    """The observation, the time, the last reward, the last three actions and the stored observation before."""
+
+    @property
+    def required_lookback(self) -> int:
+        return 3
+
+    def recompute_output_observation_space(self, observation_space: Any, action_space: Any) -> Any:
+        if isinstance(observation_space, gym.spaces.Dict):
+            return gym.spaces.Dict({agent: self._space() for agent in observation_space.spaces})
+        return self._space()
+
+    @staticmethod
+    def _space() -> gym.spaces.Box:
+        return gym.spaces.Box(-np.inf, np.inf, (10,), np.float32)
+
+    def preprocess(self, observation: Any, episode: Any) -> Any:
+        num_before = episode.actions.len_incl_lookback()
+        past = np.zeros(3, np.float32)
+        for back in range(1, min(3, num_before) + 1):
+            past[-back] = 1 + episode.get_actions(-back)
+        reward = episode.get_rewards(-1) if num_before else 0.0
+        before = episode.get_observations(-2)[0] if num_before else 0.0
+        return np.asarray([*observation, np.sin(episode.t), reward, *past, before], np.float32)
+
+
+class EveryFifthActionLeft(ConnectorV2):
+    """Depends on the time in the episode."""
+
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+        times = {episode.id_: episode.t for episode in self.single_agent_episode_iterator(episodes)}
+
+        def replace(action: Any, episode_id: str, agent_id: Any, module_id: Any) -> Any:
+            return np.zeros_like(action) if times[episode_id] % 5 == 4 else action
+
+        self.foreach_batch_item_change_in_place(batch, Columns.ACTIONS, replace)
+        return batch
+
+
+def with_past(config: PPOConfig) -> PPOConfig:
+    return config.env_runners(
+        env_to_module_connector=lambda: [MeanStdFilter(), WithPast()],
+        module_to_env_connector=lambda: EveryFifthActionLeft(),
+    )
+
+
+def test_an_episode_of_a_server_is_an_episode_of_the_policy(tmp_path: Path) -> None:
+    config = with_past(cartpole(use_lstm=True, lstm_cell_size=8))
+    path = write_checkpoint(config, tmp_path / "000001")
+    player = Policy.load(path, config=config)
+    rng = np.random.default_rng(1)
+    with (
+        PolicyServer(path, config=config, http="127.0.0.1:0") as server,
+        PolicyClient(server.join) as client,
+        Http(server.http_url, server.token) as http,
+    ):
+        state: Any = None
+        over_http: dict[str, Any] = {}
+        actions = []
+        for _ in range(80):  # longer than the policy keeps of an episode
+            observation, reward = rng.normal(size=4).astype(np.float32), float(rng.normal())
+            expected = player.compute_action(observation, reward=reward)
+            action, state, _ = client.compute_action(observation, state_in=state, reward=reward)
+            code, answer = http.act(obs=observation.tolist(), reward=reward, **over_http)
+            assert code == 200, answer
+            assert action == answer["action"] == expected
+            over_http = {"state_in": answer["state_out"]}
+            actions.append(int(action))
+        assert set(actions) == {0, 1}
+        assert state["num_steps"] == 80
+        rows = np.concatenate([observation[None]] * 2)
+        states = {name: np.stack([value, value]) for name, value in state.items()}
+        found = client.compute_actions(rows, state_in=states, explore=True)
+        assert found.state_out["num_steps"].tolist() == [81, 81]
+        assert sorted(found.state_out) == sorted(states)
+        begun = client.compute_actions(rows, state_in={**states, "num_steps": np.array([-5, 0])})
+        assert begun.actions.tolist() == [player.copy().compute_action(observation)] * 2
+
+
+def test_agents_of_a_multi_agent_policy(tmp_path: Path) -> None:
+    config = PPOConfig().environment(MultiAgentCartPole, env_config={"num_agents": 2}).debugging(seed=3)
+    config.multi_agent(policies={"p"}, policy_mapping_fn=lambda agent_id, episode, **_: "p")
+    config.rl_module(model_config={"fcnet_hiddens": [16]})
+    config.env_runners(env_to_module_connector=lambda: WithPast())
+    path = write_checkpoint(config, tmp_path / "000001")
+    player = Policy.load(path, config=config, module_id="p", agent_id=1)
+    rng = np.random.default_rng(1)
+    with PolicyServer(path, config=config, http=None) as server, PolicyClient(server.join) as client:
+        state: Any = None
+        for _ in range(20):
+            observation, reward = rng.normal(size=4).astype(np.float32), float(rng.normal())
+            expected = player.compute_action(observation, reward=reward)
+            action, state, _ = client.compute_action(observation, state_in=state, reward=reward, agent_id=1)
+            assert action == expected
+
+
+def test_the_server_warns_and_an_export_says_what_to_write(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = with_past(cartpole())
+    path = write_checkpoint(config, tmp_path / "000001")
+    wanted = r"'WithPast' \(number 2 of 7 in EnvToModulePipeline\): .*write WithPast.to_torch"
+    with PolicyServer(path, config=config, http=None):
+        pass
+    assert "Each observation is computed by itself" in caplog.text
+    assert "write WithPast.to_torch" in caplog.text
+    with pytest.raises(ConfigurationError, match=wanted):
+        export_policy(Policy.load(path, config=config), tmp_path / "policy.onnx")
