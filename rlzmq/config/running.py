@@ -180,7 +180,7 @@ class DebuggingSettings:
         record_dir: Directory in which the learner records the training data of each update and a digest of the
             resulting weights, for `rlzmq replay` (``rlzmq train --record``: in the run directory). Needs a single
             learner and at least one process besides the driver's. None: nothing is recorded.
-        trace: File for a trace of what each process of this machine did over time, for ui.perfetto.dev. "auto":
+        trace: File for a trace of what each process did over time, for ui.perfetto.dev. "auto":
             trace.json in the run directory (`rlzmq train`), or in a trial's. None: no trace.
     """
 

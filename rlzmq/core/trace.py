@@ -1,10 +1,13 @@
 """Trace: the stages of a run's processes over time, in one file for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
     driver: create ──► file ◄── join: every other process of the host     (each appends whole lines, O_APPEND)
+                         ▲
+            add_events ──┘◄── take_events: processes of other hosts, whose links send them to the driver
 
 The file is a JSON array of trace events, one per line. A killed run leaves the array open, which both viewers and
-`read_trace` accept. Times are microseconds of the host's monotonic clock, which all its processes share; processes on
-other hosts do not join. Without `create` or `join`, `span` is not called: see `is_on`.
+`read_trace` accept. Times are microseconds of the monotonic clock of the driver's host, which all its processes share;
+those of other hosts estimate the offset of their clock (`rlzmq.roles.remote_trace`). Without `create` or `join`, `span`
+is not called: see `is_on`.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import contextlib
 import itertools
 import json
 import logging
+import math
 import os
 import platform
 import threading
@@ -26,13 +30,31 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import opener
 from rlzmq.core.machine import boot_id
 
-__all__ = ["close", "create", "flow_end", "flow_start", "flush", "is_on", "join", "read_trace", "span"]
+__all__ = [
+    "add_events",
+    "close",
+    "create",
+    "flow_end",
+    "flow_start",
+    "flush",
+    "is_on",
+    "is_remote",
+    "join",
+    "leave",
+    "read_trace",
+    "span",
+    "take_events",
+]
 
 MAX_FILE_BYTES = 256 * 2**20
 """File size at which the processes stop writing: about 2.5 million events, which viewers can still open."""
 
 _MAX_EVENTS = 1000  # maximum number of events in memory
 _MAX_THREADS = 64  # maximum number of threads per process
+_MAX_WAITING = 20_000  # maximum number of events that wait for `take_events`
+_MAX_SOURCES = 10_000  # maximum number of processes of other hosts
+_MAX_NAME = 200  # maximum length of names from other hosts
+_FIRST_PID = 1 << 22  # above all process ids of Linux: numbers of the processes of other hosts
 _MAX_AGE_S = 1.0  # maximum age of an event in memory, which a killed process loses
 
 _log = logging.getLogger("rlzmq.core")
@@ -40,7 +62,7 @@ _log = logging.getLogger("rlzmq.core")
 is_on: bool = False
 """Whether this process is traced. It is checked before `span` is called, so runs without a trace pay nothing."""
 
-_writer: _Writer | None = None
+_writer: _Writer | _Waiting | None = None
 
 
 def create(path: str | os.PathLike[str], name: str) -> None:
@@ -63,7 +85,7 @@ def create(path: str | os.PathLike[str], name: str) -> None:
 
 
 def join(path: str | os.PathLike[str] | None, name: str) -> None:
-    """Add this process to the trace if the file was created on this host; otherwise log that it is not included.
+    """Add this process to a trace. If its file was created on another host, the stages wait for `take_events`.
 
     Args:
         path: See `create`; None: no trace.
@@ -77,7 +99,8 @@ def join(path: str | os.PathLike[str] | None, name: str) -> None:
     except OSError:
         is_here = False
     if not is_here:
-        _log.info("%s is not in the trace %s, which belongs to another host.", name, path)
+        _log.info("The trace %s belongs to another host: %s sends its stages to the driver.", path, name)
+        _use(_Waiting(name))
         return
     _begin(path, name)
 
@@ -108,16 +131,54 @@ def flow_end(id_: str, at_s: float) -> None:
 
 def flush() -> None:
     """Write the events that are still in memory."""
-    if _writer is not None:
+    if isinstance(_writer, _Writer):
         _writer.flush()
+
+
+def is_remote() -> bool:
+    """Return whether the trace belongs to another host, so that `take_events` must be called."""
+    return isinstance(_writer, _Waiting)
+
+
+def take_events(max_events: int) -> dict[str, Any] | None:
+    """Return and remove events for `add_events` as plain values, with times of this host's clock; None: none wait.
+
+    If too many wait, the oldest are lost.
+
+    Args:
+        max_events: Maximum number of events.
+    """
+    return _writer.take(max_events) if isinstance(_writer, _Waiting) else None
+
+
+def add_events(source: str, events: Any, offset_s: float) -> None:
+    """Add events from a process of another host.
+
+    Args:
+        source: Unique id of the process.
+        events: The result of its `take_events`. It is checked.
+        offset_s: This host's clock minus that of the process, in seconds.
+
+    Raises:
+        ValueError: `events` is malformed.
+    """
+    if isinstance(_writer, _Writer):
+        _writer.add_remote(source, events, offset_s)
 
 
 def close() -> None:
     """End the trace in this process and close the array. Other processes should flush before."""
     global is_on, _writer
     writer, is_on, _writer = _writer, False, None
-    if writer is not None:
+    if isinstance(writer, _Writer):
         writer.close()
+
+
+def leave() -> None:
+    """End the trace in this process only."""
+    global is_on, _writer
+    flush()
+    _writer, is_on = None, False
 
 
 def read_trace(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -137,9 +198,14 @@ def read_trace(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _begin(path: str | os.PathLike[str], name: str) -> None:
+    writer = _Writer(path, name)
+    writer.flush()
+    _use(writer)
+
+
+def _use(writer: _Writer | _Waiting) -> None:
     global is_on, _writer
-    _writer = _Writer(path, name)
-    _writer.flush()
+    _writer = writer
     is_on = True
 
 
@@ -152,13 +218,53 @@ def _header() -> str:
     return json.dumps({"name": "rlzmq", "ph": "M", "pid": 0, "args": {"clock": clock}}) + ",\n"
 
 
+_Event = tuple[str, str, float, float, int, dict[str, Any]]
+
+
+class _Waiting:
+    """Holds one process's newest events until they are taken. Any thread may call `add`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._events: deque[_Event] = deque(maxlen=_MAX_WAITING)
+        self._threads: dict[int, tuple[int, str]] = {}
+
+    def add(self, event: _Event, now: float) -> None:
+        if event[4] not in self._threads:
+            self._threads[event[4]] = (
+                min(len(self._threads), _MAX_THREADS - 1),
+                threading.current_thread().name,
+            )
+        self._events.append(event)
+
+    def take(self, max_events: int) -> dict[str, Any] | None:
+        """See `take_events`."""
+        taken = [self._events.popleft() for _ in range(min(max_events, len(self._events)))]
+        if not taken:
+            return None
+        events = [
+            [
+                kind,
+                name,
+                at,
+                seconds,
+                self._threads[thread][0],
+                {key: _plain(value) for key, value in facts.items()},
+            ]
+            for kind, name, at, seconds, thread, facts in taken
+        ]
+        threads = [[number, name] for number, name in list(self._threads.values())]
+        return {"process": self._name, "threads": threads, "events": events}
+
+
 class _Writer:
     """Appends one process's events to the file. Any thread may call `add`."""
 
     def __init__(self, path: str | os.PathLike[str], name: str) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._pid = os.getpid()
-        self._events: deque[tuple[str, str, float, float, int, dict[str, Any]]] = deque()
+        self._events: deque[_Event] = deque()
+        self._sources: dict[str, tuple[int, set[int]]] = {}  # process number, known threads
         self._lock = threading.Lock()
         self._flushed_at = time.perf_counter()
         self._threads: dict[int, int] = {}  # unique numbers among the host's processes
@@ -167,7 +273,7 @@ class _Writer:
         self._is_full = False
         self._lines = [self._name("process_name", 0, name)]
 
-    def add(self, event: tuple[str, str, float, float, int, dict[str, Any]], now: float) -> None:
+    def add(self, event: _Event, now: float) -> None:
         thread = event[4]
         if thread not in self._threads:
             self._threads[thread] = _MAX_THREADS * self._pid + next(self._numbers)
@@ -177,32 +283,64 @@ class _Writer:
         if len(self._events) >= _MAX_EVENTS or now - self._flushed_at > _MAX_AGE_S:
             self.flush()
 
+    def add_remote(self, source: str, batch: Any, offset_s: float) -> None:
+        """See `add_events`."""
+        name, threads, events = _checked(batch)
+        with self._lock:
+            if source not in self._sources:
+                if len(self._sources) >= _MAX_SOURCES:
+                    return
+                self._sources[source] = _FIRST_PID + len(self._sources), set()
+                self._lines.append(self._name("process_name", 0, name, self._sources[source][0]))
+            pid, known = self._sources[source]
+            for number, thread_name in threads:
+                if number not in known:
+                    known.add(number)
+                    tid = _MAX_THREADS * pid + number
+                    self._lines.append(self._name("thread_name", tid, thread_name, pid))
+            for kind, stage, at, seconds, thread, facts in events:
+                tid = _MAX_THREADS * pid + thread
+                self._format(kind, stage, max(0.0, at + offset_s), seconds, tid, facts, pid)
+            self._write()
+
     def flush(self) -> None:
         if not self._lock.acquire(blocking=False):
             return  # another thread is writing them
         try:
             self._flushed_at = time.perf_counter()
-            while self._events:
-                self._format(*self._events.popleft())
+            self._format_all()
             self._write()
         finally:
             self._lock.release()
 
     def close(self) -> None:
         with self._lock:
-            while self._events:
-                self._format(*self._events.popleft())
+            self._format_all()
             self._write(self._name("process_labels", 0, "ended").rstrip(",\n") + "\n]\n")
             os.close(self._fd)
             self._is_full = True
 
+    def _format_all(self) -> None:
+        while self._events:
+            kind, name, at, seconds, thread, facts = self._events.popleft()
+            self._format(kind, name, at, seconds, self._threads[thread], facts, self._pid)
+
     def _format(
-        self, kind: str, name: str, at: float, seconds: float, thread: int, facts: dict[str, Any]
+        self,
+        kind: str,
+        name: str,
+        at: float,
+        seconds: float,
+        tid: int,
+        facts: dict[str, Any],
+        pid: int,
     ) -> None:
-        place = f'"ts":{at * 1e6:.1f},"pid":{self._pid},"tid":{self._threads[thread]}'
+        place = f'"ts":{at * 1e6:.1f},"pid":{pid},"tid":{tid}'
         if kind == "X":
             args = f',"args":{json.dumps(facts, default=str)}' if facts else ""
-            self._lines.append(f'{{"name":"{name}","ph":"X",{place},"dur":{seconds * 1e6:.1f}{args}}},\n')
+            self._lines.append(
+                f'{{"name":{json.dumps(name)},"ph":"X",{place},"dur":{seconds * 1e6:.1f}{args}}},\n'
+            )
         else:
             end = ',"bp":"e"' if kind == "f" else ""
             id_ = zlib.crc32(name.encode())
@@ -210,9 +348,15 @@ class _Writer:
                 f'{{"name":"fragment","cat":"fragment","ph":"{kind}",{place},"id":{id_}{end}}},\n'
             )
 
-    def _name(self, what: str, thread: int, name: str) -> str:
+    def _name(self, what: str, tid: int, name: str, pid: int | None = None) -> str:
         key = "labels" if what == "process_labels" else "name"
-        event = {"name": what, "ph": "M", "pid": self._pid, "tid": thread, "args": {key: name}}
+        event = {
+            "name": what,
+            "ph": "M",
+            "pid": self._pid if pid is None else pid,
+            "tid": tid,
+            "args": {key: name},
+        }
         return json.dumps(event) + ",\n"
 
     def _write(self, end: str = "") -> None:
@@ -233,3 +377,49 @@ class _Writer:
         except OSError as error:
             self._is_full = True
             _log.warning("Cannot write the trace: %s. Training continues without it.", error.strerror)
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float) else str(value)[:_MAX_NAME]
+
+
+def _checked(batch: Any) -> tuple[str, list[tuple[int, str]], list[_Event]]:
+    """Return (process name, threads, events) of `take_events`.
+
+    Raises:
+        ValueError: It is malformed.
+    """
+    try:
+        name, threads, events = batch["process"], batch["threads"], batch["events"]
+        numbers = {number for number, _ in threads}
+        is_right = (
+            _is_text(name)
+            and all(type(number) is int and 0 <= number < _MAX_THREADS for number in numbers)
+            and all(_is_text(thread_name) for _, thread_name in threads)
+            and all(
+                kind in ("X", "s", "f")
+                and _is_text(stage)
+                and _is_time(at)
+                and _is_time(seconds)
+                and thread in numbers
+                and all(_is_text(key) and _is_fact(value) for key, value in facts.items())
+                for kind, stage, at, seconds, thread, facts in events
+            )
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        is_right = False
+    if not is_right:
+        raise ValueError("the events of a trace are malformed")
+    return name, threads, events
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str and len(value) <= _MAX_NAME
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0.0 <= value < 1e12
+
+
+def _is_fact(value: Any) -> bool:
+    return _is_text(value) or type(value) in (bool, int) or (type(value) is float and math.isfinite(value))

@@ -184,7 +184,7 @@ def _graph_of(policy: Policy) -> PolicyGraph | EpisodeGraph:
         return EpisodeGraph(policy)
 
 
-def _joined(parts: Sequence[Any]) -> npt.NDArray[Any]:
+def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """Return arrays ``[N, ...]`` of one dtype as one.
 
     Unlike `numpy.concatenate`, this does not release Python's lock at each part, and so is not held up by the thread
@@ -193,7 +193,6 @@ def _joined(parts: Sequence[Any]) -> npt.NDArray[Any]:
     first = parts[0]
     if len(parts) == 1:
         return first
-    memory = bytearray().join(
-        [part if part.flags.c_contiguous else np.array(part, order="C") for part in parts]
-    )
-    return np.frombuffer(memory, first.dtype).reshape(-1, *first.shape[1:])
+    buffers: list[Any] = [part if part.flags.c_contiguous else np.array(part, order="C") for part in parts]
+    joined: npt.NDArray[Any] = np.frombuffer(bytearray().join(buffers), first.dtype)
+    return joined.reshape(-1, *first.shape[1:])

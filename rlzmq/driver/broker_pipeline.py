@@ -132,6 +132,7 @@ class BrokerPipeline:
             on_notice=self._on_notice,
             packed_config=pack_config(self._config) if is_open else b"",
             spaces_digest=spaces_digest(self._connectors.spaces["__env_single__"]) if is_open else "",
+            trace_path=self._config.trace if self._config.broker is not None else None,
             **self._keys_of("driver"),
         )
         await self._driver.start()

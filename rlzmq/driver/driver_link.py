@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from rlzmq.protocol.driver_core import DriverCore
-from rlzmq.protocol.events import Instruction, Report, Tell
+from rlzmq.protocol.events import Instruction, Received, Report, Send, Tell
 from rlzmq.roles.compatibility import digest_of, package_version
 from rlzmq.roles.peer_link import Curve, PeerLink, new_peer_id
-from rlzmq.wire.messages import Notice, OpenUpdate, Progress, Welcome
+from rlzmq.roles.remote_trace import SENT_EVERY_S, add_to_trace
+from rlzmq.wire.errors import WireError
+from rlzmq.wire.messages import Notice, OpenUpdate, Progress, TraceEvents, TraceRequest, Welcome
 from rlzmq.wire.values import pack_blob
 
 __all__ = ["DriverLink"]
@@ -33,6 +35,7 @@ class DriverLink(PeerLink):
         packed_config: The config as one frame, for external runners.
         spaces_digest: Digest of the env's spaces, which must be equal for external runners.
         curve: Keys, for a broker reached over TCP.
+        trace_path: The run's trace, which a broker that this driver did not start should join; None: none.
 
     Attributes:
         welcome: Resolved with the first broker's WELCOME.
@@ -53,6 +56,7 @@ class DriverLink(PeerLink):
         packed_config: bytes = b"",
         spaces_digest: str = "",
         curve: Curve = None,
+        trace_path: str | None = None,
     ) -> None:
         core = DriverCore(
             run_id,
@@ -69,6 +73,8 @@ class DriverLink(PeerLink):
         )
         super().__init__(core, data_address, curve)
         self._on_notice = on_notice
+        self._trace_path = trace_path
+        self._traces_others = False
         self.open_reports: dict[int, asyncio.Future[Report]] = {}
         self.progress: Progress | None = None
         self.welcome: asyncio.Future[Welcome] = self._loop.create_future()
@@ -95,6 +101,17 @@ class DriverLink(PeerLink):
         """Stop expecting a process that has ended or is about to register again."""
         self.core.expected.discard((role, name))
 
+    def handle(self, event: Any) -> None:
+        """Pass an event to the core; write traced stages of other hosts, and answer them."""
+        if isinstance(event, Received) and isinstance(event.message, TraceEvents):
+            self._traces_others = True
+            try:
+                self.do([Send(b"", add_to_trace(event.message, event.payload))])
+            except WireError as error:
+                self._refuse(error)
+            return
+        super().handle(event)
+
     def act(self, instruction: Instruction) -> None:
         """Carry out an instruction: reports resolve their update's future; notices go to the supervisor and the log."""
         if isinstance(instruction, Report):
@@ -107,6 +124,8 @@ class DriverLink(PeerLink):
                 self.progress = message
                 return
             if isinstance(message, Welcome):
+                if self._trace_path is not None:
+                    self.do([Send(b"", TraceRequest(self._trace_path))])
                 if not self.welcome.done():
                     self.welcome.set_result(message)
                 return
@@ -126,4 +145,6 @@ class DriverLink(PeerLink):
     async def stop(self) -> None:
         """Send GOODBYE and close. Open updates are cancelled."""
         self.give_up_reports()
+        if self._traces_others and not self.core.is_stopped:
+            await asyncio.sleep(2 * SENT_EVERY_S)  # the last stages are on their way
         await self.close()

@@ -231,8 +231,6 @@ class Learner(LearnerHooks):
         }
         began_at = time.perf_counter()
         self._waited_s = 0.0 if self._ended_at is None else began_at - self._ended_at
-        if trace.is_on and self._ended_at is not None:
-            trace.span("wait", self._ended_at, began_at)
         self._forward_s = self._backward_s = 0.0
         self._reduced_before_s = self._reduced_s()
         self.left_out, self._num_undone, self._fresh_kept = [], Counter(), None

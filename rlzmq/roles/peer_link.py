@@ -14,15 +14,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
-from rlzmq.core import faults
+from rlzmq.core import faults, trace
 from rlzmq.net.context import Context
 from rlzmq.net.keys import CurveClient, KeyPair
 from rlzmq.net.options import SocketOptions
 from rlzmq.net.shared_frames import SharedFrames
 from rlzmq.net.socket import DrainSocket
-from rlzmq.protocol.events import Instruction, Received, Send, Stop, Tick
+from rlzmq.protocol.events import Instruction, Leave, Received, Send, Stop, Tick
+from rlzmq.roles.remote_trace import RemoteTrace
 from rlzmq.wire.errors import WireError
-from rlzmq.wire.messages import decode_message
+from rlzmq.wire.messages import TraceClock, decode_message
 
 __all__ = ["MAX_MESSAGE_BYTES", "TICK_S", "Curve", "PeerLink", "ends_link", "new_peer_id"]
 
@@ -82,6 +83,7 @@ class PeerLink(abc.ABC):
             self._shared = SharedFrames(lambda _, frames: self._send(frames), self.on_frames_needed)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._trace = RemoteTrace(lambda message, payload: self.do([Send(b"", message, tuple(payload))]))
         self.num_refused: Counter[str] = Counter()
         self.ended: asyncio.Future[tuple[str, str]] = self._loop.create_future()
 
@@ -139,6 +141,8 @@ class PeerLink(abc.ABC):
 
     def handle(self, event: Any) -> None:
         """Pass an event to the core and perform its instructions; refuse a payload that it cannot decode."""
+        if isinstance(event, Leave) and self.core.is_welcome and trace.is_remote():
+            self._trace.flush()
         try:
             instructions = self.core.handle(event, self.now())
         except WireError as error:
@@ -189,6 +193,9 @@ class PeerLink(abc.ABC):
             return
         if faults.is_armed:
             faults.at(f"{self.role}.{type(message).__name__}")
+        if isinstance(message, TraceClock):
+            self._trace.on_clock(message)
+            return
         self.handle(Received(b"", message, tuple(frames)))
 
     def _refuse(self, error: WireError) -> None:
@@ -198,6 +205,8 @@ class PeerLink(abc.ABC):
     @ends_link
     def _tick(self) -> None:
         self.handle(Tick())
+        if self.core.is_welcome and trace.is_remote():
+            self._trace.tick()
         self._timer = self._loop.call_later(TICK_S, self._tick)
 
     async def close(self) -> None:

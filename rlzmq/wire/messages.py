@@ -49,6 +49,9 @@ from rlzmq.wire.messages_peers import (
     LearnerState,
     Refused,
     RunnerState,
+    TraceClock,
+    TraceEvents,
+    TraceRequest,
     Welcome,
 )
 from rlzmq.wire.messages_runner import (
@@ -95,6 +98,9 @@ __all__ = [
     "Spans",
     "Status",
     "StatusRequest",
+    "TraceClock",
+    "TraceEvents",
+    "TraceRequest",
     "Train",
     "UpdateCommitted",
     "UpdateDone",

@@ -14,6 +14,9 @@ __all__ = [
     "LearnerState",
     "Refused",
     "RunnerState",
+    "TraceClock",
+    "TraceEvents",
+    "TraceRequest",
     "Welcome",
 ]
 
@@ -181,3 +184,39 @@ class DriverState(WireMessage):
     runners: tuple[str, ...] = ()
     learners: tuple[str, ...] = ()
     bottleneck: str = ""
+
+
+@message(9)
+class TraceRequest(WireMessage):
+    """From the driver to a broker that it did not start: join the run's trace. Payload: (none)."""
+
+    path: str
+
+
+@message(10)
+class TraceEvents(WireMessage):
+    """Stages of a process on another host than the driver, for the run's trace; the broker forwards it to the driver.
+
+    Payload: none, or one `values.pack_blob` frame: the result of `trace.take_events`, and ``offset_s``.
+
+    Attributes:
+        sent_s: The sender's clock.
+        source: Id of the sender's process, or "" for the broker; the broker fills it in.
+    """
+
+    sent_s: float
+    source: str = ""
+
+
+@message(11)
+class TraceClock(WireMessage):
+    """The driver's answer to TRACE_EVENTS; the broker forwards it to the sender. Payload: (none).
+
+    Attributes:
+        source, sent_s: Those of the answered message.
+        now_s: The driver's clock.
+    """
+
+    source: str
+    sent_s: float
+    now_s: float

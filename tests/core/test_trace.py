@@ -17,6 +17,7 @@ import pytest
 
 from rlzmq import ConfigurationError
 from rlzmq.core import trace
+from tests.support.trace_format import check_trace
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +68,7 @@ def test_without_a_trace_nothing_is_kept() -> None:
 _JOINS = """
 import os, signal, sys, time
 from rlzmq.core import trace
+from tests.support.trace_format import check_trace
 trace.join(sys.argv[1], "env runner 1")
 for number in range(3000):
     trace.span("env", number, number + 0.5)
@@ -107,14 +109,85 @@ def test_an_idle_buffer_is_written_with_the_next_event(tmp_path: Path) -> None:
     assert len(stages(path)) == 2
 
 
-def test_a_trace_of_another_host_is_not_joined(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_stages_of_another_host_wait_until_they_are_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "trace.json"
-    with caplog.at_level("INFO", logger="rlzmq.core"):
-        trace.join(path, "env runner 1")
-        path.write_text('[\n{"name": "rlzmq", "ph": "M", "pid": 0, "args": {"clock": "another"}},\n')
-        trace.join(path, "env runner 1")
-    assert not trace.is_on
-    assert caplog.text.count("env runner 1 is not in the trace") == 2
+    for text in ("", '[\n{"name": "rlzmq", "ph": "M", "pid": 0, "args": {"clock": "another"}},\n'):
+        if text:
+            path.write_text(text)
+        with caplog.at_level("INFO", logger="rlzmq.core"):
+            trace.join(path, "env runner 1")
+        assert trace.is_on
+        assert trace.is_remote()
+        assert trace.take_events(10) is None
+        for number in range(30_000):
+            trace.span("env", number, number + 0.5, rows=3, text="x" * 1000)
+        trace.flow_start("a/0/1", 7.0)
+        taken = trace.take_events(10**6)
+        assert taken is not None
+        assert (taken["process"], taken["threads"]) == (
+            "env runner 1",
+            [[0, threading.current_thread().name]],
+        )
+        assert len(taken["events"]) == 20_000, "the oldest are lost"
+        assert taken["events"][-2] == ["X", "env", 29999, 0.5, 0, {"rows": 3, "text": "x" * 200}]
+        assert taken["events"][-1][:3] == ["s", "a/0/1", 7.0]
+        trace.flush()
+        trace.leave()
+        assert not trace.is_on
+    assert caplog.text.count("belongs to another host: env runner 1 sends its stages") == 2
+
+
+def test_stages_of_other_hosts_are_written_by_this_hosts_clock(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    trace.create(path, "driver")
+    batch = {"process": "runner@b", "threads": [[0, "main"], [1, "sampler"]], "events": []}
+    trace.add_events("uuid-1", {**batch, "events": [["X", "env", 107.0, 0.5, 1, {"rows": 2}]]}, -100.0)
+    trace.add_events("uuid-1", {**batch, "events": [["s", "a/0/1", 107.2, 0.0, 1, {}]]}, -100.0)
+    trace.add_events("uuid-2", {**batch, "events": [["X", 'quo"ted', 1.0, 0.5, 0, {}]]}, 3.0)
+    trace.flow_end("a/0/1", 8.0)
+    trace.close()
+    events = trace.read_trace(path)
+    check_trace(events)
+    (env, quoted) = [event for event in events if event["ph"] == "X"]
+    assert (env["ts"], env["dur"], env["args"]) == (7e6, 0.5e6, {"rows": 2})
+    assert (quoted["name"], quoted["ts"]) == ('quo"ted', 4e6)
+    assert len({env["pid"], quoted["pid"], os.getpid()}) == 3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        {},
+        {"events": 3},
+        {"process": "x" * 1000},
+        {"threads": [[64, "main"]]},
+        {"threads": [[0, 7]]},
+        {"events": [["X", "env", 1.0, 0.5, 3, {}]]},
+        {"events": [["M", "env", 1.0, 0.5, 0, {}]]},
+        {"events": [["X", "env", -1.0, 0.5, 0, {}]]},
+        {"events": [["X", "env", float("nan"), 0.5, 0, {}]]},
+        {"events": [["X", "env", 1.0, float("inf"), 0, {}]]},
+        {"events": [["X", 7, 1.0, 0.5, 0, {}]]},
+        {"events": [["X", "env", 1.0, 0.5, 0, {"fact": [1]}]]},
+        {"events": [["X", "env", 1.0, 0.5, 0, {"fact": float("nan")}]]},
+        {"events": [["X", "env"]]},
+    ],
+)
+def test_malformed_stages_of_other_hosts_are_refused(tmp_path: Path, wrong: Any) -> None:
+    path = tmp_path / "trace.json"
+    trace.create(path, "driver")
+    batch = {"process": "runner@b", "threads": [[0, "main"]], "events": []}
+    given = {**batch, **wrong} if wrong else wrong
+    if wrong == {}:
+        del batch["process"]
+        given = batch
+    with pytest.raises(ValueError, match="the events of a trace are malformed"):
+        trace.add_events("uuid-1", given, 0.0)
+    trace.close()
+    check_trace(trace.read_trace(path))
 
 
 def test_the_file_is_bounded_and_training_goes_on(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 from rlzmq import ConfigurationError, PPOConfig
 from rlzmq.cli.main import main
 from rlzmq.core.trace import read_trace
+from tests.driver.outside import Command, listening
+from tests.support.trace_format import check_trace
 
 STAGES = {
     "driver": {"training_step", "report"},
@@ -44,6 +48,7 @@ def test_each_stage_of_each_role_is_in_the_trace_of_a_run(tmp_path: Path) -> Non
     with config(2, 2).debugging(trace=str(path)).build() as algo:
         for _ in range(4):
             algo.train()
+    check_trace(read_trace(path))
     processes = by_process(read_trace(path))
     assert processes.keys() == {"driver", "broker", "env runner 1", "env runner 2", "learner 0", "learner 1"}
     for name, events in processes.items():
@@ -59,6 +64,66 @@ def test_each_stage_of_each_role_is_in_the_trace_of_a_run(tmp_path: Path) -> Non
     trained = {event["id"]: event["ts"] for event in everything if event["ph"] == "f"}
     assert trained
     assert all(sent[id_] < at for id_, at in trained.items())
+
+
+# A runner whose clock differs, as that of another host does; uvloop reads the system's by itself.
+_OTHER_CLOCK = """
+import sys, time
+sys.modules["uvloop"] = None
+perf_counter, monotonic = time.perf_counter, time.monotonic
+time.perf_counter = lambda: perf_counter() + 5000.0
+time.monotonic = lambda: monotonic() + 5000.0
+from rlzmq.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_runners_of_other_hosts_are_in_the_trace_by_the_drivers_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    config = listening(tmp_path, num_env_runners=1).learners(num_learners=1).debugging(trace="trace.json")
+    join = ("runner", "--join", str(tmp_path / "join.toml"))
+    with (
+        config.build() as algo,
+        Command(elsewhere, *join, program=("-c", _OTHER_CLOCK)) as other,
+        Command(elsewhere, *join, program=("-c", _OTHER_CLOCK)) as leaves,
+    ):
+        for runner in (other, leaves):
+            runner.wait_for(" joined ")
+        begun = time.perf_counter()
+        while len(names := named_stages(tmp_path)) < 2:
+            algo.train()
+        leaves.process.send_signal(signal.SIGINT)
+        assert leaves.end() == 130, leaves.output
+        for _ in range(3):
+            algo.train()
+        ended = time.perf_counter()
+        algo.stop()
+        assert other.end() == 0, other.output
+    assert all("@" in name for name in names)
+    events = read_trace(tmp_path / "trace.json")
+    check_trace(events)
+    processes = by_process(events)
+    everything = [event for events in processes.values() for event in events]
+    trained = {event["id"]: event["ts"] for event in everything if event["ph"] == "f"}
+    for name in names:
+        stages = [event for event in processes[name] if event["ph"] == "X"]
+        assert {event["name"] for event in stages} >= {"sample", "env", "inference", "encode"}
+        late = [event for event in stages if event["ts"] >= begun * 1e6]
+        assert late
+        assert all(event["ts"] + event["dur"] <= ended * 1e6 for event in stages)
+        sent = {event["id"]: event["ts"] for event in processes[name] if event["ph"] == "s"}
+        assert sent.keys() & trained.keys()
+        assert all(sent[id_] < trained[id_] for id_ in sent.keys() & trained.keys())
+
+
+def named_stages(directory: Path) -> set[str]:
+    """The processes of other hosts that have sent stages."""
+    found = by_process(read_trace(directory / "trace.json"))
+    return {name for name, events in found.items() if "@" in name and events}
 
 
 def test_a_run_in_one_process_is_one_track(tmp_path: Path) -> None:

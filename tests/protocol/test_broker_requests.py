@@ -16,10 +16,14 @@ from rlzmq.wire.messages import (
     Fragment,
     Pause,
     Refused,
+    Rejected,
     Reset,
     Resume,
     ShardPlan,
     ShardReady,
+    TraceClock,
+    TraceEvents,
+    TraceRequest,
     Train,
     UpdateCommitted,
     UpdateDone,
@@ -515,3 +519,40 @@ def test_a_stranger_is_told_nothing_of_acceptance():
     bench.fragment(steps=20)
     assert bench.sent("runner", Accepted) == []
     assert bench.sent("runner", Refused)[0].reason == "unknown_peer"
+
+
+# ------------------------------------------------------------------ the trace
+
+
+def test_stages_of_other_hosts_go_to_the_driver_one_message_at_a_time_and_its_clock_to_their_sender():
+    bench = Bench()
+    bench.driver()
+    bench.runner()
+    bench.runner("other")
+
+    def forwarded(peer, sent_s, payload=b"stages"):
+        bench.send(peer, TraceEvents(sent_s, "forged"), (payload,))
+        return [(message.source, message.sent_s) for message in bench.sent("driver", TraceEvents)]
+
+    assert forwarded("runner", 1.0) == [("uuid-runner", 1.0)]
+    assert forwarded("runner", 2.0) == [], "the first one is not answered"
+    assert forwarded("other", 3.0) == [("uuid-other", 3.0)]
+    bench.send("driver", TraceClock("uuid-runner", 1.0, 9.0))
+    assert bench.sent("runner", TraceClock) == [TraceClock("uuid-runner", 1.0, 9.0)]
+    assert bench.sent("other", TraceClock) == []
+    assert forwarded("runner", 4.0) == [("uuid-runner", 4.0)]
+    bench.now += 1.0
+    assert forwarded("runner", 5.0) == [("uuid-runner", 5.0)], "the answer was lost"
+    bench.now += 1.0
+    assert forwarded("runner", 6.0, bytes(2 << 20)) == []
+    assert bench.sent("runner", Rejected)[-1].reason == "bound"
+
+
+def test_a_driver_asks_its_broker_for_stages_of_its_own():
+    bench = Bench()
+    bench.driver()
+    seen = []
+    bench.core.on_trace = seen.append
+    bench.send("driver", TraceRequest("trace.json"))
+    bench.send("driver", TraceClock("", 1.0, 9.0))
+    assert seen == [TraceRequest("trace.json"), TraceClock("", 1.0, 9.0)]

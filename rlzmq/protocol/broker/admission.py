@@ -37,6 +37,9 @@ from rlzmq.wire.messages import (
     ShardRefused,
     SnapshotRequest,
     StatusRequest,
+    TraceClock,
+    TraceEvents,
+    TraceRequest,
     UpdateDone,
     Weights,
     WireMessage,
@@ -47,12 +50,26 @@ __all__ = ["Admission"]
 
 # Messages that each role may send; others are refused and counted, so a runner's key cannot publish weights.
 _SAYS: dict[str, frozenset[type[WireMessage]]] = {
-    "runner": frozenset({RunnerState, Fragment, LeaseReturned, SnapshotRequest, StatusRequest, Goodbye}),
+    "runner": frozenset(
+        {RunnerState, Fragment, LeaseReturned, SnapshotRequest, TraceEvents, StatusRequest, Goodbye}
+    ),
     "learner": frozenset(
-        {LearnerState, ShardReady, ShardRefused, UpdateDone, Weights, StatusRequest, Goodbye}
+        {LearnerState, ShardReady, ShardRefused, UpdateDone, Weights, TraceEvents, StatusRequest, Goodbye}
     ),
     "driver": frozenset(
-        {DriverState, OpenUpdate, ConnectorState, Pause, Resume, Reset, Config, StatusRequest, Goodbye}
+        {
+            DriverState,
+            OpenUpdate,
+            ConnectorState,
+            Pause,
+            Resume,
+            Reset,
+            Config,
+            TraceRequest,
+            TraceClock,
+            StatusRequest,
+            Goodbye,
+        }
     ),
     "observer": frozenset({StatusRequest, Goodbye}),
 }

@@ -67,6 +67,9 @@ from rlzmq.wire.messages import (
     SnapshotRequest,
     Status,
     StatusRequest,
+    TraceClock,
+    TraceEvents,
+    TraceRequest,
     UpdateDone,
     Weights,
     WireMessage,
@@ -90,6 +93,7 @@ class BrokerCore:
 
     Attributes:
         more_status: Returns additional STATUS fields that only the I/O side knows.
+        on_trace: Called with the driver's messages about this broker's own trace.
     """
 
     state: BrokerState
@@ -97,6 +101,7 @@ class BrokerCore:
     def __init__(self, options: BrokerOptions) -> None:
         self.options = options
         self.more_status: Callable[[], dict[str, Any]] = dict
+        self.on_trace: Callable[[TraceRequest | TraceClock], None] = lambda message: None
         state = self.state = BrokerState(options)
         self._store = PublishedState(state)
         self._registration = Registration(state, self._store)
@@ -130,6 +135,9 @@ class BrokerCore:
             Reset: requests.on_reset,
             Config: requests.on_config,
             StatusRequest: self._on_status_request,
+            TraceRequest: self._on_trace_request,
+            TraceEvents: requests.on_trace_events,
+            TraceClock: self._on_trace_clock,
             Goodbye: self._on_goodbye,
         }
 
@@ -221,6 +229,17 @@ class BrokerCore:
 
     def _on_status_request(self, peer: Peer, event: Received, now: float) -> None:
         self.state.send(peer, Status(), (pack_blob({**self.status(), **self.more_status()}),))
+
+    def _on_trace_request(self, peer: Peer, event: Received, now: float) -> None:
+        assert isinstance(event.message, TraceRequest)
+        self.on_trace(event.message)
+
+    def _on_trace_clock(self, peer: Peer, event: Received, now: float) -> None:
+        assert isinstance(event.message, TraceClock)
+        if not event.message.source:
+            self.on_trace(event.message)
+        else:
+            self._requests.on_trace_clock(event.message)
 
     def _on_goodbye(self, peer: Peer, event: Received, now: float) -> None:
         assert isinstance(event.message, Goodbye)

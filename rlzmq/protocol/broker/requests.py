@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rlzmq.protocol.broker.recovery import Recovery
 from rlzmq.protocol.broker.reports import Reports
 from rlzmq.protocol.broker.state import BrokerState, OpenedUpdate, Peer
 from rlzmq.protocol.events import Received
-from rlzmq.wire.messages import Config, DriverState, Hello, OpenUpdate, Pause, Reset, Resume
+from rlzmq.wire.errors import BoundExceededError
+from rlzmq.wire.messages import (
+    Config,
+    DriverState,
+    Hello,
+    OpenUpdate,
+    Pause,
+    Reset,
+    Resume,
+    TraceClock,
+    TraceEvents,
+)
 from rlzmq.wire.ranges import FragmentRange
 
 __all__ = ["Requests"]
+
+_MAX_TRACE_BYTES = 1 << 20
+_TRACE_ANSWER_S = 1.0  # after which the driver's answer counts as lost
 
 
 class Requests:
@@ -113,3 +129,30 @@ class Requests:
         assert isinstance(event.message, Config)
         if event.payload:
             self._state.config = (event.message, event.payload[0])
+
+    # ------------------------------------------------------------------ the trace
+
+    def on_trace_events(self, peer: Peer, event: Received, now: float) -> None:
+        """Forward a peer's stages to the driver, at most one message until the driver has answered.
+
+        Raises:
+            BoundExceededError: They are too large.
+        """
+        state, message = self._state, event.message
+        assert isinstance(message, TraceEvents)
+        num_bytes = sum(memoryview(frame).nbytes for frame in event.payload)
+        if num_bytes > _MAX_TRACE_BYTES or len(event.payload) > 1:
+            raise BoundExceededError(
+                f"TraceEvents of {num_bytes} bytes: at most {_MAX_TRACE_BYTES} are forwarded"
+            )
+        if state.driver is not None and now - peer.traced_at >= _TRACE_ANSWER_S:
+            peer.traced_at = now
+            state.send(state.driver, replace(message, source=peer.uuid), event.payload)
+
+    def on_trace_clock(self, message: TraceClock) -> None:
+        """Forward the driver's answer to its peer."""
+        state = self._state
+        for peer in state.by_routing.values():
+            if peer.uuid == message.source:
+                peer.traced_at = float("-inf")
+                state.send(peer, message)

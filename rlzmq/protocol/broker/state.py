@@ -55,6 +55,7 @@ class Peer:
         num_offences: Number of protocol violations; see `Admission.offend`.
         num_unusable: For a runner: number of fragments that learners could not use.
         pace, fragment_at: For a runner: its sampling speed, and when its last fragment arrived.
+        traced_at: When its last TRACE_EVENTS was forwarded, if that is unanswered.
     """
 
     routing: bytes
@@ -77,6 +78,7 @@ class Peer:
     connector_version: int = -1
     pace: Pace = field(default_factory=Pace)
     fragment_at: float = float("-inf")
+    traced_at: float = float("-inf")
 
     @property
     def uuid(self) -> str:

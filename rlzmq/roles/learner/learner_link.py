@@ -99,6 +99,7 @@ class LearnerLink(PeerLink):
         self._rank = 0
         self._generation = -1
         self._check = BatchCheck()
+        self._trained_at: float | None = None  # when the last update ended, for the trace
         self._observation_space = space_from_plain(observation_space)
         self._stores_module_outputs = stores_module_outputs
         self.group_lost: asyncio.Future[str] = self._loop.create_future()
@@ -211,12 +212,15 @@ class LearnerLink(PeerLink):
                 ordered = [shards[index][1] for index in range(update.num_fragments)]
                 self._arrivals.begin_update(self._learner, ordered, timesteps)
             start = time.perf_counter()
+            if trace.is_on and self._trained_at is not None:
+                trace.span("wait", self._trained_at, start)
             results = self._learner.update(episodes=batches, timesteps=timesteps)
             if self._arrivals is not None:
                 self._arrivals.end_update(self._learner)
             weights = self._snapshot(num_steps) if self._rank == 0 else None
             if trace.is_on:
-                trace.span("train", start, time.perf_counter(), update=update.update_id)
+                self._trained_at = time.perf_counter()
+                trace.span("train", start, self._trained_at, update=update.update_id)
                 for _, shard in shards.values():
                     trace.flow_end(str(shard.fragment), start)
             return pack_blob(results), weights, results["__all_modules__"]["num_env_steps_trained"]

@@ -20,11 +20,16 @@ class IdleTime:
         self._ended_at: float | None = None  # end of the last lease, while none is sampled
         self._delivered_at: float | None = None
         self._weights_missed_at: float | None = None
+        self._sent_at: float | None = None
 
     def lease_ended(self, now: float) -> None:
         """Note that a lease was sampled and its fragment passed on; times are seconds of one clock."""
         self._ended_at = now
-        self._delivered_at = self._weights_missed_at = None
+        self._delivered_at = self._weights_missed_at = self._sent_at = None
+
+    def sent(self, now: float) -> None:
+        """Note that the fragment was sent; stages of the trace begin after that."""
+        self._sent_at = now
 
     def look(self, now: float, *, has_undelivered: bool, lacks_weights: bool) -> None:
         """Note what the runner waits for; called after every event."""
@@ -48,7 +53,7 @@ class IdleTime:
         self._timers.add(FRAGMENT_DELIVERY_TIMER, delivered_at - self._ended_at)
         missed_at = now if self._weights_missed_at is None else max(self._weights_missed_at, delivered_at)
         self._timers.add(WEIGHTS_WAIT_TIMER, now - missed_at)
-        if trace.is_on:
-            trace.span("deliver", self._ended_at, delivered_at)
-            trace.span("weights", missed_at, now)
+        if trace.is_on and self._sent_at is not None:
+            trace.span("deliver", self._sent_at, max(delivered_at, self._sent_at))
+            trace.span("weights", max(missed_at, self._sent_at), now)
         self._ended_at = None

@@ -16,6 +16,7 @@ from typing import Any
 
 from rlzmq.actors.host import ActorThread
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.core import trace
 from rlzmq.core.errors import PeerLostError
 from rlzmq.net.join_file import JoinFile
 from rlzmq.protocol.events import Leave
@@ -68,6 +69,7 @@ class RemoteRunner:
             PeerLostError: The broker does not answer.
             Exception: The envs or the module could not be made.
         """
+        trace.join(self._config.trace, self.name)
         index = _FIRST_INDEX + secrets.randbelow(1 << 30)
         self._role = await self._thread.run(lambda: EnvRunnerRole(self._config, index))
         self._role.use_actor_thread(self._thread.run)

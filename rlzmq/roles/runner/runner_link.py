@@ -171,7 +171,7 @@ class RunnerLink(PeerLink):
         super().handle(event)
         idle, core = self._idle, self.core
         idle.look(
-            self.now(),
+            time.perf_counter(),
             has_undelivered=idle.waits_for_delivery and core.has_undelivered,
             lacks_weights=core.is_waiting_for_weights,
         )
@@ -190,7 +190,7 @@ class RunnerLink(PeerLink):
 
     def _sample(self, lease: StartLease) -> None:
         runner = self._role.env_runner
-        self._idle.lease_begins(self.now())
+        self._idle.lease_begins(time.perf_counter())
         sums = self._timers.take()
         encode_s = 0.0
 
@@ -228,11 +228,12 @@ class RunnerLink(PeerLink):
                 self.fail(done.exception())
             else:
                 faults.at("runner.sampled")
-                self._idle.lease_ended(self.now())
+                self._idle.lease_ended(time.perf_counter())
                 fragment = str(self.core.next_fragment)
                 start = time.perf_counter()
                 self.handle(done.result())
                 sent = time.perf_counter()
+                self._idle.sent(sent)
                 self._timers.add(FRAGMENT_ENCODE_TIMER, encode_s + sent - start)
                 if trace.is_on:
                     trace.span(
