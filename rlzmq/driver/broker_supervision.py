@@ -29,6 +29,8 @@ _log = logging.getLogger("rlzmq.driver")
 _POLICY = RestartPolicy(max_restarts=5, window_s=60.0)
 _BEAT_PERIOD_S = 1.0
 _BEAT_DEADLINE_S = 3.0
+# A broker on a busy machine may need longer: doubled after each kill for silence, until an update was committed.
+_MAX_BEAT_DEADLINE_S = 30.0
 
 
 class BrokerKeeper(Supervisor):
@@ -63,6 +65,7 @@ class BrokerKeeper(Supervisor):
         self._machine = Supervision(_POLICY)
         self._handle: Any = None
         self._incarnation = 0
+        self._num_hangs = 0  # since the last committed update
         directory = system.run_directory
         self.addresses: dict[str, Any] = {name: directory.address(name) for name in ("data", "weights")}
         self._keys = keys
@@ -99,6 +102,7 @@ class BrokerKeeper(Supervisor):
     def worked(self) -> None:
         """Reset the failure count, after an update was committed."""
         self._machine.worked()
+        self._num_hangs = 0
 
     async def stop(self) -> None:
         """Stop the supervision, then the broker."""
@@ -179,12 +183,16 @@ class BrokerKeeper(Supervisor):
     async def _wait_for_end(self, handle: Any) -> None:
         """Return the error with which the broker ended; kill it if it does not answer."""
         while not handle.exited.done():
+            deadline_s = min(_BEAT_DEADLINE_S * 2**self._num_hangs, _MAX_BEAT_DEADLINE_S)
             try:
-                await handle.call("beat", deadline_s=_BEAT_DEADLINE_S)
+                await handle.call("beat", deadline_s=deadline_s)
                 async with asyncio.timeout(_BEAT_PERIOD_S):
                     await handle.exited
             except DeadlineError:
-                _log.warning("The broker (pid %d) does not answer: it is killed.", handle.pid)
+                _log.warning(
+                    "The broker (pid %d) gave no answer for %g s: it is killed.", handle.pid, deadline_s
+                )
+                self._num_hangs += 1
                 await handle.kill_hanging()
             except TimeoutError:
                 continue

@@ -6,12 +6,14 @@ import asyncio
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from recovery_runs import check_account, kill, small, until
 
 from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.core.errors import DeadlineError
 from rlzmq.driver import broker_supervision, process_health
 
 
@@ -88,6 +90,31 @@ async def test_a_stopped_broker_is_killed_and_replaced(
         keeper.handle.send_signal(signal.SIGSTOP)
         check_account(await algo.train(), 2)
         assert keeper.num_restarts == 1
+
+
+async def test_a_silent_broker_gets_more_time_after_each_kill_until_an_update_is_committed() -> None:
+    deadlines: list[float] = []
+
+    class Silent:
+        pid = 1
+
+        def __init__(self) -> None:
+            self.exited = asyncio.get_running_loop().create_future()
+
+        async def call(self, method: str, deadline_s: float) -> None:
+            deadlines.append(deadline_s)
+            raise DeadlineError("as always")
+
+        async def kill_hanging(self) -> None:
+            self.exited.set_result(None)
+
+    system = SimpleNamespace(run_directory=SimpleNamespace(address=str))
+    keeper = broker_supervision.BrokerKeeper(system, "run", small(1, 1))
+    for _ in range(6):
+        await keeper._wait_for_end(Silent())
+    keeper.worked()
+    await keeper._wait_for_end(Silent())
+    assert deadlines == [3.0, 6.0, 12.0, 24.0, 30.0, 30.0, 3.0]
 
 
 async def test_stopped_processes_are_seen_without_a_broker(caplog: pytest.LogCaptureFixture) -> None:
