@@ -75,8 +75,9 @@ class LearnerCompiler:
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             with warnings.catch_warnings():
-                # Dynamo reads the .grad of tensors between two of its graphs.
+                # Dynamo reads the .grad of tensors between two of its graphs, and instantiates autograd functions.
                 warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
+                warnings.filterwarnings("ignore", message=".*autograd.function.Function.*instantiated")
                 return compiled(*args, **kwargs)
 
         return run

@@ -105,6 +105,7 @@ class Learner(LearnerHooks):
         num_module_steps_trained_lifetime: Module id → its steps trained so far, on all ranks together.
         trained_module_ids: Modules that the current (or last) update trains, on any rank.
         num_minibatches_per_epoch: For the current (or last) update.
+        is_last_epoch: Whether the current minibatch belongs to the last epoch, whose statistics are reported.
         was_trained: Whether the last update took a step; False if none of its minibatches was finite.
         num_updates_in_vain: Number of consecutive updates without a step.
         left_out: Steps left out of the last update, on any rank, because they made the loss not finite.
@@ -241,6 +242,7 @@ class Learner(LearnerHooks):
             self._num_skipped = {}
             self._num_module_steps = {}
             self._num_env_steps_agreed = 0
+            self.is_last_epoch = True
             self.before_gradient_based_update(timesteps=counters)
             if drawn is not None:
                 return self._train_on(self._built(drawn, options), options)
@@ -432,7 +434,9 @@ class Learner(LearnerHooks):
         self.num_minibatches_per_epoch: int = max(1, -(-agreed.num_minibatches // options["num_epochs"]))
         self._minibatch_rows = {m: rows.minibatch_rows for m, rows in minibatches.modules.items()}
         minibatches.num_minibatches = agreed.num_minibatches
-        for minibatch in minibatches:
+        first_reported = agreed.num_minibatches - self.num_minibatches_per_epoch
+        for index, minibatch in enumerate(minibatches):
+            self.is_last_epoch = index >= first_reported
             self._train_minibatch(minibatch)
         return agreed.num_minibatches
 

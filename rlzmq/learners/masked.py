@@ -28,6 +28,12 @@ class MaskedMean:
             return values.mean()
         return torch.where(self._mask, values, 0.0).sum() * self._share
 
+    def gradient(self, derivatives: Tensor, factor: float = 1.0) -> Tensor:
+        """Return the gradient of ``factor`` times the mean of values with these derivatives, which are overwritten."""
+        if self._mask is None or self._share is None:
+            return derivatives.mul_(factor / derivatives.numel())
+        return torch.where(self._mask, derivatives, 0.0) * (self._share * factor)
+
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
     """Return the mean of `values` where `mask` is True (everywhere if None); 0 if it is False everywhere."""

@@ -29,7 +29,7 @@ def rlzmq(mode: str) -> Turn:
     from rlzmq import PPOConfig
 
     config = PPOConfig().environment("CartPole-v1").debugging(seed=0).reporting(min_time_s_per_iteration=0)
-    config.env_runners(num_envs_per_env_runner=NUM_ENVS, gym_env_vectorize_mode=mode)
+    config.env_runners(num_env_runners=0, num_envs_per_env_runner=NUM_ENVS, gym_env_vectorize_mode=mode)
     config.rl_module(
         model_config={"fcnet_hiddens": [64], "fcnet_activation": "gelu", "vf_share_layers": True}
     )

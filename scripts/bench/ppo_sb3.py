@@ -22,7 +22,8 @@ def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
 def rlzmq() -> Turn:
     from rlzmq import PPOConfig
 
-    config = PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=8).debugging(seed=0)
+    config = PPOConfig().environment("CartPole-v1").debugging(seed=0)
+    config.env_runners(num_env_runners=0, num_envs_per_env_runner=8)
     config.training(lr=0.001, gamma=0.98, lambda_=0.8, clip_param=0.2, use_kl_loss=False, grad_clip=0.5)
     config.training(vf_loss_coeff=0.5, train_batch_size_per_learner=256, minibatch_size=256, num_epochs=20)
     config.rl_module(model_config={"fcnet_hiddens": [64, 64]}).reporting(min_time_s_per_iteration=0)

@@ -12,6 +12,7 @@ from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.masked import masked_mean
+from rlzmq.modules.distributions import TorchCategorical
 from tests.learners.cases import (
     ACTION_SPACE,
     OBSERVATION_SPACE,
@@ -134,6 +135,27 @@ def test_the_entropy_coefficient_follows_its_schedule() -> None:
         )
         used.append(results["default_policy"]["curr_entropy_coeff"])
     assert used == pytest.approx([0.1, 0.05, 0.0])
+
+
+def test_statistics_without_a_coefficient_are_computed_in_the_last_epoch_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+    for name in ("entropy", "kl"):
+        compute: Any = getattr(TorchCategorical, name)
+
+        def counted(*args: Any, compute: Any = compute, name: str = name) -> Any:
+            calls.append(name)
+            return compute(*args)
+
+        monkeypatch.setattr(TorchCategorical, name, counted)
+    learner = ppo_learner(ppo_config(kl_coeff=0.0, minibatch_size=8, num_epochs=3, lr=0.0))
+    results = learner.update(batch=ppo_batch(16))["default_policy"]
+    assert sorted(calls) == ["entropy"] * 2 + ["kl"] * 2
+    expected = ppo_learner(ppo_config(kl_coeff=0.5, entropy_coeff=0.5, minibatch_size=None, lr=0.0))
+    again = expected.update(batch=ppo_batch(16))["default_policy"]
+    assert results["entropy"] == pytest.approx(again["entropy"], rel=1e-5)
+    assert results["mean_kl_loss"] == pytest.approx(again["mean_kl_loss"], rel=1e-5)
 
 
 def test_value_statistics_are_those_of_the_last_epochs_rows() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlzmq.algorithms.ppo.ppo_config import PPOConfig, PPOTrainingSettings
-from rlzmq.algorithms.ppo.ppo_loss import ppo_policy_terms, ppo_value_loss
+from rlzmq.algorithms.ppo.ppo_loss import PPOLossSettings, ppo_loss
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.defaults import add_estimator
 from rlzmq.connectors.learner import GeneralAdvantageEstimation
@@ -65,41 +65,46 @@ class PPOLearner(AdaptiveKLLearner):
 
         kl_coeff = self.curr_kl_coeffs_per_module[module_id]
         entropy_coeff = self.entropy_coeff_schedulers_per_module[module_id].current
-        kl = None
-        if settings.use_kl_loss:
+        # Without a coefficient, entropy and divergence are only reported.
+        kl = entropy = None
+        if settings.use_kl_loss and (kl_coeff or self.is_last_epoch):
             old_dist = dist_cls.from_logits(batch[Columns.ACTION_DIST_INPUTS])
             with torch.set_grad_enabled(kl_coeff != 0.0):
                 kl = old_dist.kl(dist)
-        with torch.set_grad_enabled(entropy_coeff != 0.0):
-            entropy = dist.entropy()
-        terms = ppo_policy_terms(
-            logp_B=logp,
-            old_logp_B=batch[Columns.ACTION_LOGP],
-            advantages_B=batch[Columns.ADVANTAGES],
-            entropy_B=entropy,
-            kl_B=kl,
-            clip_param=settings.clip_param,
-            mask_B=mask,
-        )
-        loss = terms.policy_loss
-        stats = {"policy_loss": terms.policy_loss, "entropy": terms.entropy}
-        if terms.mean_kl is not None:
-            stats["mean_kl_loss"] = terms.mean_kl
-            if kl_coeff:
-                loss = loss + kl_coeff * terms.mean_kl
-        if entropy_coeff:
-            loss = loss - entropy_coeff * terms.entropy
+        if entropy_coeff or self.is_last_epoch:
+            with torch.set_grad_enabled(entropy_coeff != 0.0):
+                entropy = dist.entropy()
+        values: Tensor | None = None
+        targets: Any = None
         if settings.use_critic:
             values = module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS))
             targets = batch[Columns.VALUE_TARGETS]
-            vf_loss = ppo_value_loss(values, targets, settings.vf_clip_param, mask)
-            loss = loss + settings.vf_loss_coeff * vf_loss
-            stats["vf_loss"] = vf_loss
+        terms = ppo_loss(
+            logp_B=logp,
+            old_logp_B=batch[Columns.ACTION_LOGP],
+            advantages_B=batch[Columns.ADVANTAGES],
+            values_B=values,
+            value_targets_B=targets,
+            entropy_B=entropy,
+            kl_B=kl,
+            settings=PPOLossSettings(
+                settings.clip_param,
+                settings.vf_clip_param,
+                settings.vf_loss_coeff,
+                entropy_coeff,
+                kl_coeff,
+            ),
+            mask_B=mask,
+        )
+        names = ("policy_loss", "vf_loss", "entropy", "mean_kl_loss")
+        self.log_stats(
+            module_id, {name: term for name, term in zip(names, terms[1:], strict=True) if term is not None}
+        )
+        if values is not None and self.is_last_epoch:
             if module_id not in self._values:
                 self._values[module_id] = deque(maxlen=self.num_minibatches_per_epoch)
             self._values[module_id].append((values.detach(), targets, mask))
-        self.log_stats(module_id, stats)
-        return loss
+        return terms.loss
 
     def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
         super().after_gradient_based_update(timesteps=timesteps)
