@@ -7,7 +7,6 @@ of items, or one item that numpy can convert to an array), never a node.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import Any, cast
 
 import gymnasium as gym
@@ -33,10 +32,6 @@ __all__ = [
     "tree_zeros_like",
     "value_kind",
 ]
-
-
-_ARRAYS = frozenset({np.ndarray})
-_SHAPE_OF, _DTYPE_OF = attrgetter("shape"), attrgetter("dtype")
 
 
 def is_nested(tree: Any) -> bool:
@@ -183,14 +178,6 @@ def tree_stack(items: Sequence[Any], *, objects: bool = False) -> Any:
 
 def _stack_leaves(items: Sequence[Any], objects: bool) -> np.ndarray:
     first = items[0]
-    if isinstance(first, np.ndarray) and first.ndim:
-        shape, dtype = first.shape, first.dtype
-        if _are_alike(items, shape, dtype):
-            if dtype.hasobject:
-                if objects:
-                    return object_array(items)
-                raise ValueError("items are arrays of Python objects (dtype object): no column for these.")
-            return np.concatenate(items).reshape((len(items), *shape))
     if hasattr(first, "__array__") and not isinstance(first, (np.ndarray, np.generic)):
         # Tensors are stacked by torch: numpy would split them element by element.
         items = [np.asarray(item) for item in items]
@@ -205,19 +192,13 @@ def _stack_leaves(items: Sequence[Any], objects: bool) -> np.ndarray:
     if stacked.dtype.hasobject:
         if objects:
             return object_array(items)
+        if isinstance(first, np.ndarray) and first.dtype.hasobject:
+            raise ValueError("items are arrays of Python objects (dtype object): no column for these.")
         bad = next((i for i, item in enumerate(items) if np.asarray(item).dtype.hasobject), 0)
         raise ValueError(f"item {bad} of type {type(items[bad]).__name__} can't be a column of numbers.")
     if stacked.dtype.kind in "SUT":
         _check_one_kind(items)
     return stacked
-
-
-def _are_alike(items: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
-    """Return whether all items are arrays of this shape and dtype."""
-    if not _ARRAYS.issuperset(map(type, items)):
-        return all(isinstance(i, np.ndarray) and i.shape == shape and i.dtype == dtype for i in items)
-    # A third of the time of a loop, and most of the time of stacking a fragment's observations.
-    return set(map(_DTYPE_OF, items)) == {dtype} and set(map(_SHAPE_OF, items)) == {shape}
 
 
 def _check_one_kind(items: Sequence[Any]) -> None:

@@ -107,45 +107,49 @@ class ModuleStep:
         guard = self._inference_mode
         guard.__enter__()
         try:
-            if observations is self._seen:
-                inputs = self._seen_tensor  # shares the array's memory
-            elif type(observations) is np.ndarray:
-                inputs = self._to_tensor(observations)
-                if self._device is None and observations.dtype is not _FLOAT64:
-                    self._seen, self._seen_tensor = observations, inputs
-            else:
-                inputs = tree_map(self._to_tensor, observations)
-            if self._chain is not None and inputs.dtype is torch.float32:
-                logits = run_chain(self._chain, inputs)
-                actions, logp = self._sample(logits)
-                return {
-                    Columns.ACTION_DIST_INPUTS: logits.numpy(),
-                    Columns.ACTIONS: (
-                        actions.numpy() if type(actions) is torch.Tensor else tree_map(to_numpy, actions)
-                    ),
-                    Columns.ACTION_LOGP: logp.numpy(),
-                }, None
-            if state is not None:
-                return self._act_stateful(inputs, state, t)
-            batch = {Columns.OBS: inputs}
-            outputs = self._inner_forward(batch, t=t) if self._explore else self._inner_forward(batch)
-            if type(outputs) is not dict or Columns.ACTION_DIST_INPUTS not in outputs:
-                outputs = self._checked(outputs)
-            outputs = self._with_logp(outputs)
-            columns = {
-                name: value.numpy() if type(value) is torch.Tensor else tree_map(to_numpy, value)
-                for name, value in outputs.items()
-            }
-            if Columns.ACTIONS not in columns:
-                actions, logp = self._sample(
-                    outputs[Columns.ACTION_DIST_INPUTS], Columns.ACTION_LOGP not in columns
-                )
-                columns[Columns.ACTIONS] = tree_map(to_numpy, actions)
-                if logp is not None:
-                    columns[Columns.ACTION_LOGP] = to_numpy(logp)
-            return columns, None
+            return self.act(observations, state, t)
         finally:
             guard.__exit__(None, None, None)
+
+    def act(self, observations: Any, state: Any, t: int) -> tuple[dict[str, Any], Any]:
+        """Compute actions like `__call__`, which only adds torch's inference mode."""
+        if observations is self._seen:
+            inputs = self._seen_tensor  # shares the array's memory
+        elif type(observations) is np.ndarray:
+            inputs = self._to_tensor(observations)
+            if self._device is None and observations.dtype is not _FLOAT64:
+                self._seen, self._seen_tensor = observations, inputs
+        else:
+            inputs = tree_map(self._to_tensor, observations)
+        if self._chain is not None and inputs.dtype is torch.float32:
+            logits = run_chain(self._chain, inputs)
+            actions, logp = self._sample(logits)
+            return {
+                Columns.ACTION_DIST_INPUTS: logits.numpy(),
+                Columns.ACTIONS: (
+                    actions.numpy() if type(actions) is torch.Tensor else tree_map(to_numpy, actions)
+                ),
+                Columns.ACTION_LOGP: logp.numpy(),
+            }, None
+        if state is not None:
+            return self._act_stateful(inputs, state, t)
+        batch = {Columns.OBS: inputs}
+        outputs = self._inner_forward(batch, t=t) if self._explore else self._inner_forward(batch)
+        if type(outputs) is not dict or Columns.ACTION_DIST_INPUTS not in outputs:
+            outputs = self._checked(outputs)
+        outputs = self._with_logp(outputs)
+        columns = {
+            name: value.numpy() if type(value) is torch.Tensor else tree_map(to_numpy, value)
+            for name, value in outputs.items()
+        }
+        if Columns.ACTIONS not in columns:
+            actions, logp = self._sample(
+                outputs[Columns.ACTION_DIST_INPUTS], Columns.ACTION_LOGP not in columns
+            )
+            columns[Columns.ACTIONS] = tree_map(to_numpy, actions)
+            if logp is not None:
+                columns[Columns.ACTION_LOGP] = to_numpy(logp)
+        return columns, None
 
     def _act_stateful(self, inputs: Any, state: Any, t: int) -> tuple[dict[str, Any], Any]:
         chain = self._recurrent_chain

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
+import torch
 
 from rlzmq.core.plain import decode, encode, from_plain, to_plain
 from rlzmq.core.stage_timers import ENV_TO_MODULE_TIMER, INFERENCE_TIMER
@@ -169,12 +170,9 @@ class FusedMultiAgentSampler(EpisodicSampler):
         start_s = time.perf_counter()
         acts: list[dict[Any, int]] = [{} for _ in range(self.num_envs)]
         actions: list[dict[Any, Any]] = [{} for _ in range(self.num_envs)]
-        for store, block, rows in self._acting:
-            module_step = store.module_step
-            state = None
-            if module_step.is_stateful:
-                state = gather_states([record.state for _, record in rows])
-            columns, state_out = module_step(block, state, t)
+        with torch.inference_mode():
+            computed = [self._compute(*acting, t) for acting in self._acting]
+        for (store, _, rows), (columns, state_out) in zip(self._acting, computed, strict=True):
             if state_out is not None:
                 for number, (_, record) in enumerate(rows):
                     record.state = (state_out, number, len(rows))
@@ -183,13 +181,21 @@ class FusedMultiAgentSampler(EpisodicSampler):
                 for_env = self._for_env(columns[Columns.ACTIONS], rows)
             store.remember_outputs(columns)
             first = self._store_columns(store, columns, len(rows))
-            numbered = zip(rows, tree_unstack(for_env), range(first, first + len(rows)), strict=True)
+            for_each = list(for_env) if type(for_env) is np.ndarray else tree_unstack(for_env)
+            numbered = zip(rows, for_each, range(first, first + len(rows)), strict=True)
             for (index, record), action, row in numbered:
                 agent_id = record.agent_id
                 actions[index][agent_id] = action
                 acts[index][agent_id] = row
         self.runner.timers.add_stage(INFERENCE_TIMER, start_s, time.perf_counter())
         return actions, acts
+
+    @staticmethod
+    def _compute(store: ModuleStore, block: Any, rows: list[tuple[int, AgentRecord]], t: int) -> Any:
+        """Return the module's columns and its next state; see `ModuleStep`."""
+        is_stateful = store.module_step.is_stateful
+        state = gather_states([record.state for _, record in rows]) if is_stateful else None
+        return store.module_step.act(block, state, t)
 
     def _for_env(self, actions: Any, rows: list[tuple[int, AgentRecord]]) -> Any:
         normalize = self._normalize

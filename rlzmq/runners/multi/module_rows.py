@@ -33,13 +33,33 @@ class GrowingColumn:
         capacity: Number of rows to make room for.
     """
 
-    __slots__ = ("_capacity", "_leaves", "_spec", "num_rows")
+    __slots__ = ("_array", "_capacity", "_leaves", "_row_shape", "_spec", "num_rows")
 
     def __init__(self, example: Any, capacity: int = 0) -> None:
         self._capacity = max(capacity, _FEWEST_ROWS)
         leaves, self._spec = tree_flatten(example)
         self._leaves = [np.empty((self._capacity, *np.shape(leaf)[1:]), leaf.dtype) for leaf in leaves]
+        # The only leaf, if the column is an array.
+        self._array: NDArray[Any] | None = self._leaves[0] if type(example) is np.ndarray else None
+        self._row_shape = self._leaves[0].shape[1:] if self._leaves else ()
         self.num_rows: int = 0
+
+    def put(self, block: Any, num_rows: int) -> bool:
+        """Add a block of `num_rows` rows if it is an array like the column, and there is room for it."""
+        array, begin = self._array, self.num_rows
+        end = begin + num_rows
+        if (
+            array is None
+            or type(block) is not np.ndarray
+            or block.dtype is not array.dtype
+            or len(block) != num_rows
+            or block.shape[1:] != self._row_shape
+            or end > self._capacity
+        ):
+            return False
+        array[begin:end] = block
+        self.num_rows = end
+        return True
 
     def append(self, block: Any, num_rows: int) -> None:
         """Add a block of `num_rows` rows.
@@ -50,16 +70,6 @@ class GrowingColumn:
         begin, end = self.num_rows, self.num_rows + num_rows
         if end > self._capacity:
             self._grow(end)
-        column = self._leaves[0]
-        if (
-            type(block) is np.ndarray
-            and len(self._leaves) == 1
-            and block.dtype == column.dtype
-            and block.shape == (num_rows, *column.shape[1:])
-        ):
-            column[begin:end] = block
-            self.num_rows = end
-            return
         if isinstance(block, (dict, tuple)):
             leaves, spec = tree_flatten(block)
             if spec != self._spec:
@@ -83,6 +93,8 @@ class GrowingColumn:
                 columns[place] = column = column.astype(dtype, copy=False)
             column[begin:end] = leaf
         self.num_rows = end
+        if self._array is not None:
+            self._array = columns[0]
 
     def take(self, rows: NDArray[np.int64]) -> Any:
         """Return the given rows, leaves ``[*rows.shape, ...]``."""
@@ -151,10 +163,11 @@ class ModuleStore:
         """Append a block of observations, leaves ``[num_rows, ...]``."""
         if self._observations is None:
             self._observations = GrowingColumn(block)
-        try:
-            self._observations.append(block, num_rows)
-        except ValueError as error:
-            raise ValueError(f"Observations for module {self.module_id!r}: {error}") from error
+        if not self._observations.put(block, num_rows):
+            try:
+                self._observations.append(block, num_rows)
+            except ValueError as error:
+                raise ValueError(f"Observations for module {self.module_id!r}: {error}") from error
         self.num_observations += num_rows
 
     def add_acts(self, num_rows: int, columns: dict[str, Any]) -> int:
@@ -166,6 +179,8 @@ class ModuleStore:
         acts, first = self._acts, self.num_acts
         for name, block in columns.items():
             column = acts.get(name)
+            if column is not None and column.put(block, num_rows):
+                continue
             if column is None:
                 column = acts[name] = GrowingColumn(block, first + num_rows)
                 if first:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.connectors.columnar import window_mask
-from rlzmq.core.tree import space_filler, tree_map, tree_stack, tree_unstack
+from rlzmq.core.tree import space_filler, tree_map, tree_rows, tree_stack, tree_unstack
 from rlzmq.envs.observation_check import as_space_dtype, misfit
 from rlzmq.episodes.columns import Columns
 from rlzmq.runners.multi.module_rows import ModuleStore
@@ -40,7 +40,7 @@ class Observed:
     def __init__(self) -> None:
         self.rows: list[tuple[int, AgentRecord]] = []
         self.observations: list[Any] = []
-        self.done: list[int] = []
+        self.done: set[int] = set()
 
     @property
     def records(self) -> list[AgentRecord]:
@@ -84,7 +84,7 @@ class ObservationRouter:
                 if of_store is None:
                     of_store = observed[store] = Observed()
                 if is_over or track.terminated or track.truncated:
-                    of_store.done.append(len(of_store.rows))
+                    of_store.done.add(len(of_store.rows))
                 else:
                     next_stores[store] = None
                 of_store.rows.append((index, record))
@@ -103,9 +103,9 @@ class ObservationRouter:
             own, block = observed[store], blocks[store]
             rows = own.rows
             if own.done:
-                places = np.delete(np.arange(len(rows)), own.done)
-                block = tree_map(lambda leaf, places=places: leaf[places], block)
-                rows = [rows[place] for place in places.tolist()]
+                places = [place for place in range(len(rows)) if place not in own.done]
+                block = tree_rows(block, places)
+                rows = [rows[place] for place in places]
             acting.append((store, block, rows))
         return acting
 
