@@ -157,12 +157,16 @@ def plot(results: dict[str, Any], path: Path) -> None:
     figure, axis = plt.subplots(figsize=(9, 0.6 + 0.24 * len(rows)))
     for index, (_, ratio) in enumerate(rows):
         middle, least, greatest = ratio["ratio"]
-        axis.barh(index, middle, color="tab:blue", alpha=0.7)
+        axis.barh(index, middle - 1, left=1, color="tab:blue", alpha=0.7)
         axis.plot([least, greatest], [index, index], color="black", linewidth=1)
         goal = ratio["goal"].removeprefix("≥").removeprefix("≤").strip()
         if goal:
             axis.plot(float(goal), index, "|", color="tab:red", markersize=11, markeredgewidth=2)
-    axis.set_xscale("log")
+    axis.set_xscale("log", base=2)
+    low, high = axis.get_xlim()
+    ticks = [2 ** (power / 2) for power in range(-10, 15)]
+    axis.set_xticks([tick for tick in ticks if low <= tick <= high])
+    axis.xaxis.set_major_formatter("{x:.2g}")
     axis.axvline(1.0, color="gray", linewidth=0.8)
     axis.set_yticks(range(len(rows)), [label for label, _ in rows], fontsize=7)
     axis.set_xlabel("ratio: median (bar), range (line), goal (red)", fontsize=8)
