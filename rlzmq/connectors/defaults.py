@@ -10,6 +10,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors import common, learner, module_to_env
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.env_to_module import PrevActionsPrevRewards
+from rlzmq.connectors.piece_order import check_env_to_module_order, check_learner_order
 from rlzmq.connectors.pipelines import (
     ConnectorPipelineV2,
     EnvToModulePipeline,
@@ -46,7 +47,8 @@ def build_env_to_module(
         device: Torch device of the module's inputs.
 
     Raises:
-        ConfigurationError: The user's callable did not return a piece or a list of pieces.
+        ConfigurationError: The user's callable did not return a piece or a list of pieces, or their order cannot work
+            (`rlzmq.connectors.piece_order`).
     """
     setting = "env_to_module_connector"
     observation_space, action_space = _single_spaces(env, spaces)
@@ -61,6 +63,7 @@ def build_env_to_module(
             common.BatchIndividualItems(multi_agent=_is_multi_agent(config)),
             common.NumpyToTensor(device=device),
         ]
+    check_env_to_module_order(pieces)
     pipeline = EnvToModulePipeline(observation_space, action_space, connectors=pieces)
     pipeline.time_pieces = bool(getattr(config, "connector_timers", False))
     if getattr(config, "in_evaluation", False):
@@ -130,6 +133,7 @@ def build_learner(
             common.BatchIndividualItems(multi_agent=_is_multi_agent(config)),
             common.NumpyToTensor(as_learner_connector=True, device=device),
         ]
+    check_learner_order(pieces)
     pipeline = LearnerConnectorPipeline(observation_space, action_space, connectors=pieces)
     pipeline.time_pieces = bool(getattr(config, "connector_timers", False))
     return pipeline
