@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import kubernetes_validate
 import psutil
 import pytest
+import yaml
 
 from rlzmq.cli.joining import run_async
 from rlzmq.core.errors import AuthenticationError, ConfigurationError
@@ -192,6 +195,26 @@ def test_job_files_are_rendered_of_the_same_cluster(tmp_path: Path) -> None:
         assert container["command"][:2] == ["sh", "-c"]
         subprocess.run(["sh", "-n", "-c", container["command"][2]], check=True)
         assert "secret" not in json.dumps(container)  # keys come by files of the volume
+
+
+def test_the_parts_of_the_kubernetes_files_fit_kubernetes_own_schemas(tmp_path: Path) -> None:
+    """JobSet is an extension without a schema there; the Jobs that it makes have one, and so has the page's claim."""
+    version = kubernetes_validate.latest_version()
+    cluster = Cluster.parse(cluster_text(tmp_path, 22) + '\n[[learners]]\nhost = "gpu1"\ncount = 2\n')
+    job_set = json.loads(render("kubernetes", cluster))
+    for job in job_set["spec"]["replicatedJobs"]:
+        manifest = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}}
+        kubernetes_validate.validate({**manifest, **job["template"]}, version, strict=True)
+        wrong = json.loads(json.dumps({**manifest, **job["template"]}))
+        wrong["spec"]["template"]["spec"]["containers"][0]["env"][0]["valueFrom"] = "status.podIP"
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate(wrong, version, strict=True)
+    page = (Path(__file__).parents[2] / "docs/how_to/kubernetes.md").read_text()
+    (claim,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    found = yaml.safe_load(claim)
+    kubernetes_validate.validate(found, version, strict=True)
+    (volume,) = job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["volumes"]
+    assert found["metadata"]["name"] == volume["persistentVolumeClaim"]["claimName"]
 
 
 def test_job_files_give_each_place_its_arguments(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import promql_parser
 import pytest
 
 from rlzmq import ConfigurationError
@@ -196,10 +198,90 @@ def test_prometheus_and_grafana_find_every_metric_that_the_shipped_dashboard_dra
         ("rlzmq_runners", label, "suspect"): 1, ("rlzmq_runners", label, "gone"): 0,
     }  # fmt: skip
     assert {name: samples.get(name) for name in expected} == expected
-    drawn = (Path(__file__).parents[2] / "docs/grafana.json").read_text()
-    named = set(re.findall(r"rlzmq_\w+", drawn))
-    assert len(json.loads(drawn)["panels"]) == 10
-    assert named <= {name for name, *_ in samples}
+
+
+def test_every_panel_of_the_grafana_file_shows_something_of_a_real_run(tmp_path: Path) -> None:
+    parser = pytest.importorskip("prometheus_client.parser", reason="reads the text as Prometheus does")
+    command = [
+        "train",
+        "ppo",
+        "--env",
+        "CartPole-v1",
+        "--preset",
+        "none",
+        "--env-runners",
+        "1",
+        "--learners",
+        "1",
+    ]
+    command += ["--batch-size-per-learner", "200", "--minibatch-size", "100", "--num-epochs", "1"]
+    command += ["--run-dir", "runs/a", "--stop", "time=600"]
+    with Command(tmp_path, *command) as run:
+        run.wait_for("iter 2 ")
+        with Served(tmp_path, "runs", "--token-file", "token") as served:
+            token = (tmp_path / "token").read_text().strip()
+            served.enter()
+            until(served.events(), "grid", lambda grid: grid["names"])
+            _, _, text = served.ask("/metrics", Cookie="", Authorization=f"Bearer {token}")
+        run.process.terminate()
+        assert run.end() == 75, run.output
+    families = list(parser.text_string_to_metric_families(text))
+    samples = [sample for family in families for sample in family.samples]
+    counters = {f"{family.name}_total" for family in families if family.type == "counter"}
+    panels = json.loads((Path(__file__).parents[2] / "docs/grafana.json").read_text())["panels"]
+    assert len(panels) == 10
+    for panel in panels:
+        assert panel["targets"]
+        for target in panel["targets"]:
+            labels = check_query(target["expr"], samples, counters)
+            legend = re.findall(r"{{(\w+)}}", target.get("legendFormat", ""))
+            assert set(legend) <= labels, panel["title"]
+
+
+def selectors_in(node: Any) -> Iterator[tuple[Any, bool]]:
+    """The selectors of a query, and whether each is a range within rate()."""
+    kind = type(node).__name__
+    if kind == "VectorSelector":
+        yield node, False
+    elif kind == "MatrixSelector":
+        yield node.vector_selector, True
+    elif kind == "Call":
+        for argument in node.args:
+            yield from selectors_in(argument)
+    elif kind == "AggregateExpr":
+        yield from selectors_in(node.expr)
+    else:
+        raise AssertionError(f"{kind}: teach this test about it")
+
+
+def matching(selector: Any, samples: list[Any]) -> list[Any]:
+    """The samples that a selector chooses; a dashboard variable ($run) matches anything."""
+    found = [sample for sample in samples if sample.name == selector.name]
+    for matcher in selector.matchers.matchers:
+        if not matcher.value.startswith("$"):
+            found = [sample for sample in found if sample.labels.get(matcher.name) == matcher.value]
+        else:
+            found = [sample for sample in found if matcher.name in sample.labels]
+    return found
+
+
+def check_query(query: str, samples: list[Any], counters: set[str]) -> set[str]:
+    """Check that a query selects samples, aggregates by labels that they have, and takes rates of counters only.
+
+    Returns:
+        The labels of its results.
+    """
+    tree = promql_parser.parse(query)
+    found: list[Any] = []
+    for selector, is_range in selectors_in(tree):
+        chosen = matching(selector, samples)
+        assert chosen, f"{query} finds nothing"
+        assert not is_range or selector.name in counters
+        found += chosen
+    if type(tree).__name__ != "AggregateExpr":
+        return {name for sample in found for name in sample.labels}
+    assert all(set(tree.modifier.labels) <= sample.labels.keys() for sample in found), query
+    return set(tree.modifier.labels)
 
 
 def test_the_panels_of_a_run_say_where_time_goes_what_was_dropped_and_what_went_wrong(tmp_path: Path) -> None:

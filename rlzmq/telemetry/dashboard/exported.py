@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from rlzmq.protocol.accounting import DROP_REASONS
 from rlzmq.telemetry.dashboard.live import runner_grid
 from rlzmq.telemetry.dashboard.watched import WatchedRun
 from rlzmq.telemetry.metric_paths import number_at, value_at
@@ -134,7 +135,12 @@ def _dropped(runs: Sequence[WatchedRun]) -> dict[Labels, float]:
     return {
         (("run", run.label), ("reason", reason)): number
         for run in runs
-        for reason, number in (_account(run).get("dropped") or {}).items()
+        if _account(run)
+        # Reasons without drops, too: a rate needs a value before the first drop.
+        for reason, number in {
+            **dict.fromkeys(DROP_REASONS, 0),
+            **(_account(run).get("dropped") or {}),
+        }.items()
     }
 
 
