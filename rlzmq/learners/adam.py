@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -50,13 +51,12 @@ class LeanAdam(torch.optim.Adam):
         if closure is not None:
             raise ValueError("LeanAdam.step takes no closure.")
         with torch.no_grad():
-            for group in self.param_groups:
+            for index, group in enumerate(self.param_groups):
                 parameters = [p for p in group["params"] if p.grad is not None]
                 if not parameters:
                     continue
                 states = [self.state[p] or self._new_state(p) for p in parameters]
-                steps = [state["step"] for state in states]
-                torch._foreach_add_(steps, 1)
+                steps = self._counted(index, states)
                 beta1, beta2 = group["betas"]
                 torch._fused_adam_(
                     parameters,
@@ -76,6 +76,23 @@ class LeanAdam(torch.optim.Adam):
 
     # Tells torch.optim.Optimizer not to wrap `step` for its profiler and hooks.
     step.hooked = True  # type: ignore[attr-defined]
+
+    def _counted(self, index: int, states: list[dict[str, Any]]) -> list[Tensor]:
+        """Add 1 to the step of each state of a group; return the steps.
+
+        They are elements of one tensor, since one addition each would take longer than the rest of a small step.
+        """
+        steps = [state["step"] for state in states]
+        counters: dict[int, tuple[Tensor, list[Tensor]]] = self.__dict__.setdefault("_counters", {})
+        counter, elements = counters.get(index, (None, []))
+        if counter is None or len(elements) != len(steps) or not all(map(is_, elements, steps)):
+            counter = torch.stack(steps)
+            elements = list(counter.unbind())
+            counters[index] = counter, elements
+            for state, element in zip(states, elements, strict=True):
+                state["step"] = element
+        counter.add_(1)
+        return elements
 
     def _new_state(self, parameter: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]

@@ -199,16 +199,23 @@ class LearnerHooks(LearnerRanks):
         """
         result: dict[Tensor, Tensor] = {}
         self._is_finite = {}
-        for module_id in (*self.trained_module_ids, ALL_MODULES):
-            entries = self._optimizers.of_module(module_id)
-            if not entries:
-                continue
-            mine = {
-                p: gradient
-                for entry in entries
-                for p in entry.parameters
-                if (gradient := gradients_dict.get(p)) is not None
-            }
+        entries_by_module = {
+            module_id: entries
+            for module_id in (*self.trained_module_ids, ALL_MODULES)
+            if (entries := self._optimizers.of_module(module_id))
+        }
+        for module_id, entries in entries_by_module.items():
+            if (
+                len(entries_by_module) == 1
+            ):  # looking up each parameter takes longer than summing its gradient
+                mine = gradients_dict
+            else:
+                mine = {
+                    p: gradient
+                    for entry in entries
+                    for p in entry.parameters
+                    if (gradient := gradients_dict.get(p)) is not None
+                }
             if mine:
                 config = self._module_configs.get(module_id, self.config)
                 result.update(
@@ -233,8 +240,12 @@ class LearnerHooks(LearnerRanks):
         Returns:
             Parameter → gradient.
         """
-        for entry in self._optimizers.of_module(module_id):
-            mine = [g for p in entry.parameters if (g := module_gradients_dict.get(p)) is not None]
+        entries = self._optimizers.of_module(module_id)
+        for entry in entries:
+            if len(entries) == 1:  # all are its gradients
+                mine = [g for g in module_gradients_dict.values() if g is not None]
+            else:
+                mine = [g for p in entry.parameters if (g := module_gradients_dict.get(p)) is not None]
             norm = float(global_norm(mine))
             if getattr(config, "log_gradients", True):
                 self._stats.log(module_id, {f"gradients_{entry.name}_global_norm": norm})
