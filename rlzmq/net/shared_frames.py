@@ -94,7 +94,8 @@ class SharedFrames:
         The sender must keep the message until the receiver has acknowledged it.
 
         Args:
-            peer: The receiver; b"" on a socket with one peer.
+            peer: The receiver; b"" on a socket with one peer, or for all subscribers, which all get frames as soon as
+                any peer needs them.
             frames: Frames of the message.
         """
         segment = None
@@ -162,7 +163,7 @@ class SharedFrames:
     def _note_need(self, peer: bytes, needed: _FramesNeeded) -> None:
         if peer in self._in_need or needed.nonce not in self._sent:
             return  # an old message, which nobody needs any more
-        self._in_need.add(peer)
+        self._in_need |= {peer, b""}
         self._on_frames_needed(peer, needed.reason)
 
 

@@ -106,32 +106,41 @@ async def test_weights_in_shared_memory_are_published_as_their_place_and_outside
     content = np.frombuffer(topic + os.urandom(MIN_SHARED_BYTES), np.uint8)
     frame = SegmentPool().make(len(content), lambda memory: np.copyto(memory, content))
     assert frame is not None
-    messages = []
-    for name, curve in (
-        ("weights", None),
-        ("remote_weights", CurveClient(door.keys.server.public, door.keys.clients["runner"])),
-    ):
-        received: asyncio.Queue[Any] = asyncio.Queue()
-        socket = DrainSocket(
-            door.context,
-            "SUB",
-            received.put_nowait,
-            options=LARGE,
-            subscriptions=[topic, FOLDED_TOPIC],
-            curve=curve,
-        )
-        socket.connect(door.addresses[name])
-        async with asyncio.timeout(20):
-            while received.empty():  # until the subscription has arrived
-                door.listeners.publish(frame)
-                await asyncio.sleep(0.01)
-        messages.append(await received.get())
-    local, remote = messages
+    outside = CurveClient(door.keys.server.public, door.keys.clients["runner"])
+    local = await published(door, frame, topic, "weights")
+    remote = await published(door, frame, topic, "remote_weights", outside)
     assert local[0][1] == FOLDED
     assert sum(map(len, local)) < 500
     unfolded = SharedFrames(nothing, nothing).unfold(b"", local)
     assert unfolded is not None
     assert bytes(unfolded[-1]) == bytes(remote[0]) == frame.tobytes()
+    # A runner that cannot open it says so by its other socket; from then on all get frames.
+    runner, _ = door.connect("runner")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Segment, "hold", lambda *place: (_ for _ in ()).throw(PermissionError(13, "no")))
+        assert SharedFrames(lambda peer, frames: runner.send(frames), nothing).unfold(b"", local) is None
+    runner.send([b"next"])
+    await door.get()
+    assert bytes((await published(door, frame, topic, "weights"))[0]) == frame.tobytes()
+
+
+async def published(door: Door, frame: Any, topic: bytes, name: str, curve: Any = None) -> Any:
+    """Publish a frame until a new subscriber receives it; return what it receives."""
+    received: asyncio.Queue[Any] = asyncio.Queue()
+    socket = DrainSocket(
+        door.context,
+        "SUB",
+        received.put_nowait,
+        options=LARGE,
+        subscriptions=[topic, FOLDED_TOPIC],
+        curve=curve,
+    )
+    socket.connect(door.addresses[name])
+    async with asyncio.timeout(20):
+        while received.empty():
+            door.listeners.publish(frame)
+            await asyncio.sleep(0.01)
+    return await received.get()
 
 
 async def test_a_place_from_outside_is_refused_unopened(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ class BrokerListeners:
     def publish(self, frame: Any) -> None:
         """Publish to all subscribers, local and external.
 
-        Local ones get the place of a frame in shared memory. Who cannot open it requests the frame, as it lacks it.
+        Local ones get the place of a frame in shared memory, until a peer cannot open one; a runner then requests it.
         """
         for door, publisher in self._publishers.items():
             folded = self._shared.fold(b"", [b"", frame]) if door == _LOCAL else [frame]
@@ -169,7 +169,7 @@ class BrokerListeners:
             self._routers[_LOCAL].send([routing, *frames])
 
     def _on_frames_needed(self, routing: bytes, reason: str) -> None:
-        _log.warning("%r gets its shards through the socket, not in shared memory: %s.", routing, reason)
+        _log.warning("%r gets large messages through the socket, not in shared memory: %s.", routing, reason)
 
     def _open(
         self, door: bytes, wanted: dict[str, str], max_message_bytes: int, curve: CurveServer | None
