@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
 
 from rlzmq.config.settings import (
     Connector,
@@ -17,6 +20,25 @@ from rlzmq.config.settings import (
 )
 
 __all__ = ["FrameworkSettings", "LearnersSettings", "TrainingSettings"]
+
+
+def _amp_dtype(value: Any) -> Any:
+    """Return the name of a torch dtype.
+
+    Raises:
+        PydanticCustomError: It is float16.
+    """
+    name = str(value).removeprefix("torch.")
+    if name in ("float16", "half"):
+        raise PydanticCustomError(
+            "float16",
+            "losses in float16 have to be scaled, which learners do not do; bfloat16 has the range of float32 and "
+            "needs no scaling",
+        )
+    return name if str(value).startswith("torch.") else value
+
+
+AmpDtype = Annotated[Literal["bfloat16"], BeforeValidator(_amp_dtype)]
 
 
 @settings
@@ -111,6 +133,10 @@ class FrameworkSettings:
         torch_ddp_kwargs: Additional arguments for DistributedDataParallel. If there are any, learner ranks use it even
             if they could exchange gradients in shared memory. ``find_unused_parameters`` is not needed and has no
             effect.
+        torch_amp_dtype: Data type in which learners run networks' forward and backward passes, by ``torch.autocast``:
+            "bfloat16" (mixed precision); None: float32. Weights, gradients, optimizers, losses, and the last layer of
+            the default models' heads stay float32, and so does acting. On GPUs it needs compute capability 8.0
+            (Ampere). "float16" is not supported: its losses have to be scaled.
         torch_compile_learner: Compile parts of the learner with ``torch.compile``; the first updates then take
             seconds to minutes longer.
         torch_compile_learner_what_to_compile: "forward_train": the training forward pass of each module;
@@ -125,6 +151,7 @@ class FrameworkSettings:
     framework: Literal["torch"] = setting(default="torch", kw_only=False)
     torch_skip_nan_gradients: bool = False
     torch_ddp_kwargs: dict[str, Any] = setting(default={})
+    torch_amp_dtype: AmpDtype | None = None
     torch_compile_learner: bool = False
     torch_compile_learner_what_to_compile: Literal["forward_train", "complete_update"] = "forward_train"
     torch_compile_learner_dynamo_backend: str = "inductor"

@@ -53,14 +53,14 @@ class ExperimentalSettings:
     Args:
         _validate_config: Whether `validate` checks that settings are consistent, e.g. when an Algorithm is built.
         _use_msgpack_checkpoints: Must be False: checkpoints are JSON and safetensors.
-        _torch_grad_scaler_class: Must be None: learners compute in float32.
+        _torch_grad_scaler_class: Must be None: framework(torch_amp_dtype="bfloat16") needs no scaling.
         _torch_lr_scheduler_classes: Must be None: set lr to a schedule instead.
     """
 
     _validate_config: bool = True
     _use_msgpack_checkpoints: bool = fixed(default=False, instead="checkpoints are JSON and safetensors.")
     _torch_grad_scaler_class: Any = fixed(
-        default=None, instead="scale losses in compute_gradients of your own Learner class."
+        default=None, instead="set framework(torch_amp_dtype='bfloat16'), which needs no scaling of losses."
     )
     _torch_lr_scheduler_classes: Any = fixed(
         default=None,

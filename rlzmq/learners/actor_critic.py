@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from rlzmq.config.base_config import BaseConfig
 from rlzmq.learners.learner import TorchLearner
 from rlzmq.learners.schedule import Schedule
 from rlzmq.modules.apis import ValueFunctionAPI
@@ -44,9 +43,9 @@ class ActorCriticLearner(TorchLearner):
         super().__init__(**kwargs)
         self.entropy_coeff_schedulers_per_module: dict[str, Schedule] = {}
 
-    def configure_optimizers_for_module(self, module_id: str, config: BaseConfig) -> None:
-        super().configure_optimizers_for_module(module_id, config)
-        coefficient = cast(_ActorCriticSettings, config).entropy_coeff
+    def _prepare_module(self, module_id: str) -> None:
+        super()._prepare_module(module_id)
+        coefficient = cast(_ActorCriticSettings, self.config_for_module(module_id)).entropy_coeff
         self.entropy_coeff_schedulers_per_module[module_id] = Schedule(coefficient, "entropy_coeff")
 
     def remove_module(self, module_id: str, **kwargs: Any) -> None:
@@ -86,9 +85,10 @@ class AdaptiveKLLearner(ActorCriticLearner):
         super().__init__(**kwargs)
         self.curr_kl_coeffs_per_module: dict[str, float] = {}
 
-    def configure_optimizers_for_module(self, module_id: str, config: BaseConfig) -> None:
-        super().configure_optimizers_for_module(module_id, config)
-        self.curr_kl_coeffs_per_module[module_id] = float(cast(_KLSettings, config).kl_coeff)
+    def _prepare_module(self, module_id: str) -> None:
+        super()._prepare_module(module_id)
+        settings = cast(_KLSettings, self.config_for_module(module_id))
+        self.curr_kl_coeffs_per_module[module_id] = float(settings.kl_coeff)
 
     def remove_module(self, module_id: str, **kwargs: Any) -> None:
         super().remove_module(module_id, **kwargs)

@@ -253,7 +253,13 @@ class Learner(LearnerHooks):
                 return self._train_on_source(episodes, options)
             return self._train_on([self._builder.build(batch=batch, batches=batches)], options)
 
-        with ShortTraceback(), self._torch_threads(), self._random_stream(), self.all_or_nothing() as start:
+        with (
+            ShortTraceback(),
+            self._torch_threads(),
+            self._random_stream(),
+            self._precision(),
+            self.all_or_nothing() as start,
+        ):
             done = train()
             for _ in range(_MAX_SEARCHES):
                 if not self._num_skipped or not self._leave_out_unusable(start, episodes):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,6 +18,7 @@ from rlzmq.core.seeding import derive_seed
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.learners.compiling import LearnerCompiler
+from rlzmq.learners.mixed_precision import MixedPrecision
 from rlzmq.learners.optimizers import DEFAULT_OPTIMIZER, OptimizerRegistry, make_adam
 from rlzmq.learners.sources import BatchSource, FreshBatch
 from rlzmq.modules.apis import SelfSupervisedLossAPI, ValueFunctionAPI
@@ -88,6 +89,7 @@ class LearnerBase(Checkpointable):
             lambda modules: [[(p, p.numel()) for p in self.get_parameters(module)] for module in modules]
         )
         self._compiler: LearnerCompiler | None = None
+        self._mixed_precision: MixedPrecision | None = None
 
     # -- building ----------------------------------------------------------------------------------
 
@@ -110,6 +112,8 @@ class LearnerBase(Checkpointable):
         self.module.to(self.device)
         if self._setting("torch_compile_learner", False):
             self._compiler = LearnerCompiler(self.config, self.device)
+        if (amp_dtype := self._setting("torch_amp_dtype", None)) is not None:
+            self._mixed_precision = MixedPrecision(amp_dtype, self.device)
         observation_space, action_space = self._connector_spaces()
         self._learner_connector = self.make_learner_connector(observation_space, action_space)
         for module_id in self.module:
@@ -502,6 +506,10 @@ class LearnerBase(Checkpointable):
     def _check_built(self) -> None:
         if self.module is None:
             raise RuntimeError(f"{type(self).__name__}: call build() first.")
+
+    def _precision(self) -> AbstractContextManager[None]:
+        """Run networks in ``config.torch_amp_dtype`` in the block."""
+        return nullcontext() if self._mixed_precision is None else self._mixed_precision.on(self.module)
 
     @contextmanager
     def _random_stream(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Optimizers, clipping, mixed precision and torch.compile with the learners of DQN, SAC, BC and IQL."""
+"""Several optimizers, clipping and torch.compile with every algorithm's learner."""
 
 from __future__ import annotations
 
@@ -10,67 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlzmq import (
-    BCConfig,
-    ConfigurationError,
-    DQNConfig,
-    IQLConfig,
-    PPOConfig,
-    SACConfig,
-    SingleAgentEnvRunner,
+from rlzmq import ConfigurationError
+from tests.learners.all_algorithms import (
+    ALGORITHMS,
+    NUM_OPTIMIZERS,
+    config_of,
+    record_pendulum,
+    trained,
+    weights_of,
 )
-from rlzmq.replay import write_shard
-
-ALGORITHMS = ("dqn", "sac", "bc", "iql")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("data")
-    runner: Any = SingleAgentEnvRunner(config=PPOConfig().environment("Pendulum-v1").debugging(seed=1))
-    write_shard(path, runner.sample(num_timesteps=400), normalize_actions=True)
-    runner.stop()
-    return path
-
-
-def config_of(algorithm: str, data: Path, learner: type | None = None, **training: Any) -> Any:
-    """Three batches in the second update, or in each one from recorded data."""
-    config: Any = {"dqn": DQNConfig, "sac": SACConfig, "bc": BCConfig, "iql": IQLConfig}[algorithm]()
-    config.environment("CartPole-v1" if algorithm == "dqn" else "Pendulum-v1")
-    config.rl_module(model_config={"fcnet_hiddens": [8]}).debugging(seed=3)
-    if algorithm in ("dqn", "sac"):
-        config.env_runners(num_env_runners=0, num_envs_per_env_runner=4, rollout_fragment_length=8)
-        config.reporting(min_sample_timesteps_per_iteration=1, min_time_s_per_iteration=0)
-        config.training(
-            train_batch_size=16,
-            training_intensity=1.5,
-            num_steps_sampled_before_learning_starts=32,
-            target_network_update_freq=8,
-        )
-    else:
-        config.offline_data(input_=str(data), dataset_num_iters_per_learner=3)
-        config.training(train_batch_size_per_learner=16)
-    if learner is not None:
-        name = config.learner_class.__name__
-        config.training(learner_class=type(f"{learner.__name__}{name}", (learner, config.learner_class), {}))
-    return config.training(**training)
-
-
-def trained(config: Any) -> tuple[Any, dict[str, Tensor], dict[str, Any]]:
-    """The learner after two updates, the weights it began with, and its results."""
-    with config.build() as algo:
-        before = {name: torch.as_tensor(value) for name, value in algo.get_module().get_state().items()}
-        algo.train()
-        result = algo.train()["learners"]
-        learner = algo.learner_group.foreach_learner(lambda learner: learner)[0]
-    assert result["__all_modules__"]["num_gradient_updates_lifetime"] >= 3
-    return learner, before, result["default_policy"]
-
-
-def weights_of(learner: Any) -> dict[str, Tensor]:
-    return {
-        name: torch.as_tensor(value) for name, value in learner.module["default_policy"].get_state().items()
-    }
+    return record_pendulum(tmp_path_factory.mktemp("data"))
 
 
 class TwoOptimizers:
@@ -116,7 +69,7 @@ def test_the_gradients_of_each_optimizer_are_clipped(algorithm: str, grad_clip_b
     most = 1e-4
     config = config_of(algorithm, data, NotesGradients, grad_clip=most, grad_clip_by=grad_clip_by)
     learner, _, result = trained(config)
-    assert len(learner.noted) == {"dqn": 1, "bc": 1, "sac": 3, "iql": 3}[algorithm]
+    assert len(learner.noted) == NUM_OPTIMIZERS.get(algorithm, 1)
     for (name, _), gradients in zip(
         learner.get_optimizers_for_module("default_policy"), learner.noted, strict=True
     ):
@@ -131,34 +84,15 @@ def test_the_gradients_of_each_optimizer_are_clipped(algorithm: str, grad_clip_b
         assert norms == pytest.approx([most], rel=1e-3), name
 
 
-class Autocast:
-    """Mix-in: forward passes and losses in mixed precision."""
-
-    def forward_train(self: Any, batch: Any) -> Any:
-        with torch.autocast(self.device.type, torch.bfloat16):
-            self.outputs = super().forward_train(batch)  # type: ignore[misc]
-        return self.outputs
-
-    def compute_losses(self: Any, **kwargs: Any) -> Any:
-        with torch.autocast(self.device.type, torch.bfloat16):
-            return super().compute_losses(**kwargs)  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_mixed_precision_learns_about_the_same(algorithm: str, data: Path) -> None:
-    learner, before, result = trained(config_of(algorithm, data, Autocast))
-    dtypes = {leaf.dtype for leaf in learner.outputs["default_policy"].values() if isinstance(leaf, Tensor)}
-    assert torch.bfloat16 in dtypes
-    assert result["num_nonfinite_gradients_skipped"] == 0
-    exact, _, _ = trained(config_of(algorithm, data))
-    for name, value in weights_of(exact).items():
-        mine = weights_of(learner)[name]
-        assert mine.dtype == value.dtype == torch.float32, name
-        moved = float((value - before[name]).norm())
-        assert float((mine - value).norm()) <= 0.25 * moved + 1e-6, name
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        algorithm
+        if algorithm in ("dqn", "sac", "bc", "iql")
+        else pytest.param(algorithm, marks=pytest.mark.slow)
+        for algorithm in ALGORITHMS
+    ],
+)
 def test_a_compiled_forward_pass_trains_the_same(algorithm: str, data: Path) -> None:
     config = config_of(algorithm, data).framework(
         torch_compile_learner=True,
@@ -171,7 +105,7 @@ def test_a_compiled_forward_pass_trains_the_same(algorithm: str, data: Path) -> 
         assert np.allclose(weights_of(compiled)[name], value, atol=1e-5), name
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "sac", "iql"])
+@pytest.mark.parametrize("algorithm", ["dqn", "sac", "tqc", "cql", "iql"])
 def test_a_complete_update_with_target_networks_is_not_compiled(algorithm: str, data: Path) -> None:
     config = config_of(algorithm, data).framework(
         torch_compile_learner=True, torch_compile_learner_what_to_compile="complete_update"

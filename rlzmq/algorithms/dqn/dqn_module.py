@@ -132,7 +132,8 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
             if vf is not None:
                 q_BAZ = vf(features).unsqueeze(-2) + q_BAZ - q_BAZ.mean(-2, keepdim=True)
             probs_BAZ = q_BAZ.softmax(-1)
-            q_BA = probs_BAZ @ self.atoms
+            # Not a matrix product, which torch.autocast would round.
+            q_BA = (probs_BAZ * self.atoms).sum(-1)
             outputs |= {"atoms": self.atoms, "qf_logits": q_BAZ, "qf_probs": probs_BAZ}
         outputs["qf_preds"] = q_BA if mask is None else apply_action_mask(q_BA, mask)
         return outputs

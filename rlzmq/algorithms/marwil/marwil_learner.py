@@ -51,10 +51,10 @@ class MARWILLearner(OfflineLearner):
             )
         return pipeline
 
-    def configure_optimizers_for_module(self, module_id: str, config: BaseConfig) -> None:
-        super().configure_optimizers_for_module(module_id, config)
-        start = cast(MARWILTrainingSettings, config).moving_average_sqd_adv_norm_start
-        self._set_norm(module_id, start)
+    def _prepare_module(self, module_id: str) -> None:
+        super()._prepare_module(module_id)
+        settings = cast(MARWILTrainingSettings, self.config_for_module(module_id))
+        self._set_norm(module_id, settings.moving_average_sqd_adv_norm_start)
 
     def compute_loss_for_module(
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]

@@ -87,6 +87,9 @@ class MLP(nn.Module):
     A subclass may replace layers with other modules, ``self.pi.layers[-1] = MyLayer()``. The activation after that
     position remains.
 
+    Under ``torch.autocast`` the additional linear layer (`output_dim`) computes in float32: what heads return should
+    not be rounded to 8 bits.
+
     Args:
         input_dim: Number of features per row.
         hiddens: Widths of the layers.
@@ -120,6 +123,7 @@ class MLP(nn.Module):
             if use_layernorm:
                 self._add(nn.LayerNorm(hidden), function)
             width = hidden
+        self._has_output = output_dim is not None
         if output_dim is not None:
             layer = self._linear(width, output_dim, config, prefix)
             if output_scale != 1.0:
@@ -174,13 +178,17 @@ class MLP(nn.Module):
         if x.dtype is not torch.float32:
             first = steps[0][0] if steps else None
             x = x.to(torch.float32 if first is None else first["weight"].dtype)
-        for parameters, module, activation in steps:
+        is_mixed = self._has_output and torch.is_autocast_enabled(x.device.type)
+        for parameters, module, activation in steps[:-1] if is_mixed else steps:
             if parameters is not None:
                 x = linear(x, parameters["weight"], parameters["bias"])
             else:
                 x = module(x)
             if activation is not None:
                 x = activation(x)
+        if is_mixed:
+            with torch.autocast(x.device.type, enabled=False):
+                x = self.layers[-1](x.float())
         return x.view(*lead, x.shape[-1]) if len(lead) > 1 and self._is_by_row else x
 
 

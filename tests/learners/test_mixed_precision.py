@@ -1,0 +1,322 @@
+"""Mixed precision: networks in bfloat16, everything else in float32, with every algorithm's learner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlzmq import (
+    Columns,
+    ConfigurationError,
+    MultiRLModule,
+    MultiRLModuleSpec,
+    PPOConfig,
+    RLModuleSpec,
+    TorchRLModule,
+    ValueFunctionAPI,
+)
+from rlzmq.core.tree import tree_leaves
+from rlzmq.learners.mixed_precision import MixedPrecision
+from tests.learners.all_algorithms import ALGORITHMS, config_of, record_pendulum, trained, weights_of
+from tests.learners.cases import ACTION_SPACE, OBSERVATION_SPACE, episode_batch, ppo_config, ppo_learner
+from tests.learners.ranks import run_ranks
+from tests.learners.test_learner_ranks import join
+
+# Networks that take other ways than dense layers: atoms, noise, memory.
+VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    **{algorithm: (algorithm, {}, {}) for algorithm in ALGORITHMS},
+    "dqn with atoms and noise": ("dqn", {"num_atoms": 11, "noisy": True}, {}),
+    "dqn with memory": (
+        "dqn",
+        {"replay_buffer_config": {"type": "EpisodeReplayBuffer", "capacity": 1000}, "burn_in_len": 2},
+        {"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 4},
+    ),
+    "appo with memory": ("appo", {}, {"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 4}),
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record_pendulum(tmp_path_factory.mktemp("data"))
+
+
+class Notes:
+    """Mix-in: keeps what the first minibatch's losses get, the losses, and the gradients."""
+
+    def compute_losses(self: Any, *, fwd_out: Any, batch: Any) -> Any:
+        losses = super().compute_losses(fwd_out=fwd_out, batch=batch)  # type: ignore[misc]
+        if not hasattr(self, "noted"):
+            self.noted = {
+                "outputs": {leaf.dtype for leaf in tree_leaves(fwd_out) if leaf.is_floating_point()},
+                "losses": {module_id: loss.detach() for module_id, loss in losses.items()},
+            }
+        return losses
+
+    def apply_gradients(self: Any, gradients_dict: dict[Tensor, Tensor]) -> None:
+        self.noted.setdefault("gradients", [g.clone() for g in gradients_dict.values()])
+        super().apply_gradients(gradients_dict)  # type: ignore[misc]
+
+
+@pytest.fixture
+def results_of_layers(monkeypatch: Any) -> Iterator[set[torch.dtype]]:
+    """Types of the results of dense layers."""
+    dtypes: set[torch.dtype] = set()
+    linear = nn.functional.linear
+
+    def noting(*args: Any) -> Tensor:
+        result = linear(*args)
+        dtypes.add(result.dtype)
+        return result
+
+    monkeypatch.setattr(nn.functional, "linear", noting)
+    return dtypes
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_networks_run_in_bfloat16_and_losses_in_float32(
+    variant: str, data: Path, results_of_layers: set[torch.dtype]
+) -> None:
+    algorithm, training, model = VARIANTS[variant]
+
+    def made() -> Any:
+        config = config_of(algorithm, data, Notes, **training)
+        return config.rl_module(model_config={"fcnet_hiddens": [8], **model})
+
+    exact, before, _ = trained(made())
+    assert results_of_layers == {torch.float32}
+    mixed, _, result = trained(made().framework(torch_amp_dtype="bfloat16"))
+    assert torch.bfloat16 in results_of_layers
+
+    assert mixed.noted["outputs"] == {torch.float32}
+    # The same data and weights: numbers differ by the rounding to 8 bits of each layer's inputs, weights and outputs.
+    loss, exact_loss = (learner.noted["losses"]["default_policy"] for learner in (mixed, exact))
+    assert loss.dtype == torch.float32
+    assert float(loss) == pytest.approx(float(exact_loss), rel=0.02, abs=0.02)
+    gradients, exact_gradients = (
+        torch.cat([g.flatten() for g in learner.noted["gradients"]]) for learner in (mixed, exact)
+    )
+    assert gradients.dtype == torch.float32
+    assert float((gradients - exact_gradients).norm()) <= 0.1 * float(exact_gradients.norm())
+
+    assert result["num_nonfinite_gradients_skipped"] == 0
+    assert all(np.isfinite(value) for value in result.values())
+    after = weights_of(mixed)
+    assert {weights.dtype for weights in after.values() if weights.is_floating_point()} == {torch.float32}
+    assert any(not torch.equal(after[name], before[name]) for name in before)
+    for _, optimizer in mixed.get_optimizers_for_module("default_policy"):
+        for state in optimizer.state.values():
+            assert {leaf.dtype for leaf in state.values() if isinstance(leaf, Tensor)} <= {torch.float32}
+
+
+def test_acting_is_not_affected(data: Path) -> None:
+    config = config_of("dqn", data).framework(torch_amp_dtype="bfloat16")
+    with config.build() as algo:
+        algo.train()
+        algo.train()
+        obs = {Columns.OBS: torch.randn(4, 4)}
+        with torch.inference_mode():
+            module = algo.get_module()
+            module.eval()
+            values = module.forward_inference(obs)[Columns.ACTION_DIST_INPUTS]
+            twin = algo.get_module().from_checkpoint(module.save_to_path(data / "module")).eval()
+            assert torch.equal(values, twin.forward_inference(obs)[Columns.ACTION_DIST_INPUTS])
+    assert "compute_q_values" not in vars(module)
+
+
+def test_ppo_learns() -> None:
+    config = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=8)
+        .training(train_batch_size_per_learner=1024, minibatch_size=256, num_epochs=6, lr=1e-3)
+        .rl_module(model_config={"fcnet_hiddens": [32]})
+        .framework(torch_amp_dtype="bfloat16")
+        .debugging(seed=1)
+    )
+    with config.build() as algo:
+        returns = [algo.train()["env_runners"]["episode_return_mean"] for _ in range(6)]
+    assert returns[-1] > 1.5 * returns[0]
+
+
+def test_a_run_continues_from_a_checkpoint_as_if_it_had_not_stopped(data: Path, tmp_path: Path) -> None:
+    config = config_of("ppo", data).framework(torch_amp_dtype="bfloat16")
+    with config.build() as algo:
+        algo.train()
+        path = algo.save_to_path(tmp_path / "checkpoint")
+        algo.train()
+        expected = algo.get_module().get_state()
+    with config.build() as algo:
+        algo.restore_from_path(path)
+        algo.train()
+        weights = algo.get_module().get_state()
+    assert all(np.array_equal(weights[name], value) for name, value in expected.items())
+    with config.copy(copy_frozen=False).framework(torch_amp_dtype=None).build() as algo:
+        algo.restore_from_path(path)
+        algo.train()
+        assert any(not np.array_equal(algo.get_module().get_state()[name], v) for name, v in expected.items())
+
+
+def two_ranks_main(
+    rank: int, world_size: int, path: Path, ddp_kwargs: dict[str, Any], amp: str | None
+) -> Any:
+    learner = ppo_learner(ppo_config().framework(torch_ddp_kwargs=ddp_kwargs, torch_amp_dtype=amp))
+    join(learner, path, rank, world_size)
+    for update in range(2):
+        results = learner.update(episodes=episode_batch(40 + rank, 24, 10 * update + 3))
+    agree = learner.ranks_agree()
+    kind = type(learner._data_parallel).__name__
+    learner.leave_distributed()
+    return learner.parameter_hash(), agree, kind, results["default_policy"]["num_nonfinite_gradients_skipped"]
+
+
+@pytest.mark.parametrize(
+    ("ddp_kwargs", "kind"),
+    [({}, "SharedGradients"), ({"broadcast_buffers": False}, "DataParallelForward")],
+    ids=["shared memory", "DDP"],
+)
+def test_ranks_stay_equal(ddp_kwargs: dict[str, Any], kind: str, tmp_path: Path) -> None:
+    results = run_ranks(two_ranks_main, 2, tmp_path, ddp_kwargs, "bfloat16")
+    assert results[0] == results[1]
+    assert results[0][1:] == (True, kind, 0)
+    (other := tmp_path / "exact").mkdir()
+    assert run_ranks(two_ranks_main, 2, other, ddp_kwargs, None)[0][0] != results[0][0]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "what", "backend"),
+    [
+        ("ppo", "forward_train", "eager"),
+        pytest.param("ppo", "complete_update", "eager", marks=pytest.mark.slow),
+        *[
+            pytest.param(algorithm, "forward_train", "aot_eager", marks=pytest.mark.slow)
+            for algorithm in ALGORITHMS
+        ],
+    ],
+)
+def test_compiled_networks_compute_the_same(algorithm: str, what: str, backend: str, data: Path) -> None:
+    torch._dynamo.reset()
+    plain, before, _ = trained(config_of(algorithm, data).framework(torch_amp_dtype="bfloat16"))
+    compiled, _, _ = trained(
+        config_of(algorithm, data).framework(
+            torch_amp_dtype="bfloat16",
+            torch_compile_learner=True,
+            torch_compile_learner_what_to_compile=what,
+            torch_compile_learner_dynamo_backend=backend,
+        )
+    )
+    # aot_eager divides operations into others, which round in other places.
+    share = 0.0 if backend == "eager" else 0.1
+    for name, value in weights_of(plain).items():
+        moved = float((value - before[name]).norm())
+        assert float((weights_of(compiled)[name] - value).norm()) <= share * moved + 1e-6, name
+
+
+class Custom(TorchRLModule, ValueFunctionAPI):
+    """Returns what its layers return; its values reuse features that were first computed without gradients."""
+
+    def setup(self) -> None:
+        self.body, self.pi, self.vf = nn.Linear(4, 8), nn.Linear(8, 2), nn.Linear(8, 1)
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {Columns.ACTION_DIST_INPUTS: self.pi(self.body(batch[Columns.OBS]))}
+
+    def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> Tensor:
+        with torch.no_grad():
+            self.body(batch[Columns.OBS])
+        self.layer_dtype = (values := self.vf(self.body(batch[Columns.OBS]))).dtype
+        return values.squeeze(-1)
+
+
+def spec_of(module_class: type[TorchRLModule]) -> RLModuleSpec:
+    return RLModuleSpec(
+        module_class=module_class, observation_space=OBSERVATION_SPACE, action_space=ACTION_SPACE
+    )
+
+
+def test_losses_get_float32_from_custom_modules(monkeypatch: Any) -> None:
+    config = ppo_config(minibatch_size=None, num_epochs=1, vf_clip_param=None)
+    config.framework(torch_amp_dtype="bfloat16")
+    learner = config.learner_class(config=config, module_spec=spec_of(Custom))
+    learner.build()
+    module = learner.module["default_policy"]
+    given: list[torch.dtype] = []
+    compute_loss = learner.compute_loss_for_module
+
+    def noting(*, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Any:
+        given.extend((fwd_out[Columns.ACTION_DIST_INPUTS].dtype, module.compute_values(batch).dtype))
+        return compute_loss(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
+
+    monkeypatch.setattr(learner, "compute_loss_for_module", noting)
+    module.pi.weight.data.zero_()  # gradients reach the body through the values only
+    before = module.body.weight.detach().clone()
+    learner.update(episodes=episode_batch(40, 24))
+    assert given == [torch.float32] * 2
+    assert module.layer_dtype == torch.bfloat16
+    assert not torch.equal(module.body.weight, before)
+    assert not {"forward_train", "compute_values"} & vars(module).keys()
+
+
+class SharedBody(MultiRLModule):
+    """Runs an encoder outside of its modules."""
+
+    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        body = self["a"].body
+        features = {module_id: body(columns[Columns.OBS]) for module_id, columns in batch.items()}
+        self.layer_dtype = next(iter(features.values())).dtype
+        return {
+            module_id: {Columns.ACTION_DIST_INPUTS: self[module_id].pi(x)}
+            for module_id, x in features.items()
+        }
+
+
+def test_networks_outside_of_the_modules_and_modules_added_later_run_in_bfloat16() -> None:
+    config = ppo_config(minibatch_size=None, num_epochs=1).framework(torch_amp_dtype="bfloat16")
+    specs = {"a": spec_of(Custom), "b": spec_of(Custom)}
+    spec = MultiRLModuleSpec(rl_module_specs=specs, multi_rl_module_class=SharedBody)
+    learner = config.learner_class(config=config, module_spec=spec)
+    learner.build()
+    for module_ids in (["a", "b"], ["a", "c"]):
+        columns = learner.prepare(episode_batch(40, 24)).columns  # no module of these rows: no values
+        assert not columns
+        rows = {
+            Columns.OBS: torch.randn(8, 4),
+            Columns.ACTIONS: torch.zeros(8, dtype=torch.int64),
+            Columns.ACTION_LOGP: torch.zeros(8),
+            Columns.ACTION_DIST_INPUTS: torch.zeros(8, 2),
+            Columns.ADVANTAGES: torch.ones(8),
+            Columns.VALUE_TARGETS: torch.ones(8),
+        }
+        learner.update(batch={module_id: dict(rows) for module_id in module_ids})
+        assert learner.module.layer_dtype == torch.bfloat16
+        assert {learner.module[module_id].layer_dtype for module_id in module_ids} == {torch.bfloat16}
+        if "c" not in learner.module:
+            learner.add_module(module_id="c", module_spec=spec_of(Custom))
+            learner.remove_module("b")
+
+
+def test_other_types_are_refused_where_they_are_given() -> None:
+    assert PPOConfig().framework(torch_amp_dtype=torch.bfloat16).torch_amp_dtype == "bfloat16"  # type: ignore[arg-type]
+    for value in ("float16", torch.float16):
+        with pytest.raises(
+            ConfigurationError, match=r"'bfloat16' or None, .*losses in float16 have to be scaled"
+        ):
+            PPOConfig().framework(torch_amp_dtype=value)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"'bfloat16' or None, got 'bf16'"):
+        PPOConfig().framework(torch_amp_dtype="bf16")  # type: ignore[arg-type]
+
+
+def test_a_gpu_without_bfloat16_is_refused(monkeypatch: Any) -> None:
+    device = torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda of: (7, 5))
+    with pytest.raises(
+        ConfigurationError, match=r"cuda:1 has compute capability 7\.5, and bfloat16 needs 8\.0"
+    ):
+        MixedPrecision("bfloat16", device)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda of: (8, 0))
+    MixedPrecision("bfloat16", device)
