@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -247,6 +248,10 @@ class _VideoRecorder:
         Raises:
             ConfigurationError: The environment renders no images.
         """
+        if not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY"))):
+            os.environ.setdefault(
+                "SDL_VIDEODRIVER", "dummy"
+            )  # otherwise pygame complains that there is no display
         settings = {**config.env_config, "render_mode": "rgb_array"}
         env = _env_with_pictures(config.env, settings)
         self._frames_per_s = float(env.metadata.get("render_fps") or 30)
