@@ -43,7 +43,9 @@ class LargeObservations(gym.Env[Any, Any]):
 
 
 def large(num_env_runners: int, num_learners: int) -> PPOConfig:
-    return small(num_env_runners, num_learners).environment(LargeObservations)
+    """Fragments and weights of more than 1 MB, so that runners use the segments of the weights themselves."""
+    config = small(num_env_runners, num_learners).environment(LargeObservations)
+    return config.rl_module(model_config={"fcnet_hiddens": [40]})
 
 
 def segments_in(pid: int) -> set[int]:
