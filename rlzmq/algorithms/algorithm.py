@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self
 
 from rlzmq.actors.loop_thread import in_calling_thread
 from rlzmq.algorithms.async_algorithm import AsyncAlgorithm
@@ -61,10 +61,10 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
 
     # -- training and evaluation ----------------------------------------------------------------
 
-    train = blocking(AsyncAlgorithm.train)
-    evaluate = blocking(AsyncAlgorithm.evaluate)
-    sync_weights = blocking(AsyncAlgorithm.sync_weights)
-    cut_iteration_short = blocking(AsyncAlgorithm.cut_iteration_short)
+    train: Final = blocking(AsyncAlgorithm.train)
+    evaluate: Final = blocking(AsyncAlgorithm.evaluate)
+    sync_weights: Final = blocking(AsyncAlgorithm.sync_weights)
+    cut_iteration_short: Final = blocking(AsyncAlgorithm.cut_iteration_short)
 
     def training_step(self) -> Any:
         """Run one update. Custom algorithms override this, return None, and report through `self.metrics`."""
@@ -104,20 +104,20 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
 
     # -- modules and acting ---------------------------------------------------------------------
 
-    get_module = blocking(AsyncAlgorithm.get_module)
-    add_module = blocking(AsyncAlgorithm.add_module)
-    remove_module = blocking(AsyncAlgorithm.remove_module)
-    get_policy = blocking(AsyncAlgorithm.get_policy)
-    compute_action = blocking(AsyncAlgorithm.compute_action)
+    get_module: Final = blocking(AsyncAlgorithm.get_module)
+    add_module: Final = blocking(AsyncAlgorithm.add_module)
+    remove_module: Final = blocking(AsyncAlgorithm.remove_module)
+    get_policy: Final = blocking(AsyncAlgorithm.get_policy)
+    compute_action: Final = blocking(AsyncAlgorithm.compute_action)
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    get_state = blocking(AsyncAlgorithm.get_state)
-    set_state = blocking(AsyncAlgorithm.set_state)
-    save_to_path = blocking(AsyncAlgorithm.save_to_path)
-    restore_from_path = blocking(AsyncAlgorithm.restore_from_path)
-    keep_checkpoints = blocking(AsyncAlgorithm.keep_checkpoints)
-    save_checkpoint = blocking(AsyncAlgorithm.save_checkpoint)
+    get_state: Final = blocking(AsyncAlgorithm.get_state)
+    set_state: Final = blocking(AsyncAlgorithm.set_state)
+    save_to_path: Final = blocking(AsyncAlgorithm.save_to_path)
+    restore_from_path: Final = blocking(AsyncAlgorithm.restore_from_path)
+    keep_checkpoints: Final = blocking(AsyncAlgorithm.keep_checkpoints)
+    save_checkpoint: Final = blocking(AsyncAlgorithm.save_checkpoint)
 
     def save(self, path: str | Path | None = None) -> str:
         """Call `save_to_path`."""
@@ -193,7 +193,7 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
 
     # -- lifecycle -----------------------------------------------------------------------------------
 
-    stop = blocking(AsyncAlgorithm.stop)
+    stop: Final = blocking(AsyncAlgorithm.stop)
 
     def __enter__(self) -> Self:
         return self

@@ -6,7 +6,7 @@ import abc
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from rlzmq.core.plain import NotPlainError, from_plain, to_plain
@@ -369,7 +369,7 @@ class CustomStat:
             raise TypeError(
                 f"reduce={reduce!r}: {cls.__name__}({_spelled(self.options)}): {error}"
             ) from error
-        self.peek = self.stats.peek
+        self.peek: Callable[[], Any] = self.stats.peek
 
     def push(self, value: Any) -> None:
         """Add a value."""

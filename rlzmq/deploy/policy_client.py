@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, Final, NamedTuple, NoReturn, Self
 
 import gymnasium as gym
 import numpy as np
@@ -345,9 +345,9 @@ class PolicyClient(Synchronous[AsyncPolicyClient]):
         AsyncPolicyClient, "observation_space"
     )
     action_space: Forwarded[gym.Space[Any]] = Forwarded[gym.Space[Any]](AsyncPolicyClient, "action_space")
-    compute_action = blocking(AsyncPolicyClient.compute_action)
-    compute_actions = blocking(AsyncPolicyClient.compute_actions)
-    stop = blocking(AsyncPolicyClient.stop)
+    compute_action: Final = blocking(AsyncPolicyClient.compute_action)
+    compute_actions: Final = blocking(AsyncPolicyClient.compute_actions)
+    stop: Final = blocking(AsyncPolicyClient.stop)
 
     def __init__(self, join_file: str | Path | JoinFile, *, timeout_s: float = 30.0) -> None:
         self._async = AsyncPolicyClient(join_file, timeout_s=timeout_s)

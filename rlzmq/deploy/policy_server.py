@@ -15,7 +15,7 @@ import logging
 import secrets
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from rlzmq.actors.loop_thread import get_loop_thread
 from rlzmq.algorithms.policy import Policy
@@ -254,8 +254,8 @@ class PolicyServer(Synchronous[AsyncPolicyServer]):
     http_url: Forwarded[str | None] = Forwarded[str | None](AsyncPolicyServer, "http_url")
     join: Forwarded[JoinFile | None] = Forwarded[JoinFile | None](AsyncPolicyServer, "join")
     token: Forwarded[str] = Forwarded[str](AsyncPolicyServer, "token")
-    reload = blocking(AsyncPolicyServer.reload)
-    stop = blocking(AsyncPolicyServer.stop)
+    reload: Final = blocking(AsyncPolicyServer.reload)
+    stop: Final = blocking(AsyncPolicyServer.stop)
 
     def __init__(self, path: str | Path, **options: Any) -> None:
         self._run: Callable[..., Any] = get_loop_thread().run

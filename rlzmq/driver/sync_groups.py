@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from rlzmq.actors.system import ActorSystem
 from rlzmq.config.base_config import BaseConfig
@@ -50,18 +50,18 @@ class LearnerGroup(_OwnProcesses, Synchronous[AsyncLearnerGroup], Checkpointable
         )
 
     num_learners: Forwarded[int] = Forwarded[int](AsyncLearnerGroup, "num_learners")
-    update = blocking(AsyncLearnerGroup.update)
-    get_state = blocking(AsyncLearnerGroup.get_state)
-    set_state = blocking(AsyncLearnerGroup.set_state)
-    get_sources = blocking(AsyncLearnerGroup.get_sources)
-    set_sources = blocking(AsyncLearnerGroup.set_sources)
-    restore_from_path = blocking(AsyncLearnerGroup.restore_from_path)
-    get_weights = blocking(AsyncLearnerGroup.get_weights)
-    set_weights = blocking(AsyncLearnerGroup.set_weights)
-    load_module_state = blocking(AsyncLearnerGroup.load_module_state)
-    add_module = blocking(AsyncLearnerGroup.add_module)
-    remove_module = blocking(AsyncLearnerGroup.remove_module)
-    foreach_learner = blocking(AsyncLearnerGroup.foreach_learner)
+    update: Final = blocking(AsyncLearnerGroup.update)
+    get_state: Final = blocking(AsyncLearnerGroup.get_state)
+    set_state: Final = blocking(AsyncLearnerGroup.set_state)
+    get_sources: Final = blocking(AsyncLearnerGroup.get_sources)
+    set_sources: Final = blocking(AsyncLearnerGroup.set_sources)
+    restore_from_path: Final = blocking(AsyncLearnerGroup.restore_from_path)
+    get_weights: Final = blocking(AsyncLearnerGroup.get_weights)
+    set_weights: Final = blocking(AsyncLearnerGroup.set_weights)
+    load_module_state: Final = blocking(AsyncLearnerGroup.load_module_state)
+    add_module: Final = blocking(AsyncLearnerGroup.add_module)
+    remove_module: Final = blocking(AsyncLearnerGroup.remove_module)
+    foreach_learner: Final = blocking(AsyncLearnerGroup.foreach_learner)
 
     def shutdown(self) -> None:
         """Stop the learners."""
@@ -92,17 +92,17 @@ class EnvRunnerGroup(_OwnProcesses, Synchronous[AsyncEnvRunnerGroup]):
 
     local_env_runner: Forwarded[Any] = Forwarded[Any](AsyncEnvRunnerGroup, "local_env_runner")
     num_env_runners: Forwarded[int] = Forwarded[int](AsyncEnvRunnerGroup, "num_env_runners")
-    num_remote_env_runners = blocking(AsyncEnvRunnerGroup.num_remote_env_runners)
-    num_healthy_remote_env_runners = blocking(AsyncEnvRunnerGroup.num_healthy_remote_env_runners)
+    num_remote_env_runners: Final = blocking(AsyncEnvRunnerGroup.num_remote_env_runners)
+    num_healthy_remote_env_runners: Final = blocking(AsyncEnvRunnerGroup.num_healthy_remote_env_runners)
     num_remote_workers = num_remote_env_runners
     num_healthy_remote_workers = num_healthy_remote_env_runners
-    sample = blocking(AsyncEnvRunnerGroup.sample)
-    foreach_env_runner = blocking(AsyncEnvRunnerGroup.foreach_env_runner)
-    foreach_env_runner_async = blocking(AsyncEnvRunnerGroup.foreach_env_runner_async)
-    fetch_ready_async_reqs = blocking(AsyncEnvRunnerGroup.fetch_ready_async_reqs)
-    foreach_env = blocking(AsyncEnvRunnerGroup.foreach_env)
-    get_metrics = blocking(AsyncEnvRunnerGroup.get_metrics)
-    sync_env_runner_states = blocking(AsyncEnvRunnerGroup.sync_env_runner_states)
+    sample: Final = blocking(AsyncEnvRunnerGroup.sample)
+    foreach_env_runner: Final = blocking(AsyncEnvRunnerGroup.foreach_env_runner)
+    foreach_env_runner_async: Final = blocking(AsyncEnvRunnerGroup.foreach_env_runner_async)
+    fetch_ready_async_reqs: Final = blocking(AsyncEnvRunnerGroup.fetch_ready_async_reqs)
+    foreach_env: Final = blocking(AsyncEnvRunnerGroup.foreach_env)
+    get_metrics: Final = blocking(AsyncEnvRunnerGroup.get_metrics)
+    sync_env_runner_states: Final = blocking(AsyncEnvRunnerGroup.sync_env_runner_states)
 
     def sync_weights(
         self,

@@ -117,6 +117,7 @@ class Learner(LearnerHooks):
     num_gradient_updates_lifetime: int
     num_env_steps_trained_lifetime: int
     num_env_steps_of_all_ranks_lifetime: int
+    is_last_epoch: bool
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ class LearnerHooks(LearnerRanks):
         self._stats = UpdateStats()
         self.trained_module_ids: list[str] = []
         self.num_minibatches_per_epoch = 1
-        self.is_last_epoch = True
+        self.is_last_epoch: bool = True
         self._loss_weights: dict[str, float] = {}
         self._minibatch_rows: dict[str, int] = {}
         self._is_finite: dict[str, bool] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from rlzmq.core.errors import ProtocolError, refuses_as
 
@@ -65,4 +65,4 @@ class SchemaError(WireError):
 
 
 # Decorates functions that decode bytes from a peer: any exception is converted to a WireError.
-wire_decoder = refuses_as(MalformedFrameError, passes=WireError)
+wire_decoder: Final = refuses_as(MalformedFrameError, passes=WireError)

@@ -37,8 +37,8 @@ COLUMNS = {
 # A path's first part ("" for a number at the top level) -> indices of columns, and the paths' last parts.
 _GROUPS: dict[str, list[tuple[int, str]]] = {}
 for _index, _path in enumerate(COLUMNS.values()):
-    _group, _, _name = _path.rpartition("/")
-    _GROUPS.setdefault(_group, []).append((_index, _name))
+    _parts = _path.rpartition("/")
+    _GROUPS.setdefault(_parts[0], []).append((_index, _parts[2]))
 _FIRST_ROWS = 1024
 _SLICE_BYTES = 4 << 20
 

@@ -131,4 +131,5 @@ class FIFOScheduler(TrialScheduler):
     def set_search_properties(self, metric: str | None, mode: Mode | None) -> None:
         """Use the metric and mode of TuneConfig; both may be missing."""
         check_mode(mode, "TuneConfig")
-        self.metric, self.mode = metric, mode
+        self.metric: str | None = metric
+        self.mode: Mode | None = mode
