@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -12,7 +13,7 @@ from rlzmq.connectors.defaults import add_next_observations
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.learner import TorchLearner
 from rlzmq.learners.optimizers import make_adam
-from rlzmq.learners.target_networks import update_target_networks
+from rlzmq.learners.target_networks import TargetNetworks
 from rlzmq.modules.apis import TargetNetworkAPI
 
 __all__ = ["TargetNetworkLearner", "TargetNetworkUpdates", "discounts"]
@@ -37,6 +38,11 @@ class TargetNetworkUpdates(TorchLearner):
         super().__init__(**kwargs)
         self.num_target_updates: int = 0
         self.last_target_update_ts: int = 0
+        self._target_networks: defaultdict[str, TargetNetworks] = defaultdict(TargetNetworks)
+
+    def _on_modules_changed(self) -> None:
+        super()._on_modules_changed()
+        self._target_networks.clear()
 
     def update_targets_if_due(self, num_env_steps: int, period: int) -> None:
         """Update the target networks of the trained modules if `period` env steps have passed since the last update.
@@ -50,7 +56,8 @@ class TargetNetworkUpdates(TorchLearner):
         for module_id in self.trained_module_ids:
             module = self.module[module_id].unwrapped()
             if isinstance(module, TargetNetworkAPI):
-                update_target_networks(module, cast(_TargetNetworkSettings, self.config).tau)
+                tau = cast(_TargetNetworkSettings, self.config).tau
+                self._target_networks[module_id].update(module, tau)
         self.num_target_updates += 1
         self.last_target_update_ts = num_env_steps
 
