@@ -1,182 +1,244 @@
 """Run the CUDA and NCCL paths on a machine with a GPU and print the results; exit code 1 on a failure.
 
 ``python scripts/check_gpu.py`` runs serial and distributed PPO with the learner on the GPU, with equal weights after
-a round trip, an NCCL process group, DQN, SAC, BC and IQL plain, with each way of clipping, in mixed precision and
-compiled, and compares the time of an update on the CPU and the GPU.
+a round trip, an NCCL process group, every algorithm plain, with each way of clipping, in mixed precision and
+compiled, and compares the time of an update on the CPU and the GPU, in float32 and in bfloat16. ``--only`` runs the
+named checks. ``--cpu`` runs them on the CPU, in small, to check this script.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from rlzmq import BCConfig, DQNConfig, IQLConfig, PPOConfig, SACConfig, SingleAgentEnvRunner
+import rlzmq
+from rlzmq import PPOConfig, SingleAgentEnvRunner
 from rlzmq.learners.distributed import RankGroup
 from rlzmq.replay import write_shard
 
+ALGORITHMS = ("ppo", "impala", "appo", "dqn", "sac", "tqc", "bc", "marwil", "cql", "iql")
+_WITH_CARTPOLE = ("ppo", "impala", "appo", "dqn")
+_OFFLINE = ("bc", "marwil", "cql", "iql")
 
-def config_for(num_env_runners: int, num_learners: int, num_gpus: float, *, hiddens: int = 64) -> Any:
-    """Return a config of PPO on CartPole with the learner on `num_gpus` GPUs."""
+
+@dataclass(frozen=True)
+class Place:
+    """Where learners train, and how long.
+
+    Attributes:
+        device: "cuda" or "cpu".
+        num_iterations: Iterations of each run that has to learn; with fewer than 10 it need not.
+        train_batch_size: Env steps per iteration of these runs.
+        timed_widths: Widths of the MLPs whose updates are timed.
+        backend: Backend of torch.compile.
+    """
+
+    device: str
+    num_iterations: int
+    train_batch_size: int
+    timed_widths: tuple[int, ...]
+    backend: str
+
+    @property
+    def num_gpus(self) -> int:
+        return int(self.device == "cuda")
+
+
+GPU = Place("cuda", num_iterations=10, train_batch_size=4000, timed_widths=(64, 1024), backend="inductor")
+CPU = Place("cpu", num_iterations=2, train_batch_size=200, timed_widths=(16,), backend="eager")
+
+
+def ppo_config(
+    place: Place, num_env_runners: int = 0, num_learners: int = 0, *, hiddens: int = 64
+) -> PPOConfig:
+    """Return a config of PPO on CartPole."""
     return (
         PPOConfig()
         .environment("CartPole-v1")
         .env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=8)
-        .learners(num_learners=num_learners, num_gpus_per_learner=num_gpus)
-        .training(train_batch_size_per_learner=4000, minibatch_size=500, num_epochs=6, lr=3e-4)
+        .learners(num_learners=num_learners, num_gpus_per_learner=place.num_gpus)
+        .training(
+            train_batch_size_per_learner=place.train_batch_size,
+            minibatch_size=place.train_batch_size // 8,
+            num_epochs=6,
+            lr=3e-4,
+        )
         .rl_module(model_config={"fcnet_hiddens": [hiddens, hiddens]})
         .debugging(seed=1)
     )
 
 
-def train_on_gpu(num_env_runners: int, num_learners: int) -> str:
-    """Train ten iterations. The return must rise, and the runners must act with the learner's weights."""
-    with config_for(num_env_runners, num_learners, 1).build() as algo:
-        first = algo.train()["env_runners"]["episode_return_mean"]
-        for _ in range(9):
-            result = algo.train()
-        last = result["env_runners"]["episode_return_mean"]
-        device = algo.learner_group.foreach_learner(lambda learner: str(learner.device))[0]
-        assert device.startswith("cuda"), device
-        assert last > first, (first, last)
+def check_device(algo: Any, place: Place) -> str:
+    """Return the device of the first learner, which must be the place's."""
+    device: str = algo.learner_group.foreach_learner(lambda learner: str(learner.device))[0]
+    assert device.startswith(place.device), device
+    return device
+
+
+def train(place: Place, num_env_runners: int, num_learners: int) -> str:
+    """Train. The return must rise, and the runners must act with the learner's weights."""
+    with ppo_config(place, num_env_runners, num_learners).build() as algo:
+        returns = [
+            algo.train()["env_runners"]["episode_return_mean"] for _ in range(max(2, place.num_iterations))
+        ]
+        device = check_device(algo, place)
+        assert place.num_iterations < 10 or returns[-1] > returns[0], returns
         with tempfile.TemporaryDirectory() as folder:
             algo.restore_from_path(algo.save_to_path(Path(folder) / "c"))
             algo.train()
-        return f"return {first:.1f} → {last:.1f} in 10 iterations on {device}; saved, restored, went on"
+        return (
+            f"return {returns[0]:.1f} → {returns[-1]:.1f} in {len(returns)} iterations on {device}; saved, "
+            "restored, went on"
+        )
 
 
-class Autocast:
-    """Mix-in of a learner: forward passes and losses in mixed precision."""
-
-    def forward_train(self: Any, batch: Any) -> Any:
-        with torch.autocast(self.device.type, torch.bfloat16):
-            return super().forward_train(batch)  # type: ignore[misc]
-
-    def compute_losses(self: Any, **kwargs: Any) -> Any:
-        with torch.autocast(self.device.type, torch.bfloat16):
-            return super().compute_losses(**kwargs)  # type: ignore[misc]
-
-
-def replay_config(algorithm: str, data: str) -> Any:
-    """Return a config of DQN on CartPole, SAC on Pendulum, or BC or IQL on recorded steps, learning on the GPU."""
-    classes: dict[str, Any] = {"dqn": DQNConfig, "sac": SACConfig, "bc": BCConfig, "iql": IQLConfig}
-    config = classes[algorithm]().environment("CartPole-v1" if algorithm == "dqn" else "Pendulum-v1")
-    config.learners(num_gpus_per_learner=1).debugging(seed=1)
-    if algorithm in ("bc", "iql"):
-        config.offline_data(input_=data, dataset_num_iters_per_learner=20)
+def small_config(algorithm: str, place: Place, data: str) -> Any:
+    """Return a config of an algorithm with small batches, on CartPole, Pendulum, or recorded steps of Pendulum."""
+    config: Any = getattr(rlzmq, f"{algorithm.upper()}Config")()
+    config.environment("CartPole-v1" if algorithm in _WITH_CARTPOLE else "Pendulum-v1")
+    config.learners(num_learners=0, num_gpus_per_learner=place.num_gpus).debugging(seed=1)
+    config.reporting(min_time_s_per_iteration=0)
+    if algorithm in _OFFLINE:
+        config.offline_data(input_=data, dataset_num_iters_per_learner=4)
         return config.training(train_batch_size_per_learner=64)
-    config.env_runners(num_env_runners=0, num_envs_per_env_runner=8, rollout_fragment_length=8)
+    config.env_runners(num_env_runners=0, num_envs_per_env_runner=8)
+    if algorithm in ("ppo", "impala", "appo"):
+        return config.training(train_batch_size_per_learner=128, minibatch_size=64)
+    config.env_runners(rollout_fragment_length=8).reporting(min_sample_timesteps_per_iteration=1)
     return config.training(
-        train_batch_size=64, training_intensity=8.0, num_steps_sampled_before_learning_starts=64
+        train_batch_size=64, training_intensity=2.0, num_steps_sampled_before_learning_starts=64
     )
 
 
-def learner_options(algorithm: str) -> str:
-    """Train two iterations with each option; check for finite results, weights on the GPU, no skipped step."""
+def learner_options(algorithm: str, place: Place) -> str:
+    """Train two iterations with each option; check for finite results, float32 weights, no skipped step."""
     done = []
     with tempfile.TemporaryDirectory() as folder:
         runner: Any = SingleAgentEnvRunner(config=PPOConfig().environment("Pendulum-v1").debugging(seed=1))
-        write_shard(folder, runner.sample(num_timesteps=1000, random_actions=True))
+        write_shard(folder, runner.sample(num_timesteps=400), normalize_actions=True)
         runner.stop()
 
-        def check(name: str, config: Any) -> None:
+        def check(name: str, *, training: dict[str, Any] | None = None, **framework: Any) -> None:
+            config = small_config(algorithm, place, folder).training(**training or {}).framework(**framework)
             with config.build() as algo:
                 algo.train()
                 result = algo.train()["learners"]
-                device = algo.learner_group.foreach_learner(lambda learner: str(learner.device))[0]
-            assert device.startswith("cuda"), (name, device)
+                check_device(algo, place)
+                weights = algo.get_module().get_state().values()
+            assert {value.dtype for value in weights} == {np.dtype(np.float32)}, name
             assert result["__all_modules__"]["num_gradient_updates_lifetime"] > 0, name
             own = result["default_policy"]
             assert own["num_nonfinite_gradients_skipped"] == 0, (name, own)
             assert all(np.isfinite(value) for value in own.values()), (name, own)
             done.append(name)
 
-        check("plain", replay_config(algorithm, folder))
+        mixed = {"torch_amp_dtype": "bfloat16"}
+        compiled = {"torch_compile_learner": True, "torch_compile_learner_dynamo_backend": place.backend}
+        check("plain")
         for way in ("value", "norm", "global_norm"):
-            check(
-                f"clipped by {way}",
-                replay_config(algorithm, folder).training(grad_clip=0.1, grad_clip_by=way),
-            )
-        mixed = replay_config(algorithm, folder)
-        learner_class = type("MixedLearner", (Autocast, mixed.learner_class), {})
-        check("mixed precision", mixed.training(learner_class=learner_class))
-        check("compiled", replay_config(algorithm, folder).framework(torch_compile_learner=True))
+            check(f"clipped by {way}", training={"grad_clip": 0.1, "grad_clip_by": way})
+        check("bfloat16", **mixed)
+        check("compiled", **compiled)
+        check("compiled in bfloat16", **mixed, **compiled)
     return ", ".join(done)
 
 
-def nccl_group() -> str:
-    """Form a group of one rank over NCCL; reduce, broadcast, vote."""
+def process_group(place: Place) -> str:
+    """Form a group of one rank, over NCCL on a GPU; reduce, broadcast, vote."""
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
+    backend = "nccl" if place.device == "cuda" else "gloo"
     with tempfile.TemporaryDirectory() as folder:
         group = RankGroup(
-            backend="nccl",
+            backend=backend,
             rank=0,
             world_size=1,
             store=FileStore(str(Path(folder) / "store"), 1),
             timeout_s=60.0,
             generation=0,
-            device=torch.device("cuda", 0),
+            device=torch.device(place.device, 0) if place.device == "cuda" else torch.device("cpu"),
         )
         try:
-            tensor = group.all_reduce(torch.ones(4, device="cuda"))
+            tensor = group.all_reduce(torch.ones(4, device=place.device))
             assert tensor.tolist() == [1.0] * 4
-            assert group.vote([True, False], 1) == [True, False]
+            assert group.vote([True, False], step_id=1) == [True, False]
         finally:
             group.close()
-    version = ".".join(str(part) for part in torch.cuda.nccl.version())
-    return f"all-reduce and vote over NCCL {version}"
+    version = ".".join(str(part) for part in torch.cuda.nccl.version()) if backend == "nccl" else ""
+    return f"all-reduce and vote over {backend} {version}".strip()
 
 
-def update_times() -> str:
-    """Return the median seconds of one update on the CPU (one thread) and the GPU, MLP 2×64 and 2×1024."""
+def update_times(place: Place) -> str:
+    """Return the median seconds of one update on the CPU (one thread) and at the place, by width of the MLP."""
     texts = []
-    for hiddens in (64, 1024):
-        medians = []
-        batch: Any = None
-        for num_gpus in (0, 1):
-            config = config_for(0, 0, num_gpus, hiddens=hiddens)
-            if batch is None:
-                batch = SingleAgentEnvRunner(config=config).sample(num_timesteps=4000)
+    for hiddens in place.timed_widths:
+        batch: Any = SingleAgentEnvRunner(config=ppo_config(CPU)).sample(num_timesteps=place.train_batch_size)
+
+        def median_s(
+            where: Place, amp_dtype: Any = None, hiddens: int = hiddens, batch: Any = batch
+        ) -> float:
+            config = ppo_config(where, hiddens=hiddens).framework(torch_amp_dtype=amp_dtype)
+            # The same minibatches at both places.
+            config.training(
+                train_batch_size_per_learner=place.train_batch_size,
+                minibatch_size=place.train_batch_size // 8,
+            )
             learner = config.build_learner()
             seconds = []
             for _ in range(4):
                 start = time.perf_counter()
                 learner.update(episodes=batch)
                 seconds.append(time.perf_counter() - start)
-            medians.append(float(np.median(seconds[1:])))
-        cpu_s, gpu_s = medians
-        texts.append(f"2×{hiddens}: CPU {cpu_s:.3f} s, GPU {gpu_s:.3f} s, ratio {cpu_s / gpu_s:.1f}")
+            return float(np.median(seconds[1:]))
+
+        cpu_s, here_s, mixed_s = median_s(CPU), median_s(place), median_s(place, "bfloat16")
+        texts.append(
+            f"2×{hiddens}: CPU {cpu_s:.3f} s, {place.device} {here_s:.3f} s, in bfloat16 {mixed_s:.3f} s, "
+            f"CPU ÷ {place.device} {cpu_s / here_s:.1f}"
+        )
     return "; ".join(texts)
 
 
-def main() -> int:
-    if not torch.cuda.is_available():
-        print("no GPU here: nothing to check")
+CHECKS: dict[str, Callable[[Place], str]] = {
+    "serial": lambda place: train(place, 0, 0),
+    "local-learner": lambda place: train(place, 1, 0),
+    "learner-process": lambda place: train(place, 2, 1),
+    "group": process_group,
+    **{name: lambda place, name=name: learner_options(name, place) for name in ALGORITHMS},  # type: ignore[misc]
+    "update-time": update_times,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cpu", action="store_true", help="run on the CPU, in small")
+    parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS), metavar="CHECK")
+    given = parser.parse_args(arguments)
+    if not given.cpu and not torch.cuda.is_available():
+        print("no GPU here: nothing to check (--cpu checks the script)")
         return 0
-    print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}")
-    checks: dict[str, Callable[[], str]] = {
-        "serial": lambda: train_on_gpu(0, 0),
-        "1 runner, local learner": lambda: train_on_gpu(1, 0),
-        "2 runners, 1 learner process": lambda: train_on_gpu(2, 1),
-        "NCCL": nccl_group,
-        **{name: lambda name=name: learner_options(name) for name in ("dqn", "sac", "bc", "iql")},  # type: ignore[misc]
-        "update time": update_times,
-    }
+    place = CPU if given.cpu else GPU
+    name = "CPU" if given.cpu else torch.cuda.get_device_name(0)
+    print(f"{name}, torch {torch.__version__}")
     failed = 0
-    for name, check in checks.items():
+    for check in given.only:
         try:
-            print(f"{name}: {check()}", flush=True)
+            print(f"{check}: {CHECKS[check](place)}", flush=True)
         except Exception:
             failed += 1
-            print(f"{name}: FAILED", flush=True)
+            print(f"{check}: FAILED", flush=True)
             traceback.print_exc()
     return 1 if failed else 0
 
