@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -216,7 +216,11 @@ class _Broker:
 
 
 class _Copies:
-    """The copies of fragments that no report contains: who has had them, and whether they should have been reported."""
+    """The copies of fragments that no report contains: who has had them, and whether they should have been reported.
+
+    Attributes:
+        num_trained: Number of steps of each fragment that reported updates trained.
+    """
 
     def __init__(self, history: History, of_driver: list[Event], updates: list[_Update]) -> None:
         self._updates = updates
@@ -242,6 +246,10 @@ class _Copies:
         self._ended = _processes(of_driver[:last], "ended") | _processes(of_driver[:last], "killed")
         self._ended |= {broker.process for broker in self._brokers[:-1]}
         reports = _of(of_driver, "report")
+        self.num_trained: Counter[str] = Counter()
+        for update in updates:
+            for fragment, _, num_steps in update.ranges:
+                self.num_trained[fragment] += num_steps
         self._limit = _REPORTS_AFTER_SLOTS + max((report["staleness"] for report in reports), default=0)
 
     def are_gone(self, fragment: str, runner: tuple[str, int]) -> bool:
@@ -314,7 +322,7 @@ def _check_accepted(history: History, reports: list[Event], copies: _Copies) -> 
                         f"fragment {fragment} of {num_steps} steps was reported with {reported[fragment]}"
                     )
             elif copies.are_gone(fragment, process):
-                num_gone += 1
+                num_gone += copies.num_trained[fragment] < num_steps  # else only its report is lost
             else:
                 num_pending += 1
     return num_accepted, num_pending, num_gone

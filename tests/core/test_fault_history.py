@@ -244,6 +244,16 @@ def test_a_fragment_is_gone_if_its_runner_and_its_broker_died_before_it_was_due(
     assert "1 gone with both their copies" in str(verdict)
 
 
+def test_a_fragment_whose_report_is_lost_with_its_holders_is_not_gone_if_it_was_trained() -> None:
+    history = good()
+    begin_broker(history, 2)
+    history[DRIVER].insert(2, ended(*RUNNER))
+    history[DRIVER].append({**report(2, [], 30, 1), "broker": 2})
+    trained = {"event": "trained", "update": 2, "generation": 2, "attempt": 1999, "rank": 0}
+    history[LEARNER].append({**trained, "ranges": [["a/1/3", 0, 10]]})
+    assert check_history(history).num_gone == 0
+
+
 def test_a_fragment_is_not_gone_while_one_of_its_holders_lives() -> None:
     history = good()
     begin_broker(history, 2)
