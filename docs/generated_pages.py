@@ -23,6 +23,7 @@ from sphinx.util.docutils import SphinxRole
 import rlzmq
 from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
 from rlzmq.cli.main import _COMMANDS, main
+from rlzmq.config.rllib_only import RLLIB_ONLY, find_rllib_only
 from rlzmq.config.settings import settings_of
 
 DOCS = Path(__file__).parent
@@ -128,7 +129,17 @@ def _settings_page(algorithm: str) -> str:
             for field in groups[group]
         ]
         parts.append("")
-    return "\n".join(parts)
+    parts += [
+        "## RLlib's settings that are not here\n",
+        "They are ignored, with one warning. Where values are listed, others are an error.\n",
+        "| in RLlib | ignored values | instead |",
+        "|---|---|---|",
+    ]
+    for row in RLLIB_ONLY:
+        if find_rllib_only(config_class, row.name, row.setter) is row:
+            values = "all" if row.accepted is None else " ".join(map(_code, row.accepted)) or "none"
+            parts.append(f"| {row.setter}: `{row.name}` | {values} | {_cell(row.instead)} |")
+    return "\n".join([*parts, ""])
 
 
 def _order_of_setters(config_class: type) -> Any:

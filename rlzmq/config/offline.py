@@ -22,8 +22,9 @@ class OfflineDataSettings:
         input_read_method: Must be None: data are shards.
         input_read_episodes: Must be True: shards hold episodes.
         input_read_sample_batches: Must be False.
-        materialize_data: Must be False: files are mapped into memory.
-        materialize_mapped_data: Must be False: batches are built for each update, with the current weights.
+        materialize_data: Has no effect; accepted for compatibility with RLlib. Files are mapped into memory.
+        materialize_mapped_data: Has no effect; accepted for compatibility with RLlib. Batches are built for each
+            update, with the current weights.
         output: Directory into which env runners write their sampled episodes as shards (`rlzmq inspect` shows them).
             Several runs may write into one. None: nothing is recorded.
         output_max_rows_per_file: Number of env steps after which an env runner writes a shard. Unfinished episodes
@@ -36,12 +37,8 @@ class OfflineDataSettings:
     input_read_method: Any = fixed(default=None, instead=_WRITE)
     input_read_episodes: bool = fixed(default=True, instead=_WRITE)
     input_read_sample_batches: bool = fixed(default=False, instead=_WRITE)
-    materialize_data: bool = fixed(
-        default=False, instead="the operating system keeps the files' pages in memory."
-    )
-    materialize_mapped_data: bool = fixed(
-        default=False, instead="batches are built with the current weights."
-    )
+    materialize_data: bool = fixed(default=False, others=(True,))
+    materialize_mapped_data: bool = fixed(default=False, others=(True,))
     output: str | None = None
     output_max_rows_per_file: PositiveInt = 10_000
     output_write_remaining_data: bool = False

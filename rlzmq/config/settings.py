@@ -19,6 +19,7 @@ from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeVar, dat
 from annotated_types import Ge, Gt, Le
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
+from rlzmq.config.rllib_only import accept_rllib_only
 from rlzmq.config.search_space import SearchObject, find_search_objects
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
@@ -233,13 +234,13 @@ class takes(Generic[_Arguments]):
                 )
             given = {**dict(zip(positional, args, strict=False)), **kwargs}
             for unknown in [key for key in given if key not in fields]:
-                raise TypeError(
-                    f"{type(self).__name__}.{name}() has no setting {unknown!r}."
-                    + (did_you_mean(unknown, fields) or "")
-                    + _other_group(type(self), unknown, name)
-                )
+                if not accept_rllib_only(type(self), unknown, given[unknown], name):
+                    raise TypeError(
+                        f"{type(self).__name__}.{name}() has no setting {unknown!r}."
+                        + (_other_group(type(self), unknown, name) or did_you_mean(unknown, fields))
+                    )
             for key, value in given.items():
-                if value is not NotProvided:
+                if key in fields and value is not NotProvided:
                     setattr(self, key, value)
             return self
 
@@ -252,7 +253,7 @@ class takes(Generic[_Arguments]):
 
 def _other_group(cls: Any, name: str, group: str) -> str:
     field = cls._fields.get(name)
-    return f" ({name!r} is set with .{field.group}().)" if field and field.group != group else ""
+    return f" It is set with .{field.group}({name}=…)." if field and field.group not in ("", group) else ""
 
 
 def _docs(group: type) -> dict[str, str]:

@@ -10,6 +10,7 @@ from rlzmq.config.learning import FrameworkSettings, LearnersSettings, TrainingS
 from rlzmq.config.offline import OfflineDataSettings
 from rlzmq.config.plain import CONFIG_TAG, copy_value, plain_setting, revive_setting, to_json
 from rlzmq.config.rllib_compat import ExperimentalSettings, PythonEnvironmentSettings, ResourcesSettings
+from rlzmq.config.rllib_only import accept_rllib_only, no_such_setting
 from rlzmq.config.running import (
     CallbacksSettings,
     CheckpointingSettings,
@@ -30,7 +31,6 @@ from rlzmq.config.settings import Setting, settings_of
 from rlzmq.config.toml import read_toml, settings_in, toml_of
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import write_text
-from rlzmq.core.suggest import did_you_mean
 from rlzmq.envs.registry import adopt_registration, registration_of
 
 __all__ = ["ConfigValues"]
@@ -110,15 +110,13 @@ class ConfigValues(
                 return values[name]
             if name.startswith("__"):
                 raise AttributeError(name)
-            raise AttributeError(
-                f"{type(self).__name__} has no setting {name!r}.{did_you_mean(name, values)}"
-            )
+            raise AttributeError(no_such_setting(type(self), name, values))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._values and self._is_declared:
-            raise AttributeError(
-                f"{type(self).__name__} has no setting {name!r}.{did_you_mean(name, self._values)}"
-            )
+            if accept_rllib_only(type(self), name, value):
+                return
+            raise AttributeError(no_such_setting(type(self), name, self._values))
         if self._frozen:
             raise AttributeError(
                 f"config.{name} cannot be set: this config is frozen, because an Algorithm was built from "
@@ -218,11 +216,10 @@ class ConfigValues(
             ConfigurationError: See `from_dict`.
         """
         for name, value in values.items():
-            if name not in self._values:
-                raise ConfigurationError(
-                    f"{type(self).__name__} has no setting {name!r}.{did_you_mean(name, self._values)}"
-                )
-            setattr(self, name, value)
+            if name in self._values:
+                setattr(self, name, value)
+            elif not accept_rllib_only(type(self), name, value):
+                raise ConfigurationError(no_such_setting(type(self), name, self._values))
         return self
 
     def get_state(self) -> dict[str, Any]:

@@ -35,6 +35,16 @@ def test_every_setting_is_in_its_table_with_its_text(algorithm: str) -> None:
     assert [name for name, cells in rows.items() if not cells[-1].strip(" |")] == []
 
 
+def test_what_to_do_instead_of_a_setting_of_rllib_is_on_the_page_of_its_algorithm() -> None:
+    pages = generated_pages.settings_pages()
+    row = "| training: `broadcast_interval` | `1` | new weights are sent after every update; training(staleness=…) "
+    assert [name for name in sorted(ALGORITHMS) if row in pages[f"reference/settings/{name}.md"]] == [
+        "appo",
+        "impala",
+    ]
+    assert "| training: `hiddens` | all | set the heads' layers with " in pages["reference/settings/dqn.md"]
+
+
 def test_every_command_is_in_the_reference_with_its_help() -> None:
     pages = generated_pages.command_pages()
     assert set(pages) == {f"reference/commands/{command}.md" for command in _COMMANDS}

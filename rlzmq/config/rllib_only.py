@@ -1,0 +1,350 @@
+"""Arguments of RLlib's setters that are no settings here: which of them are ignored, and what to do instead."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.suggest import did_you_mean
+
+__all__ = ["RLLIB_ONLY", "RLlibOnly", "accept_rllib_only", "find_rllib_only", "no_such_setting"]
+
+_logger = logging.getLogger("rlzmq.config")
+_EVERY_CONFIG = "BaseConfig"
+
+
+@dataclass(frozen=True)
+class RLlibOnly:
+    """An argument of one of RLlib's setters that is no setting here.
+
+    Attributes:
+        setter: Name of the setter that takes it in RLlib.
+        config: Name of the config class that has it, also in classes that inherit from it.
+        name: Its name.
+        instead: What to do instead of setting it.
+        accepted: The values that agree with what this library does; None: all values, as none changes what is learned.
+    """
+
+    setter: str
+    config: str
+    name: str
+    instead: str
+    accepted: tuple[Any, ...] | None
+
+
+def _ignored(setter: str, config: str, names: str, instead: str) -> list[RLlibOnly]:
+    """Return the rows of settings whose value RLlib does not read, or that cannot change what is learned."""
+    return [RLlibOnly(setter, config, name, instead, None) for name in names.split()]
+
+
+def _one_value(setter: str, config: str, defaults: dict[str, Any], instead: str) -> list[RLlibOnly]:
+    """Return the rows of settings of which only RLlib's default agrees with what this library does."""
+    return [RLlibOnly(setter, config, name, instead, (value,)) for name, value in defaults.items()]
+
+
+def _renamed(setter: str, config: str, names: dict[str, str]) -> list[RLlibOnly]:
+    """Return the rows of settings that have another name here, whatever their value."""
+    return [RLlibOnly(setter, config, name, instead, ()) for name, instead in names.items()]
+
+
+_SHARDS = (
+    "data are shards of whole episodes: rlzmq.replay.write_shard(directory, episodes), or `rlzmq record`."
+)
+_NO_RAY_DATA = "learners map the shards into memory and build batches ahead of the updates."
+_OWN_LEARNER_CODE = (
+    "give your code as training(learner_connector=…), or write shards that hold what it returns."
+)
+_QUEUES = "env runners, broker and learners wait for each other without polling."
+_STALENESS = "training(staleness=…) sets how many updates the env runners may sample ahead."
+_NETWORKS = "set the networks with rl_module(model_config=…)."
+_ON_DATA = "policies are evaluated in environments: evaluation(evaluation_interval=…) with environment(…)."
+
+RLLIB_ONLY: tuple[RLlibOnly, ...] = (
+    # -- every algorithm ------------------------------------------------------------------------
+    *_one_value(
+        "training", _EVERY_CONFIG, {"lr_schedule": None}, "give training(lr=[(0, v0), (t1, v1), …])."
+    ),
+    *_renamed(
+        "training",
+        _EVERY_CONFIG,
+        {
+            "num_sgd_iter": "set training(num_epochs=…).",
+            "sgd_minibatch_size": "set training(minibatch_size=…).",
+            "model": _NETWORKS,
+        },
+    ),
+    *_ignored(
+        "env_runners",
+        _EVERY_CONFIG,
+        "use_env_runner_state_server env_runner_state_server_max_concurrency",
+        "env runners receive new weights from the broker, one copy for each machine.",
+    ),
+    *_ignored(
+        "env_runners",
+        _EVERY_CONFIG,
+        "exploration_config",
+        "modules explore in forward_exploration; DQN has training(epsilon=…).",
+    ),
+    *_ignored(
+        "learners",
+        _EVERY_CONFIG,
+        "max_requests_in_flight_per_aggregator_actor",
+        "there are no aggregators: each learner runs its own connector pipeline.",
+    ),
+    *_one_value(
+        "learners",
+        _EVERY_CONFIG,
+        {"custom_resources_per_learner": {}},
+        "name each learner's machine in the cluster file.",
+    ),
+    *_one_value(
+        "evaluation",
+        _EVERY_CONFIG,
+        {
+            "offline_evaluation_interval": None,
+            "offline_evaluation_type": None,
+            "num_offline_eval_runners": 0,
+            "offline_loss_for_module_fn": None,
+            "offline_eval_runner_class": None,
+            "off_policy_estimation_methods": {},
+        },
+        _ON_DATA,
+    ),
+    *_ignored(
+        "evaluation",
+        _EVERY_CONFIG,
+        "offline_evaluation_duration offline_evaluation_timeout_s offline_eval_batch_size_per_runner "
+        "dataset_num_iters_per_offline_eval_runner offline_eval_rl_module_inference_only ope_split_batch_by_episode",
+        _ON_DATA,
+    ),
+    # -- IMPALA and APPO ------------------------------------------------------------------------
+    *_one_value(
+        "training",
+        "IMPALAConfig",
+        {"broadcast_interval": 1},
+        f"new weights are sent after every update; {_STALENESS}",
+    ),
+    *_one_value("training", "APPOConfig", {"learner_queue_size": 16, "simple_queue_size": 32}, _STALENESS),
+    *_one_value("training", "IMPALAConfig", {"learner_queue_size": 3}, _STALENESS),
+    *_one_value(
+        "training",
+        "IMPALAConfig",
+        {"replay_proportion": 0.0},
+        "use APPO, whose circular buffer trains on batches several times.",
+    ),
+    *_one_value(
+        "training",
+        "IMPALAConfig",
+        {"entropy_coeff_schedule": None},
+        "give training(entropy_coeff=[(0, v0), (t1, v1), …]).",
+    ),
+    *_one_value(
+        "training",
+        "IMPALAConfig",
+        {"num_aggregation_workers": 0},
+        "each learner runs its own connector pipeline.",
+    ),
+    *_ignored(
+        "training",
+        "IMPALAConfig",
+        "num_gpu_loader_threads timeout_s_sampler_manager timeout_s_aggregator_manager learner_queue_timeout",
+        _QUEUES,
+    ),
+    *_ignored(
+        "training",
+        "IMPALAConfig",
+        "opt_type decay momentum epsilon _separate_vf_optimizer _lr_vf",
+        "the optimizer is Adam; override configure_optimizers_for_module in your own Learner class.",
+    ),
+    *_ignored(
+        "training",
+        "IMPALAConfig",
+        "num_multi_gpu_tower_stacks minibatch_buffer_size replay_buffer_num_slots",
+        "learners(num_learners=…, num_gpus_per_learner=…) trains on several GPUs; APPO has a circular buffer.",
+    ),
+    *_one_value(
+        "debugging",
+        "IMPALAConfig",
+        {"_env_runners_only": False, "_skip_learners": False},
+        "results name the limit of a run under 'bottleneck', and debugging(trace=…) shows where time goes.",
+    ),
+    *_ignored(
+        "training",
+        "APPOConfig",
+        "use_gae lambda_ target_worker_clipping",
+        "advantages are V-trace's; training(clip_param=…, vtrace_clip_rho_threshold=…) bounds the ratios.",
+    ),
+    *_one_value("training", "APPOConfig", {"use_critic": True}, "APPO always trains a value function."),
+    *_renamed(
+        "training",
+        "APPOConfig",
+        {"target_update_frequency": "set training(target_network_update_freq=…)."},
+    ),
+    # -- DQN, SAC, TQC --------------------------------------------------------------------------
+    *_one_value(
+        "training",
+        "OffPolicyConfig",
+        {"store_buffer_in_checkpoints": False},
+        "set checkpointing(checkpoint_replay=True).",
+    ),
+    *_ignored(
+        "training",
+        "DQNConfig",
+        "hiddens",
+        "set the heads' layers with rl_module(model_config={'head_fcnet_hiddens': […]}).",
+    ),
+    *_ignored(
+        "training",
+        "DQNConfig",
+        "adam_epsilon",
+        "override configure_optimizers_for_module in your own Learner class.",
+    ),
+    *_ignored(
+        "training",
+        "DQNConfig",
+        "before_learn_on_batch",
+        "change batches in a piece of training(learner_connector=…).",
+    ),
+    *_ignored(
+        "training", "DQNConfig", "categorical_distribution_temperature", "explore with training(epsilon=…)."
+    ),
+    *_ignored("training", "SACConfig", "q_model_config policy_model_config", _NETWORKS),
+    *_ignored(
+        "training",
+        "SACConfig",
+        "optimization_config",
+        "set training(actor_lr=…, critic_lr=…, alpha_lr=…).",
+    ),
+    *_ignored(
+        "training",
+        "SACConfig",
+        "_deterministic_loss _use_beta_distribution",
+        "policies are squashed Gaussians; a module with another action distribution is your own class.",
+    ),
+    *_one_value("training", "SACConfig", {"clip_actions": False}, "set environment(clip_actions=…) instead."),
+    # -- recorded data --------------------------------------------------------------------------
+    *_ignored(
+        "offline_data",
+        _EVERY_CONFIG,
+        "postprocess_inputs",
+        "MARWIL's learner computes returns of whole episodes with the current values.",
+    ),
+    *_ignored(
+        "offline_data",
+        _EVERY_CONFIG,
+        "input_read_method_kwargs input_read_batch_size map_batches_kwargs iter_batches_kwargs "
+        "prelearner_buffer_kwargs prelearner_module_synch_period shuffle_buffer_size offline_sampling",
+        _NO_RAY_DATA,
+    ),
+    *_one_value("offline_data", _EVERY_CONFIG, {"input_read_schema": {}}, _SHARDS),
+    *_ignored(
+        "offline_data",
+        _EVERY_CONFIG,
+        "input_config actions_in_input_normalized input_compress_columns",
+        _SHARDS,
+    ),
+    *_one_value(
+        "offline_data",
+        _EVERY_CONFIG,
+        {"input_filesystem": None, "output_filesystem": None},
+        "shards are in directories: mount or copy the files.",
+    ),
+    *_ignored(
+        "offline_data",
+        _EVERY_CONFIG,
+        "input_filesystem_kwargs output_filesystem_kwargs",
+        "shards are in directories: mount or copy the files.",
+    ),
+    *_ignored(
+        "offline_data",
+        _EVERY_CONFIG,
+        "ignore_final_observation",
+        "episodes are recorded with their last observation.",
+    ),
+    *_one_value(
+        "offline_data",
+        _EVERY_CONFIG,
+        {"offline_data_class": None, "prelearner_class": None, "prelearner_buffer_class": None},
+        _OWN_LEARNER_CODE,
+    ),
+    *_one_value(
+        "offline_data",
+        _EVERY_CONFIG,
+        {"prelearner_use_recorded_module_states": False},
+        "sequences begin with the module's initial state.",
+    ),
+    *_one_value(
+        "offline_data",
+        _EVERY_CONFIG,
+        {"output_write_episodes": True, "output_write_method": "write_parquet"},
+        "episodes are written as shards, which `rlzmq inspect` and rlzmq.replay read.",
+    ),
+    *_ignored(
+        "offline_data",
+        _EVERY_CONFIG,
+        "output_write_method_kwargs output_compress_columns output_config",
+        "episodes are written as shards, uncompressed, with a checksum.",
+    ),
+    *_ignored(
+        "offline_data",
+        _EVERY_CONFIG,
+        "output_max_file_size",
+        "set offline_data(output_max_rows_per_file=…).",
+    ),
+)
+"""Every such argument; the first row that fits a config counts."""
+
+_warned: set[tuple[str, str, str]] = set()
+
+
+def find_rllib_only(config_class: type, name: str, setter: str | None = None) -> RLlibOnly | None:
+    """Return the row of a setting that RLlib's config of this name has, or None.
+
+    Args:
+        config_class: The config class.
+        name: Name of the setting.
+        setter: The setter that it is given to; None: any.
+    """
+    classes = {base.__name__ for base in config_class.__mro__}
+    for row in RLLIB_ONLY:
+        if row.name == name and row.config in classes and setter in (None, row.setter):
+            return row
+    return None
+
+
+def accept_rllib_only(config_class: type, name: str, value: Any, setter: str | None = None) -> bool:
+    """Ignore a setting of RLlib's with one warning in this process. Return False if there is no such setting.
+
+    Args:
+        config_class: The config class.
+        name: Name of the setting.
+        value: The value given.
+        setter: The setter that it is given to; None: any.
+
+    Raises:
+        ConfigurationError: The value asks for what this library does not do; the text says what to do instead.
+    """
+    row = find_rllib_only(config_class, name, setter)
+    if row is None:
+        return False
+    if row.accepted is not None and value not in row.accepted:
+        only = f", except for {' or '.join(map(repr, row.accepted))}" if row.accepted else ""
+        raise ConfigurationError(
+            f"{row.setter}({name}={value!r}): RLlib's setting {name!r} is not supported{only}. "
+            f"Instead: {row.instead}"
+        )
+    key = row.setter, row.config, row.name
+    if key not in _warned:
+        _warned.add(key)
+        _logger.warning("%s(%s=…) is a setting of RLlib's and ignored: %s", row.setter, name, row.instead)
+    return True
+
+
+def no_such_setting(config_class: type, name: str, valid: Iterable[object]) -> str:
+    """Return the error text about an unknown setting: what to do instead, or the closest name."""
+    row = find_rllib_only(config_class, name)
+    hint = f" It is RLlib's; instead: {row.instead}" if row else did_you_mean(name, valid)
+    return f"{config_class.__name__} has no setting {name!r}.{hint}"
