@@ -129,6 +129,8 @@ def learner_options(algorithm: str, place: Place) -> str:
         runner.stop()
 
         def check(name: str, *, training: dict[str, Any] | None = None, **framework: Any) -> None:
+            # The learners of one process share the limit of torch.compile, after which code is no longer compiled.
+            torch._dynamo.reset()
             config = small_config(algorithm, place, folder).training(**training or {}).framework(**framework)
             with config.build() as algo:
                 algo.train()
