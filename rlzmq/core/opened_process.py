@@ -7,6 +7,7 @@ process has not waited for: nobody else gets their numbers.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from pathlib import Path
@@ -43,7 +44,12 @@ class OpenedProcess:
 
     def __init__(self, pid: int, mark: str | None = None) -> None:
         self.pid = pid
-        self._fd = os.pidfd_open(pid)
+        try:
+            self._fd = os.pidfd_open(pid)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOENT):
+                raise
+            raise ProcessLookupError(f"{pid} is the number of a thread") from None
         # The mark is read after opening: if the number changes hands in between, the opened process has ended.
         if mark is not None and start_mark(pid) != mark:
             self.close()

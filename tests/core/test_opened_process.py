@@ -6,6 +6,7 @@ import ast
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +100,19 @@ def test_a_process_that_got_the_number_of_another_one_is_left_alone(child: subpr
                 assert successor.poll() is None
             finally:
                 successor.kill()
+
+
+def test_a_number_that_has_become_a_threads_is_no_process() -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait, args=(60,))
+    thread.start()
+    try:
+        assert thread.native_id is not None
+        with pytest.raises(ProcessLookupError, match="of a thread"):
+            OpenedProcess(thread.native_id)
+    finally:
+        done.set()
+        thread.join()
 
 
 def test_a_process_without_a_channel_is_not_asked_for_its_stacks(child: subprocess.Popen[bytes]) -> None:
