@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -199,8 +200,17 @@ def test_wandb_reads_the_numbers_and_settings(tmp_path: Path, monkeypatch: pytes
     results = train(WandbWriter(tmp_path))
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     rows, config = [], {}
-    for data in leveldb_records(file.read_bytes()[_WANDB_HEADER_BYTES:], _WANDB_HEADER_BYTES):
-        record = wandb_internal_pb2.Record.FromString(data)
+    deadline = time.monotonic() + 60
+    records: list[Any] = []
+    # its service may write the file after the run has finished
+    while not records or records[-1].WhichOneof("record_type") != "exit":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+        data = file.read_bytes()[_WANDB_HEADER_BYTES:]
+        records = [
+            wandb_internal_pb2.Record.FromString(one) for one in leveldb_records(data, _WANDB_HEADER_BYTES)
+        ]
+    for record in records:
         if record.WhichOneof("record_type") == "history":
             rows.append(
                 {(item.key or "/".join(item.nested_key)): item.value_json for item in record.history.item}
