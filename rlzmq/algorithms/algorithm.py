@@ -116,6 +116,7 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
     set_state: Final = blocking(AsyncAlgorithm.set_state)
     save_to_path: Final = blocking(AsyncAlgorithm.save_to_path)
     restore_from_path: Final = blocking(AsyncAlgorithm.restore_from_path)
+    _restore: Final = blocking(AsyncAlgorithm._restore)
     keep_checkpoints: Final = blocking(AsyncAlgorithm.keep_checkpoints)
     save_checkpoint: Final = blocking(AsyncAlgorithm.save_checkpoint)
 
@@ -156,7 +157,7 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
             )
         algorithm = algo_class(chosen._for_build(None, True))
         try:
-            algorithm.set_state(state)
+            algorithm._restore(path, state)
         except BaseException:
             algorithm.stop()
             raise

@@ -21,6 +21,7 @@ from rlzmq.algorithms.callback_dispatch import CallbackDispatch
 from rlzmq.algorithms.checkpoint_keeper import CheckpointKeeper
 from rlzmq.algorithms.checkpoints import (
     check_algorithm_class,
+    checkpoint_place,
     newest_to_resume,
     read_algorithm,
     read_component,
@@ -30,6 +31,7 @@ from rlzmq.algorithms.checkpoints import (
 from rlzmq.algorithms.current_policies import CurrentPolicies
 from rlzmq.algorithms.evaluation import Evaluation
 from rlzmq.algorithms.module_changes import NewRules
+from rlzmq.algorithms.offline_to_online import online_state, starts_online_run
 from rlzmq.algorithms.policy import Policy
 from rlzmq.algorithms.run_modules import RunModules
 from rlzmq.algorithms.run_state import RunState
@@ -446,16 +448,30 @@ class AsyncAlgorithm:
     async def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
         """Restore a checkpoint's state, or one component of it. The config of this algorithm is unchanged.
 
+        If the checkpoint is an offline algorithm's and this one samples, its weights and optimizers are the start of
+        this run, whose counts stay at zero: CQL and IQL continue as SAC, BC and MARWIL as PPO, APPO or IMPALA.
+
         Args:
             path: A checkpoint, or a run directory, whose newest intact checkpoint is used. With `component`, also a
                 path into a checkpoint, or a module's checkpoint, whose content becomes this component.
             component: A component, e.g. ``"learner_group/learner/rl_module/p0"``; all others are unchanged.
 
         Raises:
-            CheckpointError: There is no intact checkpoint of a known version. Nothing has changed.
+            CheckpointError: There is no intact checkpoint of a known version, or it lacks a network that this
+                algorithm acts with. Nothing has changed.
         """
         self._check_running()
-        await self.set_state(read_algorithm(path) if component is None else read_component(path, component))
+        await self._restore(
+            path, read_algorithm(path) if component is None else read_component(path, component)
+        )
+
+    async def _restore(self, path: str | Path, state: Mapping[str, Any]) -> None:
+        place = checkpoint_place(path)
+        if starts_online_run(place, self.config):
+            learner = (await self.get_state("learner_group/learner"))["learner_group"]["learner"]
+            modules = await self.session.get_modules()
+            state = online_state(state, modules, learner["optimizer"], str(place))
+        await self.set_state(state)
 
     @classmethod
     async def from_checkpoint(
@@ -469,7 +485,7 @@ class AsyncAlgorithm:
         algorithm = cls(chosen._for_build(None, True))
         await algorithm.start()
         try:
-            await algorithm.set_state(state)
+            await algorithm._restore(path, state)
         except BaseException:
             await algorithm.stop()
             raise

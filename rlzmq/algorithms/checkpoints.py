@@ -24,6 +24,7 @@ from rlzmq.modules.saving import read_module_states
 
 __all__ = [
     "check_algorithm_class",
+    "checkpoint_place",
     "latest_checkpoint",
     "load_config",
     "load_config_class",
@@ -107,7 +108,7 @@ def newest_to_resume(path: str | Path, config: BaseConfig | None) -> Path | None
     return newest
 
 
-def _resolve(path: str | Path) -> Path:
+def checkpoint_place(path: str | Path) -> Path:
     """Return the checkpoint at `path`, or the newest intact one if it is a run directory."""
     place = local_path(path)
     if (place / "manifest.json").exists() or not place.is_dir():
@@ -124,7 +125,7 @@ def read_algorithm(path: str | Path) -> dict[str, Any]:
     Raises:
         CheckpointError: The checkpoint is incomplete, altered, of an unknown version, or not that of an algorithm.
     """
-    path = _resolve(path)
+    path = checkpoint_place(path)
     state = read_checkpoint(path)
     for name in _NEEDED:
         if name not in state:
@@ -147,7 +148,7 @@ def load_config(path: str | Path, *, trust_code: bool = False) -> BaseConfig:
         CheckpointError: The config contains code or is of a custom class, and `trust_code` is False; or it had values
             that cannot be stored.
     """
-    path = _resolve(path)
+    path = checkpoint_place(path)
     about = read_manifest(path)["about"]
     stored = read_checkpoint(path, _CONFIG)[_CONFIG]
     classes = {key: about.get(key) for key in _CONFIG_CLASS}
@@ -164,7 +165,7 @@ def load_config_class(path: str | Path, *, trust_code: bool = False) -> type[Bas
     Raises:
         CheckpointError: The class is custom and `trust_code` is False, or it cannot be imported.
     """
-    path = _resolve(path)
+    path = checkpoint_place(path)
     about = read_manifest(path)["about"]
     return _config_class({key: about.get(key) for key in _CONFIG_CLASS}, str(path), trust_code)
 
@@ -241,7 +242,7 @@ def check_algorithm_class(path: str | Path, chosen: type) -> None:
     Raises:
         CheckpointError: The checkpoint was saved by a custom class of another name, whose training step would be lost.
     """
-    path = _resolve(path)
+    path = checkpoint_place(path)
     about = read_manifest(path)["about"]
     saved = about.get("algorithm")
     built_in = {"Algorithm", "AsyncAlgorithm", *(name.upper() for name in ALGORITHMS)}
@@ -266,7 +267,7 @@ def read_component(path: str | Path, component: str) -> dict[str, Any]:
         CheckpointError: There is no such component.
     """
     component = component.strip("/")
-    folder, inside = find_inside(_resolve(path))
+    folder, inside = find_inside(checkpoint_place(path))
     if component == _MODULES or component.startswith(f"{_MODULES}/"):
         module_id = component.removeprefix(_MODULES).lstrip("/") or None
         states = read_module_states(path if inside else folder, module_id)
@@ -287,5 +288,5 @@ def with_stored_seed(config: _Config, path: str | Path) -> _Config:
     """
     if config.seed is not None:
         return config
-    seed = read_checkpoint(_resolve(path), _CONFIG)[_CONFIG]["values"].get("seed")
+    seed = read_checkpoint(checkpoint_place(path), _CONFIG)[_CONFIG]["values"].get("seed")
     return config if seed is None else config.copy(copy_frozen=False).debugging(seed=seed)

@@ -193,15 +193,18 @@ class Session:
 
     async def get_module(self, module_id: str) -> Any:
         """Return a local RLModule with the current weights."""
-        if self.learner_group.local_learner is not None:
-            modules = self.learner_group.local_learner.module
-        else:
-            modules = self.learner_group.module_spec.build()
-            weights = await self.learner_group.get_weights()
-            modules.set_state(weights)
+        modules = await self.get_modules()
         if module_id not in modules:
             raise KeyError(f"No module {module_id!r}.{did_you_mean(module_id, list(modules.keys()))}")
         return modules[module_id]
+
+    async def get_modules(self) -> Any:
+        """Return a local MultiRLModule with the current weights."""
+        if self.learner_group.local_learner is not None:
+            return self.learner_group.local_learner.module
+        modules = self.learner_group.module_spec.build()
+        modules.set_state(await self.learner_group.get_weights())
+        return modules
 
     def take_sampled_metas(self) -> list[list[dict[str, Any]]]:
         """Return the metadata of `env_runner_group.sample` calls since the last call, and count it as sampled."""

@@ -43,6 +43,16 @@ _COMPONENTS = (
     "extra",
     "source",
 )
+_COUNTERS = (
+    "num_gradient_updates_lifetime",
+    "num_env_steps_trained_lifetime",
+    "num_env_steps_of_all_ranks_lifetime",
+    "num_module_steps_trained_lifetime",
+)
+_OTHER_ALGORITHM = (
+    ". Was it saved by another algorithm? Its weights alone are the component 'rl_module' (of an algorithm: "
+    "'learner_group/learner/rl_module')."
+)
 
 
 class LearnerBase(Checkpointable):
@@ -411,11 +421,13 @@ class LearnerBase(Checkpointable):
         """Load the components of a state from `get_state`. Missing components keep their state.
 
         Raises:
-            ValueError: A component is unknown, or the weights do not fit.
+            ValueError: A component is unknown, the weights do not fit, or the counts are another algorithm's.
             KeyError: The optimizer state is for other modules or optimizers.
         """
         self._check_built()
         _paths(list(state), [])
+        if "counters" in state:
+            self._check_counts(state["counters"])
         if "rl_module" in state:
             self.module.set_state(state["rl_module"])
         if "optimizer" in state:
@@ -437,9 +449,26 @@ class LearnerBase(Checkpointable):
         if "random" in state:
             self._seed = int(state["random"]["seed"])
         if "extra" in state:
-            self.set_extra_state(state["extra"])
+            try:
+                self.set_extra_state(state["extra"])
+            except KeyError as error:
+                raise ValueError(
+                    f"{self._does_not_fit} lacks {error} in 'extra'{_OTHER_ALGORITHM}"
+                ) from error
         if state.get("source"):
             self.source.set_state(state["source"])
+
+    def _check_counts(self, counters: Mapping[str, Any]) -> None:
+        missing = [name for name in _COUNTERS if name not in counters]
+        if self.source.progress is not None and "source_progress" in counters:
+            wanted = self.source.progress.get_state()
+            missing += [name for name in wanted if name not in counters["source_progress"]]
+        if missing:
+            raise ValueError(f"{self._does_not_fit} lacks the counts {', '.join(missing)}{_OTHER_ALGORITHM}")
+
+    @property
+    def _does_not_fit(self) -> str:
+        return f"{type(self).__name__}: the state does not fit; it"
 
     def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
         """Load the state of a checkpoint, or a part of it.

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlzmq import CQLConfig, IQLConfig, SingleAgentEpisode
+from rlzmq import BCConfig, CQLConfig, IQLConfig, SACConfig, SingleAgentEpisode
+from rlzmq.core.errors import CheckpointError
 from rlzmq.replay import write_shard
 
 STATES, ACTIONS = gym.spaces.Box(-1.0, 1.0, (2,), np.float32), gym.spaces.Box(-2.0, 2.0, (1,), np.float32)
@@ -92,3 +93,100 @@ def test_one_learner_process_and_a_resumed_run_train_on_the_same_numbers_as_a_se
             for name, value in weights(serial).items():
                 assert np.array_equal(value, weights(other)[name]), name
                 assert np.array_equal(value, weights(resumed)[name]), name
+
+
+# -- as SAC -----------------------------------------------------------------------------------------
+
+
+class OneStepEnv(gym.Env[Any, Any]):
+    """The environment of `data`."""
+
+    observation_space, action_space = STATES, ACTIONS
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._state = self.np_random.uniform(-1.0, 1.0, 2).astype(np.float32)
+        return self._state, {}
+
+    def step(self, action: Any) -> Any:
+        reward = 4.0 - float(action[0] - 1.0) ** 2  # actions arrive in (-2, 2)
+        return self._state, reward, True, False, {}
+
+
+def sac() -> Any:
+    return (
+        SACConfig()
+        .environment(lambda _: OneStepEnv())
+        .env_runners(num_env_runners=0)
+        .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=64)
+        .training(train_batch_size_per_learner=16, num_steps_sampled_before_learning_starts=32)
+        .training(actor_lr=1e-3, critic_lr=1e-3)
+        .rl_module(model_config={"fcnet_hiddens": [32, 32], "fcnet_activation": "relu"})
+    )
+
+
+def learner_state(algo: Any) -> dict[str, Any]:
+    return algo.learner_group.get_state()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("component", [None, "learner_group/learner", "learner_group/learner/rl_module"])
+@pytest.mark.parametrize("algorithm", ["cql", "iql"])
+def test_an_offline_checkpoint_goes_on_as_sac(
+    algorithm: str, component: str | None, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = {"bc_iters": 4, "num_actions": 2} if algorithm == "cql" else {}
+    with offline(algorithm, data, **training).build() as algo:
+        algo.train()
+        algo.save_to_path(tmp_path / "checkpoint")
+        before = learner_state(algo)
+    saved, moments = (before[part]["default_policy"] for part in ("rl_module", "optimizer"))
+    with sac().build() as online:
+        alpha = learner_state(online)["rl_module"]["default_policy"]["log_alpha"]
+        caplog.clear()
+        online.restore_from_path(tmp_path / "checkpoint", component)
+        after = learner_state(online)
+        for name, value in after["rl_module"]["default_policy"].items():
+            assert np.array_equal(value, saved.get(name, alpha)), name
+        if component != "learner_group/learner/rl_module":
+            for part in ("qf", "policy"):
+                state = after["optimizer"]["default_policy"][part]["state"]
+                assert set(state) == set(moments[part]["state"])
+                for name, entries in state.items():
+                    assert np.array_equal(entries["exp_avg_sq"], moments[part]["state"][name]["exp_avg_sq"])
+        assert after["counters"]["source_progress"] == {"num_sampled": 0, "num_trained": 0}
+        lines = [record.getMessage() for record in caplog.records if "recorded data" in record.getMessage()]
+        assert len(lines) == 1
+        assert ("left out: vf; with initial weights: log_alpha" in lines[0]) == (algorithm == "iql")
+        result = online.train()
+        assert result["num_env_steps_sampled_lifetime"] == result["accounting"]["sampled"] == 64
+        assert result["num_env_steps_trained_lifetime"] > 0
+
+
+def test_a_checkpoint_without_the_networks_of_the_policy_is_an_error(data: Path, tmp_path: Path) -> None:
+    config: Any = BCConfig().environment(observation_space=STATES, action_space=ACTIONS)
+    config.offline_data(input_=str(data), dataset_num_iters_per_learner=1).training(
+        train_batch_size_per_learner=8
+    )
+    with config.build() as algo:
+        algo.save_to_path(tmp_path / "checkpoint")
+    with sac().build() as online:
+        before = learner_state(online)["rl_module"]["default_policy"]
+        with pytest.raises(
+            CheckpointError, match=r"acts with pi_encoder, which the checkpoint lacks; it has .*pi"
+        ):
+            online.restore_from_path(tmp_path / "checkpoint")
+        after = learner_state(online)["rl_module"]["default_policy"]
+        assert all(np.array_equal(value, after[name]) for name, value in before.items())
+
+
+def test_the_counts_of_another_algorithm_are_an_error_that_says_what_to_load(data: Path) -> None:
+    with offline("cql", data).build() as algo, sac().build() as online:
+        with pytest.raises(
+            ValueError, match=r"lacks the counts num_sampled, num_trained. Was it saved by another"
+        ):
+            online.set_state(algo.get_state("learner_group/learner"))
+        online.set_state(algo.get_state("learner_group/learner/rl_module"))
+        state = learner_state(online)
+        del state["extra"]["num_target_updates"]
+        with pytest.raises(ValueError, match="lacks 'num_target_updates' in 'extra'"):
+            online.learner_group.set_state(state)

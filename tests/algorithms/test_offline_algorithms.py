@@ -9,7 +9,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from rlzmq import BCConfig, ConfigurationError, MARWILConfig, PPOConfig, SingleAgentEpisode
+from rlzmq import (
+    Algorithm,
+    APPOConfig,
+    BCConfig,
+    ConfigurationError,
+    MARWILConfig,
+    PPOConfig,
+    SingleAgentEpisode,
+)
 from rlzmq.replay import open_shards, write_shard
 
 
@@ -60,6 +68,11 @@ def offline(algorithm: str, data: Any, **training: Any) -> Any:
 
 def weights(algo: Any) -> dict[str, np.ndarray]:
     return algo.learner_group.get_weights()["default_policy"]  # type: ignore[no-any-return]
+
+
+def optimizer(algo: Any) -> dict[str, Any]:
+    state = algo.learner_group.get_state()["optimizer"]
+    return state["default_policy"]["default_optimizer"]  # type: ignore[no-any-return]
 
 
 def assert_equal_weights(one: Any, other: Any) -> None:
@@ -159,12 +172,15 @@ def test_recurrent_modules_train_on_sequences(algorithm: str, data: Path) -> Non
     assert np.isfinite(result["learners"]["default_policy"]["policy_loss"])
 
 
+@pytest.mark.parametrize("component", [None, "learner_group/learner", "learner_group/learner/rl_module"])
 @pytest.mark.parametrize("algorithm", ["bc", "marwil"])
-def test_an_offline_checkpoint_goes_on_as_ppo(algorithm: str, data: Path, tmp_path: Path) -> None:
+def test_an_offline_checkpoint_goes_on_as_ppo(
+    algorithm: str, component: str | None, data: Path, tmp_path: Path
+) -> None:
     with offline(algorithm, data).build() as algo:
         algo.train()
         algo.save_to_path(tmp_path / "checkpoint")
-        cloned = weights(algo)
+        cloned, moments = weights(algo), optimizer(algo)
     config = (
         PPOConfig()
         .environment("CartPole-v1")
@@ -173,10 +189,36 @@ def test_an_offline_checkpoint_goes_on_as_ppo(algorithm: str, data: Path, tmp_pa
         .rl_module(model_config={"fcnet_hiddens": [32]})
     )
     with config.build() as ppo:
-        ppo.restore_from_path(tmp_path / "checkpoint", "learner_group/learner/rl_module")
+        ppo.restore_from_path(tmp_path / "checkpoint", component)
         for name, value in weights(ppo).items():
             assert np.array_equal(value, cloned[name]), name
-        assert ppo.train()["learners"]["default_policy"]["num_module_steps_trained"] == 64
+        states = optimizer(ppo)["state"]
+        assert (set(states) == set(moments["state"])) == (component != "learner_group/learner/rl_module")
+        for name, state in states.items():
+            assert np.array_equal(state["exp_avg"], moments["state"][name]["exp_avg"]), name
+        result = ppo.train()
+        assert result["learners"]["default_policy"]["num_module_steps_trained"] == 64
+        assert result["num_env_steps_trained_lifetime"] == 64
+        assert result["accounting"] == {"sampled": 64, "trained": 64, "dropped": {}, "pending": 0}
+
+
+def test_from_checkpoint_goes_on_as_appo_in_other_processes(data: Path, tmp_path: Path) -> None:
+    with offline("marwil", data).build() as algo:
+        algo.save_to_path(tmp_path / "checkpoint")
+        cloned = weights(algo)
+    config = (
+        APPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=1)
+        .learners(num_learners=1)
+        .training(train_batch_size_per_learner=64)
+        .rl_module(model_config={"fcnet_hiddens": [32]})
+    )
+    with Algorithm.from_checkpoint(tmp_path / "checkpoint", config=config) as appo:
+        restored = weights(appo)
+        for name, value in cloned.items():
+            assert np.array_equal(value, restored[name]), name
+        assert appo.train()["num_env_steps_trained_lifetime"] >= 64
 
 
 # -- errors -----------------------------------------------------------------------------------------
