@@ -31,12 +31,13 @@ from rlzmq.config.settings import Setting, settings_of
 from rlzmq.config.toml import read_toml, settings_in, toml_of
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import write_text
+from rlzmq.core.signatures import SignatureOfInit
 from rlzmq.envs.registry import adopt_registration, registration_of
 
 __all__ = ["ConfigValues"]
 
 
-class _DeclaresSettings(type):
+class _DeclaresSettings(SignatureOfInit):
     """Metaclass that turns attributes assigned in a subclass's ``__init__`` into settings with defaults, as in RLlib.
 
     After ``__init__`` no further names can be added.

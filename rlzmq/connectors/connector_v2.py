@@ -38,6 +38,7 @@ from rlzmq.connectors.columnar import RowsContext
 from rlzmq.connectors.torch_piece import TorchPiece
 from rlzmq.core.checkpointable import Checkpointable
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.signatures import SignatureOfInit
 from rlzmq.episodes.episode_batch import EpisodeBatch
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["BatchedNdArray", "ConnectorV2", "RowsContext", "batch_key"]
 
 
-class _RecomputesAfterInit(abc.ABCMeta):
+class _RecomputesAfterInit(SignatureOfInit, abc.ABCMeta):
     """Metaclass that computes a piece's output spaces after its ``__init__``.
 
     This allows a subclass to set its attributes before or after ``super().__init__(...)``.
