@@ -44,6 +44,7 @@ TOPICS = {
     "modules": "RL modules and distributions",
     "replay": "Replay buffers",
     "runners": "Env runners",
+    "tune": "Results of searches",
 }
 # Where the members of a public class end: what comes from outside is documented there.
 OUTSIDE = (

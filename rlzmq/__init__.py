@@ -231,6 +231,7 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
     from rlzmq.driver.sync_groups import LearnerGroup as LearnerGroup
     from rlzmq.driver.sync_groups import synchronous_parallel_sample as synchronous_parallel_sample
     from rlzmq.telemetry.runs import Run as Run, find_runs as find_runs
+    from rlzmq.tune.result_grid import ResultGrid as ResultGrid
 
 # public name -> module that defines it, relative to this package
 _EXPORTS: dict[str, str] = {
@@ -322,6 +323,7 @@ _EXPORTS: dict[str, str] = {
         "algorithms.algorithm": "Algorithm",
         "algorithms.async_algorithm": "AsyncAlgorithm",
         "telemetry.runs": "Run find_runs",
+        "tune.result_grid": "ResultGrid",
         "algorithms.checkpoint_evaluation": "CheckpointScores evaluate_checkpoint",
         "algorithms.checkpoints": "latest_checkpoint",
         "algorithms.appo": "APPO APPOConfig",

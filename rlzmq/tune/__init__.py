@@ -1,5 +1,7 @@
 """Tune: searches for good config values, with RLlib's names, on Optuna's storage."""
 
+from typing import TYPE_CHECKING
+
 from rlzmq.config.search_space import (
     choice,
     grid_search,
@@ -16,11 +18,13 @@ from rlzmq.config.search_space import (
     uniform,
 )
 from rlzmq.envs.registry import register_env
+from rlzmq.tune.callback import Callback
 from rlzmq.tune.result_grid import Result, ResultGrid, TrialError, TuneError
 from rlzmq.tune.schedulers import create_scheduler
 from rlzmq.tune.search import create_searcher
 from rlzmq.tune.session import (
     Checkpoint,
+    PlacementGroupFactory,
     Trainable,
     get_checkpoint,
     get_context,
@@ -29,15 +33,17 @@ from rlzmq.tune.session import (
     with_resources,
 )
 from rlzmq.tune.settings import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
-from rlzmq.tune.stoppers import Stopper
+from rlzmq.tune.stopper import Stopper
 from rlzmq.tune.tuner import Tuner, register_trainable
 from rlzmq.tune.view import CLIReporter
 
 __all__ = [
     "CLIReporter",
+    "Callback",
     "Checkpoint",
     "CheckpointConfig",
     "FailureConfig",
+    "PlacementGroupFactory",
     "Result",
     "ResultGrid",
     "RunConfig",
@@ -70,3 +76,17 @@ __all__ = [
     "with_parameters",
     "with_resources",
 ]
+
+_INSTEAD = {
+    "run": "tune.Tuner(trainable, param_space=…, tune_config=…, run_config=…).fit()",
+    "run_experiments": "tune.Tuner(trainable, param_space=…, tune_config=…, run_config=…).fit()",
+    "ExperimentAnalysis": "the ResultGrid that Tuner.fit() returns",
+    "SyncConfig": "RunConfig(storage_path=…), a directory",
+    "JupyterNotebookReporter": "CLIReporter",
+}
+
+if not TYPE_CHECKING:  # a name that is not there is an error to a type checker, too
+
+    def __getattr__(name: str) -> object:
+        instead = f" Instead: {_INSTEAD[name]}." if name in _INSTEAD else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{instead}")

@@ -40,7 +40,7 @@ from rlzmq.tune.schedulers.pbt import PopulationBasedTraining
 from rlzmq.tune.search.base import BasicVariantGenerator
 from rlzmq.tune.session import TrialContext
 from rlzmq.tune.settings import RunConfig, TuneConfig
-from rlzmq.tune.stoppers import NoopStopper, make_stopper
+from rlzmq.tune.stopper import NoopStopper, make_stopper
 from rlzmq.tune.study import Claim, Study
 from rlzmq.tune.trial import Trial, read_results
 from rlzmq.tune.trial_process import TrialProcess
@@ -106,6 +106,8 @@ class Experiment:
             None if tune_config.time_budget_s is None else time.monotonic() + tune_config.time_budget_s
         )
         self._store = ThreadPoolExecutor(1, thread_name_prefix="tune-study")
+        self._callbacks = ThreadPoolExecutor(1, thread_name_prefix="tune-callbacks")
+        self._num_results = 0
         self._check_ends()
 
     # -- the loop -------------------------------------------------------------------------------------------
@@ -128,11 +130,13 @@ class Experiment:
                         await self._run_trials(system)
             finally:
                 await self._on_store(self._study.close)
+            await self._call_back("on_experiment_end")
             if self._error is not None:
                 raise self._error
             return await self._on_store(self._collect)
         finally:
             self._store.shutdown()
+            self._callbacks.shutdown()
 
     async def stored_results(self) -> ResultGrid:
         """Return the results of the trials that have ended, without running any."""
@@ -239,6 +243,7 @@ class Experiment:
 
     async def _run_trial(self, system: ActorSystem, trial: Trial) -> None:
         """Run a trial until it ends or pauses; restart it if it fails and may do so."""
+        await self._call_back("on_trial_start", trial)
         while not self._is_over:
             try:
                 ends = await self._run_process(system, trial)
@@ -310,7 +315,9 @@ class Experiment:
             decision = await self._decide(trial, result)
             result["done"] = decision.action == "stop"
             trial.log(result)
+            self._num_results += 1
             await self._report(trial, result)
+            await self._call_back("on_trial_result", trial, result=result)
             self._view.show(self._trials)
             is_last = decision.action == "stop"
             frequency = checkpoints.checkpoint_frequency
@@ -386,10 +393,24 @@ class Experiment:
             _log.warning("%s was taken over by another driver, whose result counts.", trial.name)
             self._trials.remove(trial)
         self._view.show(self._trials)
+        await self._call_back("on_trial_complete" if error is None else "on_trial_error", trial)
         fail_fast = self._run_config.failure_config.fail_fast
         if error is not None and fail_fast:
             self._is_over = True
             if fail_fast == "raise":
+                self._error = self._error or error
+
+    async def _call_back(self, hook: str, trial: Trial | None = None, **info: Any) -> None:
+        """Call a hook of the callbacks on their thread; an error in it ends the search."""
+        if trial is not None:
+            info |= {"iteration": self._num_results, "trial": trial}
+        for callback in self._run_config.callbacks or ():
+            call = functools.partial(getattr(callback, hook), trials=list(self._trials), **info)
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._callbacks, call)
+            except Exception as error:
+                error.add_note(f"Raised by {type(callback).__name__}.{hook} of RunConfig(callbacks=…).")
+                self._is_over = True
                 self._error = self._error or error
 
     # -- parts ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import queue
 import shutil
 import tempfile
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +17,7 @@ from rlzmq.core.errors import ConfigurationError
 __all__ = [
     "Checkpoint",
     "FunctionSession",
+    "PlacementGroupFactory",
     "Trainable",
     "TrialContext",
     "TrialStopped",
@@ -235,6 +236,25 @@ class Trainable:
         """Release the resources that `setup` acquired. Does nothing by default."""
 
 
+class PlacementGroupFactory:
+    """Resources of a trial as Ray states them: one bundle for each of its processes. A trial occupies their sum.
+
+    Args:
+        bundles: A dict of resources for each process, e.g. ``[{"CPU": 1}, {"CPU": 2}]``.
+        strategy: Has no effect; accepted for compatibility with Ray Tune. A trial's processes are on one machine.
+
+    Attributes:
+        bundles: The bundles.
+        required_resources: Their sum by resource, without those that are 0.
+    """
+
+    def __init__(self, bundles: Sequence[Mapping[str, float]], strategy: str = "PACK") -> None:
+        self.bundles = [dict(bundle) for bundle in bundles]
+        names = {name for bundle in self.bundles for name in bundle}
+        sums = {name: sum(float(bundle.get(name, 0)) for bundle in self.bundles) for name in sorted(names)}
+        self.required_resources = {name: number for name, number in sums.items() if number}
+
+
 class WithResources:
     """A trainable and the resources that each of its trials occupies."""
 
@@ -243,20 +263,23 @@ class WithResources:
         self.resources: dict[str, float] = {name.lower(): float(number) for name, number in resources.items()}
 
 
-def with_resources(trainable: Any, resources: Mapping[str, float]) -> WithResources:
+def with_resources(trainable: Any, resources: Mapping[str, float] | PlacementGroupFactory) -> WithResources:
     """Return the trainable together with the resources of one trial.
 
     Args:
         trainable: A trainable, as for `Tuner`.
-        resources: ``{"cpu": n}``: how many of this machine's cores a trial occupies.
+        resources: ``{"cpu": n}``: how many of this machine's cores a trial occupies; or a PlacementGroupFactory, whose
+            bundles are summed.
 
     Raises:
         ConfigurationError: Another resource is named, or the number of cores is not positive.
     """
-    made = WithResources(trainable, resources)
+    given = resources.required_resources if isinstance(resources, PlacementGroupFactory) else dict(resources)
+    made = WithResources(trainable, given)
     if set(made.resources) != {"cpu"} or not made.resources["cpu"] > 0:
         raise ConfigurationError(
-            f"with_resources(…, {dict(resources)!r}): expected {{'cpu': a positive number}}."
+            f"with_resources(…, {given!r}): expected {{'cpu': a positive number}}. GPUs are set in the config: "
+            "learners(num_gpus_per_learner=…)."
         )
     return made
 

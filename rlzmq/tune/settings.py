@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlzmq.config.plain import load_named, names_code, plain_setting, revive_setting
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.telemetry.metric_paths import Mode, check_mode
+from rlzmq.tune.callback import Callback, check_callbacks
 
 if TYPE_CHECKING:
     from rlzmq.tune.schedulers.base import TrialScheduler
     from rlzmq.tune.search.base import Searcher
-    from rlzmq.tune.stoppers import Stopper
+    from rlzmq.tune.stopper import Stopper
 
 __all__ = [
     "CheckpointConfig",
@@ -39,6 +40,10 @@ class TuneConfig:
         max_concurrent_trials: Maximum number of trials at the same time; None or 0: as many as this machine has cores
             for.
         time_budget_s: Seconds after which all trials end; None: no limit.
+        reuse_actors: Has no effect; accepted for compatibility with Ray Tune. Each trial has a new process, which
+            starts in less than a tenth of a second.
+        trial_name_creator: Must be None: trials are named after the trainable and their number.
+        trial_dirname_creator: Must be None: a trial's directory has its name.
         storage: URL of Optuna's storage, e.g. ``"postgresql://…"``, which several machines may share; None: SQLite in
             the experiment's directory.
     """
@@ -51,9 +56,19 @@ class TuneConfig:
     max_concurrent_trials: int | None = None
     time_budget_s: float | None = None
     storage: str | None = None
+    reuse_actors: bool | None = False
+    trial_name_creator: None = None
+    trial_dirname_creator: None = None
 
     def __post_init__(self) -> None:
         check_mode(self.mode, "TuneConfig")
+        for name in ("trial_name_creator", "trial_dirname_creator"):
+            if getattr(self, name) is not None:
+                raise ConfigurationError(
+                    f"TuneConfig({name}=…) is not supported: trials and their directories are named after the "
+                    "trainable and their number. Their values are in Result.config and the table of "
+                    "ResultGrid.get_dataframe()."
+                )
         if not isinstance(self.num_samples, int) or (self.num_samples < 1 and self.num_samples != -1):
             raise ConfigurationError(
                 f"TuneConfig(num_samples={self.num_samples!r}): expected an int from 1, or -1: no limit."
@@ -129,6 +144,7 @@ class RunConfig:
         failure_config: What happens when a trial fails.
         verbose: 0: print nothing; None or more: a live table on a terminal, lines elsewhere.
         progress_reporter: A `CLIReporter` that names the table's columns; None: chosen from the results.
+        callbacks: `Callback` objects that are called at the events of the search.
     """
 
     name: str | None = None
@@ -138,8 +154,10 @@ class RunConfig:
     failure_config: FailureConfig = dataclasses.field(default_factory=FailureConfig)
     verbose: int | None = None
     progress_reporter: Any = None
+    callbacks: Sequence[Callback] | None = None
 
     def __post_init__(self) -> None:
+        check_callbacks(self.callbacks or ())
         self.checkpoint_config = self.checkpoint_config or CheckpointConfig()
         self.failure_config = self.failure_config or FailureConfig()
         if self.name is not None and (not self.name or "/" in self.name or self.name.startswith(".")):

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rlzmq import tune
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.tune.stoppers import (
+from rlzmq.tune.stopper import (
     CombinedStopper,
     ExperimentPlateauStopper,
     MaximumIterationStopper,
@@ -58,7 +58,7 @@ def test_plateaus() -> None:
 
 def test_times_iterations_and_combinations(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("rlzmq.tune.stoppers.time.monotonic", lambda: now)
+    monkeypatch.setattr("rlzmq.tune.stopper.time.monotonic", lambda: now)
     timeout = TimeoutStopper(datetime.timedelta(seconds=5))
     both = CombinedStopper(timeout, MaximumIterationStopper(3))
     assert ends_at(both, 1, 1, 1, 1) == 3

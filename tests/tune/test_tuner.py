@@ -126,7 +126,7 @@ def test_all_names_of_an_algorithm(trainable: Any) -> None:
         (lambda: tune.RunConfig(name="a/b"), "expected the name of a directory"),
         (
             lambda: (
-                tune.RunConfig(stop={"training_iteration": "3"}) and tune.stoppers.make_stopper({"a": "3"})
+                tune.RunConfig(stop={"training_iteration": "3"}) and tune.stopper.make_stopper({"a": "3"})
             ),
             "a number",
         ),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.tune.schedulers.asha import ASHAScheduler, AsyncHyperBandScheduler
+from rlzmq.tune.schedulers.asha import ASHAScheduler, AsyncHyperBandScheduler, HyperBandScheduler
 from rlzmq.tune.schedulers.base import FIFOScheduler, TrialScheduler
 from rlzmq.tune.schedulers.median import MedianStoppingRule
 from rlzmq.tune.schedulers.pbt import PopulationBasedTraining
@@ -13,6 +13,7 @@ __all__ = [
     "ASHAScheduler",
     "AsyncHyperBandScheduler",
     "FIFOScheduler",
+    "HyperBandScheduler",
     "MedianStoppingRule",
     "PopulationBasedTraining",
     "TrialScheduler",
@@ -24,6 +25,7 @@ _SCHEDULERS: dict[str, Callable[..., TrialScheduler]] = {
     "asha": ASHAScheduler,
     "async_hyperband": ASHAScheduler,
     "asynchyperband": ASHAScheduler,
+    "hyperband": HyperBandScheduler,
     "median_stopping_rule": MedianStoppingRule,
     "medianstopping": MedianStoppingRule,
     "pbt": PopulationBasedTraining,
@@ -31,7 +33,7 @@ _SCHEDULERS: dict[str, Callable[..., TrialScheduler]] = {
 
 
 def create_scheduler(scheduler: str, **settings: object) -> TrialScheduler:
-    """Return a scheduler by name: "fifo", "asha", "median_stopping_rule" or "pbt".
+    """Return a scheduler by name: "fifo", "asha", "hyperband", "median_stopping_rule" or "pbt".
 
     Raises:
         ConfigurationError: There is no such scheduler, or it has no such setting.

@@ -12,7 +12,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.telemetry.metric_paths import Mode
 from rlzmq.tune.schedulers.base import CONTINUE, STOP, Decision, ScheduledTrial, TrialScheduler
 
-__all__ = ["ASHAScheduler", "AsyncHyperBandScheduler"]
+__all__ = ["ASHAScheduler", "AsyncHyperBandScheduler", "HyperBandScheduler"]
 
 
 @dataclasses.dataclass
@@ -93,3 +93,33 @@ class ASHAScheduler(TrialScheduler):
 
 
 AsyncHyperBandScheduler = ASHAScheduler
+
+
+@dataclasses.dataclass
+class HyperBandScheduler(ASHAScheduler):
+    """ASHA with all of Hyperband's brackets that fit below `max_t` (arXiv:1603.06560).
+
+    Unlike Ray's class of this name, no trial waits for others at a rung: it is compared with those that came there
+    before it.
+
+    Args:
+        time_attr: Path of the time in results.
+        metric: Path of the metric; None: that of TuneConfig.
+        mode: "max" or "min"; None: that of TuneConfig.
+        max_t: Time at which every trial ends.
+        reduction_factor: About one in `reduction_factor` trials passes a rung.
+        stop_last_trials: Whether trials end at `max_t`.
+    """
+
+    time_attr: str = "time_total_s"
+    max_t: float = 81
+    reduction_factor: float = 3
+    grace_period: float = dataclasses.field(default=1, init=False)
+    brackets: int = dataclasses.field(default=1, init=False)
+
+    def __post_init__(self) -> None:
+        """Check the settings; the number of brackets follows from them."""
+        if self.reduction_factor > 1:
+            while self.grace_period * self.reduction_factor**self.brackets < self.max_t:
+                self.brackets += 1
+        super().__post_init__()

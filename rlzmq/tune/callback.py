@@ -1,0 +1,108 @@
+"""Callback: user code that is called at the events of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.tune.config_paths import TrialConfig
+
+__all__ = ["Callback", "SearchTrial", "check_callbacks"]
+
+
+class SearchTrial(Protocol):
+    """A trial, as callbacks see it.
+
+    Attributes:
+        trial_id: Its id.
+        name: Its name.
+        path: Its directory.
+        config: Its current config.
+        last_result: Its newest result; {} before the first.
+        error: What ended it; None if nothing did.
+    """
+
+    trial_id: str
+    name: str
+    path: Path
+    config: TrialConfig
+    last_result: dict[str, Any]
+    error: BaseException | None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the trial has ended."""
+
+
+class Callback:
+    """Base class of callbacks of a search, for ``RunConfig(callbacks=[…])``. Every hook does nothing by default.
+
+    Hooks are called in the driver, one at a time, on a thread of their own; the trial waits for them. An error in a
+    hook ends the search, and `Tuner.fit` raises it.
+
+    Example::
+
+        class Print(tune.Callback):
+            def on_trial_result(self, iteration, trials, trial, result, **info):
+                print(trial.name, result["training_iteration"])
+    """
+
+    def on_trial_start(
+        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: Any
+    ) -> None:
+        """Run when a trial starts, or continues after a pause.
+
+        Args:
+            iteration: Number of results that the search has received so far.
+            trials: The trials of this driver so far.
+            trial: The trial.
+            info: Room for further arguments.
+        """
+
+    def on_trial_result(
+        self,
+        iteration: int,
+        trials: Sequence[SearchTrial],
+        trial: SearchTrial,
+        result: dict[str, Any],
+        **info: Any,
+    ) -> None:
+        """Run after each result of a trial; see `on_trial_start`."""
+
+    def on_trial_complete(
+        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: Any
+    ) -> None:
+        """Run when a trial has ended without an error; see `on_trial_start`."""
+
+    def on_trial_error(
+        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: Any
+    ) -> None:
+        """Run when a trial has failed, with the error in ``trial.error``; see `on_trial_start`."""
+
+    def on_experiment_end(self, trials: Sequence[SearchTrial], **info: Any) -> None:
+        """Run when all trials have ended."""
+
+
+_HOOKS = [name for name in vars(Callback) if name.startswith("on_")]
+
+
+def check_callbacks(callbacks: Iterable[object]) -> None:
+    """Check that all are callbacks, and that their hooks are called.
+
+    Raises:
+        ConfigurationError: One is not a Callback, or has a hook that does not exist.
+    """
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise ConfigurationError(
+                f"RunConfig(callbacks=…): expected objects of tune.Callback classes, got {callback!r}."
+            )
+        for name in dir(callback):
+            if name.startswith("on_") and name not in _HOOKS:
+                raise ConfigurationError(
+                    f"{type(callback).__name__}.{name} is never called: a tune.Callback has no such hook."
+                    f"{did_you_mean(name, _HOOKS)}"
+                )
