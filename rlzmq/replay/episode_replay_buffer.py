@@ -208,6 +208,8 @@ class EpisodeReplayBuffer:
         lookback: int = 0,
         min_batch_length_T: int = 0,
         rng: np.random.Generator | None = None,
+        sample_episodes: bool = True,
+        to_numpy: bool = True,
     ) -> EpisodeBatch:
         """Sample transitions or sequences, starting at steps drawn with replacement.
 
@@ -232,15 +234,22 @@ class EpisodeReplayBuffer:
             lookback: Number of steps before each sequence to include, as far as they are stored.
             min_batch_length_T: Sequences shorter than this are redrawn.
             rng: Random generator; None: the buffer's generator.
+            sample_episodes, to_numpy: As in RLlib, and always True: the result is a list of episodes of numpy arrays.
 
         Returns:
             The items, each a chunk. Extra columns of transitions: ``weights``, ``n_step`` (with n_step given). Of all
             items: ``replay_key``, for `remove` and `update_priorities`.
 
         Raises:
-            ValueError: The buffer is empty, `num_items` and `batch_size_B` are both given, or no stored stretch
-                has `min_batch_length_T` steps.
+            ValueError: The buffer is empty, `num_items` and `batch_size_B` are both given, no stored stretch has
+                `min_batch_length_T` steps, or `sample_episodes` or `to_numpy` is False.
         """
+        if not (sample_episodes and to_numpy):
+            raise ValueError(
+                f"{type(self).__name__}.sample: expected sample_episodes=True and to_numpy=True, got {sample_episodes} "
+                f"and {to_numpy}: a sample is an EpisodeBatch, a list of episodes of numpy arrays. Leave both out, and "
+                "read the sample's columns instead of a dict."
+            )
         rng = self._rng if rng is None else rng
         length = self.batch_length_T if batch_length_T is None else batch_length_T
         num = self._num_to_draw(num_items, batch_size_B, length)

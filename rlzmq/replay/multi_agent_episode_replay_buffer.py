@@ -90,6 +90,19 @@ class MultiAgentEpisodeReplayBuffer:
         """Return the number of steps stored for a module; None: env steps, as `len`."""
         return len(self) if module_id is None else len(self.buffers.get(module_id, ()))
 
+    def get_num_episodes(self, module_id: str | None = None) -> int:
+        """Return the number of episodes with stored steps; of a module: of its agents' parts of episodes."""
+        if module_id is not None:
+            return self.buffers[module_id].get_num_episodes() if module_id in self.buffers else 0
+        stored = (name for buffer in self.buffers.values() for name in buffer._store.episode_ids)
+        return len({name.partition("/")[0] for name in stored})
+
+    def get_num_episodes_evicted(self, module_id: str | None = None) -> int:
+        """Return the number of episodes without stored steps that were added; of a module: evicted agents' parts."""
+        if module_id is None:
+            return self._num_episodes_added - self.get_num_episodes()
+        return self.buffers[module_id].get_num_episodes_evicted() if module_id in self.buffers else 0
+
     def get_added_timesteps(self, module_id: str | None = None) -> int:
         """Return the number of steps added for a module over the lifetime; None: env steps."""
         if module_id is None:

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, KeysView
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -134,6 +134,11 @@ class StepStore:
     def num_episodes(self) -> int:
         """Number of episodes with stored steps."""
         return len(self._num_stretches)
+
+    @property
+    def episode_ids(self) -> KeysView[str]:
+        """Ids of the episodes with stored steps."""
+        return self._num_stretches.keys()
 
     @property
     def num_bytes(self) -> int:

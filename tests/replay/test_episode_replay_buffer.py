@@ -485,3 +485,12 @@ def test_single_steps_are_removed_whatever_comes_and_leaves_besides(seed: int) -
                 del expected[reward]
         assert stored() == expected
     assert expected
+
+
+@pytest.mark.parametrize("name", ["sample_episodes", "to_numpy"])
+def test_samples_are_always_episodes_of_numpy_arrays(name: str) -> None:
+    buffer = EpisodeReplayBuffer(100)
+    buffer.add(episode_of(0, 0, 5, terminated=True))
+    assert len(buffer.sample(4, **{name: True})) == 4  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a sample is an EpisodeBatch"):
+        buffer.sample(4, **{name: False})  # type: ignore[arg-type]

@@ -332,3 +332,19 @@ def test_states_are_divided_by_episodes_with_their_env_steps(cls: Any, num_buffe
         }
         buffer.add(episode_of(8, 3))
         assert len(buffer) == len({obs // 10 for m in "pq" for obs in all_observations(buffer, m)})
+
+
+@pytest.mark.parametrize("cls", BUFFERS)
+def test_episodes_are_counted_once_and_agents_parts_by_module(cls: Any) -> None:
+    buffer = cls(9)
+    for index in range(3):
+        buffer.add(episode_of(index, 4))
+    parts = {module: buffer.get_num_episodes(module) for module in buffer.buffers}
+    assert buffer.get_num_episodes() + buffer.get_num_episodes_evicted() == 3
+    assert 1 <= buffer.get_num_episodes() <= 2
+    for module, num in parts.items():
+        assert num == len(set(buffer.buffers[module]._store.episode_ids))
+        assert (
+            buffer.get_num_episodes_evicted(module) == buffer.buffers[module].get_num_episodes_evicted() > 0
+        )
+    assert buffer.get_num_episodes("unknown") == buffer.get_num_episodes_evicted("unknown") == 0
