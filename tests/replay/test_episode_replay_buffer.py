@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 import gymnasium as gym
@@ -494,3 +495,25 @@ def test_samples_are_always_episodes_of_numpy_arrays(name: str) -> None:
     assert len(buffer.sample(4, **{name: True})) == 4  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="a sample is an EpisodeBatch"):
         buffer.sample(4, **{name: False})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cls", [EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer])
+def test_a_larger_sample_takes_no_more_calls_and_steps_take_little_more_than_their_columns(cls: Any) -> None:
+    buffer = cls(20_000, seed=0)
+    for index in range(100):
+        buffer.add(episode_of(index, 0, 200, terminated=True))
+
+    def num_calls(num_items: int) -> int:
+        events: list[str] = []
+        sys.setprofile(lambda frame, event, argument: events.append(event))
+        try:
+            buffer.sample(num_items, n_step=3)
+        finally:
+            sys.setprofile(None)
+        return sum(event in ("call", "c_call") for event in events)
+
+    num_calls(256)
+    assert num_calls(1024) <= num_calls(256) + 5
+    columns = sum(np.asarray(column).dtype.itemsize for column in (np.int64(0), np.int64(0), np.float64(0)))
+    bookkeeping = 8 * 6 + 2  # links, times and serial numbers; flags
+    assert columns <= buffer.num_bytes / len(buffer) <= 1.1 * (columns + bookkeeping)
