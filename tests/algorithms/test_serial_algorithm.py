@@ -50,10 +50,13 @@ def test_an_iteration_composes_no_suggestion_for_a_mistyped_setting(monkeypatch:
     with small().build() as algo:
         algo.train()
         monkeypatch.setattr(
-            "rlzmq.config.values.did_you_mean", lambda name, valid: composed.append(name) or ""
+            "rlzmq.config.rllib_only.did_you_mean", lambda name, valid: composed.append(name) or ""
         )
         algo.train()
-    assert composed == []
+        assert composed == []
+        with pytest.raises(AttributeError):
+            _ = algo.config.no_such_setting
+        assert composed == ["no_such_setting"]
 
 
 def test_the_result_has_rllibs_keys_and_the_account_adds_up() -> None:
