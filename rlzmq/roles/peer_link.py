@@ -141,7 +141,7 @@ class PeerLink(abc.ABC):
 
     def handle(self, event: Any) -> None:
         """Pass an event to the core and perform its instructions; refuse a payload that it cannot decode."""
-        if isinstance(event, Leave) and self.core.is_welcome and trace.is_remote():
+        if isinstance(event, Leave) and trace.is_remote() and self.core.is_welcome:
             self._trace.flush()
         try:
             instructions = self.core.handle(event, self.now())
@@ -205,7 +205,7 @@ class PeerLink(abc.ABC):
     @ends_link
     def _tick(self) -> None:
         self.handle(Tick())
-        if self.core.is_welcome and trace.is_remote():
+        if trace.is_remote() and self.core.is_welcome:
             self._trace.tick()
         self._timer = self._loop.call_later(TICK_S, self._tick)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -14,6 +17,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.update_plan import ReplayRatio, UpdatePlan
 from rlzmq.episodes.columns import ORIGIN
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.learners.offline_source import OfflineShards
 from rlzmq.learners.replay_source import EpisodeReplay
 from rlzmq.learners.sources import CircularBuffer, FreshBatch
@@ -446,6 +450,44 @@ def test_recorded_steps_that_make_the_loss_overflow_are_passed_over(
     other.set_state(learner.source.get_state())
     for batch in other.batches(9, np.random.default_rng(0)):
         assert 9.0 not in batch.columns["rewards"][batch.step_slots()]
+
+
+def test_an_epoch_of_data_that_do_not_fit_into_memory_is_drawn(tmp_path: Path) -> None:
+    """Of 96 MB of images; the process may have 32 MB more than before it opened the files."""
+    for index in range(4):
+        episode = SingleAgentEpisode(
+            id_=str(index),
+            observations=np.full((1201, 20_000), index, np.uint8),
+            actions=np.zeros(1200, np.int64),
+            rewards=np.zeros(1200, np.float32),
+            observation_space=gym.spaces.Box(0, 255, (20_000,), np.uint8),
+            action_space=gym.spaces.Discrete(2),
+            terminated=True,
+            len_lookback_buffer=0,
+        )
+        write_shard(tmp_path, [episode])
+    program = """
+import re, resource, sys
+import numpy as np
+from rlzmq.learners.offline_source import OfflineShards
+from rlzmq.replay import open_shards
+
+used = 1024 * int(re.search(r"VmData:\\s+(\\d+)", open("/proc/self/status").read())[1])
+resource.setrlimit(resource.RLIMIT_DATA, (used + 2**25, used + 2**25))
+source = OfflineShards(open_shards(sys.argv[1]).shards, batch_size=32)
+total = 0
+for batch in source.batches(150, np.random.default_rng(0)):
+    rows = batch.columns["obs"][batch.start]
+    total += int(rows[:, 0].sum())
+print(total)
+try:
+    np.ones(2**25, np.uint8)
+except MemoryError:
+    print("limited")
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.stdout.split() == [str(1200 * (0 + 1 + 2 + 3)), "limited"], done.stderr
 
 
 def test_a_rank_without_a_recorded_step_is_an_error(tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ class BrokerRole:
         self._timer: asyncio.TimerHandle | None = None
         self._tick_due = 0.0
         self._has_failed = False
+        self._recorded: set[Any] = set()  # fragment ids, as held, in a history
         faults.at("broker.started")
         self._has_told_size = False
         self._writes: set[asyncio.Task[None]] = set()
@@ -388,7 +389,9 @@ class BrokerRole:
     def _record(self, message: Fragment, *, is_new: bool) -> None:
         """Record, for the history, what became of a fragment that has arrived."""
         state, fragment = self._core.state, message.fragment_id
-        if is_new:
+        # One of an update that learners hold was in the ledger before its runner sent it to this broker.
+        if is_new or (fragment in state.ledger.entries and fragment not in self._recorded):
+            self._recorded.add(fragment)
             update = -1 if state.next_commit is None else state.next_commit
             faults.record("held", id=str(fragment), version=message.weights_version, update=update)
         elif fragment not in state.ledger.entries and state.ledger.is_committed(fragment):
