@@ -18,6 +18,9 @@ from rlzmq.modules.apis import TargetNetworkAPI
 
 __all__ = ["TargetNetworkLearner", "TargetNetworkUpdates", "discounts"]
 
+# Added to the denominator of Adam's steps for parts of a module (SAC, TQC, CQL, IQL), as in RLlib.
+_EPS = 1e-7
+
 
 class _TargetNetworkSettings(Protocol):
     """The config settings that TargetNetworkLearner reads."""
@@ -123,7 +126,7 @@ class TargetNetworkLearner(TargetNetworkUpdates):
             self.register_optimizer(
                 module_id=module_id,
                 optimizer_name=name,
-                optimizer=make_adam(given, 0.0),
+                optimizer=make_adam(given, 0.0, _EPS),
                 params=given,
                 lr_or_lr_schedule=lr,
             )
