@@ -37,6 +37,7 @@ from rlzmq.actors.messages import (
 )
 from rlzmq.actors.remote_errors import pack_error
 from rlzmq.core.errors import ProtocolError
+from rlzmq.core.malloc import share_one_arena
 from rlzmq.core.multiprocessing_directory import process_directory, set_multiprocessing_directory
 from rlzmq.core.stack_channel import open_stack_channel
 from rlzmq.net.context import Context
@@ -77,6 +78,7 @@ def run_child(channel: socket.socket, role: str) -> int:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # stacks of a process that hangs
     open_stack_channel(role)
+    share_one_arena()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # lines are written even if the process is killed
     random.seed()
     np.random.seed()  # the fork copied the parent's state: children must not share it

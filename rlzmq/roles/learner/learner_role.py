@@ -16,8 +16,10 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults, trace
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.log_level import apply_log_level
+from rlzmq.core.malloc import keep_freed_memory
 from rlzmq.core.memory_limit import limit_memory
 from rlzmq.learners.rank_modules import import_for_ranks
+from rlzmq.modules.structure import has_convolutions
 from rlzmq.modules.weights import WeightsLayout
 from rlzmq.roles.learner.arrival_log import ArrivalLog
 from rlzmq.roles.learner.formation import connecting_timeout_s
@@ -65,6 +67,8 @@ class LearnerRole:
         self.config = config
         self.rank: int = rank
         self.learner: Any = make_learner(config, module_spec, rank, num_ranks)
+        if has_convolutions(self.learner.module.values()):
+            keep_freed_memory()  # their activations are large
         self._layouts: dict[Any, Any] = {}
         self._synced_module_ids: list[str] | None = None
         self._link: Any = None

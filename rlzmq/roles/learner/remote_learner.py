@@ -27,6 +27,7 @@ from rlzmq.actors.messages import (
 )
 from rlzmq.actors.remote_errors import pack_error
 from rlzmq.core.errors import PeerLostError, ProtocolError
+from rlzmq.core.malloc import share_one_arena
 from rlzmq.core.space_plain import space_from_plain
 from rlzmq.net.context import Context
 from rlzmq.net.events import SocketEvent
@@ -82,6 +83,7 @@ class RemoteLearner:
         self._make_config = make_config
         self._rank = preferred_rank
         self._timeout_s = timeout_s
+        share_one_arena()
         self._host = ActorHost("learner")
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._was_called = False
