@@ -33,7 +33,8 @@ thread.join()
 @pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")
 @pytest.mark.parametrize("memory", ["kept", "returned"])
 def test_a_second_large_array_of_a_thread_costs_page_faults_only_by_default(memory: str) -> None:
-    run = subprocess.run([sys.executable, "-c", _MEASURE, memory], capture_output=True, text=True, check=True, timeout=60)
+    command = [sys.executable, "-c", _MEASURE, memory]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     first, second = map(int, run.stdout.split())
     assert first > 40  # some systems back large arrays with pages of 2 MB
     if memory == "kept":
