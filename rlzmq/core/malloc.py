@@ -1,7 +1,7 @@
 """Settings of the C library's allocator for processes that allocate the same large arrays again and again.
 
-By default glibc returns arrays above 32 MB to the system when they are freed, and those of threads above 64 MB. The next
-one of the same size then costs a page fault per 4 kB, which takes an eighth of an update on 1,024 images. Other C
+By default glibc returns arrays above 32 MB to the system when they are freed, and those of threads above 64 MB. The
+next one of the same size then costs a page fault per 4 kB, which takes an eighth of an update on 1,024 images. Other C
 libraries (musl, macOS) ignore these settings or lack them.
 """
 
