@@ -19,6 +19,7 @@ __all__ = ["OffPolicyConfig", "OffPolicySettings", "check_no_compiled_update", "
 
 # An update is committed as a whole, and nothing is sampled during it.
 _MOST_BATCHES = 10_000
+_SMOOTHING = "metrics_num_episodes_for_smoothing"
 _BUFFERS = (
     "EpisodeReplayBuffer",
     "PrioritizedEpisodeReplayBuffer",
@@ -37,7 +38,9 @@ class OffPolicySettings(TrainingSettings):
         replay_buffer_config: ``{"type": …, "capacity": …, "alpha": …, "beta": …}``; missing keys keep their defaults.
             The type is "EpisodeReplayBuffer" (uniform) or "PrioritizedEpisodeReplayBuffer" (arXiv:1511.05952);
             multi-agent runs use the variants "MultiAgent…", also under the single-agent name. The capacity is in env
-            steps (multi-agent: in agent steps of each module) for all learners together.
+            steps (multi-agent: in agent steps of each module) for all learners together. Optional:
+            "metrics_num_episodes_for_smoothing", the number of newest samples over which results have the mean
+            ``actual_n_step``.
         num_steps_sampled_before_learning_starts: Number of env steps sampled before the first update trains.
         training_intensity: Trained env steps, counting repetitions, per sampled env step; None: one batch for each
             round of `rollout_fragment_length` steps of all environments.
@@ -134,8 +137,8 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
         given, defaults = self.replay_buffer_config, self._defaults["replay_buffer_config"]
         for name, value in given.items():
             where = f"config.replay_buffer_config[{name!r}]"
-            if name not in defaults:
-                raise ConfigurationError(f"{where}: no such key.{did_you_mean(name, defaults)}")
+            if name not in (known := [*defaults, _SMOOTHING]):
+                raise ConfigurationError(f"{where}: no such key.{did_you_mean(name, known)}")
             if name == "type" and value not in _BUFFERS:
                 raise ConfigurationError(
                     f"{where}: expected {' or '.join(map(repr, _BUFFERS))}, got {value!r}."
@@ -145,8 +148,9 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
                     f"{where}={value!r}: the config has no multi_agent() settings. Use "
                     f"{value.removeprefix('MultiAgent')!r}."
                 )
-            if name == "capacity" and (not isinstance(value, int) or value < 1):
-                raise ConfigurationError(f"{where}: expected a number of env steps >= 1, got {value!r}.")
+            if name in ("capacity", _SMOOTHING) and (not isinstance(value, int) or value < 1):
+                what = "env steps" if name == "capacity" else "samples"
+                raise ConfigurationError(f"{where}: expected a number of {what} >= 1, got {value!r}.")
             if name in ("alpha", "beta") and (not isinstance(value, int | float) or value < 0.0):
                 raise ConfigurationError(f"{where}: expected a number >= 0, got {value!r}.")
         least, most = self.n_step_range

@@ -53,7 +53,8 @@ def online_state(
         where: The checkpoint's path, for messages.
 
     Raises:
-        CheckpointError: The checkpoint lacks a network that the online modules act with.
+        CheckpointError: The online run has no module of a saved one's id, or the checkpoint lacks a network that the
+            online modules act with.
     """
     learner = to_parts(state).get(_LEARNER, {})
     if "rl_module" not in learner:
@@ -62,6 +63,12 @@ def online_state(
     left_out: set[str] = set()
     fresh: set[str] = set()
     for module_id, weights in learner["rl_module"].items():
+        if module_id not in modules:
+            raise CheckpointError(
+                f"{where}: expected modules {sorted(modules.keys())} of this run, got {module_id!r}. Name this run's "
+                "module so, or load the weights into one of its modules: learner_group.load_module_state("
+                f"rl_module_ckpt_dirs={{{min(modules.keys())!r}: '{where}/{_LEARNER}/rl_module/{module_id}'}})."
+            )
         own = modules[module_id].unwrapped()
         names = own.get_state()
         parts, saved_parts = _parts(names), _parts(weights)

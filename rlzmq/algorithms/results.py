@@ -18,6 +18,7 @@ from rlzmq.core.names import (
     ENV_RUNNER_RESULTS,
     LEARNER_CONNECTOR,
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    REPLAY_BUFFER_RESULTS,
 )
 from rlzmq.core.plain import decode, encode_supported
 from rlzmq.core.stage_timers import LEARNER_STAGES
@@ -76,6 +77,7 @@ class ResultBuilder:
         self._held: _Held | None = None
         self.episodes: EpisodeMetrics = EpisodeMetrics(config.metrics_num_episodes_for_smoothing)
         self._learners: dict[str, Any] = {}
+        self._replay_buffer: dict[str, Any] = {}
         self._learner_metrics = MetricsLogger(stats_cls_lookup=config.custom_stats_cls_lookup)
         self._timers: dict[str, list[float]] = {}
         self._steps_by_lag: Counter[int] = Counter()
@@ -150,6 +152,7 @@ class ResultBuilder:
                 self.add_timer(name, overall[name])
         if "connector_pipeline_timer" in (of_connector := overall.get(LEARNER_CONNECTOR, {})):
             self.add_timer("learner_connector_timer", of_connector["connector_pipeline_timer"])
+        self._replay_buffer = overall.pop(REPLAY_BUFFER_RESULTS, {})
         self._learners = merged
 
     @property
@@ -206,6 +209,8 @@ class ResultBuilder:
                 "accounting": accounting.to_dict(),
             }
         )
+        if self._replay_buffer:
+            result[REPLAY_BUFFER_RESULTS] = self._replay_buffer
         logged = self._metrics.reduce()
         if NUM_ENV_STEPS_SAMPLED_LIFETIME in logged.get(ENV_RUNNER_RESULTS, {}):
             # A custom training step has sampled, and logged the runners' metrics.
@@ -310,10 +315,24 @@ def merge_learner_results(results: list[dict[str, Any]], metrics: MetricsLogger)
         }
         if "train_ratio" in sources[0]:  # equal on all ranks
             merged[ALL_MODULES][BATCH_SOURCE]["train_ratio"] = sources[0]["train_ratio"]
+    buffers = [values[REPLAY_BUFFER_RESULTS] for values in of_ranks if REPLAY_BUFFER_RESULTS in values]
+    if buffers:
+        merged[ALL_MODULES][REPLAY_BUFFER_RESULTS] = _of_all_buffers(buffers)
     for module_id, values in metrics.reduce().items():
         own = values if isinstance(values, dict) else {"value": values}
         merged.setdefault(module_id, {}).update(own)
     return merged
+
+
+def _of_all_buffers(metrics: list[Any]) -> Any:
+    """Return the metrics of all ranks' buffers together: sums of counts, means of ``actual_n_step`` (a float)."""
+    first = metrics[0]
+    if len(metrics) == 1:
+        return first
+    if not isinstance(first, dict):
+        return sum(metrics) / (len(metrics) if isinstance(first, float) else 1)
+    names = dict.fromkeys(name for one in metrics for name in one)
+    return {name: _of_all_buffers([one[name] for one in metrics if name in one]) for name in names}
 
 
 def _merge_values(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:

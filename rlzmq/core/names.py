@@ -48,6 +48,7 @@ __all__ = [
     "NUM_MODULE_STEPS_TRAINED",
     "NUM_MODULE_STEPS_TRAINED_LIFETIME",
     "NUM_TRAINABLE_PARAMETERS",
+    "REPLAY_BUFFER_RESULTS",
     "RLMODULE_INFERENCE_TIMER",
     "SYNCH_WORKER_WEIGHTS_TIMER",
     "TIMERS",
@@ -74,6 +75,7 @@ ENV_RUNNER_RESULTS = "env_runners"
 EVALUATION_RESULTS = "evaluation"
 FAULT_TOLERANCE_STATS = "fault_tolerance"
 LEARNER_RESULTS = "learners"
+REPLAY_BUFFER_RESULTS = "replay_buffer"
 TIMERS = "timers"
 
 # -- episodes -----------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import trace
 from rlzmq.core.errors import NotFiniteError
 from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
-from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE
+from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE, REPLAY_BUFFER_RESULTS
 from rlzmq.core.plain import decode, encode_supported
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.stage_timers import LEARNER_STAGES, StageTimers
@@ -620,6 +620,8 @@ class Learner(LearnerHooks):
             if isinstance(ratio := self.source.progress, ReplayRatio) and ratio.num_counted:
                 reached = self.num_env_steps_of_all_ranks_lifetime / ratio.num_counted
                 results[ALL_MODULES][BATCH_SOURCE]["train_ratio"] = reached
+            if metrics := self.source.get_metrics():
+                results[ALL_MODULES][REPLAY_BUFFER_RESULTS] = metrics
         if own:
             results[ALL_MODULES][METRICS_STATES] = own.states
         return results

@@ -166,6 +166,8 @@ class ReplayLearner(TargetNetworkLearner):
             "capacity": -(-given["capacity"] // plan.num_ranks),
             "keeps_extra_model_outputs": burn_ins.keys() if settings.is_multi_agent else bool(burn_ins),
         }
+        if "metrics_num_episodes_for_smoothing" in given:
+            arguments["metrics_num_episodes_for_smoothing"] = given["metrics_num_episodes_for_smoothing"]
         options: dict[str, Any] = {"n_step": settings.n_step, "gamma": settings.gamma}
         kind: str = given["type"]
         if kind.endswith(PrioritizedEpisodeReplayBuffer.__name__):

@@ -207,6 +207,9 @@ class EpisodeReplay(BatchSource):
     def num_bytes(self) -> int:
         return self.buffer.num_bytes
 
+    def get_metrics(self) -> dict[str, Any]:
+        return self.buffer.get_metrics()
+
     def update_priorities(self, module_id: str, td_errors: Any, keys: Any) -> None:
         if isinstance(self.buffer, MultiAgentPrioritizedEpisodeReplayBuffer):
             self.buffer.update_priorities(td_errors, module_id, keys)

@@ -119,6 +119,10 @@ class BatchSource(ABC):
         """Size of the kept data, in bytes."""
         return 0
 
+    def get_metrics(self) -> dict[str, Any]:
+        """Return further counts for the results, under RLlib's names; {}: there are none."""
+        return {}
+
     def replace(self, batch: Any, usable: Any) -> bool:
         """Keep only `usable` of a batch from `batches`, since the rest of it made a loss overflow.
 

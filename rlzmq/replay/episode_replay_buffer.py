@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ class EpisodeReplayBuffer:
     Args:
         capacity: Env steps, >= 1; a single episode may exceed it.
         batch_size_B, batch_length_T: Default number of items in a sample, and of steps in an item.
+        metrics_num_episodes_for_smoothing: Number of newest samples whose mean is ``actual_n_step`` in `get_metrics`.
         keeps_extra_model_outputs: Whether to store extra model outputs; without them, steps take less memory.
         seed: Seed of the generator that `sample` uses by default; None: from the operating system.
 
@@ -52,6 +54,7 @@ class EpisodeReplayBuffer:
         *,
         batch_size_B: int = 16,
         batch_length_T: int = 1,
+        metrics_num_episodes_for_smoothing: int = 100,
         keeps_extra_model_outputs: bool = True,
         seed: int | None = None,
     ) -> None:
@@ -59,6 +62,7 @@ class EpisodeReplayBuffer:
             ("capacity", capacity),
             ("batch_size_B", batch_size_B),
             ("batch_length_T", batch_length_T),
+            ("metrics_num_episodes_for_smoothing", metrics_num_episodes_for_smoothing),
         ):
             if value < 1:
                 raise ValueError(f"{type(self).__name__}: expected {name} >= 1, got {value}.")
@@ -70,6 +74,7 @@ class EpisodeReplayBuffer:
         self.on_removed: Callable[[IntArray], None] = lambda slots: None
         self._store = self._new_store()
         self._num_sampled = self._num_items_sampled = self._num_redrawn = 0
+        self._actual_n_steps: deque[float] = deque(maxlen=metrics_num_episodes_for_smoothing)
         self._leaving: set[int] = set()  # keys of steps to remove at the next mark
 
     def _new_store(self) -> StepStore:
@@ -111,9 +116,14 @@ class EpisodeReplayBuffer:
         """Size of the stored steps in bytes."""
         return self._store.num_bytes
 
-    def get_metrics(self) -> dict[str, int]:
-        """Return the current counts, and the lifetime counts of added, evicted and sampled steps."""
-        store = self._store
+    def get_metrics(self) -> dict[str, float]:
+        """Return the current counts, the lifetime counts, and ``actual_n_step``: the mean number of rewards in a sum.
+
+        Sums of `n_step` rewards are shorter at the end of an episode. The mean is that of the newest samples with
+        `n_step`; without one it is missing.
+        """
+        store, n_steps = self._store, self._actual_n_steps
+        actual_n_step = {"actual_n_step": sum(n_steps) / len(n_steps)} if n_steps else {}
         return {
             "num_env_steps_stored": store.num_steps,
             "num_episodes_stored": store.num_episodes,
@@ -124,6 +134,7 @@ class EpisodeReplayBuffer:
             "num_episodes_added_lifetime": store.num_episodes_added,
             "num_episodes_evicted_lifetime": store.num_episodes_evicted,
             "num_resamples": self._num_redrawn,
+            **actual_n_step,
         }
 
     # -- in -------------------------------------------------------------------------------------------
@@ -244,12 +255,7 @@ class EpisodeReplayBuffer:
             ValueError: The buffer is empty, `num_items` and `batch_size_B` are both given, no stored stretch has
                 `min_batch_length_T` steps, or `sample_episodes` or `to_numpy` is False.
         """
-        if not (sample_episodes and to_numpy):
-            raise ValueError(
-                f"{type(self).__name__}.sample: expected sample_episodes=True and to_numpy=True, got {sample_episodes} "
-                f"and {to_numpy}: a sample is an EpisodeBatch, a list of episodes of numpy arrays. Leave both out, and "
-                "read the sample's columns instead of a dict."
-            )
+        check_samples_episodes(f"{type(self).__name__}.sample", sample_episodes, to_numpy)
         rng = self._rng if rng is None else rng
         length = self.batch_length_T if batch_length_T is None else batch_length_T
         num = self._num_to_draw(num_items, batch_size_B, length)
@@ -261,9 +267,15 @@ class EpisodeReplayBuffer:
             batch = self._sequences(starts, length, lookback)
         else:
             batch = self._transitions(starts, drawn_n(n_step, num, rng), gamma, beta)
-            if n_step is None:
-                del batch.columns["n_step"]
+            self._note_n_steps(batch, n_step)
         return self._filled(batch, include_infos, include_extra_model_outputs)
+
+    def _note_n_steps(self, batch: EpisodeBatch, n_step: int | tuple[int, int] | None) -> None:
+        """Note the mean number of rewards in a sum; without `n_step`, drop the column."""
+        if n_step is None:
+            del batch.columns["n_step"]
+        else:
+            self._actual_n_steps.append(float(batch.columns["n_step"].mean()))
 
     def _check_sample(self, n_step: int | tuple[int, int] | None, length: int) -> None:
         least, most = n_range(n_step)
@@ -465,6 +477,20 @@ class EpisodeReplayBuffer:
 
     def _add_stored(self, batch: EpisodeBatch, state: Mapping[str, Any]) -> IntArray:
         return self._store.add(batch, join=False)
+
+
+def check_samples_episodes(where: str, sample_episodes: bool, to_numpy: bool) -> None:
+    """Check two arguments of `sample` that exist for compatibility with RLlib.
+
+    Raises:
+        ValueError: One of them is False.
+    """
+    if not (sample_episodes and to_numpy):
+        raise ValueError(
+            f"{where}: expected sample_episodes=True and to_numpy=True, got {sample_episodes} and {to_numpy}: a sample "
+            "is an EpisodeBatch, a list of episodes of numpy arrays. Leave both out, and read the sample's columns "
+            "instead of a dict."
+        )
 
 
 def n_range(n_step: int | tuple[int, int] | None) -> tuple[int, int]:

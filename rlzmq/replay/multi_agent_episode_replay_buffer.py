@@ -15,10 +15,23 @@ from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.replay.episode_replay_buffer import EpisodeReplayBuffer, IntArray, drawn_n
+from rlzmq.replay.episode_replay_buffer import EpisodeReplayBuffer, IntArray, check_samples_episodes, drawn_n
 from rlzmq.replay.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
 
 __all__ = ["MultiAgentEpisodeReplayBuffer", "MultiAgentPrioritizedEpisodeReplayBuffer", "joined"]
+
+# Names in `get_metrics` of what the modules' buffers count.
+_NAMES_BY_MODULE = {
+    "num_env_steps_stored": "num_module_steps_stored",
+    "num_episodes_stored": "num_module_episodes",
+    "num_env_steps_added_lifetime": "num_module_steps_added_lifetime",
+    "num_env_steps_evicted_lifetime": "num_module_steps_evicted_lifetime",
+    "num_env_steps_sampled_lifetime": "num_module_steps_sampled_lifetime",
+    "num_episodes_added_lifetime": "num_module_episodes_added_lifetime",
+    "num_episodes_evicted_lifetime": "num_module_episodes_evicted_lifetime",
+    "num_resamples": "num_module_resamples",
+    "actual_n_step": "module_actual_n_step",
+}
 
 
 class MultiAgentEpisodeReplayBuffer:
@@ -34,6 +47,8 @@ class MultiAgentEpisodeReplayBuffer:
     Args:
         capacity: Maximum number of agent steps in the buffer of each module, >= 1.
         batch_size_B, batch_length_T: Default number of items per module in a sample, and of steps in an item.
+        metrics_num_episodes_for_smoothing: Number of newest samples whose mean is ``module_actual_n_step`` in
+            `get_metrics`.
         keeps_extra_model_outputs: Whether to store extra model outputs, or the ids of the modules whose outputs to
             store; without them, steps take less memory.
         seed: Seed of the generator that `sample` uses by default; None: from the operating system.
@@ -49,12 +64,14 @@ class MultiAgentEpisodeReplayBuffer:
         *,
         batch_size_B: int = 16,
         batch_length_T: int = 1,
+        metrics_num_episodes_for_smoothing: int = 100,
         keeps_extra_model_outputs: bool | Collection[str] = True,
         seed: int | None = None,
     ) -> None:
         self.capacity = capacity
         self.batch_size_B = batch_size_B
         self.batch_length_T = batch_length_T
+        self._num_smoothed = metrics_num_episodes_for_smoothing
         self.buffers: dict[str, EpisodeReplayBuffer] = {}
         self.keeps_extra_model_outputs = keeps_extra_model_outputs
         self._rng = np.random.default_rng(seed)
@@ -69,12 +86,16 @@ class MultiAgentEpisodeReplayBuffer:
         return keeps if isinstance(keeps, bool) else module_id in keeps
 
     def _new_buffer(self, module_id: str) -> EpisodeReplayBuffer:
-        return EpisodeReplayBuffer(
-            self.capacity,
-            batch_size_B=self.batch_size_B,
-            batch_length_T=self.batch_length_T,
-            keeps_extra_model_outputs=self._keeps(module_id),
-        )
+        return EpisodeReplayBuffer(**self._arguments(module_id))
+
+    def _arguments(self, module_id: str) -> dict[str, Any]:
+        return {
+            "capacity": self.capacity,
+            "batch_size_B": self.batch_size_B,
+            "batch_length_T": self.batch_length_T,
+            "metrics_num_episodes_for_smoothing": self._num_smoothed,
+            "keeps_extra_model_outputs": self._keeps(module_id),
+        }
 
     # -- facts ----------------------------------------------------------------------------------------
 
@@ -125,14 +146,25 @@ class MultiAgentEpisodeReplayBuffer:
         return self._num_not_kept
 
     def get_metrics(self) -> dict[str, Any]:
-        """Return the lifetime counts, and those of each module under ``modules``."""
+        """Return counts of all modules together, and the modules' counts, as dicts by module id.
+
+        Env steps and episodes are counted as evicted once no agent's step of them is stored. Those of a module are its
+        agents' steps and their parts of episodes.
+        """
+        by_module: dict[str, dict[str, float]] = {name: {} for name in _NAMES_BY_MODULE.values()}
+        for module_id, buffer in self.buffers.items():
+            for name, value in buffer.get_metrics().items():
+                if name in _NAMES_BY_MODULE:
+                    by_module[_NAMES_BY_MODULE[name]][module_id] = value
         return {
             "num_env_steps_stored": len(self),
             "num_env_steps_added_lifetime": self._env_steps.num_added,
+            "num_env_steps_evicted_lifetime": self._env_steps.num_added - len(self),
             "num_episodes_added_lifetime": self._num_episodes_added,
             "num_agent_steps_stored": sum(map(len, self.buffers.values())),
             "num_agent_steps_not_kept": self._num_not_kept,
-            "modules": {module_id: buffer.get_metrics() for module_id, buffer in self.buffers.items()},
+            "num_bytes_stored": self.num_bytes,
+            **{name: values for name, values in by_module.items() if values},
         }
 
     # -- in -------------------------------------------------------------------------------------------
@@ -246,6 +278,8 @@ class MultiAgentEpisodeReplayBuffer:
         include_infos: bool = False,
         include_extra_model_outputs: bool = False,
         rng: np.random.Generator | None = None,
+        sample_episodes: bool = True,
+        to_numpy: bool = True,
         **sequences: int,
     ) -> dict[str, EpisodeBatch]:
         """Sample items for each module, with replacement.
@@ -257,6 +291,7 @@ class MultiAgentEpisodeReplayBuffer:
                 which all the modules have stored a step are drawn uniformly, and each module's items are the steps of
                 all its agents there, in the same order. For transitions only; weights are 1.
             modules_to_sample: Module ids; None: all modules with stored steps.
+            sample_episodes, to_numpy: As in RLlib, and always True.
             sequences: ``batch_length_T``, ``lookback``, ``min_batch_length_T`` of `EpisodeReplayBuffer.sample`, for
                 independent replay.
 
@@ -267,6 +302,7 @@ class MultiAgentEpisodeReplayBuffer:
             ValueError: A module has no stored step, there is no common env step, or see `EpisodeReplayBuffer.sample`.
         """
         where = f"{type(self).__name__}.sample"
+        check_samples_episodes(where, sample_episodes, to_numpy)
         rng = self._rng if rng is None else rng
         chosen = self.get_module_ids() if modules_to_sample is None else sorted(modules_to_sample)
         for module_id in chosen or ("any module",):
@@ -335,8 +371,7 @@ class MultiAgentEpisodeReplayBuffer:
             rows = ragged_arange(begin, counts)
             buffer = self.buffers[module_id]
             batch = buffer._transitions(slots[rows], np.repeat(n, counts), gamma, 0.0)
-            if n_step is None:
-                del batch.columns["n_step"]
+            buffer._note_n_steps(batch, n_step)
             result[module_id] = buffer._filled(
                 batch, includes["include_infos"], includes["include_extra_model_outputs"]
             )
@@ -500,7 +535,8 @@ class MultiAgentPrioritizedEpisodeReplayBuffer(MultiAgentEpisodeReplayBuffer):
     """A MultiAgentEpisodeReplayBuffer with a `PrioritizedEpisodeReplayBuffer` per module.
 
     Args:
-        capacity, batch_size_B, batch_length_T, keeps_extra_model_outputs, seed: See `MultiAgentEpisodeReplayBuffer`.
+        capacity, batch_size_B, batch_length_T, metrics_num_episodes_for_smoothing, keeps_extra_model_outputs, seed: See
+            `MultiAgentEpisodeReplayBuffer`.
         alpha: Exponent of the priorities, >= 0; 0 draws uniformly.
     """
 
@@ -509,13 +545,7 @@ class MultiAgentPrioritizedEpisodeReplayBuffer(MultiAgentEpisodeReplayBuffer):
         super().__init__(capacity, **arguments)
 
     def _new_buffer(self, module_id: str) -> PrioritizedEpisodeReplayBuffer:
-        return PrioritizedEpisodeReplayBuffer(
-            self.capacity,
-            batch_size_B=self.batch_size_B,
-            batch_length_T=self.batch_length_T,
-            alpha=self.alpha,
-            keeps_extra_model_outputs=self._keeps(module_id),
-        )
+        return PrioritizedEpisodeReplayBuffer(alpha=self.alpha, **self._arguments(module_id))
 
     def _add_chunks(self, buffer: Any, chunks: EpisodeBatch, weight: Any) -> IntArray:
         slots: IntArray = buffer._add(chunks, weight)

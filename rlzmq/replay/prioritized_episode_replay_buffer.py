@@ -25,7 +25,8 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
     (N P_i)^-β divided by the largest such weight in the buffer.
 
     Args:
-        capacity, batch_size_B, batch_length_T, keeps_extra_model_outputs, seed: See `EpisodeReplayBuffer`.
+        capacity, batch_size_B, batch_length_T, metrics_num_episodes_for_smoothing, keeps_extra_model_outputs, seed: See
+            `EpisodeReplayBuffer`.
         alpha: α, >= 0; 0 draws uniformly.
     """
 
@@ -36,6 +37,7 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
         batch_size_B: int = 16,
         batch_length_T: int = 1,
         alpha: float = 1.0,
+        metrics_num_episodes_for_smoothing: int = 100,
         keeps_extra_model_outputs: bool = True,
         seed: int | None = None,
     ) -> None:
@@ -51,6 +53,7 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
             capacity,
             batch_size_B=batch_size_B,
             batch_length_T=batch_length_T,
+            metrics_num_episodes_for_smoothing=metrics_num_episodes_for_smoothing,
             keeps_extra_model_outputs=keeps_extra_model_outputs,
             seed=seed,
         )

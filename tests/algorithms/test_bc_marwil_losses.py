@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from rlzmq import Columns
 from rlzmq.algorithms.bc.bc_loss import bc_loss
+from rlzmq.algorithms.marwil.marwil_learner import with_burn_in
 from rlzmq.algorithms.marwil.marwil_loss import marwil_loss_terms
 
 
@@ -83,3 +85,32 @@ def test_outliers_do_not_overflow_and_nan_does_not_stay_in_the_norm() -> None:
     huge = terms(value_targets_B=torch.tensor([1e6, -2.0]), update_rate=0.0)
     assert np.isfinite(huge.policy_loss.item())
     assert terms(value_targets_B=torch.tensor([math.nan, -2.0])).norm.item() == 4.0
+
+
+def test_the_log_standard_deviation_is_weighted_like_the_likelihood() -> None:
+    found = terms(log_std_B=torch.tensor([0.5, -1.0]), log_std_coeff=2.0)
+    norm = 8.25
+    weights = math.exp(0.5 * 3.0 / math.sqrt(norm)), math.exp(0.5 * -4.0 / math.sqrt(norm))
+    expected = (weights[0] * (math.log(2) - 1.0) + weights[1] * (2 * math.log(2) + 2.0)) / 2
+    assert found.policy_loss.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_burn_in_is_the_end_of_the_episodes_previous_sequence() -> None:
+    """Two episodes of 7 and 3 steps, in sequences of 3."""
+    steps = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 0, 0], [8, 9, 10]])
+    columns = {
+        Columns.OBS: {"a": steps[..., None]},
+        Columns.TERMINATEDS: steps == 10,
+        Columns.TRUNCATEDS: steps == 7,
+        Columns.LOSS_MASK: steps > 0,
+        Columns.STATE_IN: {"h": torch.zeros(4, 1)},
+        Columns.SEQ_LENS: torch.tensor([3, 3, 1, 3]),
+    }
+    found = with_burn_in(columns, 2)
+    extended = [[1, 2, 3, 0, 0], [2, 3, 4, 5, 6], [5, 6, 7, 0, 0], [8, 9, 10, 0, 0]]
+    assert found[Columns.OBS]["a"].squeeze(-1).tolist() == extended
+    assert (found[Columns.OBS]["a"].squeeze(-1) * found[Columns.LOSS_MASK]).tolist() == [
+        [1, 2, 3, 0, 0], [0, 0, 4, 5, 6], [0, 0, 7, 0, 0], [8, 9, 10, 0, 0]
+    ]  # fmt: skip
+    assert found[Columns.SEQ_LENS].tolist() == [3, 5, 3, 3]
+    assert found[Columns.STATE_IN] is columns[Columns.STATE_IN]

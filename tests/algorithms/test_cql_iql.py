@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlzmq import BCConfig, CQLConfig, IQLConfig, SACConfig, SingleAgentEpisode
+from rlzmq import BCConfig, CQLConfig, IQLConfig, SACConfig, SingleAgentEpisode, make_multi_agent
 from rlzmq.core.errors import CheckpointError
 from rlzmq.replay import write_shard
 
@@ -177,6 +177,28 @@ def test_a_checkpoint_without_the_networks_of_the_policy_is_an_error(data: Path,
             online.restore_from_path(tmp_path / "checkpoint")
         after = learner_state(online)["rl_module"]["default_policy"]
         assert all(np.array_equal(value, after[name]) for name, value in before.items())
+
+
+def test_a_checkpoint_of_a_module_that_the_run_lacks_is_an_error_that_says_how_to_load_it(
+    data: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "checkpoint"
+    with offline("cql", data, bc_iters=4, num_actions=2).build() as algo:
+        algo.train()
+        algo.save_to_path(place)
+        cloned = learner_state(algo)["rl_module"]["default_policy"]
+    config = sac().environment(make_multi_agent(lambda _: OneStepEnv()))
+    config.multi_agent(policies={"p0"}, policy_mapping_fn=lambda agent_id, episode: "p0")
+    with config.build() as online:
+        with pytest.raises(
+            CheckpointError, match=r"expected modules \['p0'\] of this run, got 'default_policy'"
+        ):
+            online.restore_from_path(place)
+        online.learner_group.load_module_state(
+            rl_module_ckpt_dirs={"p0": f"{place}/learner_group/learner/rl_module/default_policy"}
+        )
+        after = learner_state(online)["rl_module"]["p0"]
+        assert all(np.array_equal(value, cloned[name]) for name, value in after.items())
 
 
 def test_the_counts_of_another_algorithm_are_an_error_that_says_what_to_load(data: Path) -> None:

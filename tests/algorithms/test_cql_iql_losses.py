@@ -45,10 +45,10 @@ def test_the_penalty_lowers_sampled_values_and_raises_recorded_ones() -> None:
 
 
 def test_cqls_other_losses() -> None:
-    loss, td_errors = squared_critic_loss(
+    losses, td_errors = squared_critic_loss(
         q_BC=torch.tensor([[1.0, 2.0], [0.0, 5.0]]), targets_B=torch.tensor([3.0, 1.0])
     )
-    assert float(loss) == (4.0 + 1.0) / 2 + (1.0 + 16.0) / 2
+    assert losses.tolist() == [(4.0 + 1.0) / 2, (1.0 + 16.0) / 2]
     assert td_errors.tolist() == [1.5, 2.5]
     found = cloning_loss(
         recorded_logp_B=torch.tensor([-1.0, -3.0]),
@@ -88,13 +88,13 @@ def test_a_larger_beta_is_greedier_and_weights_are_bounded() -> None:
 
 
 def test_iqls_critics_learn_from_the_next_value_except_at_the_end() -> None:
-    loss = critic_loss(
+    losses = critic_loss(
         q_BC=torch.tensor([[1.0, 2.0], [0.0, 3.0]]),
         next_values_B=torch.tensor([4.0, 100.0]),
         rewards_B=torch.tensor([1.0, 1.0]),
         discounts_B=torch.tensor([0.5, 0.0]),
     )
-    assert float(loss) == ((2.0**2 + 1.0**2) + (1.0**2 + 2.0**2)) / 4
+    assert losses.tolist() == [(2.0**2 + 1.0**2) / 4, (1.0**2 + 2.0**2) / 4]
 
 
 # -- whole learners ---------------------------------------------------------------------------------
@@ -148,7 +148,8 @@ def test_cqls_backup_has_no_entropy_and_its_penalty_the_known_value_of_constant_
         set_output(critic, 0.0, 2.0)
         set_output(target, 0.0, 6.0)
     losses(made, batch())
-    assert stat(made, "qf_loss") == pytest.approx(2 * ((2.0 - 4.0) ** 2 + (2.0 - 1.0) ** 2) / 2)
+    for name in ("qf_loss", "qf_twin_loss"):
+        assert stat(made, name) == pytest.approx(((2.0 - 4.0) ** 2 + (2.0 - 1.0) ** 2) / 2)
     values, logp = module.values_of_sampled_actions(batch(), 4)
     assert values.shape == (2, 2, 12)
     assert logp.shape == (2, 12)
@@ -197,7 +198,8 @@ def test_iqls_learner_uses_the_target_critics_and_its_value_function() -> None:
     set_output(module.vf, 0.0, 4.0)
     loss = losses(made, batch())
     assert stat(made, "value_loss") == pytest.approx(0.75 * 2.0**2)
-    assert stat(made, "qf_loss") == pytest.approx(((1.0 + 0.5 * 4.0 - 2.0) ** 2 + (1.0 - 2.0) ** 2) / 2)
+    for name in ("qf_loss", "qf_twin_loss"):
+        assert stat(made, name) == pytest.approx(((1.0 + 0.5 * 4.0 - 2.0) ** 2 + (1.0 - 2.0) ** 2) / 4)
     loss.backward()
     assert all(parameter.grad is None for parameter in module.target_qfs.parameters())
     # Each loss reaches its own parameters: dL/dV = -2 · 0.75 · 2, dL/dq = (2 - 3) and (2 - 1), half each.

@@ -19,7 +19,12 @@ from rlzmq import (
     SingleAgentEpisode,
     UnsupportedSpaceError,
 )
-from rlzmq.algorithms.dqn.dqn_loss import distribution_loss, mean_loss, project_distribution
+from rlzmq.algorithms.dqn.dqn_loss import (
+    distribution_loss,
+    distribution_stats,
+    mean_loss,
+    project_distribution,
+)
 from rlzmq.algorithms.dqn.noisy_linear import NoisyLinear
 from rlzmq.learners.target_network_learner import discounts
 from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
@@ -166,6 +171,26 @@ def episode(*, terminated: bool = False, truncated: bool = False) -> EpisodeBatc
         len_lookback_buffer=0,
     )
     return EpisodeBatch.from_episodes([made])
+
+
+def test_how_much_the_actions_distributions_differ() -> None:
+    probs_BAZ = torch.tensor([[[0.5, 0.5], [0.0, 1.0]], [[1.0, 0.0], [0.5, 0.5]]])  # means: [¾, ¼], [¼, ¾]
+    stats = distribution_stats(probs_BAZ, torch.tensor([-1.0, 3.0]))
+    entropy = -0.75 * math.log(0.75) - 0.25 * math.log(0.25)
+    assert {name: float(value) for name, value in stats.items()} == pytest.approx(
+        {
+            "action_dist_mean_entropy": entropy,
+            "expectations_abs_diff": 2.0,
+            "dist_total_variation_dist": 0.5,
+            "dist_max_abs_distance": 0.5,
+        }
+    )
+    assert distribution_stats(probs_BAZ[:, :1], torch.tensor([-1.0, 3.0])).keys() == {
+        "action_dist_mean_entropy"
+    }
+    learner = config(num_atoms=3, train_batch_size_per_learner=3, training_intensity=1.0).build_learner()
+    results = learner.update(episodes=episode(terminated=True))["default_policy"]
+    assert stats.keys() <= results.keys()
 
 
 @pytest.mark.parametrize("kind", ["cut", "truncated", "terminated"])
@@ -365,6 +390,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"replay_buffer_config": {"type": "MultiAgentReplayBuffer"}}, "expected 'EpisodeReplayBuffer' or"),
     ({"replay_buffer_config": {"capacity": 0}}, ">= 1, got 0"),
     ({"replay_buffer_config": {"alpha": -1.0}}, ">= 0, got -1"),
+    ({"replay_buffer_config": {"metrics_num_episodes_for_smoothing": 0}}, "number of samples >= 1, got 0"),
     ({"training_intensity": 1e9}, "Lower training_intensity"),
     ({"num_epochs": 3}, "one gradient step"),
     ({"minibatch_size": 8}, "one gradient step"),

@@ -172,6 +172,36 @@ def test_recurrent_modules_train_on_sequences(algorithm: str, data: Path) -> Non
     assert np.isfinite(result["learners"]["default_policy"]["policy_loss"])
 
 
+def test_a_burn_in_trains_each_step_once_with_a_warmer_state(data: Path) -> None:
+    """With an initial state of 0 and no burn-in, each sequence forgets what came before it."""
+    model = {"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 10}
+    found = []
+    for burnin_len in (0, 9):
+        config = offline("marwil", data, burnin_len=burnin_len).rl_module(model_config=model)
+        with config.build() as algo:
+            result = algo.train()
+            found.append((result["num_env_steps_trained_lifetime"], weights(algo)["pi.layers.0.weight"]))
+    assert found[0][0] == found[1][0]
+    assert not np.array_equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize(
+    ("training", "model", "words"),
+    [
+        (
+            {"burnin_len": 10},
+            {"use_lstm": True, "max_seq_len": 10},
+            r"burnin_len=10: .*max_seq_len=10 steps. Lower",
+        ),
+        ({"burnin_len": 2}, {}, "no state to warm up"),
+        ({"bc_logstd_coeff": 0.1}, {}, r"bc_logstd_coeff=0.1: its actions have no standard deviation"),
+    ],
+)
+def test_marwils_settings_must_fit_the_module(training: Any, model: Any, words: str, data: Path) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        offline("marwil", data, **training).rl_module(model_config=model).build()
+
+
 @pytest.mark.parametrize("component", [None, "learner_group/learner", "learner_group/learner/rl_module"])
 @pytest.mark.parametrize("algorithm", ["bc", "marwil"])
 def test_an_offline_checkpoint_goes_on_as_ppo(

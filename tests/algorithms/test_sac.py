@@ -11,7 +11,13 @@ import pytest
 import torch
 
 from rlzmq import Columns, ConfigurationError, SACConfig, UnsupportedSpaceError
-from rlzmq.algorithms.sac.sac_loss import actor_loss, critic_loss, critic_targets, temperature_loss
+from rlzmq.algorithms.sac.sac_loss import (
+    actor_loss,
+    critic_loss,
+    critic_stats,
+    critic_targets,
+    temperature_loss,
+)
 
 STATES = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
 BOX = gym.spaces.Box(-2.0, 2.0, (2,), np.float32)
@@ -58,15 +64,21 @@ def test_critic_targets_have_the_entropy_and_end_with_the_episode() -> None:
     assert targets.tolist() == [1.0 + 0.25 * (4.0 + 2.0 * 1.5), 1.0]
 
 
-def test_critics_are_summed_and_rows_weighted() -> None:
-    loss, td_errors = critic_loss(
+def test_each_critics_rows_are_weighted() -> None:
+    losses, td_errors = critic_loss(
         q_BC=torch.tensor([[1.0, 3.0], [0.0, 0.5]]),
         targets_B=torch.tensor([1.0, 0.0]),
         weights_B=torch.tensor([0.5, 1.0]),
     )
     first, second = (0.5 * 0.0 + 1.0 * 0.0) / 2, (0.5 * (2.0 - 0.5) + 1.0 * 0.5 * 0.25) / 2
-    assert float(loss) == pytest.approx(first + second)
+    assert losses.tolist() == pytest.approx([first, second])
     assert td_errors.tolist() == [1.0, 0.25]
+    assert {name: float(loss) for name, loss in critic_stats(losses).items()} == {
+        "qf_loss": pytest.approx(first),
+        "qf_twin_loss": pytest.approx(second),
+    }
+    for single in (losses[:1], torch.tensor([1.0, 2.0, 3.0])):
+        assert critic_stats(single) == {"qf_loss": single.sum()}
 
 
 def test_actor_and_temperature() -> None:

@@ -29,6 +29,9 @@ def check(result: dict[str, Any], cut: float = 0.0) -> int:
     assert 0 <= due - result["num_env_steps_trained_lifetime"] < BATCH + cut * due
     source = result["learners"]["__all_modules__"]["batch_source"]
     assert source["num_bytes"] > 0
+    buffers = result["replay_buffer"]
+    assert buffers["num_env_steps_stored"] == source["num_env_steps"]
+    assert buffers["num_bytes_stored"] == source["num_bytes"]
     if due >= BATCH:
         assert 0.0 <= RATIO - source["train_ratio"] < BATCH / (taken_in - WARM_UP) + cut * RATIO
     return int(result["learners"]["__all_modules__"]["num_env_steps_trained"])

@@ -192,6 +192,19 @@ def test_the_oldest_episodes_leave_whole(cls: Any) -> None:
     assert buffer.get_num_episodes_evicted() == 50 - buffer.get_num_episodes()
 
 
+@pytest.mark.parametrize("cls", BUFFERS)
+def test_the_mean_number_of_summed_rewards_is_that_of_the_newest_samples(cls: Any) -> None:
+    buffer = cls(100, seed=0, metrics_num_episodes_for_smoothing=2)
+    buffer.add(episode_of(0, 0, 4, terminated=True))
+    buffer.sample(10)
+    assert "actual_n_step" not in buffer.get_metrics()
+    means = [float(buffer.sample(10, n_step=3).columns["n_step"].mean()) for _ in range(3)]
+    assert buffer.get_metrics()["actual_n_step"] == pytest.approx(sum(means[1:]) / 2)
+    assert 1.0 < means[0] < 3.0
+    with pytest.raises(ValueError, match="metrics_num_episodes_for_smoothing >= 1, got 0"):
+        cls(100, metrics_num_episodes_for_smoothing=0)
+
+
 def test_one_long_episode_may_exceed_the_capacity_and_then_leaves() -> None:
     buffer = EpisodeReplayBuffer(50, seed=0)
     buffer.add(episode_of(0, 0, 80, terminated=True))

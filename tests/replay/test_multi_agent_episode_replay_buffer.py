@@ -83,7 +83,13 @@ def test_each_modules_items_are_the_steps_of_its_agents(cls: Any) -> None:
     assert (len(buffer), buffer.get_num_timesteps("p"), buffer.get_num_timesteps("q")) == (5, 5, 8)
     assert buffer.get_added_timesteps() == 5
     assert buffer.get_sampled_timesteps("p") == 300
-    assert buffer.get_metrics()["num_episodes_added_lifetime"] == 2
+    metrics = buffer.get_metrics()
+    assert metrics["num_episodes_added_lifetime"] == 2
+    assert metrics["num_env_steps_evicted_lifetime"] == 0
+    assert metrics["num_module_steps_stored"] == {"p": 5, "q": 8}
+    assert metrics["num_module_episodes"] == {"p": 2, "q": 3}
+    assert metrics["num_module_steps_sampled_lifetime"] == {"p": 300, "q": 300}
+    assert "module_actual_n_step" not in metrics
     episodes = buffer.sample(4, modules_to_sample=["q"])
     assert [type(episode) for episode in episodes] == [SingleAgentEpisode] * 4
     assert {episode.module_id for episode in episodes} == {"q"}
@@ -105,7 +111,18 @@ def test_chunks_of_an_episode_are_joined_agent_by_agent() -> None:
 def test_synchronized_items_are_of_the_same_env_steps(cls: Any) -> None:
     buffer = cls(100, seed=1)
     buffer.add([episode_of(0, 5), episode_of(1, 4, agents="ab"), episode_of(2, 3, agents="a")])
-    samples = buffer.sample_modules(50, replay_mode="synchronized", n_step=(1, 2), gamma=1.0)
+    samples = buffer.sample_modules(
+        50, replay_mode="synchronized", n_step=(1, 2), gamma=1.0, sample_episodes=True, to_numpy=True
+    )
+    with pytest.raises(
+        ValueError, match=r"sample: expected sample_episodes=True and to_numpy=True, got False"
+    ):
+        buffer.sample(50, replay_mode="synchronized", sample_episodes=False)
+    n_steps = buffer.get_metrics()["module_actual_n_step"]
+    assert n_steps == {
+        module: pytest.approx(batch.columns["n_step"][batch.start].mean())
+        for module, batch in samples.items()
+    }
     drawn = [(int(obs // 1000), int(obs % 1000 // 10)) for obs, *_ in rows_of(samples["p"])]
     assert {e for e, _ in drawn} == {0, 1}, "episode 2 has no agent of module q"
     assert (4, 3) not in drawn
@@ -208,8 +225,10 @@ def test_what_was_added_since_a_mark_can_be_undone(cls: Any) -> None:
         buffer.add(open_episode.slice(slice(2, 6)), module_ids=["p"])
         buffer.undo()
         after = buffer.get_metrics()
-        assert {**after, "modules": None} == {**before, "modules": None}
-        assert after["modules"]["p"] == before["modules"]["p"]
+        for name, value in before.items():
+            assert (after[name]["p"] == value["p"]) if isinstance(value, dict) else (after[name] == value), (
+                name
+            )
     buffer.undo()
     assert buffer.get_added_timesteps() == 5
     buffer.add(open_episode.slice(slice(2, 6)))

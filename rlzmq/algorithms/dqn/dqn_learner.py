@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from rlzmq.algorithms.dqn.dqn_config import DQNConfig, DQNTrainingSettings
-from rlzmq.algorithms.dqn.dqn_loss import distribution_loss, mean_loss, project_distribution
+from rlzmq.algorithms.dqn.dqn_loss import (
+    distribution_loss,
+    distribution_stats,
+    mean_loss,
+    project_distribution,
+)
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
@@ -95,6 +100,8 @@ class DQNLearner(ReplayLearner):
             loss, td_errors_B = distribution_loss(
                 logits_BZ=logits_BZ, targets_BZ=targets_BZ, weights_B=weights_B
             )
+            probs_BAZ = rows(module.require_output(fwd_out, "qf_probs"))
+            self.log_stats(module_id, distribution_stats(probs_BAZ, target["atoms"]))
         if mask is None:  # sequences are drawn uniformly
             self.note_td_errors(module_id, batch, td_errors_B)
         with torch.no_grad():

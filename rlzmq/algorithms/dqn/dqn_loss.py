@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["DQNLoss", "distribution_loss", "mean_loss", "project_distribution"]
+__all__ = ["DQNLoss", "distribution_loss", "distribution_stats", "mean_loss", "project_distribution"]
 
 
 class DQNLoss(NamedTuple):
@@ -83,3 +83,27 @@ def distribution_loss(*, logits_BZ: Tensor, targets_BZ: Tensor, weights_B: Tenso
     """
     losses_B = -(targets_BZ.detach() * functional.log_softmax(logits_BZ, -1)).sum(-1)
     return DQNLoss((weights_B * losses_B).mean(), losses_B.detach())
+
+
+@torch.no_grad()
+def distribution_stats(probs_BAZ: Tensor, atoms_Z: Tensor) -> dict[str, Tensor]:
+    """Return by how much the actions' return distributions, averaged over rows, differ, and their mean entropy.
+
+    Differences are those of an action and the next one: of the expectations (``expectations_abs_diff``) and the total
+    variation (``dist_total_variation_dist``, in [0, 1]), both as means over these pairs, and the largest difference in
+    any atom's probability (``dist_max_abs_distance``). The entropy, in nats, is ``action_dist_mean_entropy``.
+
+    Args:
+        probs_BAZ: Probabilities of the atoms.
+        atoms_Z: The atoms.
+    """
+    probs_AZ = probs_BAZ.mean(0)
+    stats = {"action_dist_mean_entropy": torch.special.entr(probs_AZ).sum(-1).mean()}
+    if len(probs_AZ) > 1:
+        differences_AZ = probs_AZ.diff(dim=0).abs()
+        stats |= {
+            "expectations_abs_diff": (probs_AZ * atoms_Z).sum(-1).diff().abs().mean(),
+            "dist_total_variation_dist": 0.5 * differences_AZ.sum(-1).mean(),
+            "dist_max_abs_distance": differences_AZ.max(),
+        }
+    return stats

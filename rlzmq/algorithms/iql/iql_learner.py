@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rlzmq.algorithms.iql.iql_config import IQLConfig, IQLTrainingSettings
 from rlzmq.algorithms.iql.iql_loss import critic_loss, expectile_loss, extraction_loss
+from rlzmq.algorithms.sac.sac_loss import critic_stats
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.offline_learner import OfflineLearner
@@ -52,14 +53,14 @@ class IQLLearner(OfflineLearner, TargetNetworkLearner):
         policy_loss = extraction_loss(
             logp_B=dist.logp(batch[Columns.ACTIONS]), advantages_B=advantages_B, beta=settings.beta
         )
-        qf_loss = critic_loss(
+        qf_losses_C = critic_loss(
             q_BC=q_BC,
             next_values_B=target["vf_preds_next"],
             rewards_B=batch[Columns.REWARDS].float(),
             discounts_B=discounts(batch, config.gamma),
         )
         stats = {
-            "qf_loss": qf_loss,
+            **critic_stats(qf_losses_C),
             "value_loss": value_loss,
             "policy_loss": policy_loss,
             "qf_mean": q_BC.detach().mean(),
@@ -67,5 +68,5 @@ class IQLLearner(OfflineLearner, TargetNetworkLearner):
             "advantage_mean": advantages_B.detach().mean(),
         }
         self.log_stats(module_id, stats)
-        loss: Tensor = qf_loss + value_loss + policy_loss
+        loss: Tensor = qf_losses_C.sum() + value_loss + policy_loss
         return loss

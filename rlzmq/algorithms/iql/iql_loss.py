@@ -36,7 +36,7 @@ def extraction_loss(*, logp_B: Tensor, advantages_B: Tensor, beta: float) -> Ten
 
 
 def critic_loss(*, q_BC: Tensor, next_values_B: Tensor, rewards_B: Tensor, discounts_B: Tensor) -> Tensor:
-    """Return the mean squared error to r + discount · V(s'), over rows and critics (equation 6).
+    """Return each critic's mean squared error to r + discount · V(s'), divided by their number; float [C] (equation 6).
 
     Args:
         q_BC: Each critic's values of the recorded actions.
@@ -45,4 +45,4 @@ def critic_loss(*, q_BC: Tensor, next_values_B: Tensor, rewards_B: Tensor, disco
         discounts_B: γ, or 0 after a terminal step.
     """
     targets_B = (rewards_B + discounts_B * next_values_B).detach()
-    return (q_BC - targets_B[:, None]).square().mean()
+    return (q_BC - targets_B[:, None]).square().mean(0) / q_BC.shape[1]

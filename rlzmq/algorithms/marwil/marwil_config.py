@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from rlzmq.algorithms.offline_config import OfflineConfig
 from rlzmq.config.learning import TrainingSettings
-from rlzmq.config.settings import Fraction, NonNegative, NonNegativeInt, fixed, settings, takes
+from rlzmq.config.settings import Fraction, NonNegative, NonNegativeInt, settings, takes
 
 __all__ = ["MARWILConfig", "MARWILTrainingSettings"]
 
@@ -21,8 +21,10 @@ class MARWILTrainingSettings(TrainingSettings):
         moving_average_sqd_adv_norm_start: Initial value of c², the moving average of squared advantages.
         moving_average_sqd_adv_norm_update_rate: Rate at which each minibatch moves it.
         lambda_: λ of the value targets in [0, 1]; 1: the discounted returns of the recorded episodes.
-        bc_logstd_coeff: Must be 0: the loss has no such term.
-        burnin_len: Must be 0: sequences begin with the module's initial state.
+        bc_logstd_coeff: Weight of the policy's mean log standard deviation, which is added to the log-likelihood, so
+            that Box policies keep exploring.
+        burnin_len: For stateful modules, the number of steps before each of an episode's sequences except the first,
+            less than ``max_seq_len``; they warm up the state and are not trained there.
     """
 
     beta: Fraction = 1.0
@@ -30,8 +32,8 @@ class MARWILTrainingSettings(TrainingSettings):
     moving_average_sqd_adv_norm_start: NonNegative = 100.0
     moving_average_sqd_adv_norm_update_rate: Fraction = 1e-8
     lambda_: Fraction = 1.0
-    bc_logstd_coeff: NonNegative = fixed(default=0.0, instead="add the term in compute_loss_for_module.")
-    burnin_len: NonNegativeInt = fixed(default=0, instead="sequences begin with the module's initial state.")
+    bc_logstd_coeff: NonNegative = 0.0
+    burnin_len: NonNegativeInt = 0
 
 
 class MARWILConfig(OfflineConfig, MARWILTrainingSettings):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, cast
 
 import torch
@@ -13,11 +13,16 @@ from rlzmq.algorithms.marwil.marwil_loss import marwil_loss_terms
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.defaults import add_estimator
 from rlzmq.connectors.learner import GeneralAdvantageEstimation
+from rlzmq.connectors.rl_modules import max_seq_len
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.offline_learner import OfflineLearner
+from rlzmq.learners.train_batch import TrainBatch
 from rlzmq.modules.apis import ValueFunctionAPI
+from rlzmq.modules.distributions import TorchDiagGaussian
 
-__all__ = ["MARWILLearner"]
+__all__ = ["MARWILLearner", "with_burn_in"]
 
 
 class MARWILLearner(OfflineLearner):
@@ -51,6 +56,34 @@ class MARWILLearner(OfflineLearner):
             )
         return pipeline
 
+    @classmethod
+    def check_module(cls, module_id: str, module: Any, config: BaseConfig) -> None:
+        """Check a module, like Learner, and that the settings for Gaussian and stateful modules fit it."""
+        super().check_module(module_id, module, config)
+        settings, where = cast(MARWILTrainingSettings, config), module.describe()
+        is_gaussian = issubclass(module.get_train_action_dist_cls(), TorchDiagGaussian)
+        if settings.bc_logstd_coeff and not is_gaussian:
+            raise ConfigurationError(
+                f"{where}, config.bc_logstd_coeff={settings.bc_logstd_coeff}: its actions have no standard deviation, "
+                "which only Gaussian policies for a Box have. Set bc_logstd_coeff=0."
+            )
+        longest = max_seq_len(module) if module.is_stateful() else 0
+        if settings.burnin_len and settings.burnin_len >= longest:
+            advice = "it has no state to warm up. Leave it at 0, or set model_config['use_lstm']."
+            if longest:
+                advice = (
+                    f"a burn-in is shorter than the module's sequences of max_seq_len={longest} steps. Lower "
+                    "burnin_len, or raise max_seq_len in the model_config."
+                )
+            raise ConfigurationError(f"{where}, config.burnin_len={settings.burnin_len}: {advice}")
+
+    def _built(self, batches: Iterable[Any], options: Mapping[str, Any]) -> Iterator[TrainBatch]:
+        for train_batch in super()._built(batches, options):
+            if self.config.burnin_len:
+                for module_id, columns in train_batch.columns.items():
+                    train_batch.columns[module_id] = with_burn_in(columns, self.config.burnin_len)
+            yield train_batch
+
     def _prepare_module(self, module_id: str) -> None:
         super()._prepare_module(module_id)
         settings = cast(MARWILTrainingSettings, self.config_for_module(module_id))
@@ -63,7 +96,7 @@ class MARWILLearner(OfflineLearner):
         settings = cast(MARWILTrainingSettings, config)
         module = self.module[module_id].unwrapped()
         logits = module.require_output(fwd_out, Columns.ACTION_DIST_INPUTS)
-        dist = module.get_train_action_dist_cls().from_logits(logits)
+        dist: Any = module.get_train_action_dist_cls().from_logits(logits)
         terms = marwil_loss_terms(
             logp_B=dist.logp(batch[Columns.ACTIONS]),
             values_B=module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS)),
@@ -72,6 +105,8 @@ class MARWILLearner(OfflineLearner):
             beta=settings.beta,
             update_rate=settings.moving_average_sqd_adv_norm_update_rate,
             mask_B=batch.get(Columns.LOSS_MASK),
+            log_std_B=dist.log_std.mean(-1) if settings.bc_logstd_coeff else None,
+            log_std_coeff=settings.bc_logstd_coeff,
         )
         self.moving_avg_sqd_adv_norms_per_module[module_id] = terms.norm
         self.log_stats(
@@ -110,3 +145,36 @@ class MARWILLearner(OfflineLearner):
         for module_id, norm in state["moving_avg_sqd_adv_norms"].items():
             if module_id in self.moving_avg_sqd_adv_norms_per_module:
                 self._set_norm(module_id, float(norm))
+
+
+def with_burn_in(columns: Mapping[str, Any], num_steps: int) -> dict[str, Any]:
+    """Extend the sequences of whole episodes, [B, T, …], to [B, T + num_steps, …].
+
+    Each begins with the last `num_steps` of its episode's previous sequence, where ``loss_mask`` is False. The first
+    sequence of an episode, which begins with the right state, is padded with zeros at its end instead.
+
+    Args:
+        columns: A stateful module's columns, with ``terminateds``, ``truncateds`` and ``loss_mask``. Sequences of an
+            episode follow each other, and its last step is terminated or truncated.
+        num_steps: Number of steps, at most T.
+    """
+    ends = (columns[Columns.TERMINATEDS] | columns[Columns.TRUNCATEDS]).any(1)
+    is_first = torch.cat([ends.new_ones(1), ends[:-1]])
+
+    def extended(steps: Tensor) -> Tensor:
+        padding = steps.new_zeros((len(steps), num_steps, *steps.shape[2:]))
+        first, later = [steps, padding], [steps.roll(1, 0)[:, -num_steps:], steps]
+        return torch.where(
+            is_first.view(-1, *[1] * (steps.dim() - 1)), torch.cat(first, 1), torch.cat(later, 1)
+        )
+
+    kept = {Columns.STATE_IN: columns[Columns.STATE_IN]}
+    if Columns.SEQ_LENS in columns:
+        kept[Columns.SEQ_LENS] = columns[Columns.SEQ_LENS] + num_steps * ~is_first
+    result = {
+        name: kept[name] if name in kept else tree_map(extended, column)
+        for name, column in columns.items()
+        if name != Columns.INFOS
+    }
+    result[Columns.LOSS_MASK][~is_first, :num_steps] = False
+    return result

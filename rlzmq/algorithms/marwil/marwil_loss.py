@@ -36,11 +36,13 @@ def marwil_loss_terms(
     beta: float,
     update_rate: float,
     mask_B: Tensor | None = None,
+    log_std_B: Tensor | None = None,
+    log_std_coeff: float = 0.0,
 ) -> MARWILLossTerms:
     """Return the terms of the loss.
 
     With A = target - V(s), c² ← c² + rate (mean A² - c²) and w = exp(beta A / c), which is not differentiated, the
-    policy loss is -mean(w log π(a|s)), and the value loss ½ mean A².
+    policy loss is -mean(w (log π(a|s) + coeff · log σ)), and the value loss ½ mean A².
 
     Args:
         logp_B: Log-probability of the recorded actions under the trained policy.
@@ -50,7 +52,11 @@ def marwil_loss_terms(
         beta: Strength of the weighting; 0: all weights are 1.
         update_rate: Rate of the moving average.
         mask_B: Whether entries are real; None: all.
+        log_std_B: log σ, the mean log standard deviation of the policy's dimensions; None: the policy has none.
+        log_std_coeff: Weight of it.
     """
+    if log_std_B is not None:
+        logp_B = logp_B + log_std_coeff * log_std_B
     advantages_B = value_targets_B - values_B
     mean_square = masked_mean(advantages_B.square(), mask_B)
     moved = norm + update_rate * (mean_square.detach().double() - norm)

@@ -14,6 +14,7 @@ from rlzmq.algorithms.sac.sac_loss import (
     CriticLoss,
     actor_loss,
     critic_loss,
+    critic_stats,
     critic_targets,
     temperature_loss,
 )
@@ -65,7 +66,7 @@ class SACLearner(ReplayLearner):
         self.note_td_errors(module_id, batch, critics.td_errors_B)
         with torch.no_grad():
             stats: Mapping[str, Tensor | float] = {
-                "qf_loss": critics.loss,
+                **critic_stats(critics.losses_C),
                 "policy_loss": policy_loss,
                 "alpha_loss": alpha_loss,
                 "alpha_value": alpha,
@@ -78,13 +79,13 @@ class SACLearner(ReplayLearner):
                 "td_error_mean": critics.td_errors_B.mean(),
             }
         self.log_stats(module_id, stats)
-        loss: Tensor = critics.loss + policy_loss + alpha_loss
+        loss: Tensor = critics.losses_C.sum() + policy_loss + alpha_loss
         return loss
 
     def compute_critic_loss(
         self, module: Any, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any], alpha: Tensor
     ) -> CriticLoss:
-        """Return the critics' loss and the rows' TD errors; TQC and CQL override it."""
+        """Return the critics' losses and the rows' TD errors; TQC and CQL override it."""
         target = module.forward_target({Columns.OBS: batch[Columns.NEXT_OBS]})
         targets_B = critic_targets(
             next_q_B=target["q_target_next"],

@@ -10,13 +10,13 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["CriticLoss", "actor_loss", "critic_loss", "critic_targets", "temperature_loss"]
+__all__ = ["CriticLoss", "actor_loss", "critic_loss", "critic_stats", "critic_targets", "temperature_loss"]
 
 
 class CriticLoss(NamedTuple):
-    """The loss, a 0-d tensor, and the TD error of each row, float [B], without gradients."""
+    """The loss of each critic, float [C], and the TD error of each row, float [B], without gradients."""
 
-    loss: Tensor
+    losses_C: Tensor
     td_errors_B: Tensor
 
 
@@ -36,7 +36,7 @@ def critic_targets(
 
 
 def critic_loss(*, q_BC: Tensor, targets_B: Tensor, weights_B: Tensor) -> CriticLoss:
-    """Return the sum over critics of the weighted mean Huber loss (δ = 1); TD errors are means over critics.
+    """Return each critic's weighted mean Huber loss (δ = 1); TD errors are means over critics.
 
     Args:
         q_BC: Each critic's values of the actions taken.
@@ -46,7 +46,15 @@ def critic_loss(*, q_BC: Tensor, targets_B: Tensor, weights_B: Tensor) -> Critic
     targets_BC = targets_B[:, None].expand_as(q_BC)
     losses_BC = functional.huber_loss(q_BC, targets_BC, reduction="none")
     td_errors_B = (q_BC - targets_BC).abs().mean(-1).detach()
-    return CriticLoss((weights_B[:, None] * losses_BC).mean(0).sum(), td_errors_B)
+    return CriticLoss((weights_B[:, None] * losses_BC).mean(0), td_errors_B)
+
+
+def critic_stats(losses_C: Tensor) -> dict[str, Tensor]:
+    """Return the critics' losses for the results: ``qf_loss`` and, of two critics, ``qf_twin_loss``; else their sum."""
+    if len(losses_C) != 2:
+        return {"qf_loss": losses_C.detach().sum()}
+    qf_loss, qf_twin_loss = losses_C.detach().unbind()
+    return {"qf_loss": qf_loss, "qf_twin_loss": qf_twin_loss}
 
 
 def actor_loss(*, q_B: Tensor, logp_B: Tensor, alpha: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def quantile_targets(
 
 
 def quantile_critic_loss(*, q_BCQ: Tensor, targets_BK: Tensor, weights_B: Tensor) -> CriticLoss:
-    """Return the sum over critics of the weighted mean quantile Huber loss (δ = 1).
+    """Return each critic's weighted mean quantile Huber loss (δ = 1).
 
     Each row's loss is the mean over all pairs of a quantile and a target. TD errors are the distances of the means.
 
@@ -53,4 +53,4 @@ def quantile_critic_loss(*, q_BCQ: Tensor, targets_BK: Tensor, weights_B: Tensor
     slopes_BCQK = (fractions_Q[:, None] - (errors_BCQK < 0.0).float()).abs()
     losses_BC = (slopes_BCQK * huber_BCQK).mean((-2, -1))
     td_errors_B = (q_BCQ.mean((1, 2)) - targets_BK.mean(-1)).abs().detach()
-    return CriticLoss((weights_B[:, None] * losses_BC).mean(0).sum(), td_errors_B)
+    return CriticLoss((weights_B[:, None] * losses_BC).mean(0), td_errors_B)
