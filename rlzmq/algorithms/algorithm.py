@@ -63,6 +63,7 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
 
     train: Final = blocking(AsyncAlgorithm.train)
     evaluate: Final = blocking(AsyncAlgorithm.evaluate)
+    evaluate_offline: Final = blocking(AsyncAlgorithm.evaluate_offline)
     sync_weights: Final = blocking(AsyncAlgorithm.sync_weights)
     cut_iteration_short: Final = blocking(AsyncAlgorithm.cut_iteration_short)
 

@@ -188,6 +188,21 @@ class AsyncAlgorithm:
         with ShortTraceback():
             return await self._evaluation.run()
 
+    async def evaluate_offline(self) -> dict[str, Any]:
+        """Compute the loss of the current weights on recorded data that an offline algorithm does not train on.
+
+        Returns:
+            ``{"offline_eval_runners": {module_id: {"total_eval_loss": …}, …}}``.
+
+        Raises:
+            ConfigurationError: ``evaluation_config`` has no ``input_`` of its own, or its data do not fit.
+            AttributeError: The algorithm is none that trains on recorded data.
+        """
+        self._check_running()
+        with ShortTraceback():
+            await self.settle()
+            return await self._evaluation.run_offline()
+
     # -- parts ----------------------------------------------------------------------------------
 
     @property

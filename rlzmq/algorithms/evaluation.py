@@ -13,6 +13,7 @@ import contextlib
 import inspect
 import logging
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from rlzmq.algorithms.results import merge_into
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ClosedError
 from rlzmq.core.metrics import MetricsLogger
+from rlzmq.core.names import ALL_MODULES
 from rlzmq.core.plain import decode, encode_supported
 from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.driver.session import Session
@@ -62,6 +64,7 @@ class Evaluation:
         self._synced_module_ids: list[str] | None = None
         self._metrics = MetricsLogger(stats_cls_lookup=config.custom_stats_cls_lookup)
         self._lifetime_counts: dict[str, Any] = {}
+        self._offline_counts: Counter[str] = Counter()
         self._task: asyncio.Task[dict[str, Any]] | None = None
         self._sampling: SamplingRound | None = None
         self.env_runner_group: AsyncEnvRunnerGroup | None = None
@@ -114,6 +117,14 @@ class Evaluation:
                 metas = await sampling.run()
             metrics = self._reduce(metas)
         return await self._call_end_callbacks(metrics)
+
+    async def run_offline(self) -> dict[str, Any]:
+        """Evaluate on recorded data; see AsyncAlgorithm.evaluate_offline."""
+        results = await self._session.learner_group.evaluate_offline()
+        overall = results[ALL_MODULES]
+        self._offline_counts.update(overall)
+        overall |= {f"{name}_lifetime": count for name, count in self._offline_counts.items()}
+        return {"offline_eval_runners": results}
 
     async def _prepare(self) -> AsyncEnvRunnerGroup:
         """Return the runners, with the learners' weights and the merged connector states."""
@@ -290,9 +301,13 @@ class Evaluation:
     async def get_state(self) -> dict[str, Any]:
         """Return the components of a checkpoint: metrics and, after a round, each runner's sampling state."""
         state: dict[str, Any] = {}
-        if self._lifetime_counts:
+        if self._lifetime_counts or self._offline_counts:
             logged = encode_supported(self._metrics.get_state())
-            state[_METRICS] = {"lifetime_counts": self._lifetime_counts, "metrics": logged}
+            state[_METRICS] = {
+                "lifetime_counts": self._lifetime_counts,
+                "offline_counts": dict(self._offline_counts),
+                "metrics": logged,
+            }
         if self.env_runner_group is not None:
             states = await self.env_runner_group.get_sampling_states()
             state |= {f"{_RUNNERS}{name}": part for name, part in states.items()}
@@ -302,6 +317,7 @@ class Evaluation:
         """Restore the output of `get_state`. Sampling states are restored only if this run evaluates."""
         if _METRICS in state:
             self._lifetime_counts = dict(state[_METRICS]["lifetime_counts"])
+            self._offline_counts = Counter(state[_METRICS].get("offline_counts", {}))
             self._metrics.set_state(decode(state[_METRICS]["metrics"]))
         mine = {n.removeprefix(_RUNNERS): part for n, part in state.items() if n.startswith(_RUNNERS)}
         if mine and (self.env_runner_group is not None or self._config.evaluation_interval):

@@ -47,6 +47,23 @@ class OfflineConfig(AlgorithmConfig):
                 f"config.num_env_runners={self.num_env_runners}: {name} trains on recorded data and samples nothing. "
                 "Set it to 0; .evaluation(evaluation_num_env_runners=…) evaluates in other processes."
             )
+        if self.offline_evaluation_interval is not None:
+            self.get_held_out_input()
+
+    def get_held_out_input(self) -> str | list[str]:
+        """Return the directory, or the files, of the recorded data for evaluation.
+
+        Raises:
+            ConfigurationError: There are none, or they are the data to train on.
+        """
+        held_out: str | list[str] | None = self.get_evaluation_config_object().input_
+        if held_out is None or held_out == self.input_:
+            raise ConfigurationError(
+                f"config.evaluation_config={self.evaluation_config!r}: an evaluation on recorded data needs data that "
+                f"are not trained on, got input_={held_out!r}. Set .evaluation(evaluation_config={{'input_': "
+                "'data/held-out'})."
+            )
+        return held_out
 
 
 class OfflineActorCriticConfig(OfflineConfig):

@@ -66,7 +66,8 @@ class TrainingLoop:
         """
         iterations, evaluation = self._iterations, self._evaluation
         iterations.begin()
-        in_parallel = evaluation.is_parallel and self._evaluation_is_due(iterations.num_done + 1)
+        config = self._session.config
+        in_parallel = evaluation.is_parallel and _is_due(config.evaluation_interval, iterations.num_done + 1)
         try:
             if in_parallel:
                 await self._begin_parallel_round()
@@ -82,9 +83,11 @@ class TrainingLoop:
             evaluation.end()
             is_whole = iterations.end()
             await self._report_recreated_runners()
-            metrics = None
-            if is_whole and self._evaluation_is_due(iterations.num_done):
-                metrics = await (evaluation.finish() if in_parallel else evaluate())
+            metrics: dict[str, Any] = {}
+            if is_whole and _is_due(config.evaluation_interval, iterations.num_done):
+                metrics |= await (evaluation.finish() if in_parallel else evaluate())
+            if is_whole and _is_due(config.offline_evaluation_interval, iterations.num_done):
+                metrics |= await evaluation.run_offline()
         except StandstillError:
             await self._keeper.write_if_possible(_LAST_CHECKPOINT_S)
             raise
@@ -92,10 +95,6 @@ class TrainingLoop:
             await evaluation.abandon()
             iterations.results.release_logged()
         return await self._finish(metrics)
-
-    def _evaluation_is_due(self, iteration: int) -> bool:
-        interval = self._session.config.evaluation_interval
-        return interval is not None and iteration % interval == 0
 
     async def _begin_parallel_round(self) -> None:
         if self._evaluation.calls_custom_function:
@@ -114,14 +113,14 @@ class TrainingLoop:
                 is_evaluation=False,
             )
 
-    async def _finish(self, evaluation: dict[str, Any] | None) -> dict[str, Any]:
+    async def _finish(self, evaluation: dict[str, Any]) -> dict[str, Any]:
         session = self._session
         fault_tolerance = {**session.fault_tolerance(), **self._keeper.counters()}
         start = time.perf_counter()
         result = self._iterations.build_result(fault_tolerance)
         result["config_seed"] = session.config.seed
         session.tell_bottleneck("{stage}: {advice}".format_map(result["bottleneck"]))
-        if evaluation is not None:
+        if evaluation:
             merge_into(evaluation, result.get("evaluation", {}))  # values logged by callbacks
             result["evaluation"] = evaluation
         await self._dispatch.call("on_train_result", metrics_logger=self._metrics, result=result)
@@ -130,6 +129,10 @@ class TrainingLoop:
         if trace.is_on:
             trace.span("report", start, time.perf_counter(), training_iteration=result["training_iteration"])
         return result
+
+
+def _is_due(interval: int | None, iteration: int) -> bool:
+    return interval is not None and iteration % interval == 0
 
 
 class Iterations:

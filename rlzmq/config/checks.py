@@ -147,6 +147,11 @@ def _check_offline_data(config: DerivedValues) -> None:
             f"config.input_={config.input_!r}: {type(config).__name__} trains on what env runners sample. Leave "
             "offline_data(input_=…) out, or use an offline algorithm, e.g. BCConfig or MARWILConfig."
         )
+    if config.offline_evaluation_interval is not None and config.is_online:
+        raise ConfigurationError(
+            f"config.offline_evaluation_interval={config.offline_evaluation_interval}: {type(config).__name__} has no "
+            "recorded data to evaluate on, which offline algorithms have (e.g. BCConfig). Set evaluation_interval."
+        )
 
 
 def _check_networking(config: DerivedValues) -> None:

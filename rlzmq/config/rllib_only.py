@@ -60,7 +60,7 @@ _OWN_LEARNER_CODE = (
 _QUEUES = "env runners, broker and learners wait for each other without polling."
 _STALENESS = "training(staleness=…) sets how many updates the env runners may sample ahead."
 _NETWORKS = "set the networks with rl_module(model_config=…)."
-_ON_DATA = "policies are evaluated in environments: evaluation(evaluation_interval=…) with environment(…)."
+_ON_DATA = "a learner computes its own loss on recorded data: evaluation(offline_evaluation_interval=…)."
 
 RLLIB_ONLY: tuple[RLlibOnly, ...] = (
     # -- every algorithm ------------------------------------------------------------------------
@@ -104,8 +104,6 @@ RLLIB_ONLY: tuple[RLlibOnly, ...] = (
         "evaluation",
         _EVERY_CONFIG,
         {
-            "offline_evaluation_interval": None,
-            "offline_evaluation_type": None,
             "num_offline_eval_runners": 0,
             "offline_loss_for_module_fn": None,
             "offline_eval_runner_class": None,
@@ -116,8 +114,7 @@ RLLIB_ONLY: tuple[RLlibOnly, ...] = (
     *_ignored(
         "evaluation",
         _EVERY_CONFIG,
-        "offline_evaluation_duration offline_evaluation_timeout_s offline_eval_batch_size_per_runner "
-        "dataset_num_iters_per_offline_eval_runner offline_eval_rl_module_inference_only ope_split_batch_by_episode",
+        "offline_evaluation_timeout_s offline_eval_rl_module_inference_only ope_split_batch_by_episode",
         _ON_DATA,
     ),
     # -- IMPALA and APPO ------------------------------------------------------------------------

@@ -206,6 +206,15 @@ class AsyncLearnerGroup:
 
         return await self.supervisor.call(attempt)  # type: ignore[no-any-return]
 
+    async def evaluate_offline(self) -> dict[str, dict[str, Any]]:
+        """Return the loss of an offline algorithm on held-out data (see OfflineLearner.evaluate_offline); by rank 0."""
+        if self.local_learner is not None:
+            return self.local_learner.evaluate_offline()  # type: ignore[no-any-return]
+        result: dict[str, dict[str, Any]] = await self._on_rank_0(
+            lambda handle: handle.apply(lambda role: role.learner.evaluate_offline())
+        )
+        return result
+
     def take_results(self) -> list[tuple[list[dict[str, Any]], int]]:
         """Return (results, env steps) of the `update` calls since the last take."""
         taken, self._results = self._results, []

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import gymnasium as gym
 import numpy as np
 import optree
+import torch
 
 from rlzmq.connectors.rl_modules import initial_state
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.names import ALL_MODULES
+from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.core.tree import space_filler
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
@@ -24,6 +26,15 @@ from rlzmq.replay.shards import OpenedShards, open_shards
 __all__ = ["OfflineLearner"]
 
 _log = logging.getLogger(__name__)
+
+# Options of a pass over batches that only computes losses.
+_NO_UPDATE = {"num_epochs": 0, "minibatch_size": None, "num_minibatches": None}
+
+
+class _HasHeldOutInput(Protocol):
+    """A config of an offline algorithm."""
+
+    def get_held_out_input(self) -> str | list[str]: ...
 
 
 class OfflineLearner(TorchLearner):
@@ -38,6 +49,7 @@ class OfflineLearner(TorchLearner):
 
     def __init__(self, **kwargs: Any) -> None:
         self._opened = OpenedShards()
+        self._held_out: OpenedShards | None = None
         super().__init__(**kwargs)
 
     def make_source(self) -> BatchSource:
@@ -49,9 +61,7 @@ class OfflineLearner(TorchLearner):
         config = self.config
         if config.input_ is None:
             return FreshBatch()  # the algorithm was built for evaluation, without its data
-        self._opened = opened = open_shards(config.input_)
-        for skipped in opened.skipped:
-            _log.warning("offline data: skipped %s: %s", skipped.path, skipped.reason)
+        self._opened = opened = _open(config.input_)
         return OfflineShards(
             opened.shards,
             batch_size=config.train_batch_size_per_learner,
@@ -71,10 +81,83 @@ class OfflineLearner(TorchLearner):
         super().build()
         modules: Any = self.module
         module = modules[DEFAULT_MODULE_ID].unwrapped()
-        for shard, path in zip(self._opened.shards, self._opened.paths, strict=True):
-            self._check_shard(shard, str(path), module)
+        self._check_shards(self._opened, module)
+        if self.config.offline_evaluation_interval is not None:
+            self._open_held_out()
         if module.is_stateful() and isinstance(self.source, OfflineShards):
             self.source.begin_sequences_with(initial_state(module))
+
+    def _open_held_out(self) -> OpenedShards:
+        """Return the shards for evaluation, opened at the first call.
+
+        Raises:
+            ConfigurationError: There are none, none is usable, or they do not fit the module.
+        """
+        if self._held_out is None:
+            opened = _open(cast(_HasHeldOutInput, self.config).get_held_out_input())
+            self._check_shards(opened, self.module[DEFAULT_MODULE_ID].unwrapped())
+            self._held_out = opened
+        return self._held_out
+
+    def evaluate_offline(self) -> dict[str, dict[str, Any]]:
+        """Return the loss of the current weights on the recorded data in ``evaluation_config["input_"]``.
+
+        Nothing changes, neither the weights nor the position in the trained data. Each call reads the same batches.
+
+        Returns:
+            ``{module_id: {"total_eval_loss": …, …}, "__all_modules__": {"dataset_num_iters_evaluated": …,
+            "num_env_steps_sampled": …, "num_module_steps_sampled": …}}``. A module has the means, over the batches, of
+            its loss and of what the loss logs.
+
+        Raises:
+            ConfigurationError: See `build`.
+        """
+        self._check_built()
+        config = self.config
+        module: Any = self.module[DEFAULT_MODULE_ID].unwrapped()
+        source = OfflineShards(
+            self._open_held_out().shards,
+            batch_size=config.offline_eval_batch_size_per_runner,
+            whole_episodes=self.trains_whole_episodes,
+            seed=self._seed,
+        )
+        if module.is_stateful():
+            source.begin_sequences_with(initial_state(module))
+        num_batches = source.num_batches_per_epoch
+        if config.dataset_num_iters_per_offline_eval_runner is not None:
+            num_batches = (
+                config.dataset_num_iters_per_offline_eval_runner * config.offline_evaluation_duration
+            )
+        num_env_steps, extra_state = 0, self.get_extra_state()
+        self._stats.clear()
+        with (
+            ShortTraceback(),
+            self._torch_threads(),
+            self._random_stream(),
+            self._precision(),
+            torch.no_grad(),
+        ):
+            drawn = source.batches(num_batches, np.random.default_rng())
+            for train_batch in self._built(drawn, _NO_UPDATE):
+                batch = train_batch.on(self.device)
+                num_env_steps += train_batch.num_env_steps
+                # Without the other ranks.
+                fwd_out = {DEFAULT_MODULE_ID: module.forward_train(batch[DEFAULT_MODULE_ID])}
+                for module_id, loss in self.compute_losses(fwd_out=fwd_out, batch=batch).items():
+                    self.log_stats(module_id, {"total_eval_loss": loss})
+        results: dict[str, dict[str, Any]] = self._stats.means(num_batches)
+        self._stats.clear()
+        self.set_extra_state(extra_state)
+        results[ALL_MODULES] = {
+            "dataset_num_iters_evaluated": num_batches,
+            "num_env_steps_sampled": num_env_steps,
+            "num_module_steps_sampled": num_env_steps,
+        }
+        return results
+
+    def _check_shards(self, opened: OpenedShards, module: Any) -> None:
+        for shard, path in zip(opened.shards, opened.paths, strict=True):
+            self._check_shard(shard, str(path), module)
 
     def _check_shard(self, shard: EpisodeBatch, path: str, module: Any) -> None:
         config = self.config
@@ -145,6 +228,13 @@ class OfflineLearner(TorchLearner):
             }
             for name, value in values.items():
                 self.metrics.log_value((ALL_MODULES, name), value, reduce="max")
+
+
+def _open(paths: str | list[str]) -> OpenedShards:
+    opened = open_shards(paths)
+    for skipped in opened.skipped:
+        _log.warning("offline data: skipped %s: %s", skipped.path, skipped.reason)
+    return opened
 
 
 def _shapes(column: Any) -> Any:
