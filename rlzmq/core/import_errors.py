@@ -21,8 +21,8 @@ class MissingNameFinder:
     """Last finder on ``sys.meta_path``. It raises useful errors for names that rlzmq does not have.
 
     ``from rlzmq import X`` first calls the package's ``__getattr__``, but Python drops its AttributeError and text.
-    It then looks for a submodule ``X`` with this finder. A look-up without an import (``hasattr``,
-    ``importlib.util.find_spec``) gives the usual answers: False, None.
+    It then looks for a submodule ``X`` with this finder. The same holds for the package's parts (``rlzmq.tune``). A
+    look-up without an import (``hasattr``, ``importlib.util.find_spec``) gives the usual answers: False, None.
 
     Args:
         exports: Public name -> the module that defines it, relative to ``rlzmq``.
@@ -39,18 +39,24 @@ class MissingNameFinder:
         """Raise an error for unknown names in rlzmq; find no other module.
 
         Raises:
-            ImportError: A name of the package is imported (``from rlzmq import X``).
+            ImportError: A name of the package is imported (``from rlzmq import X``), or one of a part with
+                ``__getattr__``.
             ModuleNotFoundError: A module of the package is imported (``import rlzmq.x``); the text names the whole
                 path.
         """
         if not fullname.startswith("rlzmq."):
             return None
-        wanted, is_name = _being_imported(sys._getframe(1))
+        wanted, package = _being_imported(sys._getframe(1))
         if wanted is None:
             return None
-        if is_name:
-            name = wanted.rpartition(".")[2]
+        name = wanted.rpartition(".")[2]
+        if package is not None and package.__name__ == "rlzmq":
             raise ImportError(f"cannot import name {name!r} from 'rlzmq'{self.hint(name)}", name="rlzmq")
+        if hasattr(package, "__getattr__"):
+            try:
+                getattr(package, name)
+            except AttributeError as error:
+                raise ImportError(str(error), name="rlzmq") from None
         raise ModuleNotFoundError(f"No module named {wanted!r}{self._module_hint(wanted)}", name=wanted)
 
     def hint(self, name: str) -> str:
@@ -73,9 +79,9 @@ class MissingNameFinder:
         return f". Public names come from the top level: from rlzmq import {', '.join(names) or '…'}"
 
 
-def _being_imported(frame: FrameType | None) -> tuple[str | None, bool]:
-    """Return the full dotted name in the import statement that called a finder, and whether the statement is
-    ``from rlzmq import name``.
+def _being_imported(frame: FrameType | None) -> tuple[str | None, ModuleType | None]:
+    """Return the full dotted name in the import statement that called a finder, and the package of a statement
+    ``from package import name``.
 
     Python imports parents first, and passes only these to a finder.
     """
@@ -85,9 +91,9 @@ def _being_imported(frame: FrameType | None) -> tuple[str | None, bool]:
         if function == "_find_and_load":
             wanted = frame.f_locals["name"]
         elif function == "_handle_fromlist" and wanted is not None:
-            return wanted, frame.f_locals["module"].__name__ == "rlzmq"
+            return wanted, frame.f_locals["module"]
         frame = frame.f_back
-    return wanted, False
+    return wanted, None
 
 
 def import_failure(what: str, error: Exception) -> ImportError | None:

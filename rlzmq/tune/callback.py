@@ -14,12 +14,13 @@ __all__ = ["Callback", "SearchTrial", "check_callbacks"]
 
 
 class SearchTrial(Protocol):
-    """A trial, as callbacks see it.
+    """A trial, as callbacks and the functions that name trials see it. ``str(trial)`` is its name.
 
     Attributes:
         trial_id: Its id.
         name: Its name.
-        path: Its directory.
+        trainable_name: Name of the trainable.
+        path: Its directory; missing while the trial is being named.
         config: Its current config.
         last_result: Its newest result; {} before the first.
         error: What ended it; None if nothing did.
@@ -27,10 +28,15 @@ class SearchTrial(Protocol):
 
     trial_id: str
     name: str
+    trainable_name: str
     path: Path
     config: TrialConfig
     last_result: dict[str, Any]
     error: BaseException | None
+
+    @property
+    def evaluated_params(self) -> dict[str, Any]:
+        """Its searched values by path, except those of functions."""
 
     @property
     def is_finished(self) -> bool:

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import logging
+import re
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +29,15 @@ from rlzmq.actors.handle import ActorHandle
 from rlzmq.actors.system import ActorSystem
 from rlzmq.algorithms.algorithm import Algorithm
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.config.plain import to_json
 from rlzmq.config.search_space import GridSearch, SearchObject, find_search_objects
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.files import opener
 from rlzmq.core.machine import num_usable_cores
 from rlzmq.core.seeding import derive_seed
 from rlzmq.telemetry.metric_paths import number_at
 from rlzmq.telemetry.view import View
-from rlzmq.tune.config_paths import TrialConfig, resolve, with_values
+from rlzmq.tune.config_paths import TrialConfig, config_value, resolve, with_values
 from rlzmq.tune.result_grid import Result, ResultGrid, TrialError
 from rlzmq.tune.schedulers.base import CONTINUE, Decision, FIFOScheduler, TrialScheduler
 from rlzmq.tune.schedulers.pbt import PopulationBasedTraining
@@ -41,7 +45,7 @@ from rlzmq.tune.search.base import BasicVariantGenerator
 from rlzmq.tune.session import TrialContext
 from rlzmq.tune.settings import RunConfig, TuneConfig
 from rlzmq.tune.stopper import NoopStopper, make_stopper
-from rlzmq.tune.study import Claim, Study
+from rlzmq.tune.study import Claim, EndedTrial, Study
 from rlzmq.tune.trial import Trial, read_results
 from rlzmq.tune.trial_process import TrialProcess
 
@@ -112,11 +116,11 @@ class Experiment:
 
     # -- the loop -------------------------------------------------------------------------------------------
 
-    async def run(self, runs_again: Callable[[int, str], bool]) -> ResultGrid:
+    async def run(self, runs_again: Callable[[EndedTrial], bool]) -> ResultGrid:
         """Run until every trial has ended; return their results.
 
         Args:
-            runs_again: Maps ``(index, status)`` of an ended trial to whether it runs again.
+            runs_again: Maps an ended trial to whether it runs again.
 
         Raises:
             BaseException: A trial's error, with ``fail_fast="raise"``.
@@ -152,12 +156,12 @@ class Experiment:
         arguments = storage, self._path.name, self._tune.mode, self._searcher, self._space
         self._study: Study = await self._on_store(Study, *arguments)
 
-    async def _open(self, runs_again: Callable[[int, str], bool]) -> None:
+    async def _open(self, runs_again: Callable[[EndedTrial], bool]) -> None:
         await self._open_study()
         await self._on_store(self._study.take_over_lost)
         await self._on_store(self._study.ensure_waiting, max(self._num_trials, 0))
         for ended in await self._on_store(self._study.ended):
-            if runs_again(ended.index, ended.status):
+            if runs_again(ended):
                 await self._on_store(self._study.forget, ended.index)
             else:
                 self._replay(ended.index, Path(ended.path))
@@ -223,13 +227,18 @@ class Experiment:
         claim: Claim | None = await self._on_store(self._study.claim)
         if claim is None:
             return None
-        name = f"{self._trainable_name}_{claim.index:05d}"
-        trial = Trial(claim, name, self._path / name, {})
-        self._trials.append(trial)
+        trial = Trial(claim, self._trainable_name)
+        directory, problem = trial.name, None
         try:
-            trial.first_config = self._config_of(claim)
+            trial.first_config = trial.config = self._config_of(claim)
         except ConfigurationError as error:
-            await self._end(trial, error)
+            problem = error
+        else:
+            trial.name, directory = await self._names_of(trial)
+        trial.open(self._path / directory)
+        self._trials.append(trial)
+        if problem is not None:
+            await self._end(trial, problem)
             return await self._claim()
         if trial.checkpoints:
             trial.changes = dict(trial.checkpoints[-1].changes)
@@ -238,6 +247,33 @@ class Experiment:
         self._scheduler.on_trial_add(trial)
         self._replay(claim.index, trial.path, until=trial.last_result.get("training_iteration", 0))
         return trial
+
+    async def _names_of(self, trial: Trial) -> tuple[str, str]:
+        """Return the names of a trial and of its directory.
+
+        Raises:
+            ConfigurationError: A function of TuneConfig returned something that is not a name.
+        """
+        create_name, create_directory = self._tune.trial_name_creator, self._tune.trial_dirname_creator
+        if trial.claim.names:
+            name, directory = trial.claim.names
+            return name, directory
+        if create_name is None and create_directory is None:
+            return trial.name, trial.name
+        if create_name is not None:
+            trial.name = create_name(trial)
+        directory = re.sub("[/()]", "_", trial.name) if create_directory is None else create_directory(trial)
+        for setting, text in (("trial_name_creator", trial.name), ("trial_dirname_creator", directory)):
+            if not isinstance(text, str) or not text.strip():
+                raise ConfigurationError(f"TuneConfig({setting}=…) returned {text!r}; expected a name.")
+        if "/" in directory or directory.startswith("."):
+            raise ConfigurationError(
+                f"TuneConfig(trial_dirname_creator=…) returned {directory!r}; expected the name of a directory."
+            )
+        if (self._path / directory).exists():
+            directory = f"{directory}_{trial.trial_id}"
+        await self._on_store(self._study.store_names, trial.claim, (trial.name, directory))
+        return trial.name, directory
 
     # -- one trial --------------------------------------------------------------------------------------------
 
@@ -284,7 +320,8 @@ class Experiment:
                 ),
                 None if newest is None else str(trial.path / newest.name),
                 {} if newest is None else newest.result,
-                name=f"{trial.name}-{trial.num_kills}-{trial.num_failures}",
+                self._run_config.log_files,
+                name=f"{self._trainable_name}_{trial.trial_id}-{trial.num_kills}-{trial.num_failures}",
                 deadline_s=0,
             )
             trial.pid = handle.pid
@@ -352,12 +389,21 @@ class Experiment:
         """Make the trial continue from another trial's checkpoint; return its next decision."""
         source: Any = decision.exploits
         changed = with_values(with_values(trial.first_config, source.changes), decision.changes)
+        iteration = trial.last_result["training_iteration"]
         result = trial.copy_checkpoint(source, decision.changes, self._run_config.checkpoint_config)
         if result is None:  # the source has not saved anything so far
             return CONTINUE
-        trial.config = changed
+        old, trial.config = trial.config, changed
         if isinstance(self._scheduler, PopulationBasedTraining):
             self._scheduler.note_exploited(trial, result)
+            if self._scheduler.log_config:
+                values = [
+                    {path: config_value(config, path) for path in decision.changes}
+                    for config in (old, changed)
+                ]
+                line = [trial.name, source.name, iteration, result["training_iteration"], *to_json(values)]
+                with open(self._path / "pbt_global.txt", "a", encoding="utf-8", opener=opener) as file:
+                    file.write(json.dumps(line) + "\n")
         return decision
 
     async def _stop_process(self, handle: ActorHandle) -> None:

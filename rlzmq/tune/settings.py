@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlzmq.config.plain import load_named, names_code, plain_setting, revive_setting
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.telemetry.metric_paths import Mode, check_mode
-from rlzmq.tune.callback import Callback, check_callbacks
+from rlzmq.tune.callback import Callback, SearchTrial, check_callbacks
 
 if TYPE_CHECKING:
     from rlzmq.tune.schedulers.base import TrialScheduler
@@ -42,8 +42,11 @@ class TuneConfig:
         time_budget_s: Seconds after which all trials end; None: no limit.
         reuse_actors: Has no effect; accepted for compatibility with Ray Tune. Each trial has a new process, which
             starts in less than a tenth of a second.
-        trial_name_creator: Must be None: trials are named after the trainable and their number.
-        trial_dirname_creator: Must be None: a trial's directory has its name.
+        trial_name_creator: Function of a new trial that returns its name; None: the trainable's name and the trial's
+            number. It may read the trial's trial_id, trainable_name, evaluated_params (the searched values by path) and
+            config. Stored in the study, so that a resumed trial keeps its name.
+        trial_dirname_creator: Function of a new trial that returns the name of its directory, without slashes; None:
+            the trial's name. The number is appended to a name that another trial's directory has.
         storage: URL of Optuna's storage, e.g. ``"postgresql://…"``, which several machines may share; None: SQLite in
             the experiment's directory.
     """
@@ -57,18 +60,11 @@ class TuneConfig:
     time_budget_s: float | None = None
     storage: str | None = None
     reuse_actors: bool | None = False
-    trial_name_creator: None = None
-    trial_dirname_creator: None = None
+    trial_name_creator: Callable[[SearchTrial], str] | None = None
+    trial_dirname_creator: Callable[[SearchTrial], str] | None = None
 
     def __post_init__(self) -> None:
         check_mode(self.mode, "TuneConfig")
-        for name in ("trial_name_creator", "trial_dirname_creator"):
-            if getattr(self, name) is not None:
-                raise ConfigurationError(
-                    f"TuneConfig({name}=…) is not supported: trials and their directories are named after the "
-                    "trainable and their number. Their values are in Result.config and the table of "
-                    "ResultGrid.get_dataframe()."
-                )
         if not isinstance(self.num_samples, int) or (self.num_samples < 1 and self.num_samples != -1):
             raise ConfigurationError(
                 f"TuneConfig(num_samples={self.num_samples!r}): expected an int from 1, or -1: no limit."
@@ -145,6 +141,10 @@ class RunConfig:
         verbose: 0: print nothing; None or more: a live table on a terminal, lines elsewhere.
         progress_reporter: A `CLIReporter` that names the table's columns; None: chosen from the results.
         callbacks: `Callback` objects that are called at the events of the search.
+        log_to_file: Whether trials write their stdout and stderr to the files ``stdout`` and ``stderr`` in their
+            directories, with those of their processes; or the name of one file for both; or both names.
+        sync_config: Must be None: the files of a search are in a directory.
+        storage_filesystem: Must be None, too.
     """
 
     name: str | None = None
@@ -155,13 +155,37 @@ class RunConfig:
     verbose: int | None = None
     progress_reporter: Any = None
     callbacks: Sequence[Callback] | None = None
+    log_to_file: bool | str | Sequence[str] = False
+    sync_config: None = None
+    storage_filesystem: None = None
 
     def __post_init__(self) -> None:
         check_callbacks(self.callbacks or ())
+        for name in ("sync_config", "storage_filesystem"):
+            if getattr(self, name) is not None:
+                raise ConfigurationError(
+                    f"RunConfig({name}=…) is not supported: storage_path is a directory, which machines may share."
+                )
+        files = self.log_files
+        if not all(isinstance(file, str) and Path(file).name == file for file in files) or len(files) not in (
+            0,
+            2,
+        ):
+            raise ConfigurationError(
+                f"RunConfig(log_to_file={self.log_to_file!r}): expected a bool, a file name, or two file names."
+            )
         self.checkpoint_config = self.checkpoint_config or CheckpointConfig()
         self.failure_config = self.failure_config or FailureConfig()
         if self.name is not None and (not self.name or "/" in self.name or self.name.startswith(".")):
             raise ConfigurationError(f"RunConfig(name={self.name!r}): expected the name of a directory.")
+
+    @property
+    def log_files(self) -> tuple[str, ...]:
+        """Names of the files of a trial's stdout and stderr; () if it writes to the driver's."""
+        given = self.log_to_file
+        if isinstance(given, bool):
+            return ("stdout", "stderr") if given else ()
+        return (given, given) if isinstance(given, str) else tuple(given)
 
 
 def stored_settings(value: Any) -> Any:

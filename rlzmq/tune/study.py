@@ -36,7 +36,7 @@ Status = Literal["TERMINATED", "ERROR"]
 
 _GRACE_S = 60.0  # for which a heartbeat from another machine may stay the same
 _NUM_ATTEMPTS = 4  # to create the tables
-_INDEX, _OWNER, _ENDED = "index", "owner", "ended"
+_INDEX, _OWNER, _ENDED, _NAMES = "index", "owner", "ended", "names"
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,13 @@ class Claim:
         index: The trial's index.
         number: Number of its entry in the study.
         parameters: Its values by path, except those of functions.
+        names: The stored names of the trial and of its directory; () if it has the default ones.
     """
 
     index: int
     number: int
     parameters: dict[str, Any]
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -149,8 +151,15 @@ class Study:
                 self._tell(trial.number, self._optuna.trial.TrialState.FAIL)
                 continue
             self._owned[trial.number] = trial
-            return Claim(index, trial.number, dict(self._suggested(trial)))
+            names = tuple(trial.user_attrs.get(_NAMES, ()))
+            return Claim(index, trial.number, dict(self._suggested(trial)), names)
         return None
+
+    def store_names(self, claim: Claim, names: tuple[str, str]) -> None:
+        """Record the names of a trial and its directory, for drivers that continue it."""
+        # Taken over: see `end`.
+        with contextlib.suppress(self._optuna.exceptions.UpdateFinishedTrialError):
+            self._owned[claim.number].set_user_attr(_NAMES, names)
 
     def report(self, claim: Claim, time: int, value: float) -> None:
         """Record a metric of a running trial.
@@ -292,7 +301,8 @@ class Study:
         return self._optuna.create_trial(
             state=self._optuna.trial.TrialState.WAITING,
             system_attrs={"fixed_params": fixed},
-            user_attrs={_INDEX: trial.user_attrs[_INDEX], "again": again},
+            user_attrs={name: trial.user_attrs[name] for name in (_INDEX, _NAMES) if name in trial.user_attrs}
+            | {"again": again},
         )
 
     def _is_lost(self, trial: Any) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import json
 import os
 import shutil
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +19,7 @@ from rlzmq.config.plain import to_json
 from rlzmq.core.checkpoint import remove_tree
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import make_directories, opener, write_text
-from rlzmq.telemetry.metric_paths import number_at
+from rlzmq.telemetry.metric_paths import flatten, number_at
 from rlzmq.tune.config_paths import TrialConfig
 from rlzmq.tune.settings import CheckpointConfig
 from rlzmq.tune.study import Claim
@@ -49,15 +51,17 @@ class Trial:
     """One trial, as its driver sees it.
 
     Files: ``params.json`` and, of an algorithm, ``config.toml`` (its config), ``result.json`` (a line per result),
-    ``checkpoint_NNNNNN/``, ``checkpoints.json`` (the checkpoints with their results), ``error.txt``.
+    ``progress.csv`` (a row per result, with the first one's slash paths as columns), ``checkpoint_NNNNNN/``,
+    ``checkpoints.json`` (the checkpoints with their results), ``error.txt``.
 
     Args:
         claim: Its entry in the study.
-        name: Its name.
-        path: Its directory; existing files come from an earlier driver.
-        config: Its config.
+        trainable_name: Name of the trainable.
 
     Attributes:
+        name: Its name.
+        path: Its directory; see `open`.
+        first_config: Its first config.
         config: Its current config.
         changes: Config values by path that differ from its first config.
         status: Its status.
@@ -68,23 +72,40 @@ class Trial:
         num_kills: How often its process was killed.
     """
 
+    path: Path
     config: TrialConfig
 
-    def __init__(self, claim: Claim, name: str, path: Path, config: TrialConfig) -> None:
+    def __init__(self, claim: Claim, trainable_name: str) -> None:
         self.claim = claim
         self.trial_id: str = f"{claim.index:05d}"
-        self.name = name
-        self.path = path
-        self.first_config = self.config = config
+        self.trainable_name = trainable_name
+        self.name = f"{trainable_name}_{self.trial_id}"
+        self.first_config: TrialConfig = {}
+        self.config = self.first_config
         self.changes: dict[str, Any] = {}
         self.status: TrialStatus = "PENDING"
         self.error: BaseException | None = None
         self.num_failures = self.num_kills = 0
-        make_directories(path)
-        self.checkpoints: list[SavedCheckpoint] = read_checkpoints(path)
-        results = read_results(path)
-        self.last_result: dict[str, Any] = results[-1] if results else {}
+        self.checkpoints: list[SavedCheckpoint] = []
+        self.last_result: dict[str, Any] = {}
         self.pid = 0
+        self._columns: list[str] = []
+
+    def open(self, path: Path) -> None:
+        """Use this directory; existing files come from an earlier driver."""
+        self.path = path
+        make_directories(path)
+        self.checkpoints = read_checkpoints(path)
+        results = read_results(path)
+        self.last_result = results[-1] if results else {}
+
+    @property
+    def evaluated_params(self) -> dict[str, Any]:
+        """Its searched values by path, except those of functions."""
+        return self.claim.parameters
+
+    def __str__(self) -> str:
+        return self.name
 
     @property
     def is_waiting(self) -> bool:
@@ -107,19 +128,36 @@ class Trial:
                 write_text(self.path / "config.toml", self.config.to_toml())
 
     def log(self, result: dict[str, Any]) -> None:
-        """Append a result to ``result.json``."""
+        """Append a result to ``result.json`` and ``progress.csv``."""
         self.last_result = result
-        with open(self.path / "result.json", "ab", buffering=0, opener=opener) as file:
-            file.write(json.dumps(result).encode() + b"\n")
+        for name, text in (
+            ("result.json", json.dumps(result) + "\n"),
+            ("progress.csv", self._rows([result])),
+        ):
+            with open(self.path / name, "ab", buffering=0, opener=opener) as file:
+                file.write(text.encode())
 
     def rewind(self) -> SavedCheckpoint | None:
-        """Return the newest checkpoint to continue from, and drop later results, which will be computed again."""
+        """Return the newest checkpoint to continue from. Drop its error and later results, which are computed again."""
         newest = self.checkpoints[-1] if self.checkpoints else None
         iteration = 0 if newest is None else newest.result["training_iteration"]
         kept = [result for result in read_results(self.path) if result["training_iteration"] <= iteration]
         _write_whole(self.path / "result.json", "".join(json.dumps(result) + "\n" for result in kept))
+        (self.path / "error.txt").unlink(missing_ok=True)
+        self._columns = []
+        _write_whole(self.path / "progress.csv", self._rows(kept))
         self.last_result = kept[-1] if kept else {}
         return newest
+
+    def _rows(self, results: Sequence[Mapping[str, Any]]) -> str:
+        """Return results as rows of ``progress.csv``, with the header in front of the first one."""
+        rows = [flatten(result) for result in results]
+        text = io.StringIO()
+        if rows and not self._columns:
+            self._columns = list(rows[0])
+            csv.writer(text, lineterminator="\n").writerow(self._columns)
+        csv.DictWriter(text, self._columns, extrasaction="ignore", lineterminator="\n").writerows(rows)
+        return text.getvalue()
 
     def write_error(self, error: BaseException) -> None:
         """Write ``error.txt``."""

@@ -8,7 +8,7 @@ import platform
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -16,6 +16,7 @@ from rlzmq.algorithms.algorithm import Algorithm
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.plain import to_json
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.files import opener
 from rlzmq.tune.config_paths import TrialConfig
 from rlzmq.tune.session import Checkpoint, FunctionSession, Trainable, TrialContext, TrialStopped, set_session
 
@@ -49,6 +50,7 @@ class TrialProcess:
         context: Facts about the trial.
         checkpoint: Directory to continue from; None: a new trial.
         before: The last result before the checkpoint; {} for a new trial.
+        log_files: Names of the files, in the trial's directory, of this process's stdout and stderr; (): unchanged.
     """
 
     def __init__(
@@ -58,7 +60,11 @@ class TrialProcess:
         context: TrialContext,
         checkpoint: str | None,
         before: Mapping[str, Any],
+        log_files: Sequence[str] = (),
     ) -> None:
+        for descriptor, name in enumerate(log_files, start=1):
+            with open(Path(context.trial_dir) / name, "ab", opener=opener) as file:
+                os.dup2(file.fileno(), descriptor)
         self._context = context
         self._iteration = int(before.get("training_iteration", 0))
         self._time_total_s = float(before.get("time_total_s", 0.0))

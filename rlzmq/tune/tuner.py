@@ -24,6 +24,7 @@ from rlzmq.tune.result_grid import ResultGrid
 from rlzmq.tune.search.optuna import load_optuna
 from rlzmq.tune.session import Trainable, WithResources
 from rlzmq.tune.settings import RunConfig, TuneConfig, settings_from_stored, stored_settings
+from rlzmq.tune.study import EndedTrial
 from rlzmq.tune.trial import Trial
 from rlzmq.tune.view import make_view
 
@@ -89,7 +90,7 @@ class Tuner:
         name = self._run_config.name or f"{self._name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
         self._path = Path(self._run_config.storage_path or Path("runs") / "tune").expanduser() / name
         self._is_restored = False
-        self._runs_again: Callable[[int, str], bool] = lambda index, status: False
+        self._runs_again: Callable[[EndedTrial], bool] = lambda trial: False
         self._results: ResultGrid | None = None
 
     @property
@@ -133,7 +134,7 @@ class Tuner:
         write_text(self._path / _FILE, json.dumps(self._stored(), indent=1))
         self._is_restored = True
         self._results = await experiment.run(self._runs_again)
-        self._runs_again = lambda index, status: False
+        self._runs_again = lambda trial: False
         return self._results
 
     def get_results(self) -> ResultGrid:
@@ -220,11 +221,11 @@ class Tuner:
         tuner._path = folder
         tuner._is_restored = True
         if restart_errored:
-            tuner._runs_again = lambda index, status: (
-                status == "ERROR" and _clear(folder / f"{tuner._name}_{index:05d}")
+            tuner._runs_again = lambda trial: (
+                trial.status == "ERROR" and _clear(folder / Path(trial.path).name)
             )
         elif resume_errored:
-            tuner._runs_again = lambda index, status: status == "ERROR"
+            tuner._runs_again = lambda trial: trial.status == "ERROR"
         return tuner
 
     def _stored(self) -> dict[str, Any]:
@@ -314,7 +315,7 @@ def _space_from_stored(stored: Mapping[str, Any], folder: Path) -> Any:
 
 
 def _clear(path: Path) -> bool:
-    """Remove a failed trial's files, so that it starts from the beginning; return True."""
-    for name in ("result.json", "checkpoints.json", "error.txt"):
+    """Remove a failed trial's results and checkpoints, so that it starts from the beginning; return True."""
+    for name in ("result.json", "checkpoints.json"):
         (path / name).unlink(missing_ok=True)
     return True

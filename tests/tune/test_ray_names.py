@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +14,9 @@ import pytest
 from rlzmq import ResultGrid, tune
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.tune.schedulers import HyperBandScheduler, create_scheduler
-from tests.tune.trainables import score
+from rlzmq.tune.study import Claim
+from rlzmq.tune.trial import SavedCheckpoint, Trial
+from tests.tune.trainables import score, with_checkpoints
 
 
 class Record(tune.Callback):
@@ -90,8 +95,9 @@ class Misspelt(tune.Callback):
             "on_trial_results is never called.*'on_trial_result'",
         ),
         (lambda: tune.RunConfig(callbacks=[print]), "expected objects of tune.Callback"),  # type: ignore[list-item]
-        (lambda: tune.TuneConfig(trial_name_creator=str), "Their values are in Result.config"),  # type: ignore[arg-type]
-        (lambda: tune.TuneConfig(trial_dirname_creator=str), "is not supported"),  # type: ignore[arg-type]
+        (lambda: tune.RunConfig(sync_config=object()), "storage_path is a directory"),  # type: ignore[arg-type]
+        (lambda: tune.RunConfig(log_to_file="a/b"), "expected a bool, a file name, or two file names"),
+        (lambda: tune.RunConfig(log_to_file=("a", "b", "c")), "expected a bool"),
         (
             lambda: tune.with_resources(score, tune.PlacementGroupFactory([{"CPU": 1, "GPU": 1}])),
             "num_gpus_per_learner",
@@ -103,9 +109,89 @@ def test_what_is_not_built_names_what_to_do(make: Callable[[], object], text: st
         make()
 
 
-def test_tune_run_names_the_tuner() -> None:
+def test_missing_names_say_what_to_use() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'run'. Instead: tune.Tuner\("):
         tune.run(score)  # type: ignore[attr-defined]
+    with pytest.raises(ImportError, match=r"no attribute 'run'. Instead: tune.Tuner\("):
+        exec("from rlzmq.tune import run")
+    with pytest.raises(ImportError, match=r"A trial's cores are fixed: tune.with_resources"):
+        exec("from rlzmq.tune.schedulers import ResourceChangingScheduler")
+    with pytest.raises(ImportError, match="Did you mean 'ASHAScheduler'"):
+        exec("from rlzmq.tune.schedulers import AshaScheduler")
+    assert not hasattr(tune, "run")
+
+
+def say_and_sum(config: dict[str, Any]) -> None:
+    print(f"x is {config['x']}")
+    print("careful", file=sys.stderr)
+    with_checkpoints(config)
+
+
+def name_of(trial: Any) -> str:
+    assert str(trial) == trial.name == f"say_and_sum_{trial.trial_id}"
+    return f"{trial.trainable_name}({trial.evaluated_params['x']})"
+
+
+def name_once(trial: Any) -> str:
+    raise AssertionError("a trial that goes on keeps its names")
+
+
+def test_trials_are_named_by_functions_and_keep_their_names(
+    run_config: tune.RunConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    named = tune.TuneConfig(
+        num_samples=2, max_concurrent_trials=1, trial_name_creator=name_of,
+        trial_dirname_creator=lambda trial: f"x={trial.config['x']}",
+    )  # fmt: skip
+    ends = tune.FailureConfig(max_kills=0)
+    logged = dataclasses.replace(run_config, log_to_file=True, verbose=None, failure_config=ends)
+    space = {"x": tune.grid_search([3])}
+    results = tune.Tuner(say_and_sum, param_space=space, tune_config=named, run_config=logged).fit()
+    assert [Path(result.path).name for result in results] == ["x=3", "x=3_00001"]
+    assert results.num_errors == 2
+    shown = capfd.readouterr()
+    assert shown.out.count("say_and_sum(3) error") == 2
+    assert "x is 3" not in shown.out
+    assert "careful" not in shown.err
+    again = tune.Tuner.restore(
+        results.experiment_path,
+        say_and_sum,
+        resume_errored=True,
+        tune_config=dataclasses.replace(named, trial_name_creator=name_once, trial_dirname_creator=name_once),
+    )
+    resumed = again.fit()
+    assert [result.path for result in resumed] == [result.path for result in results]
+    assert capfd.readouterr().out.count("say_and_sum(3) terminated") == 2
+    for result in resumed:
+        path = Path(result.path)
+        assert result.metrics["total"] == 12
+        assert tune.Result.from_path(path).error is None
+        assert (path / "stdout").read_text() == 2 * "x is 3\n"
+        assert (path / "stderr").read_text().count("careful\n") == 2
+        rows = list(csv.DictReader((path / "progress.csv").read_text().splitlines()))
+        assert [row["total"] for row in rows] == ["3", "6", "9", "12"]
+        assert list(rows[0]) == list(result.metrics_dataframe.columns)
+
+
+def test_the_table_of_results_has_the_columns_of_the_first_one(tmp_path: Path) -> None:
+    trial = Trial(Claim(0, 0, {}), "score")
+    trial.open(tmp_path)
+    trial.rewind()
+    trial.log({"training_iteration": 1, "a": {"b": 1.5, "c": "x, y"}})
+    trial.log({"training_iteration": 2, "late": 1, "a": {"b": 2}})
+    text = 'training_iteration,a/b,a/c\n1,1.5,"x, y"\n2,2,\n'
+    assert (tmp_path / "progress.csv").read_text() == text
+    trial.checkpoints = [SavedCheckpoint("checkpoint_000000", {"training_iteration": 1})]
+    trial.rewind()
+    trial.log({"training_iteration": 2, "a": {"c": 1, "b": 3}})
+    assert (tmp_path / "progress.csv").read_text() == text.replace("2,2,", "2,3,1")
+
+
+@pytest.mark.parametrize("name", ["", None, "a/b", ".hidden"])
+def test_a_directorys_name_that_is_none_ends_the_search(run_config: tune.RunConfig, name: Any) -> None:
+    named = tune.TuneConfig(trial_dirname_creator=lambda trial: name)
+    with pytest.raises(ConfigurationError, match=r"trial_dirname_creator=….* returned"):
+        tune.Tuner(score, param_space={"x": 1}, tune_config=named, run_config=run_config).fit()
 
 
 def test_a_placement_group_is_the_sum_of_its_cores() -> None:

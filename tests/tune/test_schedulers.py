@@ -13,6 +13,7 @@ import pytest
 from rlzmq import tune
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.tune.schedulers import (
+    PB2,
     ASHAScheduler,
     FIFOScheduler,
     MedianStoppingRule,
@@ -114,6 +115,42 @@ def test_population_based_training_exploits_the_best_and_changes_values() -> Non
     assert pbt.choose([trials[2], trials[3]]) is trials[2]
 
 
+def test_pb2_chooses_the_values_that_were_worth_most_and_follows_them_when_they_change() -> None:
+    bounds = {"a": (0, 10), "inner": {"size": (0, 8)}}
+    pb2 = with_metric(PB2(perturbation_interval=1, hyperparam_bounds=bounds, quantile_fraction=0.5, seed=0))
+    trials = [FakeTrial(f"{i:05d}", {"a": 5.0 - i, "inner": {"size": 4}}) for i in range(2)]
+    totals = [0.0, 0.0]
+    for trial in trials:
+        pb2.on_trial_add(trial)
+    chosen: list[tuple[int, float]] = []
+    for time in range(1, 61):
+        best = 7.5 if time <= 30 else 2.5
+        for index, trial in enumerate(trials):
+            totals[index] += 5.0 - abs(trial.config["a"] - best)
+            decision = pb2.on_trial_result(trial, result(time, totals[index]))
+            if decision.exploits is not None:
+                changes = dict(decision.changes)
+                assert isinstance(changes["inner/size"], int)
+                trial.config = {"a": changes["a"], "inner": {"size": changes["inner/size"]}}
+                totals[index] = totals[1 - index]
+                pb2.note_exploited(trial, result(time, totals[index]))
+                chosen.append((time, changes["a"]))
+    assert all(0 <= value <= 10 for _, value in chosen)
+    early = [value for time, value in chosen if 15 <= time <= 30]
+    late = [value for time, value in chosen if time > 45]
+    assert min(len(early), len(late)) >= 5
+    assert 6 < np.median(early) < 9, early
+    assert 1 < np.median(late) < 4, late
+
+
+def test_a_result_without_the_metric_is_an_error_if_it_is_required() -> None:
+    pbt = with_metric(PopulationBasedTraining(hyperparam_mutations={"a": [1]}))
+    with pytest.raises(ConfigurationError, match=r"needs 'value', .* Did you mean 'values'\?"):
+        pbt.on_trial_result(FakeTrial("00000"), {"time_total_s": 1.0, "values": 1.0})
+    pbt.require_attrs = False
+    assert pbt.on_trial_result(FakeTrial("00000"), {"time_total_s": 1.0}).action == "continue"
+
+
 def test_population_based_training_draws_new_values() -> None:
     pbt = with_metric(
         PopulationBasedTraining(
@@ -147,6 +184,8 @@ def test_population_based_training_draws_new_values() -> None:
             "at most 0.5",
         ),
         (lambda: PopulationBasedTraining(hyperparam_mutations={"a": [1]}, synch=True), "take turns instead"),
+        (lambda: PB2(), "PB2 needs hyperparam_bounds"),
+        (lambda: PB2(hyperparam_bounds={"a": {"b": (2, 1)}}), r"'a/b'.*expected \(lower, upper\)"),
         (lambda: ASHAScheduler().set_search_properties(None, "max"), "set TuneConfig"),
         (lambda: ASHAScheduler(metric="a").set_search_properties("b", "max"), "in one of them only"),
         (lambda: create_scheduler("ahsa"), "Did you mean 'asha'"),
@@ -213,14 +252,18 @@ def chase(run_config: tune.RunConfig, scheduler: TrialScheduler | None) -> tune.
     ).fit()  # fmt: skip
 
 
-def test_a_population_beats_random_search_in_the_same_budget(run_config: tune.RunConfig) -> None:
-    pbt = PopulationBasedTraining(
-        time_attr="training_iteration",
-        perturbation_interval=2,
-        hyperparam_mutations={"rate": tune.uniform(0, 1)},
-        seed=0,
-    )
-    population = chase(run_config, pbt)
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        PopulationBasedTraining(hyperparam_mutations={"rate": tune.uniform(0, 1)}, seed=0),
+        PB2(hyperparam_bounds={"rate": (0, 1)}, seed=0),
+    ],
+)
+def test_a_population_beats_random_search_in_the_same_budget(
+    run_config: tune.RunConfig, scheduler: PopulationBasedTraining
+) -> None:
+    scheduler.time_attr, scheduler.perturbation_interval = "training_iteration", 2
+    population = chase(run_config, scheduler)
     random_search = chase(run_config, None)
     assert population.num_errors == random_search.num_errors == 0
     assert {result.metrics["training_iteration"] for result in [*population, *random_search]} == {20}
@@ -231,4 +274,13 @@ def test_a_population_beats_random_search_in_the_same_budget(run_config: tune.Ru
         round(line["rate"], 6) for result in population for line in tune.trial.read_results(Path(result.path))
     }
     assert len(rates) > 4  # they were changed
+    logged = [
+        json.loads(line)
+        for line in (Path(population.experiment_path) / "pbt_global.txt").read_text().splitlines()
+    ]
+    for name, source, iteration, copied, _, new in logged:
+        assert name != source
+        assert copied <= iteration
+        assert 0 <= new["rate"] <= 1
+    assert len(logged) >= len(rates) - 4
     assert np.isfinite(best)

@@ -73,9 +73,8 @@ def test_times_iterations_and_combinations(monkeypatch: pytest.MonkeyPatch) -> N
 def trials(tmp_path: Path) -> list[Trial]:
     made = []
     for index, status in enumerate(("TERMINATED", "RUNNING", "PAUSED")):
-        trial = Trial(
-            Claim(index, index, {"lr": 0.1 * (index + 1)}), f"PPO_{index:05d}", tmp_path / str(index), {}
-        )
+        trial = Trial(Claim(index, index, {"lr": 0.1 * (index + 1)}), "PPO")
+        trial.open(tmp_path / str(index))
         trial.status = status  # type: ignore[assignment]
         trial.last_result = {"training_iteration": index, "env_runners": {"episode_return_mean": 20.5}}
         made.append(trial)

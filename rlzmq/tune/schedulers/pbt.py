@@ -12,7 +12,8 @@ import numpy as np
 
 from rlzmq.config.search_space import Domain, Numeric
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.telemetry.metric_paths import Mode, flatten
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.telemetry.metric_paths import Mode, flatten, value_at
 from rlzmq.tune.config_paths import config_value
 from rlzmq.tune.schedulers.base import CONTINUE, PAUSE, Decision, ScheduledTrial, TrialScheduler
 
@@ -40,6 +41,9 @@ class PopulationBasedTraining(TrialScheduler):
             of a list moves to a neighbor, and a number is multiplied.
         perturbation_factors: The two factors; products stay within a search object's bounds.
         custom_explore_fn: Called with the changed values by path; returns the values to use.
+        log_config: Whether to append a line to ``pbt_global.txt`` in the experiment's directory for each changed trial:
+            ``[its name, the copied trial's name, its iteration, that of the checkpoint, old values, new values]``.
+        require_attrs: Whether a result without time_attr or metric is an error of its trial.
         synch: Must be False: trials do not wait for each other.
         seed: Seed of the choices; None: a random one.
     """
@@ -54,6 +58,8 @@ class PopulationBasedTraining(TrialScheduler):
     resample_probability: float = 0.25
     perturbation_factors: tuple[float, float] = (1.2, 0.8)
     custom_explore_fn: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    log_config: bool = True
+    require_attrs: bool = True
     synch: bool = False
     seed: int | None = None
     starts_all: ClassVar[bool] = True
@@ -97,14 +103,17 @@ class PopulationBasedTraining(TrialScheduler):
 
     def on_trial_result(self, trial: ScheduledTrial, result: Mapping[str, Any]) -> Decision:
         """Return whether the trial continues, saves its state for others, or continues from another's checkpoint."""
+        for path in (self.time_attr, str(self.metric)):
+            if self.require_attrs and value_at(result, path) is None:
+                raise ConfigurationError(
+                    f"{type(self).__name__} needs {path!r}, which a result of trial {trial.trial_id} lacks: set "
+                    f"require_attrs=False if later ones have it.{did_you_mean(path, flatten(result))}"
+                )
         time, score = self.time_of(result), self.score_of(result)
         if time is None or score is None:
             return CONTINUE
         self._scores[trial.trial_id] = score
-        if (
-            time < self.burn_in_period
-            or time - self._compared_at[trial.trial_id] < self.perturbation_interval
-        ):
+        if not self.is_due(trial, time):
             return CONTINUE
         self._compared_at[trial.trial_id] = time
         bottom, top = self._quantiles()
@@ -115,6 +124,11 @@ class PopulationBasedTraining(TrialScheduler):
             action = "pause" if others_wait else "continue"
             return Decision(action, exploits=source, changes=self._explore(source))  # type: ignore[arg-type]
         return PAUSE if others_wait else Decision(saves=trial in top)
+
+    def is_due(self, trial: ScheduledTrial, time: float) -> bool:
+        """Return whether the trial is compared with the others at this time."""
+        interval = time - self._compared_at[trial.trial_id]
+        return time >= self.burn_in_period and interval >= self.perturbation_interval
 
     def on_trial_end(self, trial: ScheduledTrial) -> None:
         """Remove the trial from the population."""
