@@ -11,9 +11,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from rlzmq.core.import_errors import MissingNameFinder, import_failure
+from rlzmq.core.lazy import names_to_load
 from rlzmq.core.version import __version__
 
-if TYPE_CHECKING:  # what type checkers and editors know the names by
+if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `names_to_load`
     from rlzmq.actors.system import ActorHandle as ActorHandle, ActorSystem as ActorSystem
     from rlzmq.algorithms.algorithm import Algorithm as Algorithm
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig as AlgorithmConfig
@@ -235,121 +236,7 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
     from rlzmq.tune.result_grid import ResultGrid as ResultGrid
 
 # public name -> module that defines it, relative to this package
-_EXPORTS: dict[str, str] = {
-    name: module
-    for module, names in {
-        "core.errors": (
-            "AuthenticationError CheckpointError ClosedError ConfigurationError DeadlineError "
-            "EnvError ExitRaisedError MultiAgentEnvError NotFiniteError PeerLostError ProtocolError RemoteError "
-            "RlzmqError StandstillError StepFailedRecreateEnvError UnsupportedSpaceError"
-        ),
-        "core.metrics": "MetricsLogger StatsBase",
-        "core.names": (
-            "ALL_MODULES BATCH_SOURCE COMPONENT_ENV_RUNNER COMPONENT_ENV_TO_MODULE_CONNECTOR COMPONENT_LEARNER "
-            "COMPONENT_LEARNER_GROUP COMPONENT_MODULE_TO_ENV_CONNECTOR COMPONENT_OPTIMIZER "
-            "COMPONENT_RL_MODULE DIFF_NUM_GRAD_UPDATES_VS_SAMPLER_POLICY ENV_RESET_TIMER "
-            "ENV_RUNNER_RESULTS ENV_RUNNER_SAMPLING_TIMER ENV_STEP_TIMER ENV_TO_MODULE_CONNECTOR "
-            "EPISODE_DURATION_SEC_MEAN EPISODE_LEN_MAX EPISODE_LEN_MEAN EPISODE_LEN_MIN "
-            "EPISODE_RETURN_MAX EPISODE_RETURN_MEAN EPISODE_RETURN_MIN EVALUATION_RESULTS "
-            "FAULT_TOLERANCE_STATS LEARNER_CONNECTOR LEARNER_RESULTS LEARNER_UPDATE_TIMER "
-            "MODULE_TO_ENV_CONNECTOR MODULE_TRAIN_BATCH_SIZE_MEAN NUM_AGENT_STEPS_SAMPLED "
-            "NUM_AGENT_STEPS_SAMPLED_LIFETIME NUM_ENV_STEPS_SAMPLED NUM_ENV_STEPS_SAMPLED_LIFETIME "
-            "NUM_ENV_STEPS_TRAINED NUM_ENV_STEPS_TRAINED_LIFETIME NUM_EPISODES NUM_EPISODES_LIFETIME "
-            "NUM_MODULE_STEPS_SAMPLED NUM_MODULE_STEPS_SAMPLED_LIFETIME NUM_MODULE_STEPS_TRAINED "
-            "NUM_MODULE_STEPS_TRAINED_LIFETIME NUM_TRAINABLE_PARAMETERS REPLAY_BUFFER_RESULTS RLMODULE_INFERENCE_TIMER "
-            "SYNCH_WORKER_WEIGHTS_TIMER TIMERS TRAINING_ITERATION_TIMER TRAINING_STEP_TIMER "
-            "WEIGHTS_SEQ_NO"
-        ),
-        "core.override": "override",
-        "core.seeding": "derive_seed",
-        "episodes.columns": "Columns DEFAULT_AGENT_ID DEFAULT_MODULE_ID",
-        "episodes.lookback_buffer": "InfiniteLookbackBuffer",
-        "episodes.single_agent_episode": "SingleAgentEpisode",
-        "episodes.multi_agent_episode": "MultiAgentEpisode",
-        "episodes.episode_batch": "EpisodeBatch",
-        "envs.registry": "EnvContext register_env",
-        "envs.multi_agent_env": "MultiAgentEnv make_multi_agent",
-        "envs.pettingzoo_env": "ParallelPettingZooEnv PettingZooEnv",
-        "connectors.connector_v2": "ConnectorV2",
-        "connectors.torch_piece": "TorchPiece",
-        "deploy.export": "export_policy",
-        "deploy.export_check": "ExportError",
-        "deploy.batcher": "OverloadedError",
-        "deploy.policy_client": "AsyncPolicyClient PolicyClient ServedActions",
-        "deploy.policy_server": "AsyncPolicyServer PolicyServer",
-        "connectors.pipelines": (
-            "ConnectorPipelineV2 EnvToModulePipeline LearnerConnectorPipeline ModuleToEnvPipeline"
-        ),
-        "connectors.common": (
-            "AddObservationsFromEpisodesToBatch AddStatesFromEpisodesToBatch AddTimeDimToBatchAndZeroPad "
-            "AgentToModuleMapping BatchIndividualItems FrameStacking NumpyToTensor"
-        ),
-        "connectors.env_to_module": (
-            "FlattenObservations FrameStackingEnvToModule MeanStdFilter MultiAgentObservationPreprocessor "
-            "PrevActionsPrevRewards SingleAgentObservationPreprocessor WriteObservationsToEpisodes"
-        ),
-        "connectors.module_to_env": (
-            "GetActions ListifyDataForVectorEnv ModuleToAgentUnmapping NormalizeAndClipActions "
-            "RemoveSingleTsTimeRankFromBatch TensorToNumpy UnBatchToIndividualItems"
-        ),
-        "connectors.learner": (
-            "AddColumnsFromEpisodesToTrainBatch AddInfosFromEpisodesToTrainBatch "
-            "AddNextObservationsFromEpisodesToTrainBatch AddOneTsToEpisodesAndTruncate "
-            "ComputeReturnsToGo FrameStackingLearner GeneralAdvantageEstimation VTrace WholeBatchEstimator"
-        ),
-        "modules.rl_module": "RLModule TorchRLModule",
-        "modules.multi_rl_module": "MultiRLModule MultiRLModuleSpec",
-        "modules.spec": "RLModuleSpec",
-        "config.model_config": "DefaultModelConfig",
-        "modules.default_models": "DefaultPPOTorchRLModule",
-        "modules.apis": ("InferenceOnlyAPI QNetAPI SelfSupervisedLossAPI TargetNetworkAPI ValueFunctionAPI"),
-        "modules.distributions": (
-            "Distribution TorchCategorical TorchDeterministic TorchDiagGaussian TorchMultiCategorical "
-            "TorchMultiDistribution TorchSquashedGaussian"
-        ),
-        "replay": (
-            "EpisodeReplayBuffer MultiAgentEpisodeReplayBuffer MultiAgentPrioritizedEpisodeReplayBuffer "
-            "PrioritizedEpisodeReplayBuffer"
-        ),
-        "runners.env_runner": "EnvRunner",
-        "runners.single.single_agent_env_runner": "SingleAgentEnvRunner",
-        "runners.multi.multi_agent_env_runner": "MultiAgentEnvRunner",
-        "learners.learner": "Learner TorchLearner",
-        "algorithms.ppo.ppo_learner": "PPOLearner PPOTorchLearner",
-        "actors.system": "ActorHandle ActorSystem",
-        "driver.sync_groups": "EnvRunnerGroup LearnerGroup synchronous_parallel_sample",
-        "algorithms.algorithm_config": "AlgorithmConfig",
-        "config.settings": "NotProvided",
-        "core.callbacks": "Callback RLlibCallback",
-        "algorithms.algorithm": "Algorithm",
-        "algorithms.async_algorithm": "AsyncAlgorithm",
-        "telemetry.runs": "Run find_runs",
-        "tune.result_grid": "ResultGrid",
-        "algorithms.checkpoint_evaluation": "CheckpointScores evaluate_checkpoint",
-        "algorithms.checkpoints": "latest_checkpoint",
-        "algorithms.appo": "APPO APPOConfig",
-        "algorithms.appo.appo_learner": "APPOLearner",
-        "algorithms.bc": "BC BCConfig",
-        "algorithms.bc.bc_learner": "BCLearner",
-        "algorithms.cql": "CQL CQLConfig",
-        "algorithms.cql.cql_learner": "CQLLearner",
-        "algorithms.dqn": "DQN DQNConfig",
-        "algorithms.dqn.dqn_learner": "DQNLearner",
-        "algorithms.impala": "IMPALA IMPALAConfig",
-        "algorithms.impala.impala_learner": "IMPALALearner",
-        "algorithms.iql": "IQL IQLConfig",
-        "algorithms.iql.iql_learner": "IQLLearner",
-        "algorithms.marwil": "MARWIL MARWILConfig",
-        "algorithms.marwil.marwil_learner": "MARWILLearner",
-        "algorithms.ppo": "PPO PPOConfig",
-        "algorithms.sac": "SAC SACConfig",
-        "algorithms.sac.sac_learner": "SACLearner",
-        "algorithms.tqc": "TQC TQCConfig",
-        "algorithms.tqc.tqc_learner": "TQCLearner",
-        "algorithms.policy": "Policy",
-    }.items()
-    for name in names.split()
-}
+_EXPORTS: dict[str, str] = names_to_load(__name__)
 
 __all__ = sorted([*_EXPORTS, "__version__"])
 

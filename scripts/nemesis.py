@@ -37,6 +37,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 ROLES = ("runner", "learner", "broker")
 WAYS = ("kill", "stop", "hold", "wait")
 _STANDSTILL_S = 60.0
@@ -307,7 +309,7 @@ async def rage(args: argparse.Namespace, directory: Path) -> bool:
 def main_storm(args: argparse.Namespace) -> int:
     """Run a storm and judge it."""
     from rlzmq.core import faults
-    from rlzmq.core.fault_history import HistoryError, check_history, read_history
+    from tests.support.fault_history import HistoryError, check_history, read_history
 
     with tempfile.TemporaryDirectory() as scratch:
         history = args.history or Path(scratch) / "history"
@@ -372,7 +374,7 @@ def main() -> int:
         directory = args.history or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         os.environ["RLZMQ_HISTORY"] = str(directory)
         from rlzmq.core import faults
-        from rlzmq.core.fault_history import HistoryError, check_history, read_history
+        from tests.support.fault_history import HistoryError, check_history, read_history
 
         faults.arm("driver")
         start = time.monotonic()

@@ -9,7 +9,7 @@
 The machines are network namespaces (tests/support/machines.py), so it needs root. Every run is `rlzmq train` with
 CURVE keys and runners or learners that join by ssh-less commands; seconds are from the fault to the head's own line
 about it, as it is read from its output. `heal` judges the histories of all processes at the end
-(`rlzmq.core.fault_history`). Exit code 1: a promise was broken.
+(`tests/support/fault_history.py`). Exit code 1: a promise was broken.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ def _ended(program: Program) -> float:
 
 def heal(cut_s: float, repeat: int, *, one_way: bool) -> bool:
     """The only runner host is cut off for `cut_s` seconds, again and again; the histories are judged."""
-    from rlzmq.core.fault_history import HistoryError, check_history, read_history
+    from tests.support.fault_history import HistoryError, check_history, read_history
 
     seconds = Seconds()
     with tempfile.TemporaryDirectory(prefix="history-") as name:

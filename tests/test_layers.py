@@ -203,19 +203,3 @@ def test_every_public_name_is_there() -> None:
         assert getattr(rlzmq, name) is not None
     with pytest.raises(AttributeError, match="Did you mean 'PPOConfig'"):
         rlzmq.PPOConfg  # noqa: B018
-
-
-def test_type_checkers_know_every_public_name_too() -> None:
-    import rlzmq
-
-    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
-    block = next(node for node in tree.body if isinstance(node, ast.If))
-    imported = {
-        alias.asname: str(node.module).removeprefix("rlzmq.")
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    missing = [f"from rlzmq.{m} import {n} as {n}" for n, m in rlzmq._EXPORTS.items() if imported.get(n) != m]
-    assert missing == [], "add these under TYPE_CHECKING in rlzmq/__init__.py"
-    assert imported.keys() == rlzmq._EXPORTS.keys()

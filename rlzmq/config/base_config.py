@@ -10,7 +10,6 @@ from typing import Any, Self, Unpack
 from rlzmq.config.checks import check
 from rlzmq.config.derived import DerivedValues
 from rlzmq.config.learning import FrameworkSettings, LearnersSettings, TrainingSettings
-from rlzmq.config.offline import OfflineDataSettings
 from rlzmq.config.rllib_compat import ExperimentalSettings, PythonEnvironmentSettings, ResourcesSettings
 from rlzmq.config.running import (
     CheckpointingSettings,
@@ -24,6 +23,7 @@ from rlzmq.config.sampling import (
     EnvRunnersSettings,
     EvaluationSettings,
     MultiAgentSettings,
+    OfflineDataSettings,
     RLModuleSettings,
 )
 from rlzmq.config.search_space import find_search_objects

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rlzmq.config.learning import FrameworkSettings, LearnersSettings, TrainingSettings
-from rlzmq.config.offline import OfflineDataSettings
 from rlzmq.config.plain import CONFIG_TAG, copy_value, plain_setting, revive_setting, to_json
 from rlzmq.config.rllib_compat import ExperimentalSettings, PythonEnvironmentSettings, ResourcesSettings
 from rlzmq.config.rllib_only import accept_rllib_only, no_such_setting
@@ -24,6 +23,7 @@ from rlzmq.config.sampling import (
     EnvRunnersSettings,
     EvaluationSettings,
     MultiAgentSettings,
+    OfflineDataSettings,
     RLModuleSettings,
     StateSettings,
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["GetName", "LazyModule", "lazy_names"]
+__all__ = ["GetName", "LazyModule", "lazy_names", "names_to_load"]
 
 
 class LazyModule:
@@ -40,3 +42,19 @@ def lazy_names(package: str, /, **modules: str) -> GetName:
         return getattr(importlib.import_module(modules[name]), name)
 
     return get_name
+
+
+def names_to_load(package: str) -> dict[str, str]:
+    """Return the names that a package imports under ``if TYPE_CHECKING``, with their modules relative to the package.
+
+    Args:
+        package: The package's ``__name__``. It is read as source, since nothing there is executed.
+    """
+    source = sys.modules[package].__spec__.loader.get_source(package)  # type: ignore[union-attr]
+    block = next(node for node in ast.parse(source).body if isinstance(node, ast.If))
+    return {
+        alias.name: str(node.module).removeprefix(f"{package}.")
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }

@@ -25,7 +25,7 @@ from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults
 from rlzmq.core.errors import ConfigurationError, PeerLostError
-from rlzmq.driver.broker_supervision import BrokerKeeper
+from rlzmq.driver.broker_supervision import BrokerKeeper, FoundBroker
 from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.driver.driver_link import DriverLink
 from rlzmq.driver.fragment_metadata import MetaCheck
@@ -33,7 +33,6 @@ from rlzmq.driver.join_files import JoinKeys, pack_config
 from rlzmq.driver.process_health import watch_stopped
 from rlzmq.driver.report_reader import ReportReader
 from rlzmq.driver.run_journal import RunJournal
-from rlzmq.driver.standalone_broker import FoundBroker
 from rlzmq.driver.update_results import Accounting, UpdateResult
 from rlzmq.driver.watchdog import Watchdog
 from rlzmq.protocol.events import Report

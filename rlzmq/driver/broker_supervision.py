@@ -1,4 +1,4 @@
-"""BrokerKeeper: supervision of the run's broker, which is restarted on the same addresses if it dies or hangs.
+"""The broker of a run: BrokerKeeper restarts it on the same addresses if it dies or hangs; FoundBroker is standalone.
 
 Peers reconnect, notice the new incarnation and send the broker what they hold, so no accepted data is lost
 (`rlzmq.protocol.broker.core`).
@@ -15,14 +15,17 @@ from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.errors import DeadlineError, PeerLostError
+from rlzmq.core.errors import AuthenticationError, ConfigurationError, DeadlineError, PeerLostError
 from rlzmq.driver.join_files import JoinKeys, at_host, listen_addresses, write_join_files
 from rlzmq.driver.process_health import lost_error
 from rlzmq.driver.supervision import Supervisor, attended, restarted, spawn_within, start_first
+from rlzmq.net.join_file import JoinFile
 from rlzmq.protocol.supervision import GiveUp, RestartPolicy, Supervision
 from rlzmq.roles.broker.broker_role import BrokerRole
+from rlzmq.roles.remote_peer import Conversation
+from rlzmq.wire.messages import Config, ConfigRequest, Refused
 
-__all__ = ["BrokerKeeper"]
+__all__ = ["BrokerKeeper", "FoundBroker"]
 
 _log = logging.getLogger("rlzmq.driver")
 
@@ -206,3 +209,69 @@ class BrokerKeeper(Supervisor):
 def _options(config: BaseConfig) -> dict[str, Any]:
     """Return the broker options with which it detects hung ranks."""
     return {"rank_first_hung_after_s": float(config.learner_timeout_s)}
+
+
+_WAIT_S = 30.0  # the broker may still be starting
+
+
+class FoundBroker(Supervisor):
+    """Counterpart of `BrokerKeeper` for a broker that someone else has started, and restarts.
+
+    Args:
+        path: Its ``*.driver.toml``. The files of runners and learners are next to it.
+
+    Attributes:
+        addresses, failed, num_restarts, handle: See `BrokerKeeper`.
+        run_id: The broker's run id.
+        epoch: Epoch of this driver, above those of earlier ones. Milliseconds of wall time, unless that was set back.
+
+    Raises:
+        ConfigurationError: A file is missing, readable by others, or for another role.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        driver = Path(path)
+        if not driver.name.endswith(".driver.toml"):
+            raise ConfigurationError(
+                f"config.broker={path!r}: expected the *.driver.toml file written by the broker"
+            )
+        stem = driver.name.removesuffix(".driver.toml")
+        files = {
+            "driver": driver,
+            "runner": driver.with_name(f"{stem}.toml"),
+            "learner": driver.with_name(f"{stem}.learner.toml"),
+        }
+        self._joins = {role: JoinFile.read(file) for role, file in files.items()}
+        for role, join in self._joins.items():
+            if join.role != role:
+                raise ConfigurationError(f"{files[role]} lets a {join.role} in, not a {role}")
+        self.run_id: str = self._joins["driver"].run_id
+        self.addresses: dict[str, str] = dict(self._joins["driver"].addresses)
+        self.handle: Any = None
+        self.epoch: int = 0
+
+    def keys(self, role: str) -> tuple[str, str]:
+        """Return (server's public key, own secret key) for a local peer of this role."""
+        join = self._joins[role]
+        return join.server_public_key, join.client_secret_key
+
+    async def start(self) -> None:
+        """Check that the broker runs and accepts the driver's key, without disturbing the peers that it serves.
+
+        Raises:
+            PeerLostError: There is no answer within half a minute, or the broker has another version.
+            AuthenticationError: The broker has other keys: the files are from an earlier broker.
+        """
+        join = self._joins["driver"]
+        async with Conversation(join.addresses["data"], join) as conversation:
+            answer, _ = await conversation.ask(ConfigRequest(), (Config, Refused), timeout_s=_WAIT_S)
+        if isinstance(answer, Refused) and answer.reason != "no_driver":
+            raise AuthenticationError(
+                f"the broker at {join.addresses['data']} refuses a driver: {answer.reason}, {answer.detail}"
+            )
+        before = answer.driver if isinstance(answer, Config) else 0
+        self.epoch = max(before + 1, int(time.time() * 1000))
+
+    def worked(self) -> None:
+        """Do nothing, since the broker is not supervised here."""

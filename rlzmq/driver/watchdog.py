@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from rlzmq.core.errors import StandstillError
-from rlzmq.protocol.standstill import StandstillWatch
+from rlzmq.protocol.progress_deadlines import StandstillWatch
 from rlzmq.wire.messages import Progress
 
 __all__ = ["Watchdog"]

@@ -81,6 +81,17 @@ class AgentTrack:
     def is_done(self) -> bool:
         return self.terminated or self.truncated
 
+    @property
+    def departure(self) -> tuple[bool, bool, int]:
+        """The entry of `Timeline.departed` for this agent."""
+        return self.terminated, self.truncated, self.done_env_t
+
+    def end(self, terminated: bool, truncated: bool, env_t: int) -> None:
+        """Set the flags of env step `env_t`; the agent is done if one of them is True."""
+        self.terminated, self.truncated = terminated, truncated
+        if terminated or truncated:
+            self.done_env_t = env_t
+
     def carry_on(self, begin: int) -> AgentTrack:
         """Return the track of a continuation that stores the observations from position `begin` on."""
         pending = None if self.pending is None else self.pending.copy()
@@ -372,19 +383,30 @@ class Timeline:
                 self.tracks[event.agent_id] = AgentTrack([env_t], reward_before_start=start)
                 continue
             track = self.tracks[event.agent_id]
-            track.terminated, track.truncated = event.terminated, event.truncated
-            if track.is_done:
-                track.done_env_t = env_t
+            track.end(event.terminated, event.truncated, env_t)
             if event.kind == "step":
                 if track.output_keys is None:
                     track.output_keys = frozenset(event.extra_model_outputs)
                 track.obs_env_ts.append(env_t)
                 track.pending = None
                 track.reward = 0.0
+        self.end(all_terminated, all_truncated, any_alive=any_alive)
+        return events
+
+    def end(self, all_terminated: bool, all_truncated: bool, *, any_alive: bool) -> None:
+        """End the episode after an env step with these flags for all agents, or if no known agent is alive."""
         knows_agents = bool(self.tracks) or bool(self.departed)
         self.is_terminated = all_terminated or (knows_agents and not any_alive and not all_truncated)
         self.is_truncated = all_truncated
-        return events
+
+    def truncate(self) -> list[Any]:
+        """End the episode here, truncated for all agents that are not done; return these. See `MultiAgentEpisode`."""
+        self.is_truncated = True
+        ongoing = [agent_id for agent_id, track in self.tracks.items() if not track.is_done]
+        for agent_id in ongoing:
+            self.tracks[agent_id].pending = None
+            self.tracks[agent_id].end(False, True, self.env_t)
+        return ongoing
 
     def carry_on(self, lookback: int) -> Timeline:
         """Return the timeline of a continuation that starts here, without tracks.

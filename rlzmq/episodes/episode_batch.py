@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, SupportsIndex, overload
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -70,25 +70,6 @@ class EpisodeBatch(BatchColumns):
 
     # -- episodes -------------------------------------------------------------------------------------
 
-    @overload
-    def __getitem__(self, index: SupportsIndex) -> SingleAgentEpisode: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> EpisodeBatch: ...
-
-    def __getitem__(self, index: SupportsIndex | slice) -> SingleAgentEpisode | EpisodeBatch:
-        if isinstance(index, slice):
-            return self.select(np.arange(len(self))[index])
-        if self._is_ordinary:
-            return list.__getitem__(self, index)
-        return self._item(range(len(self))[index])
-
-    def _item(self, position: int) -> SingleAgentEpisode:
-        episode = self._tracked.get(position)
-        if episode is None:
-            episode = self._tracked[position] = self.new_item(position)
-        return episode
-
     def _items(self) -> Iterator[SingleAgentEpisode]:
         tracked, create = self._tracked, SharedColumns(self).episode
         rows = zip(*(getattr(self, name).tolist() for name in TABLE), strict=True)
@@ -103,24 +84,7 @@ class EpisodeBatch(BatchColumns):
         row: Any = tuple(getattr(self, name).item(position) for name in TABLE)
         return SharedColumns(self).episode(position, row)
 
-    def updated(self) -> EpisodeBatch:
-        """Return this batch or, if the list or an item was changed, a new one with the changes.
-
-        Raises:
-            ValueError: The items do not fit together; see `from_episodes`.
-        """
-        if self._is_ordinary:
-            batch = EpisodeBatch.from_episodes(self)
-            batch.meta = self.meta
-            return batch
-        if not any(map(is_changed, self._tracked.values())):
-            return self
-        tracked = self._tracked
-        batch = EpisodeBatch.from_episodes(
-            tracked[i] if i in tracked else self.new_item(i) for i in range(len(self))
-        )
-        batch.env_index, batch.meta = self.env_index, self.meta
-        return batch
+    _is_changed = staticmethod(is_changed)
 
     def select(self, chunks: Any) -> EpisodeBatch:
         """Return some of the chunks, in the given order, on the same columns.
@@ -156,24 +120,11 @@ class EpisodeBatch(BatchColumns):
 
     # -- cutting and joining --------------------------------------------------------------------------
 
-    def split(self, num_steps: int) -> tuple[EpisodeBatch, EpisodeBatch]:
-        """Return the first ``num_steps`` env steps and the rest, both on the same columns.
+    def slice_steps(self, begin: int, end: int) -> EpisodeBatch:
+        """Return the env steps ``begin…end-1`` (counted over all chunks in order), on the same columns.
 
         If a chunk is cut in two, its first part is not done. Its second part begins later, has everything before as
         lookback, and the ``state_out`` of the step before as its initial state.
-
-        Raises:
-            ValueError: There are fewer steps, or ``num_steps`` is negative.
-        """
-        if (updated := self.updated()) is not self:
-            return updated.split(num_steps)
-        total = self.num_env_steps
-        if num_steps == total:
-            return self[:], self[len(self) :]
-        return self.slice_steps(0, num_steps), self.slice_steps(num_steps, total)
-
-    def slice_steps(self, begin: int, end: int) -> EpisodeBatch:
-        """Return the env steps ``begin…end-1`` (counted over all chunks in order), on the same columns.
 
         Raises:
             ValueError: ``0 <= begin <= end <= num_env_steps`` is violated.

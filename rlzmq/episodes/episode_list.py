@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Iterable, Iterator
-from typing import Any, Self, SupportsIndex, TypeVar
+from typing import Any, Self, SupportsIndex, TypeVar, overload
+
+import numpy as np
 
 __all__ = ["EpisodeList"]
 
@@ -26,19 +29,41 @@ class EpisodeList(list[E]):
 
     __slots__ = ("_is_ordinary",)
 
+    meta: dict[str, Any]
+    env_index: Any
     _is_ordinary: bool
+    _tracked: dict[int, E]
+
+    @classmethod
+    @abc.abstractmethod
+    def from_episodes(cls, episodes: Iterable[E]) -> Self:
+        """Return a batch of episodes' chunks, copied into new columns."""
 
     @abc.abstractmethod
-    def updated(self) -> Self:
-        """Return this batch or, if the list or its episodes have changed, a new one on new columns."""
+    def select(self, chunks: Any) -> Self:
+        """Return some of the chunks, in the given order, on the same columns."""
+
+    @abc.abstractmethod
+    def slice_steps(self, begin: int, end: int) -> Self:
+        """Return the env steps ``begin … end-1``, counted over all chunks in order, on the same columns."""
+
+    @abc.abstractmethod
+    def new_item(self, position: int) -> E:
+        """Return one chunk as a new episode, whose changes this batch ignores."""
+
+    @property
+    @abc.abstractmethod
+    def num_env_steps(self) -> int:
+        """Number of env steps in all chunks, without lookback."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def _is_changed(episode: Any) -> bool:
+        """Return whether an item differs from the batch's columns and tables."""
 
     @abc.abstractmethod
     def _num_chunks(self) -> int:
         """Return the number of chunks on the columns."""
-
-    @abc.abstractmethod
-    def _item(self, position: int) -> E:
-        """Return the chunk at an index from 0; always the same episode for the same index."""
 
     @abc.abstractmethod
     def _items(self) -> Iterator[E]:
@@ -48,7 +73,58 @@ class EpisodeList(list[E]):
     def _fields(self) -> dict[str, Any]:
         """Return all attributes except the created episodes."""
 
-    # -- reading --------------------------------------------------------------------------------------
+    # -- the episodes ---------------------------------------------------------------------------------
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> E: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+
+    def __getitem__(self, index: SupportsIndex | slice) -> E | Self:
+        if isinstance(index, slice):
+            return self.select(np.arange(len(self), dtype=np.int64)[index])
+        return list.__getitem__(self, index) if self._is_ordinary else self._item(range(len(self))[index])
+
+    def _item(self, position: int) -> E:
+        """Return the chunk at an index from 0; always the same episode for the same index."""
+        episode = self._tracked.get(position)
+        if episode is None:
+            episode = self._tracked[position] = self.new_item(position)
+        return episode
+
+    def updated(self) -> Self:
+        """Return this batch or, if the list or an item was changed, a new one with the changes.
+
+        Raises:
+            ValueError: The items do not fit together; see `from_episodes`.
+        """
+        if self._is_ordinary:
+            batch = self.from_episodes(self)
+        else:
+            tracked = self._tracked
+            if not any(map(self._is_changed, tracked.values())):
+                return self
+            batch = self.from_episodes(
+                tracked[i] if i in tracked else self.new_item(i) for i in range(len(self))
+            )
+            batch.env_index = self.env_index
+        batch.meta = self.meta
+        return batch
+
+    def split(self, num_steps: int) -> tuple[Self, Self]:
+        """Return the first `num_steps` env steps and the rest, both on the same columns.
+
+        Raises:
+            ValueError: There are fewer steps, or `num_steps` is negative.
+        """
+        batch = self.updated()
+        total = batch.num_env_steps
+        if num_steps == total:
+            return batch[:], batch[len(batch) :]
+        return batch.slice_steps(0, num_steps), batch.slice_steps(num_steps, total)
+
+    # -- the list -------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """Return the number of chunks."""
@@ -57,39 +133,19 @@ class EpisodeList(list[E]):
     def __iter__(self) -> Iterator[E]:
         return list.__iter__(self) if self._is_ordinary else self._items()
 
-    def __reversed__(self) -> Iterator[E]:
-        return reversed(list(self))
-
-    def __contains__(self, episode: object) -> bool:
-        return episode in list(self)
-
-    def index(self, episode: E, *bounds: SupportsIndex) -> int:
-        """Implement `list`'s method."""
-        return list(self).index(episode, *bounds)
-
-    def count(self, episode: E) -> int:
-        """Implement `list`'s method."""
-        return list(self).count(episode)
-
-    def copy(self) -> list[E]:
-        """Return the episodes in an ordinary list."""
-        return list(self)
-
-    def __add__(self, other: Iterable[Any]) -> list[Any]:
-        """Return the episodes of both as a list."""
-        return [*self, *other]
-
     def __radd__(self, other: Any) -> Any:
         """Fill the underlying list, so that a list on the left of ``+`` or ``+=`` can read it."""
         if not self._is_ordinary:
             list.__setitem__(self, slice(None), list(self))
         return NotImplemented
 
-    def __mul__(self, number: SupportsIndex) -> list[E]:
-        return list(self) * number
+    def __add__(self, other: Iterable[Any]) -> list[Any]:
+        """Return the episodes of both as a list."""
+        return [*self, *other]
 
-    def __rmul__(self, number: SupportsIndex) -> list[E]:
-        return list(self) * number
+    def __iadd__(self, other: Iterable[E]) -> Self:  # type: ignore[misc, override]
+        self.extend(other)
+        return self
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, list) and list(self) == list(other))
@@ -97,88 +153,49 @@ class EpisodeList(list[E]):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    def __lt__(self, other: list[E]) -> bool:
-        return list(self) < list(other)
-
-    def __le__(self, other: list[E]) -> bool:
-        return list(self) <= list(other)
-
-    def __gt__(self, other: list[E]) -> bool:
-        return list(self) > list(other)
-
-    def __ge__(self, other: list[E]) -> bool:
-        return list(self) >= list(other)
-
     __hash__ = None
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         batch = self.updated()
         return _restored, (type(batch), batch._fields())
 
-    # -- changing -------------------------------------------------------------------------------------
 
-    def _become_ordinary(self) -> None:
+def _as_lists(values: Iterable[Any]) -> list[Any]:
+    """Return the arguments of a list's method in C, which sees no items of a batch that is not an ordinary list."""
+    return [list(value) if isinstance(value, EpisodeList) else value for value in values]
+
+
+def _reading(method: Any) -> Any:
+    """Return a method of `list` for batches: it reads a list of their episodes."""
+
+    @functools.wraps(method)
+    def read(self: EpisodeList[Any], *args: Any) -> Any:
+        return method(list(self), *_as_lists(args))
+
+    return read
+
+
+def _changing(method: Any) -> Any:
+    """Return a method of `list` for batches: it first makes them ordinary lists of their episodes."""
+
+    @functools.wraps(method)
+    def change(self: EpisodeList[Any], *args: Any, **kwargs: Any) -> Any:
         if not self._is_ordinary:
             episodes = list(self)
             self._is_ordinary = True
             list.__setitem__(self, slice(None), episodes)
+        return method(self, *_as_lists(args), **kwargs)
 
-    def append(self, episode: E) -> None:
-        """Implement `list`'s method."""
-        self._become_ordinary()
-        list.append(self, episode)
+    return change
 
-    def extend(self, episodes: Iterable[E]) -> None:
-        """Implement `list`'s method."""
-        self._become_ordinary()
-        list.extend(self, list(episodes))
 
-    def insert(self, position: SupportsIndex, episode: E) -> None:
-        """Implement `list`'s method."""
-        self._become_ordinary()
-        list.insert(self, position, episode)
-
-    def pop(self, position: SupportsIndex = -1) -> E:
-        """Implement `list`'s method."""
-        self._become_ordinary()
-        return list.pop(self, position)
-
-    def remove(self, episode: E) -> None:
-        """Implement `list`'s method."""
-        self._become_ordinary()
-        list.remove(self, episode)
-
-    def clear(self) -> None:
-        """Implement `list`'s method."""
-        self._become_ordinary()
-        list.clear(self)
-
-    def reverse(self) -> None:
-        """Implement `list`'s method."""
-        self._become_ordinary()
-        list.reverse(self)
-
-    def sort(self, *, key: Any = None, reverse: bool = False) -> None:
-        """Implement `list`'s method."""
-        self._become_ordinary()
-        list.sort(self, key=key, reverse=reverse)
-
-    def __setitem__(self, where: Any, new: Any) -> None:
-        self._become_ordinary()
-        list.__setitem__(self, where, new)
-
-    def __delitem__(self, where: SupportsIndex | slice) -> None:
-        self._become_ordinary()
-        list.__delitem__(self, where)
-
-    def __iadd__(self, other: Iterable[E]) -> Self:  # type: ignore[misc, override]
-        self.extend(other)
-        return self
-
-    def __imul__(self, number: SupportsIndex) -> Self:
-        self._become_ordinary()
-        list.__imul__(self, number)
-        return self
+_READING = ("__reversed__", "__contains__", "index", "count", "copy", "__mul__", "__rmul__")
+_COMPARING = ("__lt__", "__le__", "__gt__", "__ge__")
+_CHANGING = ("append", "extend", "insert", "pop", "remove", "clear", "reverse", "sort")
+for _name in (*_READING, *_COMPARING):
+    setattr(EpisodeList, _name, _reading(getattr(list, _name)))
+for _name in (*_CHANGING, "__setitem__", "__delitem__", "__imul__"):
+    setattr(EpisodeList, _name, _changing(getattr(list, _name)))
 
 
 def _restored(kind: type[EpisodeList[Any]], fields: dict[str, Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, SupportsIndex, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from rlzmq.episodes.agent_timelines import AgentTrack, Pending, Timeline
 from rlzmq.episodes.chunk_table import chosen_positions
 from rlzmq.episodes.multi_agent_columns import EPISODE_TABLE, IntArray, MultiAgentBatchColumns
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
-from rlzmq.episodes.shared_columns import TrackedMultiAgentEpisode
+from rlzmq.episodes.shared_columns import is_changed_multi_agent, multi_agent_facts
 
 __all__ = ["EPISODE_TABLE", "MultiAgentEpisodeBatch"]
 
@@ -50,48 +50,13 @@ class MultiAgentEpisodeBatch(MultiAgentBatchColumns):
 
     # -- episodes -----------------------------------------------------------------------------------
 
-    @overload
-    def __getitem__(self, index: SupportsIndex) -> MultiAgentEpisode: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> MultiAgentEpisodeBatch: ...
-
-    def __getitem__(self, index: SupportsIndex | slice) -> MultiAgentEpisode | MultiAgentEpisodeBatch:
-        if isinstance(index, slice):
-            return self.select(np.arange(len(self), dtype=np.int64)[index])
-        if self._is_ordinary:
-            return list.__getitem__(self, index)
-        return self._item(range(len(self))[index])
-
-    def _item(self, e: int) -> MultiAgentEpisode:
-        known = self._tracked.get(e)
-        if known is None:
-            known = self._tracked[e] = TrackedMultiAgentEpisode(self._episode(e))
-        return known.episode
-
     def _items(self) -> Iterator[MultiAgentEpisode]:
         return (self._item(e) for e in range(len(self)))
 
-    def updated(self) -> MultiAgentEpisodeBatch:
-        """Return this batch or, if the list or an item was changed, a new one with the changes.
+    _is_changed = staticmethod(is_changed_multi_agent)
 
-        Raises:
-            ValueError: See `from_episodes`.
-        """
-        if self._is_ordinary:
-            batch = MultiAgentEpisodeBatch.from_episodes(self)
-            batch.meta = self.meta
-            return batch
-        tracked = self._tracked
-        if not any(item.is_changed() for item in tracked.values()):
-            return self
-        batch = MultiAgentEpisodeBatch.from_episodes(
-            tracked[e].episode if e in tracked else self._episode(e) for e in range(len(self))
-        )
-        batch.env_index, batch.meta = self.env_index, self.meta
-        return batch
-
-    def _episode(self, e: int) -> MultiAgentEpisode:
+    def new_item(self, e: int) -> MultiAgentEpisode:
+        """Return one chunk as a new episode, whose changes this batch ignores."""
         left = self.leftovers.get(e, {})
         episode = MultiAgentEpisode(
             self.episode_ids[e],
@@ -112,9 +77,8 @@ class MultiAgentEpisodeBatch(MultiAgentBatchColumns):
                 sae = rows.batch.new_item(c)
                 begin = int(offsets[c])
                 times = rows.obs_env_ts[begin : begin + int(counts[c])].tolist()
-                track = AgentTrack(times, terminated=sae.is_terminated, truncated=sae.is_truncated)
-                if track.is_done:
-                    track.done_env_t = times[-1]
+                track = AgentTrack(times)
+                track.end(sae.is_terminated, sae.is_truncated, times[-1])
                 if len(times) > 1:
                     track.output_keys = frozenset(sae.extra_model_outputs)
                 for name, value in rows.tracks.get(c, {}).items():
@@ -133,6 +97,7 @@ class MultiAgentEpisodeBatch(MultiAgentBatchColumns):
         episode._timeline = timeline
         episode.custom_data = dict(left.get("custom_data", ()))
         episode._duration_s = float(left.get("duration_s", 0.0))
+        episode._source = multi_agent_facts(episode)
         return episode
 
     @classmethod
@@ -171,24 +136,11 @@ class MultiAgentEpisodeBatch(MultiAgentBatchColumns):
             meta=self.meta,
         )
 
-    def split(self, num_steps: int) -> tuple[MultiAgentEpisodeBatch, MultiAgentEpisodeBatch]:
-        """Return the first `num_steps` env steps and the rest, on the same columns.
+    def slice_steps(self, begin: int, end: int) -> MultiAgentEpisodeBatch:
+        """Return the env steps ``begin … end-1``, counted over all chunks in order, on the same columns.
 
         If an episode is cut in two, an agent's step belongs to the part in which it is completed, so every step is in
         exactly one part. The first part is not done.
-
-        Raises:
-            ValueError: There are fewer env steps, or `num_steps` is negative.
-        """
-        if (updated := self.updated()) is not self:
-            return updated.split(num_steps)
-        total = self.num_env_steps
-        if num_steps == total:
-            return self[:], self[len(self) :]
-        return self.slice_steps(0, num_steps), self.slice_steps(num_steps, total)
-
-    def slice_steps(self, begin: int, end: int) -> MultiAgentEpisodeBatch:
-        """Return the env steps ``begin … end-1``, counted over all chunks in order, on the same columns.
 
         Raises:
             ValueError: ``0 <= begin <= end <= num_env_steps`` is violated.

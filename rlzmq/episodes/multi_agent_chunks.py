@@ -72,7 +72,7 @@ class MultiAgentChunks:
             elif begin < num - 1:
                 episodes[agent_id] = _part(sae, begin, num - 1, num - 1 - begin, is_last=True)
             else:
-                new.departed[agent_id] = (track.terminated, track.truncated, track.done_env_t)
+                new.departed[agent_id] = track.departure
                 continue
             new.tracks[agent_id] = track.carry_on(begin)
         chunk = self._derive(new, episodes)
@@ -134,7 +134,7 @@ class MultiAgentChunks:
             is_last = end == len(track.obs_env_ts) - 1
             is_done = track.is_done and is_last and track.done_env_t <= new.env_t
             if is_done and (begin > end or (begin == end and track.done_env_t <= new.env_t_started)):
-                new.departed[agent_id] = (track.terminated, track.truncated, track.done_env_t)
+                new.departed[agent_id] = track.departure
             elif begin <= end:
                 # At this chunk's start, steps that began before it but ended in it belong to it.
                 first_own = (
@@ -146,8 +146,7 @@ class MultiAgentChunks:
                     track.obs_env_ts[begin : end + 1], output_keys=track.output_keys
                 )
                 if is_done:
-                    kept.terminated, kept.truncated = track.terminated, track.truncated
-                    kept.done_env_t = track.done_env_t
+                    kept.end(*track.departure)
                 if start == 0 or track.obs_env_ts[0] > new.env_t_started:
                     kept.reward_before_start = track.reward_before_start
                 if track.obs_env_ts[end] < new.env_t:
@@ -222,8 +221,7 @@ class MultiAgentChunks:
             if departed is None:
                 mine.departed[agent_id] = (terminated, truncated, env_t)
             elif not departed.is_done:
-                departed.terminated, departed.truncated = terminated, truncated
-                departed.done_env_t = env_t
+                departed.end(terminated, truncated, env_t)
                 self.agent_episodes[agent_id].is_terminated = terminated
                 self.agent_episodes[agent_id].is_truncated = truncated
         mine.early_rewards = dict(theirs.early_rewards)

@@ -12,7 +12,6 @@ from rlzmq.episodes.agent_rows import AgentRows
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.episode_list import EpisodeList
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
-from rlzmq.episodes.shared_columns import TrackedMultiAgentEpisode
 
 __all__ = ["EPISODE_TABLE", "IntArray", "MultiAgentBatchColumns"]
 
@@ -56,7 +55,7 @@ class MultiAgentBatchColumns(EpisodeList[MultiAgentEpisode]):
         self.agent_to_module_mapping_fn = agent_to_module_mapping_fn
         self.meta: dict[str, Any] = {} if meta is None else meta
         self._is_ordinary = False
-        self._tracked: dict[int, TrackedMultiAgentEpisode] = {}
+        self._tracked: dict[int, MultiAgentEpisode] = {}
         for name in EPISODE_TABLE:
             if len(getattr(self, name)) != num:
                 raise ValueError(

@@ -82,6 +82,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
     """
 
     SKIP_ENV_TS_TAG = "S"
+    _source: tuple[list[Any], list[Any]]  # of a batch's items, see `shared_columns.multi_agent_facts`
 
     def __init__(
         self,
@@ -283,12 +284,8 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
 
         Used after an environment has failed: the failed step is not part of the episode.
         """
-        timeline = self._timeline
-        timeline.is_truncated = True
-        for agent_id, track in timeline.tracks.items():
-            if not track.is_done:
-                track.truncated, track.done_env_t, track.pending = True, timeline.env_t, None
-                self.agent_episodes[agent_id].is_truncated = True
+        for agent_id in self._timeline.truncate():
+            self.agent_episodes[agent_id].is_truncated = True
 
     def prune(self) -> None:
         """Remove the agents without a step in this chunk (all their data are lookback, or hanging)."""
@@ -296,7 +293,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
             track = self._timeline.tracks.pop(agent_id)
             del self.agent_episodes[agent_id]
             if track.is_done:
-                self._timeline.departed[agent_id] = (track.terminated, track.truncated, track.done_env_t)
+                self._timeline.departed[agent_id] = track.departure
 
     def to_numpy(self) -> MultiAgentEpisode:
         """Convert all agents' data to arrays ``[num_items, ...]``, in place, and return this episode."""

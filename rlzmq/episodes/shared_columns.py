@@ -17,7 +17,7 @@ from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 if TYPE_CHECKING:
     from rlzmq.episodes.batch_columns import BatchColumns
 
-__all__ = ["SharedColumns", "TrackedMultiAgentEpisode", "is_changed", "unread_infos"]
+__all__ = ["SharedColumns", "is_changed", "is_changed_multi_agent", "multi_agent_facts", "unread_infos"]
 
 # One chunk's values of `chunk_table.TABLE`.
 Row = tuple[int, int, int, int, bool, bool, int]
@@ -229,28 +229,12 @@ def unread_infos(episode: SingleAgentEpisode) -> dict[int, dict[str, Any]] | Non
     return None
 
 
-class TrackedMultiAgentEpisode:
-    """An item of a `MultiAgentEpisodeBatch`, and a record of its state at its creation."""
+def multi_agent_facts(episode: MultiAgentEpisode) -> tuple[list[Any], list[Any]]:
+    """Return what tells whether an item of a `MultiAgentEpisodeBatch` was changed: values, and objects.
 
-    __slots__ = ("_facts", "_objects", "episode")
-
-    def __init__(self, episode: MultiAgentEpisode) -> None:
-        self.episode: MultiAgentEpisode = episode
-        self._facts = _multi_agent_facts(episode)
-        # References instead of ids, because ids of freed objects are reused.
-        self._objects = _multi_agent_objects(episode)
-
-    def is_changed(self) -> bool:
-        """Return whether the episode or an agent's episode differs from the batch's columns and tables."""
-        return (
-            _multi_agent_facts(self.episode) != self._facts
-            or not _are_same(_multi_agent_objects(self.episode), self._objects)
-            or any(is_changed(agent) for agent in self.episode.agent_episodes.values())
-        )
-
-
-def _multi_agent_facts(episode: MultiAgentEpisode) -> tuple[Any, ...]:
-    return (
+    The objects are references instead of ids, because ids of freed objects are reused.
+    """
+    values = [
         episode.id_,
         episode.env_t_started,
         episode.env_t,
@@ -258,11 +242,19 @@ def _multi_agent_facts(episode: MultiAgentEpisode) -> tuple[Any, ...]:
         episode.is_truncated,
         *episode.agent_episodes,
         *episode.custom_data,
+    ]
+    return values, [*episode.agent_episodes.values(), *episode.custom_data.values()]
+
+
+def is_changed_multi_agent(episode: MultiAgentEpisode) -> bool:
+    """Return whether an item of a `MultiAgentEpisodeBatch` or an agent's episode differs from the batch's columns."""
+    values, objects = episode._source
+    values_now, objects_now = multi_agent_facts(episode)
+    return (
+        values_now != values
+        or not _are_same(objects_now, objects)
+        or any(map(is_changed, episode.agent_episodes.values()))
     )
-
-
-def _multi_agent_objects(episode: MultiAgentEpisode) -> list[Any]:
-    return [*episode.agent_episodes.values(), *episode.custom_data.values()]
 
 
 def _is_view(buffer: InfiniteLookbackBuffer, lookback: int, num: int) -> bool:

@@ -14,8 +14,8 @@ from rlzmq.connectors.learner.whole_batch_estimator import FORWARD_OUTPUTS
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.names import ALL_MODULES
 from rlzmq.learners.distributed import Vote
-from rlzmq.learners.gradients import clip_gradients, global_norm
 from rlzmq.learners.learner_ranks import LearnerRanks
+from rlzmq.learners.optimizers import clip_gradients, global_norm
 from rlzmq.learners.update_stats import UpdateStats
 from rlzmq.modules.apis import SelfSupervisedLossAPI
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import logging
-import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +21,8 @@ from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.learners.distributed import DesynchronizedError, RankGroup, parameter_hash
 from rlzmq.learners.learner_base import LearnerBase
 from rlzmq.learners.snapshot import UpdateSnapshot
-from rlzmq.modules.structure import StructureCache, has_convolutions
+from rlzmq.learners.torch_threads import auto_num_threads
+from rlzmq.modules.structure import StructureCache
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -40,8 +39,6 @@ COMPARE_EVERY_UPDATES = 100
 """Number of updates between comparisons of the ranks' weights; they are also compared after each re-forming."""
 # After this many updates (the first one warms up), rank 0 logs whether several ranks are worthwhile.
 _NUM_MEASURED_UPDATES = 6
-# Of a learner that chooses the number itself. Two were measured; minibatches of images are too small for very many.
-_MAX_AUTO_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -185,38 +182,16 @@ class LearnerRanks(LearnerBase):
             is_called_off=is_called_off,
         )
 
-    @contextmanager
-    def _torch_threads(self) -> Iterator[None]:
-        """Use ``config.torch_num_threads`` torch threads in the block and restore the number afterwards."""
+    def _num_torch_threads(self) -> int | None:
+        """Return the number of torch threads in an update; None: unchanged."""
         wanted = self._setting("torch_num_threads", None)
-        if wanted == "auto":
-            if self._num_threads is None:
-                self._num_threads = self._auto_num_threads(
-                    1 if self.group is None else len(self.group.host_ranks)
-                )
-            wanted = self._num_threads
-        before = torch.get_num_threads()
-        if wanted is None or wanted == before:
-            yield
-            return
-        if wanted > 1:
-            _use_one_thread_in_forks()
-        torch.set_num_threads(wanted)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-
-    def _auto_num_threads(self, num_ranks: int) -> int:
-        """Return the number of torch threads that pays for each of the ranks on this host.
-
-        Networks without convolutions are mostly faster on one.
-        """
-        if self.device.type != "cpu" or not has_convolutions(self.module.values()):
-            return 1
-        samples_meanwhile = self.config.update_plan().staleness > 0
-        num_free = num_usable_cores() - (self.config.num_env_runners if samples_meanwhile else 0)
-        return min(_MAX_AUTO_THREADS, max(1, num_free // num_ranks))
+        if wanted != "auto":
+            return wanted  # type: ignore[no-any-return]
+        if self._num_threads is None:
+            num_ranks = 1 if self.group is None else len(self.group.host_ranks)
+            modules = self.module.values()
+            self._num_threads = auto_num_threads(self.config, self.device, modules, num_ranks)
+        return self._num_threads
 
     def leave_distributed(self) -> None:
         """Leave the group, if there is one. Allowed right after a failure of the group."""
@@ -394,7 +369,9 @@ class LearnerRanks(LearnerBase):
             num_at_once = min(num_at_once, self.group.num_hosts * num_usable_cores())
         speedup = num_at_once * (1.0 - waited_s / update_s)
         if self._num_threads is not None:
-            speedup *= self._num_threads / self._auto_num_threads(1)
+            speedup *= self._num_threads / auto_num_threads(
+                self.config, self.device, self.module.values(), num_ranks=1
+            )
         if len(self._speedups) < _NUM_MEASURED_UPDATES:
             self._speedups.append(speedup)
             is_new_run = self.weights_seq_no <= 2 * _NUM_MEASURED_UPDATES  # otherwise the group was re-formed
@@ -476,15 +453,6 @@ class LearnerRanks(LearnerBase):
             self._data_parallel.close()
             self._data_parallel = None
         self._num_threads = None
-
-
-@functools.cache
-def _use_one_thread_in_forks() -> None:
-    """Make forked processes, e.g. vector envs' workers, use one torch thread: threads of the parent are missing there.
-
-    Without this, a worker that uses torch waits for them forever.
-    """
-    os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
 
 
 def _tensors(modules: list[Any]) -> list[torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, Protocol, cast
 
 import torch
@@ -13,10 +14,10 @@ from rlzmq.connectors.defaults import add_next_observations
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.learner import TorchLearner
 from rlzmq.learners.optimizers import make_adam
-from rlzmq.learners.target_networks import TargetNetworks
 from rlzmq.modules.apis import TargetNetworkAPI
+from rlzmq.modules.structure import StructureCache, parameters_of
 
-__all__ = ["TargetNetworkLearner", "TargetNetworkUpdates", "discounts"]
+__all__ = ["TargetNetworkLearner", "TargetNetworkUpdates", "TargetNetworks", "discounts"]
 
 # Added to the denominator of Adam's steps for parts of a module (SAC, TQC, CQL, IQL), as in RLlib.
 _EPS = 1e-7
@@ -27,6 +28,47 @@ class _TargetNetworkSettings(Protocol):
 
     tau: float
     target_network_update_freq: int
+
+
+class TargetNetworks:
+    """Updates a module's target networks.
+
+    The tensors are listed once, and again when the networks' structure has changed: listing them takes longer than an
+    update of small networks.
+    """
+
+    def __init__(self) -> None:
+        self._tensors = StructureCache(_tensors_of)
+
+    def update(self, module: TargetNetworkAPI, tau: float) -> None:
+        """Move the target networks towards the trained ones: θ̄ ← τ θ + (1 - τ) θ̄; buffers are copied.
+
+        Args:
+            module: The module, the same in each call; its network pairs come from ``get_target_network_pairs()``.
+            tau: Update rate in [0, 1]; 1 copies.
+        """
+        sources, copies, buffers = self._tensors.of(chain.from_iterable(module.get_target_network_pairs()))
+        with torch.no_grad():
+            if sources:
+                torch._foreach_lerp_(copies, sources, tau)
+            for source, copy in buffers:
+                copy.copy_(source)
+
+
+def _tensors_of(networks: list[Any]) -> tuple[list[Tensor], list[Tensor], list[tuple[Tensor, Tensor]]]:
+    """Return the parameters of trained networks, those of their target networks, and pairs of buffers.
+
+    Args:
+        networks: A trained network, its target network, and so on.
+    """
+    sources: list[Tensor] = []
+    copies: list[Tensor] = []
+    buffers: list[tuple[Tensor, Tensor]] = []
+    for main, target in zip(networks[::2], networks[1::2], strict=True):
+        sources += parameters_of(main)
+        copies += parameters_of(target)
+        buffers += zip(main.buffers(), target.buffers(), strict=True)
+    return sources, copies, buffers
 
 
 class TargetNetworkUpdates(TorchLearner):

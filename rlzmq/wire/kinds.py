@@ -35,10 +35,13 @@ class WireMessage:
 
     Attributes:
         kind: The second byte of the message.
+        senders: Roles that may send it to the broker; others are refused and counted, so a runner's key cannot publish
+            weights. Empty: only the broker sends it, or a peer that has not registered yet.
     """
 
     __slots__ = ()
     kind: ClassVar[int]
+    senders: ClassVar[tuple[str, ...]]
 
 
 M = TypeVar("M", bound=WireMessage)
@@ -56,14 +59,19 @@ _RESERVED = (PUBLICATION, FOLDED, FRAMES_NEEDED)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
-def message(kind: int) -> Callable[[type[M]], type[M]]:
-    """Declare a message of the data plane, a frozen dataclass. Its kind is below 128 and never reused."""
+def message(kind: int, senders: str = "") -> Callable[[type[M]], type[M]]:
+    """Declare a message of the data plane, a frozen dataclass. Its kind is below 128 and never reused.
+
+    Args:
+        kind: See `WireMessage`.
+        senders: Roles that may send it, separated by spaces.
+    """
 
     def declare(cls: type[M]) -> type[M]:
         if not 0 < kind < 128 or kind in _RESERVED or kind in MESSAGES:
             raise ValueError(f"kind {kind} of {cls.__name__}: expected a free number below 128")
         declared = dataclasses.dataclass(frozen=True, slots=True)(cls)
-        declared.kind = kind
+        declared.kind, declared.senders = kind, tuple(senders.split())
         MESSAGES[kind] = declared
         return declared
 

@@ -14,105 +14,16 @@ from collections.abc import Sequence
 
 from rlzmq.wire.codec import Buffer, Head, decode_head, encode_opaque
 from rlzmq.wire.errors import ArrayMismatchError, SchemaError, wire_decoder
-from rlzmq.wire.kinds import MESSAGES, Spans, WireMessage, first_number
-from rlzmq.wire.messages_driver import (
-    Config,
-    ConfigRequest,
-    Notice,
-    OpenUpdate,
-    Pause,
-    Progress,
-    Reset,
-    Resume,
-    Status,
-    StatusRequest,
-    UpdateReport,
-)
-from rlzmq.wire.messages_learner import (
-    ConnectorState,
-    Shard,
-    ShardPlan,
-    ShardReady,
-    ShardRefused,
-    Snapshot,
-    SnapshotRequest,
-    Train,
-    UpdateCommitted,
-    UpdateDone,
-    Weights,
-)
-from rlzmq.wire.messages_peers import (
-    BrokerBeat,
-    DriverState,
-    Goodbye,
-    Hello,
-    LearnerState,
-    Refused,
-    RunnerState,
-    TraceClock,
-    TraceEvents,
-    TraceRequest,
-    Welcome,
-)
-from rlzmq.wire.messages_runner import (
-    Accepted,
-    Committed,
-    Fragment,
-    Lease,
-    LeaseReturned,
-    Rejected,
-)
-from rlzmq.wire.schema import FragmentId, from_header, to_header
-
-__all__ = [
-    "MESSAGES",
-    "Accepted",
-    "BrokerBeat",
-    "Committed",
-    "Config",
-    "ConfigRequest",
-    "ConnectorState",
-    "DriverState",
-    "Fragment",
-    "FragmentId",
-    "Goodbye",
-    "Hello",
-    "LearnerState",
-    "Lease",
-    "LeaseReturned",
-    "Notice",
-    "OpenUpdate",
-    "Pause",
-    "Progress",
-    "Refused",
-    "Rejected",
-    "Reset",
-    "Resume",
-    "RunnerState",
-    "Shard",
-    "ShardPlan",
-    "ShardReady",
-    "ShardRefused",
-    "Snapshot",
-    "SnapshotRequest",
-    "Spans",
-    "Status",
-    "StatusRequest",
-    "TraceClock",
-    "TraceEvents",
-    "TraceRequest",
-    "Train",
-    "UpdateCommitted",
-    "UpdateDone",
-    "UpdateReport",
-    "Weights",
-    "Welcome",
-    "WireMessage",
-    "decode_message",
-    "encode_message",
-    "first_number",
-    "message_from_head",
-]
+from rlzmq.wire.kinds import MESSAGES as MESSAGES
+from rlzmq.wire.kinds import Spans as Spans
+from rlzmq.wire.kinds import WireMessage as WireMessage
+from rlzmq.wire.kinds import first_number as first_number
+from rlzmq.wire.messages_driver import *
+from rlzmq.wire.messages_learner import *
+from rlzmq.wire.messages_peers import *
+from rlzmq.wire.messages_runner import *
+from rlzmq.wire.schema import FragmentId as FragmentId
+from rlzmq.wire.schema import from_header, to_header
 
 
 def encode_message(message: WireMessage, payload: Sequence[Buffer] = ()) -> list[Buffer]:

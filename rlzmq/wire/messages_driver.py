@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 
-@message(64)
+@message(64, "driver")
 class OpenUpdate(WireMessage):
     """Request of one update. Several may be open; they run in order. Payload: (none).
 
@@ -130,17 +130,17 @@ class Notice(WireMessage):
     detail: str
 
 
-@message(68)
+@message(68, "driver")
 class Pause(WireMessage):
     """Stop granting leases. Payload: (none)."""
 
 
-@message(69)
+@message(69, "driver")
 class Resume(WireMessage):
     """Grant leases again. Payload: (none)."""
 
 
-@message(70)
+@message(70, "driver")
 class Reset(WireMessage):
     """Start of a new lineage after the learners restored a checkpoint. Payload: (none).
 
@@ -152,7 +152,7 @@ class Reset(WireMessage):
     next_update: int
 
 
-@message(71)
+@message(71, "driver")
 class Config(WireMessage):
     """The run's configuration for peers that join by themselves. Payload: one opaque frame.
 
@@ -170,7 +170,7 @@ class ConfigRequest(WireMessage):
     """Request of CONFIG; allowed before HELLO. Payload: (none)."""
 
 
-@message(73)
+@message(73, "runner learner driver observer")
 class StatusRequest(WireMessage):
     """Request of STATUS. Payload: (none)."""
 

@@ -61,7 +61,7 @@ class Shard(WireMessage):
     num_steps: int
 
 
-@message(34)
+@message(34, "learner")
 class ShardReady(WireMessage):
     """This rank has decoded its whole shard. Payload: (none)."""
 
@@ -71,7 +71,7 @@ class ShardReady(WireMessage):
     rank: int
 
 
-@message(35)
+@message(35, "learner")
 class ShardRefused(WireMessage):
     """This rank cannot use a fragment (malformed, not finite, wrong shape). Payload: (none)."""
 
@@ -100,7 +100,7 @@ class Train(WireMessage):
     num_env_steps: int
 
 
-@message(37)
+@message(37, "learner")
 class UpdateDone(WireMessage):
     """Confirmation that the group agreed and this rank applied the update; repeated until UPDATE_COMMITTED.
 
@@ -134,7 +134,7 @@ class UpdateCommitted(WireMessage):
     generation: int
 
 
-@message(48)
+@message(48, "learner")
 class Weights(WireMessage):
     """Rank 0's new weights. Payload: one frame, a publication (`weights.seal_publication`)."""
 
@@ -142,7 +142,7 @@ class Weights(WireMessage):
     version: int
 
 
-@message(49)
+@message(49, "runner")
 class SnapshotRequest(WireMessage):
     """Request of weights newer than these, by a runner to the broker or by the broker to rank 0.
 
@@ -162,7 +162,7 @@ class Snapshot(WireMessage):
     version: int
 
 
-@message(52)
+@message(52, "driver")
 class ConnectorState(WireMessage):
     """The merged connector state, driver → broker → runners. Payload: one `values.pack_blob` frame."""
 

@@ -110,7 +110,7 @@ class Refused(WireMessage):
     generation: int = -1
 
 
-@message(4)
+@message(4, "runner learner driver observer")
 class Goodbye(WireMessage):
     """Orderly end of a connection, sent by either side. Payload: (none)."""
 
@@ -124,7 +124,7 @@ class BrokerBeat(WireMessage):
     broker_incarnation: int
 
 
-@message(6)
+@message(6, "runner")
 class RunnerState(WireMessage):
     """State of a runner, sent every heartbeat_s. Leases that it does not list were lost.
 
@@ -149,7 +149,7 @@ class RunnerState(WireMessage):
     num_env_steps_sampled: int
 
 
-@message(7)
+@message(7, "learner")
 class LearnerState(WireMessage):
     """State of a learner rank, sent every heartbeat_s. Payload: (none).
 
@@ -168,7 +168,7 @@ class LearnerState(WireMessage):
     progress: int
 
 
-@message(8)
+@message(8, "driver")
 class DriverState(WireMessage):
     """State of the driver, sent every heartbeat_s and after each report. Payload: (none).
 
@@ -186,14 +186,14 @@ class DriverState(WireMessage):
     bottleneck: str = ""
 
 
-@message(9)
+@message(9, "driver")
 class TraceRequest(WireMessage):
     """From the driver to a broker that it did not start: join the run's trace. Payload: (none)."""
 
     path: str
 
 
-@message(10)
+@message(10, "runner learner")
 class TraceEvents(WireMessage):
     """Stages of a process on another host than the driver, for the run's trace; the broker forwards it to the driver.
 
@@ -208,7 +208,7 @@ class TraceEvents(WireMessage):
     source: str = ""
 
 
-@message(11)
+@message(11, "driver")
 class TraceClock(WireMessage):
     """The driver's answer to TRACE_EVENTS; the broker forwards it to the sender. Payload: (none).
 

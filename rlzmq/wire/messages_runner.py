@@ -45,7 +45,7 @@ class Lease(WireMessage):
     by_env: bool = False
 
 
-@message(17)
+@message(17, "runner")
 class LeaseReturned(WireMessage):
     """A lease that the runner will not fulfil, e.g. because its weights are newer. Payload: (none)."""
 
@@ -53,7 +53,7 @@ class LeaseReturned(WireMessage):
     reason: str
 
 
-@message(18)
+@message(18, "runner")
 class Fragment(WireMessage):
     """Sampled steps, encoded with array specs (`fragment_message.encode_fragment`).
 

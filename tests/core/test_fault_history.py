@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlzmq.core.fault_history import History, HistoryError, check_history, read_history
+from tests.support.fault_history import History, HistoryError, check_history, read_history
 
 RUNNER, LEARNER, DRIVER, BROKER = ("runner-0", 11), ("learner-0", 21), ("driver", 1), ("broker", 31)
 

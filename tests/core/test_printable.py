@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlzmq.actors.remote_errors import pack_error, unpack_error
-from rlzmq.cli.inspect_places import show_checkpoints
+from rlzmq.cli.inspect import show_checkpoints
 from rlzmq.core.checkpoint import write_checkpoint
 from rlzmq.core.printable import MAX_ERROR_BYTES, cut, printable
 from rlzmq.wire.codec import pack_header

@@ -16,7 +16,7 @@ from rlzmq import Algorithm, APPOConfig, ConfigurationError, IMPALAConfig, PPOCo
 from rlzmq.algorithms.replay import Mismatch, RepeatedUpdate, Replay
 from rlzmq.algorithms.saved_update import load_update
 from rlzmq.cli.main import main
-from rlzmq.cli.replay_bound import Bound
+from rlzmq.cli.replay import Bound
 from rlzmq.connectors.env_to_module import MeanStdFilter
 from rlzmq.core.errors import CheckpointError
 from rlzmq.envs.multi_agent_env import make_multi_agent

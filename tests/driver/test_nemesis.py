@@ -14,7 +14,7 @@ from replay_runs import replay_config
 
 from rlzmq import IMPALAConfig, PPOConfig
 from rlzmq.core import faults
-from rlzmq.core.fault_history import check_history, read_history
+from tests.support.fault_history import check_history, read_history
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "nemesis.py"
 

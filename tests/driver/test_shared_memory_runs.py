@@ -16,7 +16,7 @@ import test_nemesis
 from recovery_runs import check_account, small
 
 from rlzmq import PPOConfig
-from rlzmq.core.fault_history import check_history, read_history
+from tests.support.fault_history import check_history, read_history
 
 history = test_nemesis.history
 Nemesis = test_nemesis.NEMESIS.Nemesis

@@ -16,9 +16,9 @@ from rlzmq.cli.doctor import DoctorOptions, Finding, check_keys
 from rlzmq.cli.main import EXIT_UNREACHABLE, main
 from rlzmq.connectors.env_to_module import MeanStdFilter
 from rlzmq.core.errors import AuthenticationError, ConfigurationError, PeerLostError
-from rlzmq.driver import standalone_broker as found_broker
+from rlzmq.driver import broker_supervision
+from rlzmq.driver.broker_supervision import FoundBroker
 from rlzmq.driver.join_files import JoinKeys, at_host, listen_addresses, write_join_files
-from rlzmq.driver.standalone_broker import FoundBroker
 from rlzmq.net.join_file import JoinFile
 from rlzmq.roles.broker.broker_role import BrokerRole
 from rlzmq.roles.remote_peer import fetch_config
@@ -220,7 +220,7 @@ async def test_a_broker_without_a_driver_is_told_from_none(tmp_path: Path) -> No
 async def test_a_driver_does_not_wait_for_a_broker_that_is_gone_or_has_other_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(found_broker, "_WAIT_S", 0.1)
+    monkeypatch.setattr(broker_supervision, "_WAIT_S", 0.1)
     async with waiting_broker(tmp_path) as files:
         addresses = JoinFile.read(files["driver"]).addresses
     with pytest.raises(PeerLostError, match=rf"no broker at {addresses['data']} within 0.1 s"):
@@ -237,7 +237,7 @@ def test_train_ends_where_its_broker_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(found_broker, "_WAIT_S", 0.1)
+    monkeypatch.setattr(broker_supervision, "_WAIT_S", 0.1)
     addresses = {name: f"tcp://127.0.0.1:{_two_free_ports()}" for name in ("data", "weights", "control")}
     write_join_files(JoinKeys.generate(), tmp_path / "b.toml", "run", addresses)
     assert main([*train_command(), "--quiet"]) == EXIT_UNREACHABLE

@@ -11,7 +11,7 @@ from recovery_runs import small
 
 from rlzmq.core.checkpoint_series import find_checkpoint
 from rlzmq.core.errors import StandstillError
-from rlzmq.protocol.standstill import StandstillWatch
+from rlzmq.protocol.progress_deadlines import StandstillWatch
 
 
 def impatient(algo: Any, min_s: float) -> None:

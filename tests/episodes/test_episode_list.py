@@ -54,7 +54,7 @@ def test_a_batch_is_a_list_that_makes_no_episode_until_asked(batch_of: Make, epi
     assert batch.updated() is batch
     assert not batch._tracked
     assert batch[1] is batch[1] is batch[-2] is list(batch)[1]
-    assert ids(getattr(batch._tracked[e], "episode", batch._tracked[e]) for e in range(3)) == ["p", "q", "r"]
+    assert ids(batch._tracked[e] for e in range(3)) == ["p", "q", "r"]
     assert batch.updated() is batch
     with pytest.raises(IndexError):
         batch[3]

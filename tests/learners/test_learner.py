@@ -18,7 +18,7 @@ from rlzmq.core.names import ALL_MODULES
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.learners import learner_ranks
+from rlzmq.learners import torch_threads
 from rlzmq.learners.learner import Learner
 from rlzmq.modules.apis import SelfSupervisedLossAPI
 from rlzmq.modules.spec import RLModuleSpec
@@ -543,7 +543,7 @@ def test_convolutions_are_trained_on_all_cores_that_runners_leave(
     observation_shape: tuple[int, ...],
     num_threads: int,
 ) -> None:
-    monkeypatch.setattr(learner_ranks, "num_usable_cores", lambda: 3)
+    monkeypatch.setattr(torch_threads, "num_usable_cores", lambda: 3)
     used = []
     before = torch.get_num_threads()
     box = gym.spaces.Box(0, 255, observation_shape, np.uint8)
@@ -560,16 +560,13 @@ def test_convolutions_are_trained_on_all_cores_that_runners_leave(
 def test_a_process_forked_after_an_update_on_several_threads_can_use_torch() -> None:
     program = """
 import os, torch
-from rlzmq.learners.learner_ranks import LearnerRanks
-
-class Threads:
-    _setting = lambda self, *_: 2
+from rlzmq.learners.torch_threads import torch_threads
 
 def multiply():
     matrix = torch.ones(600, 600)
     return matrix @ matrix
 
-with LearnerRanks._torch_threads(Threads()):
+with torch_threads(2):
     multiply()
 pid = os.fork()
 if not pid:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rlzmq.protocol.progress_deadlines import ProgressWatch, SilenceWatch
-from rlzmq.protocol.slow_rank import SlowRankDetector
+from rlzmq.protocol.progress_deadlines import ProgressWatch, SilenceWatch, SlowRankDetector
 from rlzmq.protocol.supervision import Patience
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from rlzmq.protocol.expected_peers import ExpectedPeers
-from rlzmq.protocol.progress_deadlines import ProgressWatch, SilenceWatch
-from rlzmq.protocol.slow_rank import SlowRankDetector
-from rlzmq.protocol.standstill import StandstillWatch
+from rlzmq.protocol.progress_deadlines import (
+    ExpectedPeers,
+    ProgressWatch,
+    SilenceWatch,
+    SlowRankDetector,
+    StandstillWatch,
+)
 from rlzmq.protocol.supervision import GiveUp, Patience, Restart, RestartPolicy, Supervision
 
 # ------------------------------------------------------------------ ranks

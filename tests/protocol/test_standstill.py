@@ -5,7 +5,7 @@ from __future__ import annotations
 from core_fakes import Bench
 
 from rlzmq.protocol.events import Tick
-from rlzmq.protocol.standstill import StandstillWatch
+from rlzmq.protocol.progress_deadlines import StandstillWatch
 from rlzmq.wire.messages import Lease, Progress, RunnerState
 
 

@@ -16,63 +16,10 @@ from rlzmq.protocol.broker.state import BrokerState, Peer
 from rlzmq.protocol.events import Malformed, Overrun, Received
 from rlzmq.wire.codec import Buffer
 from rlzmq.wire.errors import SchemaError, WireError
-from rlzmq.wire.messages import (
-    Config,
-    ConfigRequest,
-    ConnectorState,
-    DriverState,
-    Fragment,
-    Goodbye,
-    Hello,
-    LearnerState,
-    LeaseReturned,
-    OpenUpdate,
-    Pause,
-    Refused,
-    Rejected,
-    Reset,
-    Resume,
-    RunnerState,
-    ShardReady,
-    ShardRefused,
-    SnapshotRequest,
-    StatusRequest,
-    TraceClock,
-    TraceEvents,
-    TraceRequest,
-    UpdateDone,
-    Weights,
-    WireMessage,
-)
+from rlzmq.wire.messages import ConfigRequest, Fragment, Goodbye, Hello, Refused, Rejected, WireMessage
 from rlzmq.wire.ranges import FragmentRange, unpack_ranges
 
 __all__ = ["Admission"]
-
-# Messages that each role may send; others are refused and counted, so a runner's key cannot publish weights.
-_SAYS: dict[str, frozenset[type[WireMessage]]] = {
-    "runner": frozenset(
-        {RunnerState, Fragment, LeaseReturned, SnapshotRequest, TraceEvents, StatusRequest, Goodbye}
-    ),
-    "learner": frozenset(
-        {LearnerState, ShardReady, ShardRefused, UpdateDone, Weights, TraceEvents, StatusRequest, Goodbye}
-    ),
-    "driver": frozenset(
-        {
-            DriverState,
-            OpenUpdate,
-            ConnectorState,
-            Pause,
-            Resume,
-            Reset,
-            Config,
-            TraceRequest,
-            TraceClock,
-            StatusRequest,
-            Goodbye,
-        }
-    ),
-    "observer": frozenset({StatusRequest, Goodbye}),
-}
 
 _MAX_OFFENCES = 10
 # The run's own runners are replaced long before this. An external runner must restart after it is expelled.
@@ -114,7 +61,7 @@ class Admission:
             self._on_stranger(event, message)
             return None
         peer.heard(now)
-        if type(message) not in _SAYS[peer.hello.role]:
+        if peer.hello.role not in message.senders:
             self.offend(peer, "role", f"a {peer.hello.role} does not send {type(message).__name__}")
             return None
         return peer

@@ -24,8 +24,7 @@ from rlzmq.protocol.broker.admission import Admission
 from rlzmq.protocol.broker.delivery import Delivery
 from rlzmq.protocol.broker.grants import Grants
 from rlzmq.protocol.broker.hang_detection import HangDetection
-from rlzmq.protocol.broker.intake import Intake
-from rlzmq.protocol.broker.journal import on_journal
+from rlzmq.protocol.broker.intake import Intake, on_journal
 from rlzmq.protocol.broker.options import BrokerOptions
 from rlzmq.protocol.broker.published_state import PublishedState
 from rlzmq.protocol.broker.recovery import Recovery

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from rlzmq.protocol.broker.registration import Registration
 from rlzmq.protocol.broker.state import BrokerState, Peer
-from rlzmq.protocol.expected_peers import ExpectedPeers
-from rlzmq.protocol.slow_rank import SlowRankDetector
+from rlzmq.protocol.progress_deadlines import ExpectedPeers, SlowRankDetector
 from rlzmq.wire.messages import DriverState, LearnerState
 
 __all__ = ["HangDetection"]

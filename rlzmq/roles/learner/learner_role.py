@@ -19,6 +19,7 @@ from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.malloc import keep_freed_memory
 from rlzmq.core.memory_limit import limit_memory
 from rlzmq.learners.rank_modules import import_for_ranks
+from rlzmq.learners.torch_threads import set_torch_threads
 from rlzmq.modules.structure import has_convolutions
 from rlzmq.modules.weights import WeightsLayout
 from rlzmq.roles.learner.arrival_log import ArrivalLog
@@ -54,9 +55,7 @@ class LearnerRole:
     def __init__(
         self, config: BaseConfig, module_spec: Any, rank: int = 0, num_ranks: int = 1, incarnation: int = 0
     ) -> None:
-        import torch
-
-        torch.set_num_threads(1 if config.torch_num_threads == "auto" else config.torch_num_threads)
+        set_torch_threads(config)
         apply_log_level(config)
         faults.arm(f"learner-{rank}", incarnation)
         trace.join(config.trace, f"learner {rank}")

@@ -21,6 +21,7 @@ from rlzmq.core import faults, trace
 from rlzmq.core.errors import DeadlineError
 from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.memory_limit import limit_memory
+from rlzmq.learners.torch_threads import set_torch_threads
 from rlzmq.roles.fragment_data import sample_with_metrics, take_fragment
 from rlzmq.roles.runner.env_watchdog import EnvWatch
 from rlzmq.roles.runner.runner_link import RunnerLink
@@ -66,9 +67,7 @@ class EnvRunnerRole:
         is_local: bool = False,
         place: str = "",
     ) -> None:
-        import torch
-
-        torch.set_num_threads(1 if config.torch_num_threads == "auto" else config.torch_num_threads)
+        set_torch_threads(config)
         apply_log_level(config)
         faults.arm(place or f"runner-{worker_index - 1}", incarnation)
         trace.join(config.trace, f"{'evaluation' if config.in_evaluation else 'env'} runner {worker_index}")

@@ -43,7 +43,7 @@ def collect_batch(
                 order += 1
             elif record.track.is_done:
                 track = record.track
-                departed[agent_id] = (track.terminated, track.truncated, track.done_env_t)
+                departed[agent_id] = track.departure
         values = {
             "departed": departed,
             "early_rewards": dict(live.timeline.early_rewards),

@@ -208,15 +208,12 @@ class LiveEpisode:
         timeline = self.timeline
         all_terminated, all_truncated = bool(terminateds.get(ALL_AGENTS)), bool(truncateds.get(ALL_AGENTS))
         for agent_id, record in self._acting.items():
-            track = record.track
-            track.terminated = all_terminated or bool(terminateds.get(agent_id))
-            track.truncated = all_truncated or bool(truncateds.get(agent_id))
-            if track.terminated or track.truncated:
-                track.done_env_t = timeline.env_t
+            terminated = all_terminated or bool(terminateds.get(agent_id))
+            truncated = all_truncated or bool(truncateds.get(agent_id))
+            record.track.end(terminated, truncated, timeline.env_t)
         self._find_acting()
         timeline.repeated = set()
-        timeline.is_terminated = all_terminated or not (self._acting or all_truncated)
-        timeline.is_truncated = all_truncated
+        timeline.end(all_terminated, all_truncated, any_alive=bool(self._acting))
 
     def _step_by_timeline(
         self,
@@ -306,10 +303,7 @@ class LiveEpisode:
 
     def truncate(self) -> None:
         """See `MultiAgentEpisode.truncate`."""
-        self.timeline.is_truncated = True
-        for track in self.timeline.tracks.values():
-            if not track.is_done:
-                track.truncated, track.done_env_t, track.pending = True, self.timeline.env_t, None
+        self.timeline.truncate()
 
     def returns(self) -> tuple[dict[Any, float], dict[Any, str]]:
         """Return this chunk's return by agent id, and module id by agent id."""
@@ -332,7 +326,7 @@ class LiveEpisode:
         for agent_id, record in self.records.items():
             track = record.track
             if track.is_done:
-                new.departed[agent_id] = (track.terminated, track.truncated, track.done_env_t)
+                new.departed[agent_id] = track.departure
                 continue
             begin = min(bisect_left(track.obs_env_ts, first), len(track.obs_env_ts) - 1)
             chunk.records[agent_id] = carried = record.carry_on(begin)

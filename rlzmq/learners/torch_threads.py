@@ -1,0 +1,62 @@
+"""The number of torch threads in runner and learner processes: more than one only in updates that gain from it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.machine import num_usable_cores
+from rlzmq.modules.structure import has_convolutions
+
+__all__ = ["auto_num_threads", "set_torch_threads", "torch_threads"]
+
+# Of a learner that chooses the number itself. Two were measured; minibatches of images are too small for very many.
+_MAX_AUTO_THREADS = 8
+
+
+def set_torch_threads(config: BaseConfig) -> None:
+    """Set the number of torch threads with which a process starts: one if ``config.torch_num_threads`` is "auto"."""
+    torch.set_num_threads(1 if config.torch_num_threads == "auto" else config.torch_num_threads)
+
+
+def auto_num_threads(config: BaseConfig, device: torch.device, modules: Iterable[Any], num_ranks: int) -> int:
+    """Return the number of torch threads that pays for each of the ranks on this host.
+
+    Networks without convolutions are mostly faster on one.
+    """
+    if device.type != "cpu" or not has_convolutions(modules):
+        return 1
+    samples_meanwhile = config.update_plan().staleness > 0
+    num_free = num_usable_cores() - (config.num_env_runners if samples_meanwhile else 0)
+    return min(_MAX_AUTO_THREADS, max(1, num_free // num_ranks))
+
+
+@contextmanager
+def torch_threads(num_threads: int | None) -> Iterator[None]:
+    """Use this number of torch threads in the block and restore the number afterwards; None: no change."""
+    before = torch.get_num_threads()
+    if num_threads is None or num_threads == before:
+        yield
+        return
+    if num_threads > 1:
+        _use_one_thread_in_forks()
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@functools.cache
+def _use_one_thread_in_forks() -> None:
+    """Make forked processes, e.g. vector envs' workers, use one torch thread: threads of the parent are missing there.
+
+    Without this, a worker that uses torch waits for them forever.
+    """
+    os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
