@@ -228,8 +228,6 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
             generation: From now on, weights of lower generations, which may still be in transit, are refused.
             num_env_steps: See `EnvRunner.set_weights`.
         """
-        if self.local_env_runner is not None:
-            self.local_env_runner.set_weights(snapshot, version, generation, num_env_steps)
         self._weights = (snapshot, version, generation, num_env_steps)
         await self._on_all(lambda handle: handle.set_weights(snapshot, version, generation, num_env_steps))
 
@@ -237,15 +235,11 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         """Load merged connector states into every runner's pipelines."""
         if not state:
             return
-        if self.local_env_runner is not None:
-            self.local_env_runner.set_connector_state(state)
         self._connector_state = state
         await self._on_all(lambda handle: handle.set_connector_state(state))
 
     async def get_connector_deltas(self) -> list[Any]:
         """Return the connector statistics of every runner since the last call."""
-        if self.local_env_runner is not None:
-            return [self.local_env_runner.get_connector_delta()]
         return await self._on_all(lambda handle: handle.get_connector_delta())
 
     async def get_sampling_states(self) -> dict[str, Any]:
@@ -306,6 +300,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         self.config, self.synced_module_ids = config, synced_module_ids
         if self.local_env_runner is not None:
             self.local_env_runner.change_modules(config, synced_module_ids)
+            return
         self._weights = None  # the new layout differs
         await self._on_all(self._change_modules_of)
 
@@ -323,12 +318,12 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
 
         Metrics that callbacks logged while a run sampled are in the run's results instead.
         """
-        if self.local_env_runner is not None:
-            return [self.local_env_runner.get_metrics()]
         return await self._on_all(lambda handle: handle.get_metrics())
 
     async def _on_all(self, call: Callable[[Any], Any]) -> list[Any]:
-        """Await ``call(handle)`` for all remote runners concurrently. Does not wait if there are none."""
+        """Await ``call(handle)`` for all remote runners concurrently, or make the call for the local one at once."""
+        if self.local_env_runner is not None:
+            return [call(self.local_env_runner)]
         if self.supervisor is None:
             return []
         calls = (self.supervisor.call(index, call) for index in range(len(self.handles)))

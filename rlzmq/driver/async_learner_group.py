@@ -19,6 +19,7 @@ from rlzmq.driver.supervision import attended, spawn_within
 from rlzmq.learners.learner_base import LearnerBase
 from rlzmq.learners.rank_modules import RANK_MODULES
 from rlzmq.learners.replay_source import divide_states
+from rlzmq.learners.sources import num_env_steps_of
 from rlzmq.modules.saving import read_module_states
 from rlzmq.modules.weights import WeightsLayout
 from rlzmq.roles.learner.formation import form_group
@@ -250,8 +251,6 @@ class AsyncLearnerGroup:
         """Load this state on every rank."""
         self._note_change()
         self._remember(state)
-        if self.local_learner is not None:
-            self.local_learner.set_state(state)
         await self._on_all(lambda handle: handle.set_state(dict(state)))
 
     async def get_sources(self) -> list[dict[str, Any]]:
@@ -420,6 +419,7 @@ class AsyncLearnerGroup:
             self.supervisor.last_resort = None  # it has other modules
         if self.local_learner is not None:
             change(self.local_learner)
+            return
 
         def on_role(role: Any, change: Callable[[Any], Any], synced_module_ids: list[str] | None) -> None:
             role.change_modules(change, synced_module_ids)
@@ -446,7 +446,9 @@ class AsyncLearnerGroup:
         return await self.supervisor.call(lambda handles: call(handles[0]))
 
     async def _on_all(self, call: Callable[[Any], Any]) -> list[Any]:
-        """Await ``call(handle)`` for all ranks concurrently; repeat it if one dies. Return at once without ranks."""
+        """Await ``call(handle)`` for all ranks concurrently, and repeat it if one dies; or for the local one."""
+        if self.local_learner is not None:
+            return [call(self.local_learner)]
         if self.supervisor is None:
             return []
 
@@ -489,20 +491,10 @@ def _shards(batch: Any, episodes: Any, num_ranks: int) -> tuple[str, list[Any], 
 def _num_steps_of(*, batch: Any = None, episodes: Any = None) -> int:
     if batch is not None:
         return max((_num_rows(value) for value in batch.values()), default=0)
-    return _num_env_steps(episodes)
+    return num_env_steps_of(episodes)
 
 
 def _num_rows(value: Any) -> int:
     while isinstance(value, Mapping):
         value = next(iter(value.values()), ())
     return len(value)
-
-
-def _num_env_steps(episodes: Any) -> int:
-    counted = getattr(episodes, "num_env_steps", None)
-    if counted is not None:
-        return int(counted)
-    return sum(
-        int(item.num_env_steps) if hasattr(item, "num_env_steps") else int(item.env_steps())
-        for item in episodes
-    )

@@ -26,7 +26,6 @@ class RunnerSync:
     """
 
     config: BaseConfig
-    local_env_runner: Any
     _on_all: Callable[[Callable[[Any], Any]], Awaitable[list[Any]]]
     get_connector_deltas: Callable[[], Awaitable[list[Any]]]
     set_connector_state: Callable[[Mapping[str, Any]], Awaitable[None]]
@@ -80,8 +79,6 @@ class RunnerSync:
             state: ``{"rl_module": {module id: {name: array}}, "weights_seq_no": version}``. Modules that a runner
                 lacks are ignored.
         """
-        if self.local_env_runner is not None:
-            self.local_env_runner.set_state(state)
         await self._on_all(lambda handle: handle.set_state(dict(state)))
 
     async def sync_env_runner_states(
@@ -110,6 +107,4 @@ class RunnerSync:
             await self.set_module_states(rl_module_state)
         if env_steps_sampled is not None:
             counted = {"num_env_steps_sampled_lifetime": int(env_steps_sampled)}
-            if self.local_env_runner is not None:
-                self.local_env_runner.set_state(counted)
             await self._on_all(lambda handle: handle.set_state(counted))

@@ -228,9 +228,6 @@ class RankGroup:
 
         Args:
             row_bytes: Number of bytes that a rank publishes in one exchange.
-
-        Raises:
-            PeerLostError: A peer died or hangs.
         """
         if self.world_size == 1 or self.device.type != "cpu":
             return None
@@ -242,22 +239,14 @@ class RankGroup:
         return None
 
     def all_reduce(self, tensor: Tensor, operation: Literal["sum", "min", "max"] = "sum") -> Tensor:
-        """Combine `tensor` element-wise over all ranks, in place on `self.device`; return the result.
-
-        Raises:
-            PeerLostError: A peer died or hangs.
-        """
+        """Combine `tensor` element-wise over all ranks, in place on `self.device`; return the result."""
         tensor = tensor.to(self.device)
         with self.typed_errors(f"all-reduce({operation})"):
             dist.all_reduce(tensor, op=_OPERATIONS[operation], group=self.process_group)
         return tensor
 
     def broadcast(self, tensor: Tensor, source_rank: int) -> Tensor:
-        """Return `source_rank`'s tensor on every rank. Shapes and dtypes must be equal on all ranks.
-
-        Raises:
-            PeerLostError: A peer died or hangs.
-        """
+        """Return `source_rank`'s tensor on every rank. Shapes and dtypes must be equal on all ranks."""
         tensor = tensor.to(self.device)
         with self.typed_errors("broadcast"):
             dist.broadcast(tensor, src=source_rank, group=self.process_group)
@@ -282,11 +271,7 @@ class RankGroup:
             dist.broadcast(tensor, src=0, group=self._first_ranks)
 
     def broadcast_bytes(self, data: bytes | None, source_rank: int) -> bytes:
-        """Return `source_rank`'s bytes on every rank (the others pass None).
-
-        Raises:
-            PeerLostError: A peer died or hangs.
-        """
+        """Return `source_rank`'s bytes on every rank (the others pass None)."""
         payload = data or b""
         size = int(self.broadcast(torch.tensor([len(payload)], dtype=torch.int64), source_rank)[0])
         if self.rank == source_rank:
@@ -297,11 +282,7 @@ class RankGroup:
         return received.cpu().numpy().tobytes()[:size]
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        """Return every rank's bytes, in rank order.
-
-        Raises:
-            PeerLostError: A peer died or hangs.
-        """
+        """Return every rank's bytes, in rank order."""
         sizes = torch.zeros(self.world_size, dtype=torch.int64)
         sizes[self.rank] = len(data)
         ends = self.all_reduce(sizes).cumsum(0).tolist()
@@ -324,9 +305,6 @@ class RankGroup:
                 ranks.
             step_id: Id of this step; equal on all ranks.
             num_skipped: Number of steps skipped so far; equal on all ranks.
-
-        Raises:
-            PeerLostError: A peer died or hangs.
         """
         mine = [step_id, self.generation, num_skipped, -step_id, -self.generation, -num_skipped]
         votes = [*mine, *ok]
@@ -360,11 +338,7 @@ class RankGroup:
         return self.start_vote(ok, step_id=step_id, num_skipped=num_skipped).result()
 
     def agree(self, digest: str) -> bool:
-        """Return whether all ranks passed the same hex digest (at least 16 digits), e.g. a `parameter_hash`.
-
-        Raises:
-            PeerLostError: A peer died or hangs.
-        """
+        """Return whether all ranks passed the same hex digest (at least 16 digits), e.g. a `parameter_hash`."""
         words = [int(digest[i : i + 15], 16) for i in range(0, min(len(digest), 60), 15)]
         mine = [*words, *(-word for word in words)]
         return bool(self.all_reduce(torch.tensor(mine, dtype=torch.int64), "min").tolist() == mine)
@@ -435,7 +409,6 @@ class Vote:
 
         Raises:
             DesynchronizedError: The ranks are at different steps or generations, or skipped different steps.
-            PeerLostError: A peer died or hangs.
         """
         group = self._group
         with group.typed_errors("vote"):

@@ -332,9 +332,6 @@ class LearnerHooks(LearnerRanks):
         """Return module id → mean of one logged scalar over the last epoch and all ranks. A collective.
 
         Only modules that this update trained are included.
-
-        Raises:
-            PeerLostError: A peer died or hangs.
         """
         mine = self.mean_stats(name)
         module_ids = self.trained_module_ids

@@ -99,6 +99,8 @@ class UpdateStart:
 class LearnerRanks(LearnerBase):
     """The part of a Learner that cooperates with peers. Without a group it does nothing.
 
+    Every exchange with peers raises PeerLostError if one of them died or hangs.
+
     Attributes:
         group: The RankGroup; None for a single learner.
         num_divergences: How often the ranks held different weights; see `mend_divergence`.
@@ -204,11 +206,7 @@ class LearnerRanks(LearnerBase):
             gc.collect()
 
     def broadcast_state(self, source_rank: int) -> None:
-        """Make every rank's state (weights, optimizers, counters, …) equal to `source_rank`'s.
-
-        Raises:
-            PeerLostError: A peer died or hangs.
-        """
+        """Make every rank's state (weights, optimizers, counters, …) equal to `source_rank`'s."""
         if self.group is None:
             return
         mine = None
@@ -227,9 +225,6 @@ class LearnerRanks(LearnerBase):
 
         Returns:
             The rank whose state all ranks have now.
-
-        Raises:
-            PeerLostError: A peer died or hangs.
         """
         group = self.group
         if group is None:
@@ -250,11 +245,7 @@ class LearnerRanks(LearnerBase):
         )
 
     def ranks_agree(self) -> bool:
-        """Return whether all ranks hold bitwise equal weights. A collective.
-
-        Raises:
-            PeerLostError: A peer died or hangs.
-        """
+        """Return whether all ranks hold bitwise equal weights. A collective."""
         return self.group is None or self.group.agree(self.parameter_hash())
 
     def mend_divergence(self) -> bool:
@@ -262,9 +253,6 @@ class LearnerRanks(LearnerBase):
 
         Returns:
             Whether the weights differed, which is logged as an error and counted in `num_divergences`.
-
-        Raises:
-            PeerLostError: A peer died or hangs.
         """
         if self.ranks_agree():
             return False
@@ -311,7 +299,6 @@ class LearnerRanks(LearnerBase):
             num_env_steps: Number of env steps of this rank.
 
         Raises:
-            PeerLostError: A peer died or hangs.
             DesynchronizedError: The ranks are at different updates.
         """
         module_ids = sorted(num_rows)
@@ -344,7 +331,6 @@ class LearnerRanks(LearnerBase):
         """Take the last vote of an update: either all ranks completed all of its steps, or none keeps any of them.
 
         Raises:
-            PeerLostError: A peer died or hangs.
             DesynchronizedError: The ranks did not take the same steps.
         """
         if self.group is not None:
@@ -404,21 +390,13 @@ class LearnerRanks(LearnerBase):
             self._group_aside = None
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's plain value, in rank order. A collective.
-
-        Raises:
-            PeerLostError: A peer died or hangs.
-        """
+        """Return every rank's plain value, in rank order. A collective."""
         if self.group is None:
             return [value]
         return [msgpack.unpackb(packed) for packed in self.group.gather_bytes(msgpack.packb(value))]
 
     def mean_over_ranks(self, values: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
-        """Return the weighted mean of each named value over all ranks. The names must be equal on all ranks.
-
-        Raises:
-            PeerLostError: A peer died or hangs.
-        """
+        """Return the weighted mean of each named value over all ranks. The names must be equal on all ranks."""
         if self.group is None:
             return dict(values)
         names = sorted(values)

@@ -116,14 +116,14 @@ class BrokerCore:
         self._beat_at = float("-inf")
         self._forgot_at = float("-inf")
         self._ticked_at: float | None = None
-        self._handlers: dict[type[WireMessage], Callable[[Peer, Received, float], None]] = {
+        self._handlers: dict[type[WireMessage], Callable[[Peer, Any, Received, float], None]] = {
             Fragment: self._intake.on_fragment,
             RunnerState: self._on_runner_state,
-            LeaseReturned: self._on_lease_returned,
+            LeaseReturned: lambda peer, message, event, now: self._grants.returned(peer, message),
             SnapshotRequest: self._store.on_snapshot_request,
             LearnerState: self._on_learner_state,
             ShardReady: self._on_shard_ready,
-            ShardRefused: self._on_shard_refused,
+            ShardRefused: lambda peer, message, event, now: self._updates.on_shard_refused(message),
             UpdateDone: self._updates.on_update_done,
             Weights: self._store.put_weights,
             DriverState: self._on_driver_state,
@@ -134,10 +134,12 @@ class BrokerCore:
             Reset: requests.on_reset,
             Config: requests.on_config,
             StatusRequest: self._on_status_request,
-            TraceRequest: self._on_trace_request,
+            TraceRequest: lambda peer, message, event, now: self.on_trace(message),
             TraceEvents: requests.on_trace_events,
             TraceClock: self._on_trace_clock,
-            Goodbye: self._on_goodbye,
+            Goodbye: lambda peer, message, event, now: self._registration.forget(
+                peer, "left", message.reason
+            ),
         }
 
     def handle(self, event: BrokerEvent, now: float) -> list[Instruction]:
@@ -190,59 +192,36 @@ class BrokerCore:
         if peer is None:
             return
         try:
-            self._handlers[type(event.message)](peer, event, now)
+            self._handlers[type(event.message)](peer, event.message, event, now)
         except WireError as error:
             self._admission.offend(peer, error.reason, str(error))
 
-    def _on_runner_state(self, peer: Peer, event: Received, now: float) -> None:
-        message = event.message
-        assert isinstance(message, RunnerState)
+    def _on_runner_state(self, peer: Peer, message: RunnerState, event: Received, now: float) -> None:
         self._intake.on_runner_state(peer, message)
         if message.connector_version < peer.connector_version and not message.leases:
             peer.connector_version = message.connector_version
         self._grants.heartbeat(peer, message, now)
 
-    def _on_lease_returned(self, peer: Peer, event: Received, now: float) -> None:
-        assert isinstance(event.message, LeaseReturned)
-        self._grants.returned(peer, event.message)
+    def _on_learner_state(self, peer: Peer, message: LearnerState, event: Received, now: float) -> None:
+        self._delivery.on_learner_state(peer, message, now)
+        self._hang_detection.learner_reports(peer, message, now)
 
-    def _on_learner_state(self, peer: Peer, event: Received, now: float) -> None:
-        assert isinstance(event.message, LearnerState)
-        self._delivery.on_learner_state(peer, event.message, now)
-        self._hang_detection.learner_reports(peer, event.message, now)
+    def _on_driver_state(self, peer: Peer, message: DriverState, event: Received, now: float) -> None:
+        self._requests.on_driver_state(message)
+        self._hang_detection.driver_expects(peer, message)
 
-    def _on_driver_state(self, peer: Peer, event: Received, now: float) -> None:
-        assert isinstance(event.message, DriverState)
-        self._requests.on_driver_state(event.message)
-        self._hang_detection.driver_expects(peer, event.message)
+    def _on_shard_ready(self, peer: Peer, message: ShardReady, event: Received, now: float) -> None:
+        if message.rank == peer.hello.rank:
+            self._delivery.on_ready(message, now)
 
-    def _on_shard_ready(self, peer: Peer, event: Received, now: float) -> None:
-        assert isinstance(event.message, ShardReady)
-        if event.message.rank == peer.hello.rank:
-            self._delivery.on_ready(event.message, now)
-
-    def _on_shard_refused(self, peer: Peer, event: Received, now: float) -> None:
-        message = event.message
-        assert isinstance(message, ShardRefused)
-        self._updates.on_shard_refused(message)
-
-    def _on_status_request(self, peer: Peer, event: Received, now: float) -> None:
+    def _on_status_request(self, peer: Peer, message: StatusRequest, event: Received, now: float) -> None:
         self.state.send(peer, Status(), (pack_blob({**self.status(), **self.more_status()}),))
 
-    def _on_trace_request(self, peer: Peer, event: Received, now: float) -> None:
-        assert isinstance(event.message, TraceRequest)
-        self.on_trace(event.message)
-
-    def _on_trace_clock(self, peer: Peer, event: Received, now: float) -> None:
-        assert isinstance(event.message, TraceClock)
-        if not event.message.source:
-            self.on_trace(event.message)
+    def _on_trace_clock(self, peer: Peer, message: TraceClock, event: Received, now: float) -> None:
+        if not message.source:
+            self.on_trace(message)
         else:
-            self._requests.on_trace_clock(event.message)
-
-    def _on_goodbye(self, peer: Peer, event: Received, now: float) -> None:
-        assert isinstance(event.message, Goodbye)
-        self._registration.forget(peer, "left", event.message.reason)
+            self._requests.on_trace_clock(message)
 
     # ------------------------------------------------------------------ time
 

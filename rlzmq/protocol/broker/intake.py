@@ -38,14 +38,13 @@ class Intake:
 
     # ------------------------------------------------------------------ fragments
 
-    def on_fragment(self, peer: Peer, event: Received, now: float) -> None:
+    def on_fragment(self, peer: Peer, message: Fragment, event: Received, now: float) -> None:
         """Handle a fragment from a registered runner.
 
         Raises:
             SchemaError: The fragment is from another runner, or its numbers are impossible.
         """
-        state, message = self._state, event.message
-        assert isinstance(message, Fragment)
+        state = self._state
         fragment = message.fragment_id
         if (message.runner, message.incarnation) != (peer.uuid, peer.incarnation):
             state.send(peer, Rejected(message.seq, "fenced", f"this is {peer.uuid} of {peer.incarnation}"))

@@ -26,10 +26,9 @@ class PublishedState:
 
     # ------------------------------------------------------------------ weights
 
-    def put_weights(self, peer: Peer, event: Received, now: float) -> None:
+    def put_weights(self, peer: Peer, message: Weights, event: Received, now: float) -> None:
         """Store and publish weights from rank 0 if they are newer."""
-        state, message = self._state, event.message
-        assert isinstance(message, Weights)
+        state = self._state
         if peer.hello.rank != 0 or message.generation != state.generation or not event.payload:
             state.count_refused("weights")
             return
@@ -61,10 +60,9 @@ class PublishedState:
             self._asked_at = now
             state.send(rank_0, SnapshotRequest(*have))
 
-    def on_snapshot_request(self, peer: Peer, event: Received, now: float) -> None:
+    def on_snapshot_request(self, peer: Peer, message: SnapshotRequest, event: Received, now: float) -> None:
         """Send a runner the weights or connector state that its lease requires and that it lacks."""
-        state, message = self._state, event.message
-        assert isinstance(message, SnapshotRequest)
+        state = self._state
         if state.weights is not None and state.weights.order > (message.generation, message.version):
             state.send(peer, Snapshot(*state.weights.order), (state.weights_frame,))
         if message.connector_version < state.connector_version:
@@ -80,10 +78,9 @@ class PublishedState:
 
     # ------------------------------------------------------------------ connector state
 
-    def put_connector_state(self, peer: Peer, event: Received, now: float) -> None:
+    def put_connector_state(self, peer: Peer, message: ConnectorState, event: Received, now: float) -> None:
         """Store the driver's merged connector state if it is newer."""
-        state, message = self._state, event.message
-        assert isinstance(message, ConnectorState)
+        state = self._state
         if message.version > state.connector_version and event.payload:
             state.connector_version = message.version
             state.connector_message = (message, event.payload[0])

@@ -83,10 +83,9 @@ class Requests:
 
     # ------------------------------------------------------------------ requests
 
-    def on_open_update(self, peer: Peer, event: Received, now: float) -> None:
+    def on_open_update(self, peer: Peer, update: OpenUpdate, event: Received, now: float) -> None:
         """Open an update. Repeated requests are ignored."""
-        state, update = self._state, event.message
-        assert isinstance(update, OpenUpdate)
+        state = self._state
         if update.min_generation != state.min_generation:
             return
         if state.next_commit is None or update.update_id < state.next_commit:
@@ -94,10 +93,9 @@ class Requests:
         state.open.setdefault(update.update_id, OpenedUpdate(update, now))
         state.terms = state.open[max(state.open)].terms
 
-    def on_reset(self, peer: Peer, event: Received, now: float) -> None:
+    def on_reset(self, peer: Peer, message: Reset, event: Received, now: float) -> None:
         """Begin a new lineage. Fragments of the old one are dropped."""
-        state, message = self._state, event.message
-        assert isinstance(message, Reset)
+        state = self._state
         if message.generation <= state.min_generation:
             return
         state.min_generation = message.generation
@@ -119,27 +117,24 @@ class Requests:
         state.next_commit = message.next_update
         state.journal.begin_lineage(message.next_update)
 
-    def on_pause(self, peer: Peer, event: Received, now: float) -> None:
+    def on_pause(self, peer: Peer, message: Pause | Resume, event: Received, now: float) -> None:
         """Handle PAUSE or RESUME: whether leases are granted."""
-        assert isinstance(event.message, Pause | Resume)
-        self._state.is_paused = isinstance(event.message, Pause)
+        self._state.is_paused = isinstance(message, Pause)
 
-    def on_config(self, peer: Peer, event: Received, now: float) -> None:
+    def on_config(self, peer: Peer, message: Config, event: Received, now: float) -> None:
         """Store the run's config for processes that request it before HELLO."""
-        assert isinstance(event.message, Config)
         if event.payload:
-            self._state.config = (event.message, event.payload[0])
+            self._state.config = (message, event.payload[0])
 
     # ------------------------------------------------------------------ the trace
 
-    def on_trace_events(self, peer: Peer, event: Received, now: float) -> None:
+    def on_trace_events(self, peer: Peer, message: TraceEvents, event: Received, now: float) -> None:
         """Forward a peer's stages to the driver, at most one message until the driver has answered.
 
         Raises:
             BoundExceededError: They are too large.
         """
-        state, message = self._state, event.message
-        assert isinstance(message, TraceEvents)
+        state = self._state
         num_bytes = sum(memoryview(frame).nbytes for frame in event.payload)
         if num_bytes > _MAX_TRACE_BYTES or len(event.payload) > 1:
             raise BoundExceededError(

@@ -58,10 +58,9 @@ class Updates:
         self._recovery.set_aside(entry.id, "bad_fragment", detail)
         state.drop(entry, "rejected")
 
-    def on_update_done(self, peer: Peer, event: Received, now: float) -> None:
+    def on_update_done(self, peer: Peer, message: UpdateDone, event: Received, now: float) -> None:
         """Record that a rank has trained (or skipped) an update."""
-        state, message = self._state, event.message
-        assert isinstance(message, UpdateDone)
+        state = self._state
         if message.rank != peer.hello.rank:
             return
         ranges = unpack_ranges(event.payload[1:3])
