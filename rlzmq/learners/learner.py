@@ -47,7 +47,6 @@ from rlzmq.learners.learner_hooks import NUM_ENV_STEPS_LIFETIME, LearnerHooks
 from rlzmq.learners.learner_ranks import UpdateAgreement, UpdateStart
 from rlzmq.learners.minibatches import MinibatchIterator
 from rlzmq.learners.sources import num_env_steps_of
-from rlzmq.learners.torch_threads import torch_threads
 from rlzmq.learners.train_batch import TrainBatch, TrainBatchBuilder
 from rlzmq.learners.unusable import LeftOut, UnusableSteps, as_batches
 
@@ -257,7 +256,7 @@ class Learner(LearnerHooks):
 
         with (
             ShortTraceback(),
-            torch_threads(self._num_torch_threads()),
+            self._torch_threads(),
             self._random_stream(),
             self._precision(),
             self.all_or_nothing() as start,

@@ -6,7 +6,7 @@ import gc
 import logging
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +21,7 @@ from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.learners.distributed import DesynchronizedError, RankGroup, parameter_hash
 from rlzmq.learners.learner_base import LearnerBase
 from rlzmq.learners.snapshot import UpdateSnapshot
-from rlzmq.learners.torch_threads import auto_num_threads
+from rlzmq.learners.torch_threads import auto_num_threads, torch_threads
 from rlzmq.modules.structure import StructureCache
 
 if TYPE_CHECKING:
@@ -184,16 +184,16 @@ class LearnerRanks(LearnerBase):
             is_called_off=is_called_off,
         )
 
-    def _num_torch_threads(self) -> int | None:
-        """Return the number of torch threads in an update; None: unchanged."""
+    def _torch_threads(self) -> AbstractContextManager[None]:
+        """Use ``config.torch_num_threads`` torch threads in the block."""
         wanted = self._setting("torch_num_threads", None)
-        if wanted != "auto":
-            return wanted  # type: ignore[no-any-return]
-        if self._num_threads is None:
-            num_ranks = 1 if self.group is None else len(self.group.host_ranks)
-            modules = self.module.values()
-            self._num_threads = auto_num_threads(self.config, self.device, modules, num_ranks)
-        return self._num_threads
+        if wanted == "auto":
+            if self._num_threads is None:
+                num_ranks = 1 if self.group is None else len(self.group.host_ranks)
+                modules = self.module.values()
+                self._num_threads = auto_num_threads(self.config, self.device, modules, num_ranks)
+            wanted = self._num_threads
+        return torch_threads(wanted)
 
     def leave_distributed(self) -> None:
         """Leave the group, if there is one. Allowed right after a failure of the group."""
