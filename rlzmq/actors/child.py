@@ -38,7 +38,7 @@ from rlzmq.actors.messages import (
 from rlzmq.actors.remote_errors import pack_error
 from rlzmq.core.errors import ProtocolError
 from rlzmq.core.malloc import share_one_arena
-from rlzmq.core.multiprocessing_directory import process_directory, set_multiprocessing_directory
+from rlzmq.core.socket_directory import process_directory, set_multiprocessing_directory
 from rlzmq.core.stack_channel import open_stack_channel
 from rlzmq.net.context import Context
 from rlzmq.net.options import CONTROL

@@ -27,8 +27,7 @@ from rlzmq.actors.process_state import is_stopped
 from rlzmq.core import faults
 from rlzmq.core.errors import ClosedError, ConfigurationError, DeadlineError
 from rlzmq.core.files import make_directories
-from rlzmq.core.multiprocessing_directory import process_directory
-from rlzmq.core.socket_directory import SocketDirectory
+from rlzmq.core.socket_directory import SocketDirectory, process_directory
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.net.context import Context
 from rlzmq.net.socket import DrainSocket

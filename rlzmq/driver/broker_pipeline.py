@@ -28,10 +28,9 @@ from rlzmq.core.errors import ConfigurationError, PeerLostError
 from rlzmq.driver.broker_supervision import BrokerKeeper, FoundBroker
 from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.driver.driver_link import DriverLink
-from rlzmq.driver.fragment_metadata import MetaCheck
 from rlzmq.driver.join_files import JoinKeys, pack_config
 from rlzmq.driver.process_health import watch_stopped
-from rlzmq.driver.report_reader import ReportReader
+from rlzmq.driver.report_reader import MetaCheck, ReportReader
 from rlzmq.driver.run_journal import RunJournal
 from rlzmq.driver.update_results import Accounting, UpdateResult
 from rlzmq.driver.watchdog import Watchdog

@@ -24,8 +24,7 @@ import numpy as np
 from rlzmq.net.shared_memory import MIN_FOLDED_BYTES, Segment, min_shared_bytes, read_segment
 from rlzmq.wire.codec import WIRE_VERSION, Buffer, decode_head, encode_opaque
 from rlzmq.wire.errors import SchemaError, WireError, wire_decoder
-from rlzmq.wire.kinds import FOLDED, FRAMES_NEEDED
-from rlzmq.wire.schema import from_header, to_header
+from rlzmq.wire.schema import FOLDED, FRAMES_NEEDED, from_header, to_header
 
 __all__ = ["FOLDED_TOPIC", "SharedFrames"]
 

@@ -30,8 +30,7 @@ from rlzmq.wire.errors import (
     UnknownVersionError,
     wire_decoder,
 )
-from rlzmq.wire.kinds import PUBLICATION
-from rlzmq.wire.schema import from_header, to_header
+from rlzmq.wire.schema import PUBLICATION, from_header, to_header
 
 __all__ = [
     "PUBLICATION_PREFIX_BYTES",

@@ -96,7 +96,7 @@ class Head:
     """A message's first frame, decoded. It is sufficient for forwarding.
 
     Attributes:
-        kind: Kind of the message (`rlzmq.wire.kinds` on the data plane).
+        kind: Kind of the message (`rlzmq.wire.schema` on the data plane).
         header: The header map; its fields are not checked yet.
         specs: ``(dtype, shape)`` of each array frame, or None when the frames are opaque.
     """

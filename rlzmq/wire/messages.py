@@ -14,15 +14,15 @@ from collections.abc import Sequence
 
 from rlzmq.wire.codec import Buffer, Head, decode_head, encode_opaque
 from rlzmq.wire.errors import ArrayMismatchError, SchemaError, wire_decoder
-from rlzmq.wire.kinds import MESSAGES as MESSAGES
-from rlzmq.wire.kinds import Spans as Spans
-from rlzmq.wire.kinds import WireMessage as WireMessage
-from rlzmq.wire.kinds import first_number as first_number
 from rlzmq.wire.messages_driver import *
 from rlzmq.wire.messages_learner import *
 from rlzmq.wire.messages_peers import *
 from rlzmq.wire.messages_runner import *
+from rlzmq.wire.schema import MESSAGES as MESSAGES
 from rlzmq.wire.schema import FragmentId as FragmentId
+from rlzmq.wire.schema import Spans as Spans
+from rlzmq.wire.schema import WireMessage as WireMessage
+from rlzmq.wire.schema import first_number as first_number
 from rlzmq.wire.schema import from_header, to_header
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlzmq.wire.kinds import WireMessage, message
+from rlzmq.wire.schema import WireMessage, message
 
 __all__ = [
     "Config",

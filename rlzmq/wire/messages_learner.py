@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rlzmq.wire.kinds import WireMessage, message
-from rlzmq.wire.schema import FragmentId
+from rlzmq.wire.schema import FragmentId, WireMessage, message
 
 __all__ = [
     "ConnectorState",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from rlzmq.wire.kinds import Spans, WireMessage, message
+from rlzmq.wire.schema import Spans, WireMessage, message
 
 __all__ = [
     "BrokerBeat",

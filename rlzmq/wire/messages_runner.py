@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlzmq.wire.kinds import Spans, WireMessage, message
-from rlzmq.wire.schema import FragmentId
+from rlzmq.wire.schema import FragmentId, Spans, WireMessage, message
 
 __all__ = [
     "Accepted",

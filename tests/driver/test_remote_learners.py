@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlzmq.cli.scheduler import SchedulerRank
+from rlzmq.cli.learner import SchedulerRank
 from rlzmq.core.errors import ConfigurationError
 from tests.driver.outside import Command, assert_accounted, listening
 

@@ -15,8 +15,8 @@ from rlzmq.net.shared_frames import SharedFrames
 from rlzmq.net.shared_memory import MIN_FOLDED_BYTES, MIN_SHARED_BYTES, Segment, SegmentPool
 from rlzmq.wire.codec import Buffer, encode, encode_opaque
 from rlzmq.wire.errors import WireError
-from rlzmq.wire.kinds import FOLDED, FRAMES_NEEDED
 from rlzmq.wire.messages import decode_message
+from rlzmq.wire.schema import FOLDED, FRAMES_NEEDED
 
 HEADER = b"\2\7header"
 

@@ -22,8 +22,8 @@ from rlzmq.net.socket import DrainSocket
 from rlzmq.roles.broker.listeners import BrokerListeners
 from rlzmq.wire.codec import encode_opaque
 from rlzmq.wire.errors import SchemaError
-from rlzmq.wire.kinds import FOLDED, FRAMES_NEEDED
 from rlzmq.wire.messages import decode_message
+from rlzmq.wire.schema import FOLDED, FRAMES_NEEDED
 
 pytestmark = pytest.mark.timeout(60)
 LARGE = SocketOptions(max_message_bytes=1 << 26, linger_ms=500)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlzmq.wire import errors, kinds
+from rlzmq.wire import errors, schema
 from rlzmq.wire import messages as m
 from rlzmq.wire.codec import decode, encode, encode_opaque
 from rlzmq.wire.fragment_message import (
@@ -19,7 +19,6 @@ from rlzmq.wire.fragment_message import (
     fragment_from_bytes,
     fragment_to_bytes,
 )
-from rlzmq.wire.kinds import FOLDED, FRAMES_NEEDED, PUBLICATION, first_number, message
 from rlzmq.wire.ranges import (
     FragmentRange,
     pack_blobs,
@@ -28,7 +27,15 @@ from rlzmq.wire.ranges import (
     unpack_blobs,
     unpack_ranges,
 )
-from rlzmq.wire.schema import from_header, to_header
+from rlzmq.wire.schema import (
+    FOLDED,
+    FRAMES_NEEDED,
+    PUBLICATION,
+    first_number,
+    from_header,
+    message,
+    to_header,
+)
 from rlzmq.wire.values import unpack_blob
 
 _VALUES = {
@@ -61,9 +68,9 @@ def test_every_message_has_its_own_kind():
 
 @pytest.mark.parametrize("kind", [1, 127])
 def test_a_message_is_found_by_its_kind_and_never_changes(kind, monkeypatch):
-    monkeypatch.setattr(kinds, "MESSAGES", {})
+    monkeypatch.setattr(schema, "MESSAGES", {})
     another = message(kind)(type("Another", (m.WireMessage,), {"__annotations__": {"number": int}}))
-    assert (kinds.MESSAGES, another.kind) == ({kind: another}, kind)
+    assert (schema.MESSAGES, another.kind) == ({kind: another}, kind)
     with pytest.raises(dataclasses.FrozenInstanceError):
         another(3).number = 4
     assert not hasattr(another(3), "__dict__"), "of a million fragments' messages, none has one"

@@ -4,15 +4,13 @@
 |-------------------|---------------------------------------------------------------|-------------------------------|
 | `admission`       | which role may send which message; expels offenders           | offences                      |
 | `registration`    | who is registered, under which incarnation                    | runners, ranks, driver, names |
-| `intake`          | accepts fragments and acknowledges them to runners            | ledger, receipts              |
+| `intake`          | accepts fragments, also the journal's, and acknowledges them  | ledger, receipts, journal     |
 | `grants`          | which runner samples how much, under which weights            | leases                        |
 | `published_state` | the newest weights and connector state, and who needs them    | weights, connector state      |
 | `requests`        | requests of the driver                                        | open updates, lineage, pause  |
 | `updates`         | which steps an update trains, and when it is committed        | runs, ledger                  |
-| `delivery`        | sends shards and TRAIN to the ranks                           | runs                          |
 | `recovery`        | which updates are kept when ranks die or the broker restarts  | runs, ledger                  |
 | `reports`         | reports of committed updates, until the driver has them       | reports, receipts             |
-| `journal`         | withheld acknowledgements and restored fragments              | journal, receipts, ledger     |
 | `hang_detection`  | which peers hang                                              | its own                       |
 | `status`          | STATUS for observers and PROGRESS for the driver              | none                          |
 

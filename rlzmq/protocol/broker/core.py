@@ -21,7 +21,6 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from rlzmq.protocol.broker.admission import Admission
-from rlzmq.protocol.broker.delivery import Delivery
 from rlzmq.protocol.broker.grants import Grants
 from rlzmq.protocol.broker.hang_detection import HangDetection
 from rlzmq.protocol.broker.intake import Intake, on_journal
@@ -33,7 +32,7 @@ from rlzmq.protocol.broker.reports import Reports
 from rlzmq.protocol.broker.requests import Requests
 from rlzmq.protocol.broker.state import BrokerState, Peer
 from rlzmq.protocol.broker.status import progress_of, status_of
-from rlzmq.protocol.broker.updates import Updates
+from rlzmq.protocol.broker.updates import Delivery, Updates
 from rlzmq.protocol.events import (
     Instruction,
     JournalFailed,
