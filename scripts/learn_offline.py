@@ -12,6 +12,7 @@ after every few iterations, until the target is reached or the budget of iterati
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,7 +22,7 @@ from rlzmq import BCConfig, CQLConfig, IQLConfig, MARWILConfig
 from rlzmq.cli.main import main as rlzmq
 from rlzmq.replay import open_shards
 from scripts.learn import TASKS as ONLINE
-from scripts.learn import configure, mean_return
+from scripts.learn import configure, mean_return, recorder
 
 
 class Task(NamedTuple):
@@ -89,8 +90,18 @@ def describe(place: Path, *names: str) -> None:
         )
 
 
-def learn(name: str, place: Path, mode: str, seed: int) -> tuple[bool, int, float, float]:
-    """Run a task. Return whether the target was reached, iterations, the last mean return, and seconds."""
+def learn(
+    name: str, place: Path, mode: str, seed: int, runs: Path | None = None
+) -> tuple[bool, int, float, float]:
+    """Run a task. Return whether the target was reached, iterations, the last mean return, and seconds.
+
+    Args:
+        name: A key of `TASKS`.
+        place: Directory of the recorded data.
+        mode: "serial" or "distributed".
+        seed: Seed of all random streams.
+        runs: Directory for the run directories, which ``rlzmq plot`` reads.
+    """
     task, start = TASKS[name], time.perf_counter()
     ranks = {"serial": 0, "distributed": 2}[mode]
     config = (
@@ -108,9 +119,10 @@ def learn(name: str, place: Path, mode: str, seed: int) -> tuple[bool, int, floa
         .debugging(seed=seed)
     )
     mean = float("nan")
-    with config.build() as algo:
+    with config.build() as algo, recorder(runs, f"{name}-{mode}-{seed}", config) as log:
         while algo.iteration < task.num_iterations:
             result = algo.train()
+            log(result)
             if "evaluation" in result:
                 mean = mean_return(result["evaluation"]["env_runners"])
                 if mean >= task.target:
@@ -118,8 +130,8 @@ def learn(name: str, place: Path, mode: str, seed: int) -> tuple[bool, int, floa
         return mean >= task.target, algo.iteration, mean, time.perf_counter() - start
 
 
-def main() -> None:
-    """Record, then run every task with every seed."""
+def main() -> int:
+    """Record, then run every task with every seed. Return 0 if all targets were reached."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -127,9 +139,11 @@ def main() -> None:
     parser.add_argument("--mode", default="serial", choices=["serial", "distributed"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--data", type=Path, help="directory for the data, reused if it is there")
+    parser.add_argument("--runs", type=Path, help="write a run directory for each below this one")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         place = options.data or Path(temporary)
+        failed = 0
         needed = {TASKS[name].data == "pendulum" for name in options.tasks}
         if False in needed and not (place / "expert").is_dir():
             record_cartpole(place)
@@ -137,14 +151,16 @@ def main() -> None:
             record_pendulum(place)
         for name in options.tasks:
             for seed in options.seeds:
-                reached, iterations, mean, seconds = learn(name, place, options.mode, seed)
+                reached, iterations, mean, seconds = learn(name, place, options.mode, seed, options.runs)
+                failed += not reached
                 outcome = "reached" if reached else "not reached"
                 print(
                     f"{name:<10} {options.mode:<12} seed {seed}: {outcome} after {iterations} iterations, {mean:.1f}, "
                     f"{seconds:.0f} s",
                     flush=True,
                 )
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

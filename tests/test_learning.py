@@ -1,4 +1,4 @@
-"""PPO learns the tasks of scripts/learn.py within their budgets; docs/learning.md has the figures."""
+"""Tasks of scripts/learn.py and learn_offline.py are learned within their budgets; docs/learning.md has the figures."""
 
 from __future__ import annotations
 
@@ -50,4 +50,15 @@ def test_the_target_is_reached_within_the_budget(task: str, mode: str) -> None:
         pytest.skip(str(error))
     command = [sys.executable, str(SCRIPT), task, "--mode", mode, "--seeds", str(SEED), "--verbose"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1150, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("mode", ["serial", "distributed"])
+@pytest.mark.parametrize("tasks", [("bc", "marwil"), ("cql", "iql")], ids="-".join)
+def test_the_target_is_reached_from_recorded_data(tasks: tuple[str, ...], mode: str) -> None:
+    script = SCRIPT.with_name("learn_offline.py")
+    command = [sys.executable, str(script), "--tasks", *tasks, "--mode", mode, "--seeds", str(SEED)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2350, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
