@@ -189,10 +189,11 @@ class AsyncAlgorithm:
             return await self._evaluation.run()
 
     async def evaluate_offline(self) -> dict[str, Any]:
-        """Compute the loss of the current weights on recorded data that an offline algorithm does not train on.
+        """Evaluate the current weights on recorded data that an offline algorithm does not train on.
 
         Returns:
-            ``{"offline_eval_runners": {module_id: {"total_eval_loss": …}, …}}``.
+            ``{"offline_eval_runners": {module_id: {"total_eval_loss": …}, …}}``, or with `offline_evaluation_type` "is"
+            or "pdis" ``{"offline_eval_runners": {"episode_return_mean": …, …}}``.
 
         Raises:
             ConfigurationError: ``evaluation_config`` has no ``input_`` of its own, or its data do not fit.

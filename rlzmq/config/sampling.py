@@ -210,10 +210,12 @@ class EvaluationSettings:
         evaluation_force_reset_envs_before_iteration: Whether each round begins with new episodes.
         offline_evaluation_interval: Number of iterations between evaluations of an offline algorithm on recorded data
             that it does not train on; None: none. The data are ``evaluation_config={"input_": directory}``.
-        offline_evaluation_type: Must be "eval_loss" or None, which are equivalent: the loss of the current weights.
+        offline_evaluation_type: "eval_loss" (or None): the loss of the current weights. "is", "pdis": estimates of the
+            policy's discounted return by importance sampling of whole episodes, or per decision; the data need the
+            column ``action_logp``.
         offline_evaluation_duration: Number of times that an evaluation reads
             `dataset_num_iters_per_offline_eval_runner` batches.
-        offline_eval_batch_size_per_runner: Env steps per batch.
+        offline_eval_batch_size_per_runner: Env steps per batch; with whole episodes, a lower bound of their mean.
         dataset_num_iters_per_offline_eval_runner: Number of batches; None: all of the data, once. The same batches are
             read in each evaluation.
         custom_evaluation_function: ``(algorithm, eval_env_runner_group) -> (results, env_steps,
@@ -231,11 +233,7 @@ class EvaluationSettings:
     evaluation_auto_duration_max_env_steps_per_sample: PositiveInt = 2000
     evaluation_force_reset_envs_before_iteration: bool = True
     offline_evaluation_interval: PositiveInt | None = None
-    offline_evaluation_type: Literal["eval_loss", "is", "pdis"] | None = fixed(
-        default=None,
-        others=("eval_loss",),
-        instead="evaluate returns in an environment: evaluation_interval.",
-    )
+    offline_evaluation_type: Literal["eval_loss", "is", "pdis"] | None = None
     offline_evaluation_duration: PositiveInt = 1
     offline_eval_batch_size_per_runner: PositiveInt = 256
     dataset_num_iters_per_offline_eval_runner: PositiveInt | None = 1

@@ -207,11 +207,11 @@ class AsyncLearnerGroup:
 
         return await self.supervisor.call(attempt)  # type: ignore[no-any-return]
 
-    async def evaluate_offline(self) -> dict[str, dict[str, Any]]:
-        """Return the loss of an offline algorithm on held-out data (see OfflineLearner.evaluate_offline); by rank 0."""
+    async def evaluate_offline(self) -> dict[str, Any]:
+        """Let rank 0 of an offline algorithm evaluate on held-out data; see OfflineLearner.evaluate_offline."""
         if self.local_learner is not None:
             return self.local_learner.evaluate_offline()  # type: ignore[no-any-return]
-        result: dict[str, dict[str, Any]] = await self._on_rank_0(
+        result: dict[str, Any] = await self._on_rank_0(
             lambda handle: handle.apply(lambda role: role.learner.evaluate_offline())
         )
         return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol, cast
 
 import gymnasium as gym
@@ -19,6 +19,7 @@ from rlzmq.core.tree import space_filler
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.learner import TorchLearner
+from rlzmq.learners.off_policy_estimators import estimated_returns, recorded_returns
 from rlzmq.learners.offline_source import OfflineShards
 from rlzmq.learners.sources import BatchSource, FreshBatch
 from rlzmq.replay.shards import OpenedShards, open_shards
@@ -96,30 +97,50 @@ class OfflineLearner(TorchLearner):
         if self._held_out is None:
             opened = _open(cast(_HasHeldOutInput, self.config).get_held_out_input())
             self._check_shards(opened, self.module[DEFAULT_MODULE_ID].unwrapped())
+            if self.config.offline_evaluation_type in ("is", "pdis"):
+                self._check_estimates(opened)
             self._held_out = opened
         return self._held_out
 
-    def evaluate_offline(self) -> dict[str, dict[str, Any]]:
-        """Return the loss of the current weights on the recorded data in ``evaluation_config["input_"]``.
+    def _check_estimates(self, opened: OpenedShards) -> None:
+        where = f"config.offline_evaluation_type={self.config.offline_evaluation_type!r}"
+        module = self.module[DEFAULT_MODULE_ID].unwrapped()
+        if module.is_stateful():
+            raise ConfigurationError(
+                f"{where}: {module.describe()} is stateful, and its actions' probabilities depend on whole episodes. "
+                "Set it to 'eval_loss'."
+            )
+        for shard, path in zip(opened.shards, opened.paths, strict=True):
+            if Columns.ACTION_LOGP not in shard.columns:
+                raise ConfigurationError(
+                    f"offline data, {path}: {where} needs the column 'action_logp', got {sorted(shard.columns)}. "
+                    "Record data with sampled actions (`rlzmq record … --explore`), or set it to 'eval_loss'."
+                )
+
+    def evaluate_offline(self) -> dict[str, Any]:
+        """Evaluate the current weights on the recorded data in ``evaluation_config["input_"]``.
 
         Nothing changes, neither the weights nor the position in the trained data. Each call reads the same batches.
 
         Returns:
-            ``{module_id: {"total_eval_loss": …, …}, "__all_modules__": {"dataset_num_iters_evaluated": …,
-            "num_env_steps_sampled": …, "num_module_steps_sampled": …}}``. A module has the means, over the batches, of
-            its loss and of what the loss logs.
+            With ``offline_evaluation_type`` "eval_loss": ``{module_id: {"total_eval_loss": …, …}}``, means over the
+            batches of the loss and of what it logs. With "is" and "pdis": ``episode_return_mean``, ``_min`` and
+            ``_max``, estimates of the policy's discounted return; ``v_behavior``, the mean of the recorded ones; and
+            ``num_episodes``. In both cases ``"__all_modules__": {"dataset_num_iters_evaluated": …,
+            "num_env_steps_sampled": …, "num_module_steps_sampled": …}``.
 
         Raises:
             ConfigurationError: See `build`.
         """
         self._check_built()
-        config = self.config
+        config, estimates = self.config, self.config.offline_evaluation_type in ("is", "pdis")
         module: Any = self.module[DEFAULT_MODULE_ID].unwrapped()
         source = OfflineShards(
             self._open_held_out().shards,
             batch_size=config.offline_eval_batch_size_per_runner,
-            whole_episodes=self.trains_whole_episodes,
+            whole_episodes=self.trains_whole_episodes or estimates,
             seed=self._seed,
+            columns=[Columns.ACTION_LOGP] if estimates else [],
         )
         if module.is_stateful():
             source.begin_sequences_with(initial_state(module))
@@ -128,8 +149,14 @@ class OfflineLearner(TorchLearner):
             num_batches = (
                 config.dataset_num_iters_per_offline_eval_runner * config.offline_evaluation_duration
             )
-        num_env_steps, extra_state = 0, self.get_extra_state()
-        self._stats.clear()
+        num_env_steps = 0
+
+        def batches() -> Iterator[EpisodeBatch]:
+            nonlocal num_env_steps
+            for batch in source.batches(num_batches, np.random.default_rng()):
+                num_env_steps += batch.num_env_steps
+                yield batch
+
         with (
             ShortTraceback(),
             self._torch_threads(),
@@ -137,23 +164,52 @@ class OfflineLearner(TorchLearner):
             self._precision(),
             torch.no_grad(),
         ):
-            drawn = source.batches(num_batches, np.random.default_rng())
-            for train_batch in self._built(drawn, _NO_UPDATE):
-                batch = train_batch.on(self.device)
-                num_env_steps += train_batch.num_env_steps
-                # Without the other ranks.
-                fwd_out = {DEFAULT_MODULE_ID: module.forward_train(batch[DEFAULT_MODULE_ID])}
-                for module_id, loss in self.compute_losses(fwd_out=fwd_out, batch=batch).items():
-                    self.log_stats(module_id, {"total_eval_loss": loss})
-        results: dict[str, dict[str, Any]] = self._stats.means(num_batches)
-        self._stats.clear()
-        self.set_extra_state(extra_state)
+            results = (self._estimate_returns if estimates else self._mean_losses)(batches(), module)
         results[ALL_MODULES] = {
             "dataset_num_iters_evaluated": num_batches,
             "num_env_steps_sampled": num_env_steps,
             "num_module_steps_sampled": num_env_steps,
         }
         return results
+
+    def _mean_losses(self, batches: Iterable[EpisodeBatch], module: Any) -> dict[str, Any]:
+        extra_state, num_batches = self.get_extra_state(), 0
+        self._stats.clear()
+        for train_batch in self._built(batches, _NO_UPDATE):
+            columns, num_batches = train_batch.on(self.device), num_batches + 1
+            # Without the other ranks.
+            fwd_out = {DEFAULT_MODULE_ID: module.forward_train(columns[DEFAULT_MODULE_ID])}
+            for module_id, loss in self.compute_losses(fwd_out=fwd_out, batch=columns).items():
+                self.log_stats(module_id, {"total_eval_loss": loss})
+        results: dict[str, Any] = self._stats.means(num_batches)
+        self._stats.clear()
+        self.set_extra_state(extra_state)
+        return results
+
+    def _estimate_returns(self, batches: Iterable[EpisodeBatch], module: Any) -> dict[str, Any]:
+        estimated, recorded = [], []
+        for batch in batches:
+            columns = self._builder.build(episodes=batch).on(self.device)[DEFAULT_MODULE_ID]
+            logits = module.forward_inference(columns)[Columns.ACTION_DIST_INPUTS]
+            dist = module.get_inference_action_dist_cls().from_logits(logits)
+            log_ratios = dist.logp(columns[Columns.ACTIONS]) - columns[Columns.ACTION_LOGP]
+            rewards = cast(np.ndarray, batch.columns[Columns.REWARDS])[batch.step_slots()].astype(np.float64)
+            lengths, gamma = batch.length[batch.length > 0], self.config.gamma
+            recorded.append(recorded_returns(rewards, lengths, gamma))
+            estimated.append(
+                estimated_returns(
+                    log_ratios.double().cpu().numpy(), rewards, lengths, gamma,
+                    per_decision=self.config.offline_evaluation_type == "pdis",
+                )
+            )  # fmt: skip
+        returns = np.concatenate(estimated)
+        return {
+            "episode_return_mean": float(returns.mean()),
+            "episode_return_min": float(returns.min()),
+            "episode_return_max": float(returns.max()),
+            "v_behavior": float(np.concatenate(recorded).mean()),
+            "num_episodes": len(returns),
+        }
 
     def _check_shards(self, opened: OpenedShards, module: Any) -> None:
         for shard, path in zip(opened.shards, opened.paths, strict=True):

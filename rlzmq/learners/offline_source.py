@@ -50,11 +50,12 @@ class OfflineShards(BatchSource):
     counts these.
 
     Args:
-        shards: EpisodeBatches with the same observations, actions and rewards. Other columns are not used.
+        shards: EpisodeBatches with the same observations, actions and rewards. Of other columns, `columns` are used.
         batch_size: Env steps per batch; with whole episodes, a lower bound of their mean.
         batches_per_update: Number of batches per update; None: those of an epoch.
         whole_episodes: Use batches of whole episodes instead of single steps.
         seed: Seed of the random orders.
+        columns: Names of further columns that all shards have.
 
     Raises:
         ConfigurationError: There are no steps.
@@ -68,6 +69,7 @@ class OfflineShards(BatchSource):
         batches_per_update: int | None = 1,
         whole_episodes: bool = False,
         seed: int = 0,
+        columns: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.progress: DrawnBatches = DrawnBatches()
@@ -75,7 +77,7 @@ class OfflineShards(BatchSource):
         self._batches_per_update = batches_per_update
         self._whole_episodes = whole_episodes
         self._seed = seed
-        self._shards = [_with_keys(shard, index) for index, shard in enumerate(shards)]
+        self._shards = [_with_keys(shard, index, columns) for index, shard in enumerate(shards)]
         self._left_out: set[int] = set()  # keys of steps, made of the shard and its slot
         self._ahead: tuple[int, _Ahead] | None = None
         self._initial_state: Any = None
@@ -292,9 +294,9 @@ class _Ahead:
         return self._batch
 
 
-def _with_keys(shard: EpisodeBatch, index: int) -> EpisodeBatch:
-    """Return the shard with its trained columns, and a column with a key for each slot."""
-    columns = {name: shard.columns[name] for name in _TRAINED_ON}
+def _with_keys(shard: EpisodeBatch, index: int, further: Sequence[str]) -> EpisodeBatch:
+    """Return the shard with its trained columns and further ones, and a column with a key for each slot."""
+    columns = {name: shard.columns[name] for name in (*_TRAINED_ON, *further)}
     columns[_KEY] = (np.int64(index) << _SLOT_BITS) + np.arange(len(columns[Columns.REWARDS]))
     return EpisodeBatch(
         columns,

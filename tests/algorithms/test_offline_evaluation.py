@@ -22,14 +22,17 @@ from rlzmq import (
     PPOConfig,
     SingleAgentEpisode,
 )
+from rlzmq.learners.off_policy_estimators import estimated_returns, recorded_returns
 from rlzmq.replay import open_shards, write_shard
 
 CARTPOLE = gym.spaces.Box(-1.0, 1.0, (4,), np.float32), gym.spaces.Discrete(2)
 BOX = gym.spaces.Box(-1.0, 1.0, (3,), np.float32), gym.spaces.Box(-2.0, 2.0, (1,), np.float32)
 
 
-def record(path: Path, spaces: tuple[gym.Space[Any], gym.Space[Any]], *lengths: int) -> None:
-    """Write episodes of these lengths, with random observations and actions."""
+def record(
+    path: Path, spaces: tuple[gym.Space[Any], gym.Space[Any]], *lengths: int, logp: float | None = None
+) -> None:
+    """Write episodes of these lengths, with random observations and actions, of which `logp` is the log-probability."""
     observation_space, action_space = spaces
     observation_space.seed(sum(lengths))
     action_space.seed(sum(lengths))
@@ -40,6 +43,7 @@ def record(path: Path, spaces: tuple[gym.Space[Any], gym.Space[Any]], *lengths: 
             SingleAgentEpisode(
                 observations=[observation_space.sample() for _ in range(length + 1)],
                 actions=[action / 2 for action in actions] if action_space is BOX[1] else actions,
+                extra_model_outputs={} if logp is None else {Columns.ACTION_LOGP: [np.float32(logp)] * length},
                 rewards=[1.0] * length, truncated=True, len_lookback_buffer=0,
                 observation_space=observation_space, action_space=action_space,
             )
@@ -52,6 +56,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("data")
     record(path / "trained", CARTPOLE, 700, 500, 400)
     record(path / "held-out", CARTPOLE, 300, 250)
+    record(path / "with-logp", CARTPOLE, 30, 20, 10, logp=np.log(0.5))
     return path
 
 
@@ -98,6 +103,58 @@ def test_the_loss_is_the_mean_over_the_held_out_data(data: Path) -> None:
             held_out(algo.train() and algo.train())["__all_modules__"]["dataset_num_iters_evaluated_lifetime"]
             == 3
         )
+
+
+def test_returns_are_weighted_by_running_products_per_decision_or_as_a_whole() -> None:
+    """Two episodes: ratios 2, ½, 3 and ¼; rewards 1, 2, 4 and 8; γ = ½."""
+    rewards, lengths = np.array([1.0, 2.0, 4.0, 8.0]), np.array([3, 1])
+    log_ratios = np.log([2.0, 0.5, 3.0, 0.25])
+    assert recorded_returns(rewards, lengths, 0.5).tolist() == [1.0 + 1.0 + 1.0, 8.0]
+    found = {
+        per_decision: estimated_returns(log_ratios, rewards, lengths, 0.5, per_decision=per_decision)
+        for per_decision in (False, True)
+    }
+    assert found[False].tolist() == pytest.approx([3.0 * 3.0, 2.0])
+    assert found[True].tolist() == pytest.approx([2.0 + 1.0 + 3.0, 2.0])
+    huge = estimated_returns(np.full(4, 1e4), rewards, lengths, 1.0, per_decision=True)
+    assert np.isfinite(huge).all()
+
+
+@pytest.mark.parametrize("kind", ["is", "pdis"])
+def test_the_policys_return_is_estimated_from_its_ratio_to_the_recorded_one(kind: str, data: Path) -> None:
+    config = offline(MARWILConfig, data, offline_evaluation_interval=1, offline_evaluation_type=kind)
+    config.evaluation(
+        evaluation_config={"input_": str(data / "with-logp")}, dataset_num_iters_per_offline_eval_runner=None
+    )
+    with config.training(gamma=0.9).build() as algo:
+        result = algo.train()
+        module = algo.get_module()
+    estimates, recorded = [], []
+    for episode in (episode for shard in open_shards(data / "with-logp").shards for episode in shard):
+        obs = torch.tensor(episode.get_observations(slice(0, len(episode))))
+        logits = module.forward_inference({Columns.OBS: obs})[Columns.ACTION_DIST_INPUTS]
+        actions = torch.tensor(episode.get_actions())[:, None]
+        logp = logits.log_softmax(-1).gather(-1, actions).squeeze(-1).double()
+        ratios, discounts = (logp - np.log(0.5)).exp(), 0.9 ** torch.arange(len(episode)).double()
+        products = ratios.cumprod(0) if kind == "pdis" else ratios.prod()
+        estimates.append(float((products * discounts).sum()))
+        recorded.append(float(discounts.sum()))
+    found = held_out(result)
+    assert found["num_episodes"] == 3
+    assert found["v_behavior"] == pytest.approx(np.mean(recorded))
+    assert found["episode_return_mean"] == pytest.approx(np.mean(estimates), rel=1e-4)
+    assert found["episode_return_max"] == pytest.approx(max(estimates), rel=1e-4)
+    assert found["__all_modules__"]["num_env_steps_sampled"] == 60
+
+
+def test_an_estimate_needs_the_recorded_probabilities_and_a_stateless_module(data: Path) -> None:
+    config = offline(BCConfig, data, offline_evaluation_interval=1, offline_evaluation_type="is")
+    with pytest.raises(
+        ConfigurationError, match=r"needs the column 'action_logp', got .*'actions', 'obs', 'rewards'"
+    ):
+        config.build()
+    with pytest.raises(ConfigurationError, match=r"offline_evaluation_type='is': module .* is stateful"):
+        config.rl_module(model_config={"use_lstm": True}).build()
 
 
 @pytest.mark.parametrize("config_class", [BCConfig, MARWILConfig])
@@ -171,11 +228,11 @@ def test_the_data_for_it_must_fit_the_module(data: Path, tmp_path: Path) -> None
         config.evaluation(evaluation_config={"input_": str(tmp_path)}).build()
 
 
-def test_only_the_loss_is_evaluated_and_only_by_offline_algorithms(caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_refused_for_online_algorithms_and_of_other_kinds(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigurationError, match="PPOConfig has no recorded data to evaluate on"):
         PPOConfig().environment("CartPole-v1").evaluation(offline_evaluation_interval=1).build()
-    with pytest.raises(ConfigurationError, match="evaluate returns in an environment"):
-        BCConfig().evaluation(offline_evaluation_type="pdis")
+    with pytest.raises(ConfigurationError, match="'eval_loss', 'is' or 'pdis'"):
+        BCConfig().evaluation(offline_evaluation_type="wis")
     with caplog.at_level(logging.WARNING, "rlzmq"):
         BCConfig().evaluation(offline_evaluation_type="eval_loss")
     assert not caplog.records
