@@ -38,6 +38,7 @@ EXIT_INTERRUPTED = 130
 _VERBOSE = "\n\n  --verbose  with any command: show errors with all frames, not only the user's"
 
 _COMMANDS = {
+    "demo": ("rlzmq.cli.demo", "see it learn CartPole, in a broker, two runners and two learners"),
     "train": ("rlzmq.cli.train", "train an algorithm: rlzmq train ppo --env CartPole-v1"),
     "attach": ("rlzmq.cli.attach", "continue a run whose driver died: rlzmq attach RUN_DIR"),
     "tune": ("rlzmq.cli.tune", "search for good settings: rlzmq tune SPACE.toml"),

@@ -62,6 +62,18 @@ def test_dicts_are_given_by_keys_json_or_toml(texts: list[str], value: dict[str,
     assert config.env_config == value
 
 
+def test_the_demo_is_a_command_of_train(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str] = []
+    monkeypatch.setattr("rlzmq.cli.train.run", lambda arguments: given.extend(arguments) or 0)
+    assert main(["demo", "--learners", "1"]) == 0
+    assert capsys.readouterr().out == f"$ rlzmq train {' '.join(given)}\n"
+    options, config = _parse(given[0], given[1:])
+    assert (config.env, config.num_env_runners, config.num_learners, config.seed) == ("CartPole-v1", 2, 1, 1)
+    assert options.stop == ["return=450", "steps=300000"]
+
+
 def test_flags_mean_what_they_look_like() -> None:
     text = "--env Pendulum-v1 --grad-clip none --normalize-actions False --explore true --lr 1e-4 --seed 3"
     _, config = _parse("ppo", [*text.split(), "--join-file", "7"])
