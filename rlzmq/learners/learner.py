@@ -27,6 +27,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +50,7 @@ from rlzmq.learners.minibatches import MinibatchIterator
 from rlzmq.learners.sources import num_env_steps_of
 from rlzmq.learners.train_batch import TrainBatch, TrainBatchBuilder
 from rlzmq.learners.unusable import LeftOut, UnusableSteps, as_batches
+from rlzmq.modules.default_models.dense_gradients import recorded
 
 __all__ = ["Learner", "TorchLearner"]
 
@@ -145,6 +147,7 @@ class Learner(LearnerHooks):
         self._waited_s = self._updated_s = 0.0
         self._forward_s = self._backward_s = 0.0
         self._reduced_before_s = 0.0
+        self._records_networks = False
 
     def build(self) -> None:
         """Create the module, the learner connector and the optimizers. Idempotent.
@@ -392,8 +395,7 @@ class Learner(LearnerHooks):
         keeps_forward = (
             is_whole
             and options["num_epochs"] == 1
-            and (self.group is None or self.data_parallel().is_forward_local)
-            and self._compiler is None
+            and self._forward_is_local
             and type(self).forward_train is LearnerHooks.forward_train
         )
         for batch in batches:
@@ -471,6 +473,7 @@ class Learner(LearnerHooks):
         return done
 
     def _follow(self, agreed: UpdateAgreement) -> None:
+        self._records_networks = self._can_record_networks()
         self.trained_module_ids, self._loss_weights = agreed.module_ids, agreed.loss_weights
         self._num_env_steps_agreed += agreed.num_env_steps
         for module_id in agreed.module_ids:
@@ -495,8 +498,9 @@ class Learner(LearnerHooks):
         self._step_on(self._losses_of(minibatch))
 
     def _losses_of(self, minibatch: dict[str, dict[str, Any]]) -> dict[str, torch.Tensor]:
-        outputs = self.forward_train(minibatch)
-        return self.compute_losses(fwd_out=outputs, batch=minibatch)
+        with recorded() if self._records_networks else nullcontext():
+            outputs = self.forward_train(minibatch)
+            return self.compute_losses(fwd_out=outputs, batch=minibatch)
 
     def _step_on(self, losses: dict[str, torch.Tensor]) -> None:
         gradients = self.compute_gradients(losses)

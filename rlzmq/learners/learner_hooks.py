@@ -18,10 +18,13 @@ from rlzmq.learners.learner_ranks import LearnerRanks
 from rlzmq.learners.optimizers import clip_gradients, global_norm
 from rlzmq.learners.update_stats import UpdateStats
 from rlzmq.modules.apis import SelfSupervisedLossAPI
+from rlzmq.modules.default_models.dense_gradients import backward
 
 __all__ = ["NUM_ENV_STEPS_LIFETIME", "LearnerHooks"]
 
 NUM_ENV_STEPS_LIFETIME = "num_env_steps_sampled_lifetime"
+
+_DIFFERENTIATED = ("forward_train", "compute_losses", "compute_loss_for_module", "compute_gradients")
 
 
 class LearnerHooks(LearnerRanks):
@@ -44,6 +47,17 @@ class LearnerHooks(LearnerRanks):
             type(self).postprocess_gradients_for_module is not LearnerHooks.postprocess_gradients_for_module
             or type(self).postprocess_gradients is not LearnerHooks.postprocess_gradients
         )
+
+    @property
+    def _forward_is_local(self) -> bool:
+        """Whether the training forward pass is just the modules' own."""
+        return self._compiler is None and (self.group is None or self.data_parallel().is_forward_local)
+
+    def _can_record_networks(self) -> bool:
+        """Return whether hooks and modules are this package's: others may use torch's graph in any way."""
+        used = [getattr(self, name) for name in _DIFFERENTIATED]
+        used += [type(self.module), *(type(module.unwrapped()) for module in self.module.values())]
+        return self._forward_is_local and all(one.__module__.startswith("rlzmq.") for one in used)
 
     def leave_distributed(self) -> None:
         """Leave the group, if there is one. Allowed right after a failure of the group."""
@@ -172,7 +186,7 @@ class LearnerHooks(LearnerRanks):
                     f"The loss of {', '.join(map(repr, loss_per_module))} depends on no trainable parameter: was it "
                     "computed under torch.no_grad(), from detached tensors, or from the batch alone?"
                 )
-            total.backward()
+            backward(total)
         for module_id, loss in loss_per_module.items():
             self._stats.log(module_id, {"total_loss": loss})
         return {p: p.grad for entry in entries for p in entry.parameters if p.grad is not None}

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rlzmq.learners.distributed import RankGroup
 from rlzmq.learners.shared_rows import SharedRows
+from rlzmq.modules.default_models.dense_gradients import backward
 
 __all__ = ["SharedGradients"]
 
@@ -21,8 +22,8 @@ class SharedGradients:
     """Averages gradients over ranks like `DataParallelForward`, in one exchange after the backward pass.
 
     Each host's gradients are summed in the order of its ranks. With several hosts, the first ranks sum these sums, so
-    each crosses the network once. All ranks get the same bits; two ranks of one host those of DistributedDataParallel
-    with gloo. As there, all ranks receive rank 0's parameters and buffers at the construction and its buffers before
+    each crosses the network once. All ranks get the same bits; two ranks of one host the sums of gloo. As with
+    DistributedDataParallel, all receive rank 0's parameters and buffers at the construction and its buffers before
     each forward pass. A parameter without a gradient on a rank counts as zeros.
 
     Args:
@@ -108,7 +109,7 @@ class SharedGradients:
         Raises:
             PeerLostError: A peer died or hangs.
         """
-        loss.backward()  # type: ignore[no-untyped-call]
+        backward(loss)
         rows, size = self._rows, self._group.world_size
         with self._group.typed_errors("gradient exchange"):
             mine = self._by_turn[rows.begin()][rows.index]

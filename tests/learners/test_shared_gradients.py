@@ -51,7 +51,10 @@ def without_memory(self: RankGroup, row_bytes: int) -> None:
 
 
 def mlp() -> Learner:
-    return ppo_learner(ppo_config({"fcnet_hiddens": [32, 32]}, grad_clip=0.5, kl_coeff=0.1))
+    # tanh differs in the last bits without torch's graph, which DistributedDataParallel needs
+    return ppo_learner(
+        ppo_config({"fcnet_hiddens": [32, 32], "fcnet_activation": "relu"}, grad_clip=0.5, kl_coeff=0.1)
+    )
 
 
 def lstm() -> Learner:

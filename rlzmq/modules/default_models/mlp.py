@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.modules.default_models.dense_gradients import Layer, record, tanh_
 
 __all__ = ["MLP", "activation_function", "initialize"]
 
 # In place if the derivative follows from the output, since nothing else uses the layer's output.
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
-    "tanh": torch.tanh_,
+    "tanh": tanh_,
     "relu": torch.relu_,
     "sigmoid": torch.sigmoid_,
     "swish": nn.functional.silu,
@@ -29,13 +30,10 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
 
 # Used after layers that may return their input, like nn.Identity.
 _OUT_OF_PLACE: dict[Any, Any] = {
-    torch.tanh_: torch.tanh,
+    tanh_: torch.tanh,
     torch.relu_: torch.relu,
     torch.sigmoid_: torch.sigmoid,
 }
-
-# A step of a forward pass: (parameters of a dense layer or None, otherwise the module to call, activation).
-_Step = tuple[dict[str, Any] | None, Any, Callable[[Tensor], Tensor] | None]
 
 
 def activation_function(name: str | None, setting: str = "activation") -> Callable[[Tensor], Tensor] | None:
@@ -132,7 +130,7 @@ class MLP(nn.Module):
                     layer.bias.zero_()
             self._add(layer, None)
             width = output_dim
-        self._steps: list[_Step] = []
+        self._steps: list[Layer] = []
         self._steps_of: list[nn.Module] = []  # the layers from which the steps were built
         self._is_by_row = False
         self.input_dim = input_dim
@@ -150,7 +148,7 @@ class MLP(nn.Module):
             initialize(parameter, getattr(config, setting), getattr(config, setting + "_kwargs"), setting)
         return layer
 
-    def steps(self) -> list[_Step]:
+    def steps(self) -> list[Layer]:
         """Return the steps of the forward pass, rebuilt if a layer was replaced.
 
         Raises:
@@ -178,6 +176,8 @@ class MLP(nn.Module):
         if x.dtype is not torch.float32:
             first = steps[0][0] if steps else None
             x = x.to(torch.float32 if first is None else first["weight"].dtype)
+        if len(lead) == 1 and (outputs := record(steps, x)) is not None:
+            return outputs
         is_mixed = self._has_output and torch.is_autocast_enabled(x.device.type)
         for parameters, module, activation in steps[:-1] if is_mixed else steps:
             if parameters is not None:
@@ -192,7 +192,7 @@ class MLP(nn.Module):
         return x.view(*lead, x.shape[-1]) if len(lead) > 1 and self._is_by_row else x
 
 
-def _step(layer: nn.Module, activation: Callable[[Tensor], Tensor] | None) -> _Step:
+def _step(layer: nn.Module, activation: Callable[[Tensor], Tensor] | None) -> Layer:
     if type(layer) is nn.Linear and "weight" in layer._parameters:
         return layer._parameters, None, activation
     return (
