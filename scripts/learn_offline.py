@@ -91,7 +91,7 @@ def describe(place: Path, *names: str) -> None:
 
 
 def learn(
-    name: str, place: Path, mode: str, seed: int, runs: Path | None = None
+    name: str, place: Path, mode: str, seed: int, runs: Path | None = None, every: int | None = None
 ) -> tuple[bool, int, float, float]:
     """Run a task. Return whether the target was reached, iterations, the last mean return, and seconds.
 
@@ -101,6 +101,7 @@ def learn(
         mode: "serial" or "distributed".
         seed: Seed of all random streams.
         runs: Directory for the run directories, which ``rlzmq plot`` reads.
+        every: Iterations between evaluations; default: the task's.
     """
     task, start = TASKS[name], time.perf_counter()
     ranks = {"serial": 0, "distributed": 2}[mode]
@@ -111,7 +112,7 @@ def learn(
         .training(train_batch_size_per_learner=task.batch // max(ranks, 1), **task.training)
         .learners(num_learners=ranks)
         .evaluation(
-            evaluation_interval=task.every,
+            evaluation_interval=every or task.every,
             evaluation_duration=10,
             evaluation_config={"num_envs_per_env_runner": 10, "explore": task.data != "pendulum"},
         )
@@ -140,6 +141,7 @@ def main() -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--data", type=Path, help="directory for the data, reused if it is there")
     parser.add_argument("--runs", type=Path, help="write a run directory for each below this one")
+    parser.add_argument("--every", type=int, help="iterations between evaluations (default: the task's)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         place = options.data or Path(temporary)
@@ -151,7 +153,9 @@ def main() -> int:
             record_pendulum(place)
         for name in options.tasks:
             for seed in options.seeds:
-                reached, iterations, mean, seconds = learn(name, place, options.mode, seed, options.runs)
+                reached, iterations, mean, seconds = learn(
+                    name, place, options.mode, seed, options.runs, options.every
+                )
                 failed += not reached
                 outcome = "reached" if reached else "not reached"
                 print(

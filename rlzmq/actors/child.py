@@ -217,9 +217,10 @@ class _Child:
     def _start(self, call_id: int, work: Any) -> None:
         task = asyncio.create_task(self._guard(call_id, work), name=f"call {call_id}")
         self._tasks[call_id] = task
-        task.add_done_callback(lambda _: self._forget(call_id))
+        task.add_done_callback(lambda _: self._forget(call_id, work))
 
-    def _forget(self, call_id: int) -> None:
+    def _forget(self, call_id: int, work: Any) -> None:
+        work.close()  # it has not begun if the task was cancelled before its first step
         del self._tasks[call_id]
         self._credits.pop(call_id, None)
 

@@ -75,7 +75,8 @@ class OfflineLearner(TorchLearner):
         """Build the module and check that the data fits it.
 
         Raises:
-            ConfigurationError: Observations or actions in the data do not have the structure of the spaces.
+            ConfigurationError: Observations or actions in the data do not have the structure of the spaces, or there
+                are fewer episodes than learners.
         """
         if self.module is not None:
             return
@@ -85,8 +86,10 @@ class OfflineLearner(TorchLearner):
         self._check_shards(self._opened, module)
         if self.config.offline_evaluation_interval is not None:
             self._open_held_out()
-        if module.is_stateful() and isinstance(self.source, OfflineShards):
-            self.source.begin_sequences_with(initial_state(module))
+        if isinstance(self.source, OfflineShards):
+            self.source.set_rank(self.rank, self.num_ranks)
+            if module.is_stateful():
+                self.source.begin_sequences_with(initial_state(module))
 
     def _open_held_out(self) -> OpenedShards:
         """Return the shards for evaluation, opened at the first call.

@@ -117,7 +117,8 @@ class OfflineShards(BatchSource):
         if not len(mine):
             raise ConfigurationError(
                 f"offline data: expected at least one episode with a step for rank {rank} of {num_ranks}, got "
-                f"{len(lengths)} episodes in {len(self._shards)} shards for all ranks."
+                f"{len(lengths)} episodes in {len(self._shards)} shards for all ranks. Record more episodes, or lower "
+                "num_learners."
             )
         self._shard_of = np.searchsorted(first_of, mine, "right") - 1
         self._chunk_of = mine - first_of[self._shard_of]

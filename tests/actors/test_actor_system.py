@@ -335,6 +335,20 @@ async def test_stop_runs_the_actors_own_stop(system: ActorSystem, tmp_path: Path
     assert raising.exited.done()
 
 
+async def test_a_call_that_arrives_just_after_the_stop_leaves_nothing_behind(system: ActorSystem) -> None:
+    """It is cancelled before its first step; its coroutine was never awaited, which Python would warn about."""
+    actor = await system.spawn(Recorder)
+    psutil.Process(actor.pid).suspend()
+    stop, call = asyncio.create_task(actor.stop()), asyncio.create_task(actor.add(1))
+    await asyncio.sleep(0)
+    psutil.Process(actor.pid).resume()
+    status = await stop
+    with pytest.raises(PeerLostError):
+        await call
+    assert status.is_clean
+    assert not any("never awaited" in line for line in status.stderr_lines)
+
+
 async def test_sigterm_stops_gracefully(system: ActorSystem, tmp_path: Path) -> None:
     actor = await system.spawn(Stopper, str(tmp_path / "a"))
     actor.send_signal(signal.SIGTERM)

@@ -20,6 +20,8 @@ from rlzmq import (
 )
 from rlzmq.replay import open_shards, write_shard
 
+CARTPOLE = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
+
 
 def scripted_episodes(num: int, seed: int = 0) -> list[SingleAgentEpisode]:
     """CartPole, balanced by a rule that gets 500 as a rule; some actions are random."""
@@ -291,6 +293,14 @@ def test_data_that_does_not_fit_is_an_error_when_the_algorithm_is_built(
 def test_the_error_of_a_learner_process_is_the_same(data: Path) -> None:
     with pytest.raises(ConfigurationError, match="column 'obs': expected observations of"):
         offline("bc", data).environment("Acrobot-v1").learners(num_learners=1).build()
+
+
+def test_each_learner_needs_an_episode(data: Path) -> None:
+    config = offline("bc", data).learners(num_learners=21)
+    spec = config.get_multi_rl_module_spec(spaces={"default_policy": (CARTPOLE, gym.spaces.Discrete(2))})
+    learner = config.learner_class(config=config, module_spec=spec, rank=20, num_ranks=21)
+    with pytest.raises(ConfigurationError, match=r"for rank 20 of 21, got 20 episodes .*lower num_learners"):
+        learner.build()
 
 
 def test_an_online_algorithm_takes_no_recorded_data(data: Path) -> None:
