@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_each_stage_of_each_role_is_in_the_trace_of_a_run(tmp_path: Path) -> Non
     assert all(sent[id_] < at for id_, at in trained.items())
 
 
-# A runner whose clock differs, as that of another host does; uvloop reads the system's by itself.
+# A process whose clock differs, as that of another host does; uvloop reads the system's by itself.
 _OTHER_CLOCK = """
 import sys, time
 sys.modules["uvloop"] = None
@@ -110,11 +111,7 @@ def test_runners_of_other_hosts_are_in_the_trace_by_the_drivers_clock(
     everything = [event for events in processes.values() for event in events]
     trained = {event["id"]: event["ts"] for event in everything if event["ph"] == "f"}
     for name in names:
-        stages = [event for event in processes[name] if event["ph"] == "X"]
-        assert {event["name"] for event in stages} >= {"sample", "env", "inference", "encode"}
-        late = [event for event in stages if event["ts"] >= begun * 1e6]
-        assert late
-        assert all(event["ts"] + event["dur"] <= ended * 1e6 for event in stages)
+        assert stages_between(processes[name], begun, ended) >= {"sample", "env", "inference", "encode"}
         sent = {event["id"]: event["ts"] for event in processes[name] if event["ph"] == "s"}
         assert sent.keys() & trained.keys()
         assert all(sent[id_] < trained[id_] for id_ in sent.keys() & trained.keys())
@@ -124,6 +121,70 @@ def named_stages(directory: Path) -> set[str]:
     """The processes of other hosts that have sent stages."""
     found = by_process(read_trace(directory / "trace.json"))
     return {name for name, events in found.items() if "@" in name and events}
+
+
+def stages_between(events: list[dict[str, Any]], begun: float, ended: float) -> set[str]:
+    """The stages of a process that began after this time; none ended after that one."""
+    stages = [event for event in events if event["ph"] == "X"]
+    assert all(event["ts"] + event["dur"] <= ended * 1e6 for event in stages)
+    return {event["name"] for event in stages if event["ts"] >= begun * 1e6}
+
+
+def train_until_traced(algo: Any, path: Path, expected: dict[str, set[str]]) -> None:
+    """Train until the trace has these stages of all processes, whose names begin so, by the driver's clock."""
+    begun = time.perf_counter()
+    missing = expected
+    while missing:
+        algo.train()
+        processes = by_process(read_trace(path))
+        found = {name: stages_between(processes[name], begun, time.perf_counter()) for name in processes}
+        missing = {
+            start: stages
+            for start, stages in expected.items()
+            if not any(name.startswith(start) and stages <= found[name] for name in found)
+        }
+    algo.stop()
+    check_trace(read_trace(path))
+
+
+def test_learners_of_other_hosts_are_in_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    config = listening(tmp_path, num_env_runners=1, batch=120, num_remote_learners=2)
+    config.learners(num_learners=2).debugging(trace="trace.json")
+    join = tmp_path / "join.learner.toml"
+    learner = ("learner", "--join", str(join))
+    with ThreadPoolExecutor(1) as thread:
+        built = thread.submit(config.build)
+        while not join.exists():
+            assert not wait([built], timeout=0.05).done, "the driver ended before it listened"
+        with (
+            Command(elsewhere, *learner, program=("-c", _OTHER_CLOCK)) as first,
+            Command(elsewhere, *learner, program=("-c", _OTHER_CLOCK)) as second,
+            built.result(100) as algo,
+        ):
+            learners = {f"learner {rank}": STAGES["learner"] for rank in range(2)}
+            expected = {"broker": STAGES["broker"], "env runner 1": STAGES["env runner"], **learners}
+            train_until_traced(algo, tmp_path / "trace.json", expected)
+            for rank in (first, second):
+                assert rank.end() == 0, rank.output
+
+
+def test_a_broker_of_another_host_is_in_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    listen = ("--listen", "tcp://127.0.0.1:0", "--join-file", "join.toml", "--driver-timeout", "100")
+    with Command(elsewhere, "broker", *listen, program=("-c", _OTHER_CLOCK)) as broker:
+        broker.wait_for("look on ")
+        config = listening(tmp_path).learners(num_learners=1).debugging(trace="trace.json")
+        config.networking(listen=None, join_file=None, broker=str(elsewhere / "join.driver.toml"))
+        join = ("runner", "--join", "join.toml")
+        with Command(elsewhere, *join, program=("-c", _OTHER_CLOCK)) as runner, config.build() as algo:
+            runner.wait_for(" joined ")
+            learner = {"learner 0": STAGES["learner"] - {"reduce"}, "runner-": STAGES["env runner"]}
+            train_until_traced(algo, tmp_path / "trace.json", {"broker": STAGES["broker"], **learner})
 
 
 def test_a_run_in_one_process_is_one_track(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from rlzmq.core.socket_directory import SocketDirectory
 from tests.telemetry.dashboards import MadeUpBroker, Served
-from tests.telemetry.test_dashboard_server import SCRAPED, make_search
+from tests.telemetry.test_dashboard_server import SCRAPED, enter_page_of, make_search, tune_with_page
 from tests.telemetry.test_runs import ended, make_run, result
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -35,9 +35,15 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def opened(browser: Any) -> Iterator[Any]:
+def complaints() -> list[str]:
+    """What pages complain of."""
+    return []
+
+
+@pytest.fixture
+def opened(browser: Any, complaints: list[str]) -> Iterator[Any]:
     """Opens a dashboard's page; whatever the page complains of fails the test."""
-    contexts, complaints = [], []
+    contexts = []
 
     def opened(served: Served, scheme: str = "light", viewport: dict[str, int] = WIDE) -> Any:
         context = browser.new_context(color_scheme=scheme, viewport=viewport, reduced_motion="reduce")
@@ -68,7 +74,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     for number, name in enumerate(("first", "second")):
         directory = make_run(place / "runs" / name, [], seed=number)
         for iteration in range(1, 41):
-            made = result(iteration, iteration * 500, 10.0 + iteration * (5 + number))
+            made = {**SCRAPED, **result(iteration, iteration * 500, 10.0 + iteration * (5 + number))}
+            made["policy_lag"] = {"num_env_steps": [300, 150, 40, 10]}
             made["env_runners"] |= {
                 "episode_return_min": 8.0,
                 "episode_return_max": 30.0 + iteration * 8,
@@ -230,11 +237,47 @@ def test_trials_are_parallel_coordinates_with_a_table_that_the_keyboard_walks(
         sync_api.expect(page.locator("#trial-detail")).to_have_text(
             "20 trials: 19 ended, 1 failed. Best env_runners/episode_return_mean: 95 (PPO_00017)."
         )
+        shoot(page.locator("#trials-panel"), "trials")
         page.get_by_role("button", name="PPO_00017").focus()
         sync_api.expect(page.locator("#coordinates path.best.shown")).to_have_count(1)
         page.keyboard.press("Enter")
         sync_api.expect(page).to_have_title("lr/PPO_00017: 95 · rlzmq")
-        shoot(page.locator("#trials-panel"), "trials")
+        page.close()
+
+
+def test_a_search_is_shown_while_it_runs_and_its_end_is_told(
+    opened: Any, complaints: list[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("optuna")
+    with tune_with_page(tmp_path) as tune:
+        page = opened(enter_page_of(tune))
+        sync_api.expect(page.locator("#coordinates path")).to_have_count(2)
+        sync_api.expect(page.locator("#trial-detail")).to_have_text(
+            re.compile(r"2 trials: 2 running. Best env_runners/episode_return_mean: [\d.]+ \(PPO_0000.\)\."),
+            timeout=60_000,
+        )
+        page.get_by_role("button", name="PPO_00001").click()
+        sync_api.expect(page).to_have_title(re.compile(r"lr/PPO_00001: [\d.]+ · rlzmq"))
+        sync_api.expect(page.locator("#tiles")).to_contain_text("running")
+        shoot(page, "running", full_page=True)
+        connection = page.locator("#connection")
+        sync_api.expect(connection).to_have_text("connected")
+        tune.process.send_signal(2)
+        assert tune.end() == 130
+        sync_api.expect(connection).to_have_text("the dashboard has ended, or cannot be reached")
+        shoot(page.locator("header"), "lost")
+        page.close()
+    complaints.clear()  # of the browser, about the stream that ended
+
+
+def test_a_page_without_runs_shows_the_first_one_that_comes(opened: Any, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    with Served(tmp_path) as served:
+        page = opened(served.enter())
+        sync_api.expect(page.locator("#tiles")).to_contain_text("none so far")
+        shoot(page, "empty")
+        ended(make_run(tmp_path / "runs/a", [5.0]))
+        sync_api.expect(page).to_have_title("a: 5 · rlzmq")
         page.close()
 
 

@@ -439,8 +439,8 @@ def test_train_shows_its_run_with_its_runners_and_takes_the_page_with_it(tmp_pat
             page.ask("/")
 
 
-def test_tune_shows_its_trials_while_they_run(tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
+def tune_with_page(tmp_path: Path) -> Command:
+    """``rlzmq tune … --dashboard`` of two trials that do not end."""
     (tmp_path / "space.toml").write_text(
         """
 trainable = "PPO"
@@ -460,7 +460,12 @@ mode = "max"
 training_iteration = 1000000
 """
     )
-    with Command(tmp_path, "tune", "space.toml", "--preset", "none", "--name", "lr", "--dashboard") as tune:
+    return Command(tmp_path, "tune", "space.toml", "--preset", "none", "--name", "lr", "--dashboard")
+
+
+def test_tune_shows_its_trials_while_they_run(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    with tune_with_page(tmp_path) as tune:
         page = enter_page_of(tune)
         (search,) = until(
             page.events(),

@@ -93,6 +93,7 @@ function drawLines(search, axes, ranked) {
     }
   });
   place.replaceChildren(picture);
+  paths.get(table.querySelector("tbody tr:focus-within, tbody tr:hover")?.dataset.name)?.classList.add("shown");
 }
 
 function drawTable(search, ranked) {
