@@ -120,11 +120,12 @@ class Evaluation:
 
     async def run_offline(self) -> dict[str, Any]:
         """Evaluate on recorded data; see AsyncAlgorithm.evaluate_offline."""
+        await self._dispatch.call("on_evaluate_offline_start", metrics_logger=self._metrics_logger)
         results = await self._session.learner_group.evaluate_offline()
         overall = results[ALL_MODULES]
         self._offline_counts.update(overall)
         overall |= {f"{name}_lifetime": count for name, count in self._offline_counts.items()}
-        return {"offline_eval_runners": results}
+        return await self._call_end_callbacks({"offline_eval_runners": results}, "on_evaluate_offline_end")
 
     async def _prepare(self) -> AsyncEnvRunnerGroup:
         """Return the runners, with the learners' weights and the merged connector states."""
@@ -135,10 +136,10 @@ class Evaluation:
         await group.set_connector_state(self._session.get_connector_state())
         return group
 
-    async def _call_end_callbacks(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        await self._dispatch.call(
-            "on_evaluate_end", metrics_logger=self._metrics_logger, evaluation_metrics=metrics
-        )
+    async def _call_end_callbacks(
+        self, metrics: dict[str, Any], hook: str = "on_evaluate_end"
+    ) -> dict[str, Any]:
+        await self._dispatch.call(hook, metrics_logger=self._metrics_logger, evaluation_metrics=metrics)
         return metrics
 
     # -- parallel rounds ----------------------------------------------------------------

@@ -45,6 +45,14 @@ class Callback:
     ) -> None:
         """Called after an evaluation round; `evaluation_metrics` may be changed in place."""
 
+    def on_evaluate_offline_start(self, *, algorithm: Any, metrics_logger: Any, **kwargs: Any) -> None:
+        """Called before an evaluation on recorded data."""
+
+    def on_evaluate_offline_end(
+        self, *, algorithm: Any, metrics_logger: Any, evaluation_metrics: dict[str, Any], **kwargs: Any
+    ) -> None:
+        """Called after an evaluation on recorded data; `evaluation_metrics` may be changed in place."""
+
     def on_env_runners_recreated(
         self,
         *,
@@ -150,6 +158,8 @@ class Hooks(TypedDict, total=False):
     on_train_result: Functions
     on_evaluate_start: Functions
     on_evaluate_end: Functions
+    on_evaluate_offline_start: Functions
+    on_evaluate_offline_end: Functions
     on_env_runners_recreated: Functions
     on_checkpoint_loaded: Functions
     on_environment_created: Functions

@@ -275,7 +275,7 @@ class EpisodeReplayBuffer:
         if n_step is None:
             del batch.columns["n_step"]
         else:
-            self._actual_n_steps.append(float(batch.columns["n_step"].mean()))
+            self._actual_n_steps.append(1.0 if n_step == 1 else float(batch.columns["n_step"].mean()))
 
     def _check_sample(self, n_step: int | tuple[int, int] | None, length: int) -> None:
         least, most = n_range(n_step)

@@ -82,6 +82,11 @@ def test_the_loss_is_the_mean_over_the_held_out_data(data: Path) -> None:
     )
     (shard,) = open_shards(data / "held-out").shards
     steps = shard.step_slots()
+    seen: list[Any] = []
+    config.callbacks(
+        on_evaluate_offline_start=lambda algorithm, **kwargs: seen.append(algorithm.iteration),
+        on_evaluate_offline_end=lambda evaluation_metrics, **kwargs: seen.append(evaluation_metrics),
+    )
     with config.evaluation(offline_eval_batch_size_per_runner=len(steps)).build() as algo:
         assert "evaluation" not in algo.train()
         result = algo.train()
@@ -91,6 +96,7 @@ def test_the_loss_is_the_mean_over_the_held_out_data(data: Path) -> None:
         module = algo.get_module()
         logits = module.forward_inference(columns)[Columns.ACTION_DIST_INPUTS]
         logp = logits.log_softmax(-1).gather(-1, columns[Columns.ACTIONS][:, None].long())
+        assert seen == [2, result["evaluation"]]
         found, overall = held_out(result)["default_policy"], held_out(result)["__all_modules__"]
         assert found["total_eval_loss"] == pytest.approx(-float(logp.mean()), rel=1e-5)
         assert found["policy_loss"] == found["total_eval_loss"]
