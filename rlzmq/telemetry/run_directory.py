@@ -10,6 +10,7 @@ import math
 import os
 import platform
 import re
+import subprocess
 import sys
 import time
 from collections import deque
@@ -34,13 +35,14 @@ _log = logging.getLogger("rlzmq.telemetry")
 # Number of lines kept while the disk is full, some kB each.
 _MAX_UNWRITTEN = 10_000
 _MAX_LOCK_TRIES = 100
+_GIT_S = 2.0  # a large repository on a slow disk is not worth waiting for
 
 
 class RunDirectory:
     """The files that a run writes.
 
-    Files: ``config.toml`` (settings that differ from the defaults), ``run.json`` (command, versions,
-    seed, process), ``metrics.jsonl`` (each iteration's whole result, flushed at once), ``events.jsonl`` (the driver's
+    Files: ``config.toml`` (settings that differ from the defaults), ``run.json`` (command, versions, Git commit, seed,
+    process), ``metrics.jsonl`` (each iteration's whole result, flushed at once), ``events.jsonl`` (the driver's
     warnings and errors; see `rlzmq.telemetry.event_log`), ``checkpoints/NNNNNN/`` (by iteration; see
     `rlzmq.core.checkpoint_series`), ``journal/`` (with ``durability="journal"``), ``arrivals/`` (with
     ``rlzmq train --record``).
@@ -170,6 +172,7 @@ def _facts(config: BaseConfig, train: Sequence[str]) -> dict[str, Any]:
         "algorithm": type(config).__name__.removesuffix("Config"),
         "env": _env_label(config),
         "cwd": str(Path.cwd()),
+        "git": _git_state(),
         "pid": os.getpid(),
         "host": platform.node(),
         "seed": config.seed,
@@ -182,6 +185,20 @@ def _facts(config: BaseConfig, train: Sequence[str]) -> dict[str, Any]:
         },
         "machine": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Return the Git commit of the current directory, and whether tracked files differ from it; None outside of Git."""
+    answers = []
+    for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
+        try:
+            # A repository's own settings must not run programs here.
+            git = ["git", "-c", "core.fsmonitor=false", "--no-optional-locks", *command]
+            done = subprocess.run(git, capture_output=True, text=True, timeout=_GIT_S, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        answers.append(done.stdout.strip())
+    return {"commit": answers[0], "is_dirty": bool(answers[1])}
 
 
 def _jsonable(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import resource
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,32 @@ def test_metrics_are_json_lines_whatever_they_hold(tmp_path: Path) -> None:
     )
     assert first == {"nan": None, "numpy": 1.5, "array": [0, 1], "3": {"x": [1, 2]}}
     assert isinstance(second["object"], str)
+
+
+def test_the_directory_names_the_commit_and_whether_files_differ_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+
+    def git(*command: str) -> str:
+        identity = ("-c", "user.name=me", "-c", "user.email=me@example.org")
+        done = subprocess.run(["git", *identity, *command], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    def stored(name: str) -> object:
+        RunDirectory.create(tmp_path / name, PPOConfig().environment("CartPole-v1")).close()
+        return json.loads((tmp_path / name / "run.json").read_text())["git"]
+
+    assert stored("without") is None
+    git("init", "-q")
+    Path("env.py").write_text("size = 3")
+    git("add", "env.py")
+    git("commit", "-q", "-m", "An environment")
+    commit = git("rev-parse", "HEAD")
+    assert stored("clean") == {"commit": commit, "is_dirty": False}
+    Path("env.py").write_text("size = 4")
+    assert stored("changed") == {"commit": commit, "is_dirty": True}
 
 
 def test_the_directory_says_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
