@@ -25,9 +25,11 @@ from rlzmq.telemetry.run_directory import RunDirectory
 
 
 def _tasks() -> dict[str, Preset]:
-    """Return the presets that have a target, by the preset's short name, and the algorithm's unless it is PPO."""
+    """Return the presets that sample and have a target, by their short names, and the algorithm's unless it is PPO."""
     found = {}
     for algorithm in ALGORITHMS:
+        if not get_config_class(algorithm)().is_online:
+            continue  # scripts/learn_offline.py
         for preset in presets_of(algorithm).values():
             suffix = "" if algorithm == "ppo" else f"-{algorithm}"
             if preset.target is not None:

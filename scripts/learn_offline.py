@@ -16,9 +16,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, Self
 
-from rlzmq import BCConfig, CQLConfig, IQLConfig, MARWILConfig
+from rlzmq.algorithms.presets import Preset, find_preset
+from rlzmq.algorithms.registry import get_config_class
 from rlzmq.cli.main import main as rlzmq
 from rlzmq.replay import open_shards
 from scripts.learn import TASKS as ONLINE
@@ -26,33 +27,28 @@ from scripts.learn import configure, mean_return, recorder
 
 
 class Task(NamedTuple):
-    """A learning task: the algorithm, its data, and the target."""
+    """A learning task: a preset, its data, and other targets than the preset's."""
 
-    config_class: Any
-    training: dict[str, Any]
+    preset: Preset
     data: str
     target: float
-    num_iterations: int
-    batch: int = 1024
-    batches_per_iteration: int = 5
-    every: int = 5  # iterations between evaluations
-    model: dict[str, Any] = {"fcnet_hiddens": [256, 256]}  # noqa: RUF012
+    num_env_steps: int
+
+    @classmethod
+    def of(cls, algorithm: str, name: str, data: str) -> Self:
+        """Return the task of a preset with a target."""
+        preset = find_preset(algorithm, name)
+        assert preset.target is not None
+        assert preset.budget is not None
+        return cls(preset, data, preset.target, preset.budget)
 
 
-_TRAINING: dict[str, Any] = {"lr": 8e-4}
-_CQL: dict[str, Any] = {
-    "bc_iters": 200, "tau": 9.5e-3, "min_q_weight": 5.0, "actor_lr": 1.7e-3, "critic_lr": 2.5e-3, "alpha_lr": 1e-3,
-}  # fmt: skip
-_IQL: dict[str, Any] = {
-    "beta": 3.0, "expectile": 0.8, "tau": 0.005, "actor_lr": 1e-3, "critic_lr": 1e-3, "value_lr": 1e-3,
-}  # fmt: skip
-_SMALL: dict[str, Any] = {"fcnet_hiddens": [64, 64], "fcnet_activation": "relu"}
 TASKS = {
-    "bc": Task(BCConfig, _TRAINING, "expert", 350.0, 350),
-    "marwil": Task(MARWILConfig, {**_TRAINING, "beta": 1.0}, "mixed", 250.0, 100),  # 500,000 env steps
-    "bc-mixed": Task(BCConfig, _TRAINING, "mixed", 250.0, 100),
-    "cql": Task(CQLConfig, _CQL, "pendulum", -700.0, 60, 128, 100, 2, _SMALL),
-    "iql": Task(IQLConfig, _IQL, "pendulum", -300.0, 60, 256, 100, 2, _SMALL),
+    "bc": Task.of("bc", "cartpole-expert", "expert"),
+    "marwil": Task.of("marwil", "cartpole-mixed", "mixed"),
+    "bc-mixed": Task(find_preset("bc", "cartpole-expert"), "mixed", 250.0, 512_000),
+    "cql": Task.of("cql", "pendulum-recorded", "pendulum"),
+    "iql": Task.of("iql", "pendulum-recorded", "pendulum"),
 }
 
 
@@ -101,27 +97,21 @@ def learn(
         mode: "serial" or "distributed".
         seed: Seed of all random streams.
         runs: Directory for the run directories, which ``rlzmq plot`` reads.
-        every: Iterations between evaluations; default: the task's.
+        every: Iterations between evaluations; default: the preset's.
     """
     task, start = TASKS[name], time.perf_counter()
     ranks = {"serial": 0, "distributed": 2}[mode]
-    config = (
-        task.config_class()
-        .environment("Pendulum-v1" if task.data == "pendulum" else "CartPole-v1")
-        .offline_data(input_=str(place / task.data), dataset_num_iters_per_learner=task.batches_per_iteration)
-        .training(train_batch_size_per_learner=task.batch // max(ranks, 1), **task.training)
-        .learners(num_learners=ranks)
-        .evaluation(
-            evaluation_interval=every or task.every,
-            evaluation_duration=10,
-            evaluation_config={"num_envs_per_env_runner": 10, "explore": task.data != "pendulum"},
-        )
-        .rl_module(model_config=task.model)
-        .debugging(seed=seed)
-    )
+    config = get_config_class(task.preset.algorithm)()
+    task.preset.apply(config)
+    config.offline_data(input_=str(place / task.data)).debugging(seed=seed)
+    if every is not None:
+        config.evaluation(evaluation_interval=every)
+    batch = config.train_batch_size_per_learner
+    config.learners(num_learners=ranks).training(train_batch_size_per_learner=batch // max(ranks, 1))
+    num_iterations = task.num_env_steps // (batch * config.dataset_num_iters_per_learner)
     mean = float("nan")
     with config.build() as algo, recorder(runs, f"{name}-{mode}-{seed}", config) as log:
-        while algo.iteration < task.num_iterations:
+        while algo.iteration < num_iterations:
             result = algo.train()
             log(result)
             if "evaluation" in result:
@@ -141,7 +131,7 @@ def main() -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--data", type=Path, help="directory for the data, reused if it is there")
     parser.add_argument("--runs", type=Path, help="write a run directory for each below this one")
-    parser.add_argument("--every", type=int, help="iterations between evaluations (default: the task's)")
+    parser.add_argument("--every", type=int, help="iterations between evaluations (default: the preset's)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         place = options.data or Path(temporary)

@@ -36,7 +36,7 @@ class Preset:
         target: Mean return of the newest episodes that the settings reach (of each agent, if there are several);
             None: not tried.
         budget: Number of env steps within which the target is reached.
-        seeds: Number of env steps to the target for each seed, in one process.
+        seeds: Number of env steps to the target for each seed, in one process: sampled, or trained on recorded data.
         curve: ``(env steps, mean return of the newest episodes)`` of the first seed.
     """
 

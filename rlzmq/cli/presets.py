@@ -71,7 +71,7 @@ def _show(preset: Preset) -> None:
     if preset.curve:
         print(f"curve   {sparkline(preset)}")
         print("        " + ", ".join(f"{steps:,}: {value:g}" for steps, value in preset.curve))
-    env = " --env ENV" if preset.is_pattern else ""
+    env = " --env ENV" if preset.is_pattern else "" if config.is_online else " --input DIRECTORY"
     print(f"\n$ rlzmq train {preset.algorithm} --preset {preset.name!r}{env}\n")
     print(config.to_toml(), end="")
 

@@ -21,6 +21,8 @@ def test_every_preset_is_valid_and_says_where_it_is_from(preset: Preset) -> None
     for num_learners in (0, 1, 2, 4):
         config = get_config_class(preset.algorithm)()
         preset.apply(config, "ALE/Pong-v5" if preset.is_pattern else None)
+        if not config.is_online:
+            config.offline_data(input_="recorded")
         config.learners(num_learners=num_learners).validate()
     assert preset.source
     assert (preset.target is None) == (preset.budget is None)
