@@ -64,6 +64,9 @@ class TuneOptions:
     preset: Annotated[str, tyro.conf.arg(metavar="auto|none|NAME")] = "auto"
     """Settings to start from, which the file overrides. auto: those shipped for this algorithm and env, if there are
     any; NAME: these (rlzmq presets lists them) (default: auto)."""
+    log: str = ""
+    """Writers of each trial's results, in its directory: tb, wandb, mlflow, trackio, separated by commas
+    (default: none)."""
     dashboard: bool = False
     """Show the search in a browser while it runs; its link is printed (default: False)."""
     quiet: bool = False
@@ -110,6 +113,7 @@ def _tuner(options: TuneOptions) -> Tuner:
         checkpoint_config=_made(CheckpointConfig, "checkpoint", tables),
         failure_config=_made(FailureConfig, "failure", tables),
         verbose=0 if options.quiet else None,
+        log=options.log,
     )
     tune_config = _tune_config(tables.get("tune", {}), options)
     path = options.dir / str(options.name)

@@ -321,6 +321,7 @@ class Experiment:
                 None if newest is None else str(trial.path / newest.name),
                 {} if newest is None else newest.result,
                 self._run_config.log_files,
+                self._run_config.log,
                 name=f"{self._trainable_name}_{trial.trial_id}-{trial.num_kills}-{trial.num_failures}",
                 deadline_s=0,
             )
@@ -526,6 +527,11 @@ class Experiment:
         if self._scheduler.starts_all and self._tune.num_samples < 0:
             name = type(self._scheduler).__name__
             raise ConfigurationError(f"{name} needs a population: set TuneConfig(num_samples=…) to its size.")
+        if self._run_config.log and not is_algorithm:
+            raise ConfigurationError(
+                f"RunConfig(log={self._run_config.log!r}) writes the results of algorithms; {self._trainable_name} can "
+                "call the tracker itself, or a tune.Callback can."
+            )
         if is_algorithm and not ends:
             raise ConfigurationError(
                 f"{self._trainable_name} never ends by itself: set RunConfig(stop=…), e.g. "

@@ -143,6 +143,8 @@ class RunConfig:
         callbacks: `Callback` objects that are called at the events of the search.
         log_to_file: Whether trials write their stdout and stderr to the files ``stdout`` and ``stderr`` in their
             directories, with those of their processes; or the name of one file for both; or both names.
+        log: Names of the writers of an algorithm's results, e.g. ``"tb,wandb"``; their files are in the trials'
+            directories.
         sync_config: Must be None: the files of a search are in a directory.
         storage_filesystem: Must be None, too.
     """
@@ -156,6 +158,7 @@ class RunConfig:
     progress_reporter: Any = None
     callbacks: Sequence[Callback] | None = None
     log_to_file: bool | str | Sequence[str] = False
+    log: str = ""
     sync_config: None = None
     storage_filesystem: None = None
 

@@ -15,8 +15,10 @@ from typing import Any, Literal, Protocol
 from rlzmq.algorithms.algorithm import Algorithm
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.plain import to_json
+from rlzmq.core.callbacks import Callback
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import opener
+from rlzmq.telemetry.writers import make_writers
 from rlzmq.tune.config_paths import TrialConfig
 from rlzmq.tune.session import Checkpoint, FunctionSession, Trainable, TrialContext, TrialStopped, set_session
 
@@ -51,6 +53,7 @@ class TrialProcess:
         checkpoint: Directory to continue from; None: a new trial.
         before: The last result before the checkpoint; {} for a new trial.
         log_files: Names of the files, in the trial's directory, of this process's stdout and stderr; (): unchanged.
+        log: Names of the writers of an algorithm's results.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class TrialProcess:
         checkpoint: str | None,
         before: Mapping[str, Any],
         log_files: Sequence[str] = (),
+        log: str = "",
     ) -> None:
         for descriptor, name in enumerate(log_files, start=1):
             with open(Path(context.trial_dir) / name, "ab", opener=opener) as file:
@@ -70,7 +74,7 @@ class TrialProcess:
         self._time_total_s = float(before.get("time_total_s", 0.0))
         self._iterations_since_restore = 0
         self._time_since_restore = 0.0
-        self._running = _start(trainable, config, context, checkpoint, self._iteration)
+        self._running = _start(trainable, config, context, checkpoint, self._iteration, log)
 
     def train(self) -> dict[str, Any]:
         """Return ``{"result": the next result, or None after the last, "has_checkpoint": whether one is staged}``."""
@@ -116,11 +120,19 @@ class TrialProcess:
 
 
 def _start(
-    trainable: Any, config: TrialConfig, context: TrialContext, checkpoint: str | None, iteration: int
+    trainable: Any,
+    config: TrialConfig,
+    context: TrialContext,
+    checkpoint: str | None,
+    iteration: int,
+    log: str,
 ) -> _Running:
     if isinstance(trainable, type) and issubclass(trainable, Algorithm):
         assert isinstance(config, BaseConfig)
-        return _RunningAlgorithm(trainable, _with_own_files(config, Path(context.trial_dir)), checkpoint)
+        writers = make_writers(log, Path(context.trial_dir))
+        return _RunningAlgorithm(
+            trainable, _with_own_files(config, Path(context.trial_dir)), checkpoint, writers
+        )
     if isinstance(trainable, type):
         assert isinstance(config, dict)
         return _RunningTrainable(trainable, config, context, checkpoint, iteration)
@@ -141,14 +153,23 @@ def _with_own_files(config: BaseConfig, trial_dir: Path) -> BaseConfig:
 
 
 class _RunningAlgorithm:
-    def __init__(self, algorithm_class: type[Algorithm], config: BaseConfig, checkpoint: str | None) -> None:
+    def __init__(
+        self,
+        algorithm_class: type[Algorithm],
+        config: BaseConfig,
+        checkpoint: str | None,
+        writers: Sequence[Callback],
+    ) -> None:
         self._algorithm = algorithm_class(config)
-        if checkpoint is not None:
-            try:
+        try:
+            if checkpoint is not None:
                 self._algorithm.restore_from_path(checkpoint)
-            except BaseException:
-                self._algorithm.stop()
-                raise
+            for writer in writers:
+                writer.on_algorithm_init(algorithm=self._algorithm, metrics_logger=self._algorithm.metrics)
+                self._algorithm.callbacks.add(writer)
+        except BaseException:
+            self._algorithm.stop()
+            raise
 
     def step(self) -> tuple[dict[str, Any], bool]:
         return self._algorithm.train(), False

@@ -39,12 +39,17 @@ training_iteration = 1
 def test_a_search_from_a_file_its_summary_and_its_continuation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], fork_server: None
 ) -> None:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     space = tmp_path / "space.toml"
     space.write_text(_SPACE)
     arguments = ["tune", str(space), "--dir", str(tmp_path), "--name", "mine", "--preset", "none"]
-    assert main(arguments) == 0
+    assert main([*arguments, "--log", "tb"]) == 0
     said = capsys.readouterr().out
     assert "PPO_00001 terminated" in said
+    for trial in ("PPO_00000", "PPO_00001"):
+        read = events.EventAccumulator(str(tmp_path / "mine" / trial))
+        read.Reload()
+        assert [point.step for point in read.Scalars("num_env_steps_sampled_lifetime")] == [64]
     assert "2 trials ended, 0 failed" in said
     assert "best        env_runners/episode_return_mean = " in said
     assert "rlzmq evaluate " in said

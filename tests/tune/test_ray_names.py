@@ -96,6 +96,12 @@ class Misspelt(tune.Callback):
         ),
         (lambda: tune.RunConfig(callbacks=[print]), "expected objects of tune.Callback"),  # type: ignore[list-item]
         (lambda: tune.RunConfig(sync_config=object()), "storage_path is a directory"),  # type: ignore[arg-type]
+        (
+            lambda: tune.Tuner(
+                score, run_config=tune.RunConfig(log="tb", verbose=0, storage_path="/nowhere")
+            ).fit(),
+            r"RunConfig\(log='tb'\) writes the results of algorithms; score can call",
+        ),
         (lambda: tune.RunConfig(log_to_file="a/b"), "expected a bool, a file name, or two file names"),
         (lambda: tune.RunConfig(log_to_file=("a", "b", "c")), "expected a bool"),
         (
