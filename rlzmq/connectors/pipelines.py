@@ -84,16 +84,9 @@ class ConnectorPipelineV2(PiecesByName):
             ValueError: A piece returned something that is not a dict; the text names the piece.
             Exception: An error raised by a piece, with a note that names the piece.
         """
+        arguments = {"rl_module": rl_module, "episodes": episodes, "explore": explore, "metrics": metrics}
         return self.run_pieces(
-            0,
-            len(self.connectors),
-            rl_module=rl_module,
-            batch=batch,
-            episodes=episodes,
-            explore=explore,
-            shared_data=shared_data,
-            metrics=metrics,
-            **kwargs,
+            0, len(self.connectors), batch=batch, shared_data=shared_data, **arguments, **kwargs
         )
 
     def run_pieces(
@@ -101,30 +94,18 @@ class ConnectorPipelineV2(PiecesByName):
         begin: int,
         end: int,
         *,
-        rl_module: Any = None,
         batch: dict[str, Any] | None = None,
-        episodes: Sequence[Any],
-        explore: bool | None = None,
         shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
-        **kwargs: Any,
+        **arguments: Any,
     ) -> dict[str, Any]:
-        """Run the batch through pieces ``begin … end - 1`` only; otherwise like `__call__`."""
+        """Run the batch through pieces ``begin … end - 1`` only, with all arguments of `__call__`."""
         batch = {} if batch is None else batch
         shared_data = {} if shared_data is None else shared_data
         for index in range(begin, end):
             piece = self.connectors[index]
             start_s = time.perf_counter()
             try:
-                batch = piece(
-                    rl_module=rl_module,
-                    batch=batch,
-                    episodes=episodes,
-                    explore=explore,
-                    shared_data=shared_data,
-                    metrics=metrics,
-                    **kwargs,
-                )
+                batch = piece(batch=batch, shared_data=shared_data, **arguments)
             except Exception as error:
                 error.add_note(f"in {self._where(index)}")
                 raise

@@ -38,13 +38,12 @@ import numpy as np
 from rlzmq.core import faults
 from rlzmq.core.cloud_path import CloudPath
 from rlzmq.core.errors import CheckpointError
-from rlzmq.core.files import make_directories, opener
+from rlzmq.core.files import make_directories, opener, sync_directory, write_all
 from rlzmq.core.plain import NotPlainError, TreeReader, TreeWriter
 
 __all__ = [
     "FORMAT_VERSION",
     "find_inside",
-    "is_checkpoint",
     "local_path",
     "read_checkpoint",
     "read_manifest",
@@ -220,15 +219,6 @@ def find_inside(path: str | Path) -> tuple[Path, str]:
             continue
         return folder, place.relative_to(folder).as_posix() if folder != place else ""
     return place, ""
-
-
-def is_checkpoint(path: str | Path) -> bool:
-    """Return whether there is a complete checkpoint of a known version at `path`."""
-    try:
-        read_checkpoint(path)
-    except CheckpointError:
-        return False
-    return True
 
 
 def remove_tree(path: Path) -> None:
@@ -411,30 +401,16 @@ def _write_file(path: Path, data: bytes) -> None:
         faults.at("checkpoint.boundary")
         half = len(data) // 2 if faults.is_armed else 0  # so that an injected fault leaves a torn file
         for part in (data[:half], data[half:]):
-            _write_all(file, part)
+            write_all(file, part)
             faults.at("checkpoint.boundary")
         os.fsync(file.fileno())
         faults.at("checkpoint.boundary")
 
 
-def _write_all(file: Any, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[file.write(left) :]
-
-
 def _sync_directories(root: Path) -> None:
     for folder, _, _ in os.walk(root):
-        _sync_directory(Path(folder))
+        sync_directory(Path(folder))
         faults.at("checkpoint.boundary")
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _put_in_place(scratch: Path, target: Path) -> None:
@@ -453,7 +429,7 @@ def _put_in_place(scratch: Path, target: Path) -> None:
         faults.at("checkpoint.boundary")
         shutil.rmtree(aside, ignore_errors=True)
     faults.at("checkpoint.boundary")
-    _sync_directory(target.parent)
+    sync_directory(target.parent)
     faults.at("checkpoint.boundary")
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
-__all__ = ["make_directories", "opener", "write_text"]
+__all__ = ["make_directories", "opener", "sync_directory", "write_all", "write_text"]
 
 # Maximum mode. The umask may remove permissions, but with a umask of 0 others still get none.
 _FILE_MODE = 0o664
@@ -29,3 +30,19 @@ def make_directories(path: Path, *, mode: int = _DIRECTORY_MODE) -> None:
     for place in reversed(missing):
         place.mkdir(mode=mode if place == path else _DIRECTORY_MODE, exist_ok=True)
     path.mkdir(exist_ok=True)  # raises an error if it is a file
+
+
+def write_all(file: Any, data: Any) -> None:
+    """Write a buffer to an unbuffered file, in as many calls as it takes."""
+    left = memoryview(data).cast("B")
+    while left:
+        left = left[file.write(left) :]
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until a directory's entries are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

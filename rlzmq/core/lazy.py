@@ -52,9 +52,10 @@ def names_to_load(package: str) -> dict[str, str]:
     """
     source = sys.modules[package].__spec__.loader.get_source(package)  # type: ignore[union-attr]
     block = next(node for node in ast.parse(source).body if isinstance(node, ast.If))
-    return {
-        alias.name: str(node.module).removeprefix(f"{package}.")
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    found = {}
+    for module, names in ((str(node.module), [alias.name for alias in node.names]) for node in imports):
+        if names == ["*"]:  # only of modules that consist of constants
+            names = [name for name in vars(importlib.import_module(module)) if not name.startswith("_")]
+        found.update(dict.fromkeys(names, module.removeprefix(f"{package}.")))
+    return found

@@ -106,20 +106,9 @@ class RankGroup:
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank: expected 0 ≤ rank < world_size={world_size}, got {rank}.")
-        self.rank = rank
-        self.world_size = world_size
-        self.generation = generation
-        self.timeout_s = timeout_s
-        self.num_entered: int = 0
-        self.waited_s: float = 0.0
-        self.host_ranks: list[int] = [rank]
-        self.num_hosts: int = 1
-        self._votes: SharedRows | None = None
-        self._first_ranks: dist.ProcessGroup | None = None
-        self.device: torch.device = device or torch.device("cuda" if backend == "nccl" else "cpu")
-        self.process_group: dist.ProcessGroup | None = None
+        device = device or torch.device("cuda" if backend == "nccl" else "cpu")
+        self._begin(rank, world_size, generation, timeout_s, device)
         self._owns_group = not dist.is_initialized()  # torch allows only one; an existing one is kept
-        self._closed = False
         # If imported later (by DistributedDataParallel), the functions of torch.distributed.nn would capture this group
         # as their default argument and keep its connections open, even after `close`.
         import_for_ranks()
@@ -132,6 +121,24 @@ class RankGroup:
             except BaseException:
                 self.close()
                 raise
+
+    def _begin(
+        self, rank: int, world_size: int, generation: int, timeout_s: float, device: torch.device
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.generation = generation
+        self.timeout_s = timeout_s
+        self.device: torch.device = device
+        self.num_entered: int = 0
+        self.waited_s: float = 0.0
+        self.host_ranks: list[int] = [rank]
+        self.num_hosts: int = 1
+        self.process_group: dist.ProcessGroup | None = None
+        self._votes: SharedRows | None = None
+        self._first_ranks: dist.ProcessGroup | None = None
+        self._owns_group = False
+        self._closed = False
 
     def _meet(self, store: Store, timeout_s: float, is_called_off: Callable[[], bool]) -> None:
         """Wait until every rank has arrived. Unlike torch's own wait, name missing ranks and allow aborting."""
@@ -199,19 +206,10 @@ class RankGroup:
     def of(cls, process_group: dist.ProcessGroup, *, generation: int = 0) -> RankGroup:
         """Wrap a process group that its owner created (e.g. torchrun) and will destroy."""
         group = cls.__new__(cls)
-        group.rank = dist.get_rank(process_group)
-        group.world_size = dist.get_world_size(process_group)
-        group.generation = generation
-        group.timeout_s = dist.default_pg_timeout.total_seconds()
-        group.num_entered = 0
-        group.waited_s = 0.0
-        group.host_ranks, group.num_hosts = [group.rank], 1
-        group._votes = group._first_ranks = None
-        is_nccl = dist.get_backend(process_group) == "nccl"
-        group.device = torch.device("cuda" if is_nccl else "cpu")
+        rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
+        device = torch.device("cuda" if dist.get_backend(process_group) == "nccl" else "cpu")
+        group._begin(rank, world_size, generation, dist.default_pg_timeout.total_seconds(), device)
         group.process_group = process_group
-        group._owns_group = False
-        group._closed = False
         with group.typed_errors("sharing memory"):
             group._share_memory(group.timeout_s)
         return group

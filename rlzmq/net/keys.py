@@ -13,6 +13,7 @@ import zmq
 import zmq.utils.z85
 
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.files import sync_directory
 
 __all__ = [
     "ZAP_DOMAIN",
@@ -123,11 +124,7 @@ def write_private_file(path: str | os.PathLike[str], text: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-    directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(target.parent)
 
 
 def read_private_file(path: str | os.PathLike[str], *, max_bytes: int = 64 * 1024) -> str:

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from rlzmq.core import faults
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.files import make_directories
+from rlzmq.core.files import make_directories, write_all
 from rlzmq.wire.codec import Buffer
 
 __all__ = ["create_file", "lock_directory", "map_file", "read_records", "write_record"]
@@ -73,9 +73,7 @@ def write_record(file: BinaryIO, kind: int, parts: Sequence[Buffer]) -> None:
     file.write(_HEAD.pack(crc, kind, length))
     faults.at("record.begun")
     for part in parts:
-        left = memoryview(part).cast("B")
-        while left:
-            left = left[file.write(left) :]
+        write_all(file, part)
 
 
 def map_file(path: Path) -> memoryview:

@@ -63,7 +63,7 @@ def test_every_flipped_or_missing_byte_is_noticed(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError):
             ckpt.read_checkpoint(path)
         file.write_bytes(whole)
-    assert ckpt.is_checkpoint(path)
+    ckpt.read_checkpoint(path)
 
 
 def test_a_changed_fact_in_the_manifest_is_noticed(tmp_path: Path) -> None:

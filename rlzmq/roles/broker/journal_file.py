@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rlzmq.core import faults
+from rlzmq.core.files import sync_directory
 from rlzmq.protocol.events import JournalAppend, JournalRemove
 from rlzmq.roles.record_file import create_file, lock_directory, map_file, read_records, write_record
 
@@ -130,7 +131,7 @@ class JournalFile:
     def _open(self, segment: int) -> BinaryIO:
         file = create_file(self._directory / f"{self._prefix}{segment:08d}.journal")
         file.write(_MAGIC + struct.pack("<H", len(self._run_id)) + self._run_id)
-        self._sync_directory()
+        sync_directory(self._directory)
         self._segment = segment
         return file
 
@@ -152,14 +153,7 @@ class JournalFile:
                 is_due = is_own and (not path.name.startswith(self._prefix) or number < item.before)
             if is_due:
                 path.unlink(missing_ok=True)
-        self._sync_directory()
-
-    def _sync_directory(self) -> None:
-        descriptor = os.open(self._directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_directory(self._directory)
 
     def _segments(self) -> Iterator[tuple[Path, bytes, memoryview, int]]:
         """Yield the path, run id, content and position of the first record of every segment."""
