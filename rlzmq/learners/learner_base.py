@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -396,12 +397,7 @@ class LearnerBase(Checkpointable):
             elif name == "weights_seq_no":
                 state[name] = self.weights_seq_no
             elif name == "counters":
-                state[name] = {
-                    "num_gradient_updates_lifetime": self.num_gradient_updates_lifetime,
-                    "num_env_steps_trained_lifetime": self.num_env_steps_trained_lifetime,
-                    "num_env_steps_of_all_ranks_lifetime": self.num_env_steps_of_all_ranks_lifetime,
-                    "num_module_steps_trained_lifetime": dict(self.num_module_steps_trained_lifetime),
-                }
+                state[name] = {counter: copy.copy(getattr(self, counter)) for counter in _COUNTERS}
                 if self.source.progress is not None:
                     state[name]["source_progress"] = self.source.progress.get_state()
             elif name == "learner_connector":
@@ -436,10 +432,9 @@ class LearnerBase(Checkpointable):
             self.weights_seq_no = int(state["weights_seq_no"])
         if "counters" in state:
             counters = state["counters"]
-            self.num_gradient_updates_lifetime = int(counters["num_gradient_updates_lifetime"])
-            self.num_env_steps_trained_lifetime = int(counters["num_env_steps_trained_lifetime"])
-            self.num_env_steps_of_all_ranks_lifetime = int(counters["num_env_steps_of_all_ranks_lifetime"])
-            self.num_module_steps_trained_lifetime = dict(counters["num_module_steps_trained_lifetime"])
+            for counter in _COUNTERS:
+                value = counters[counter]
+                setattr(self, counter, dict(value) if isinstance(value, Mapping) else int(value))
             if self.source.progress is not None and "source_progress" in counters:
                 self.source.progress.set_state(counters["source_progress"])
         if state.get("learner_connector") and self._learner_connector is not None:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from rlzmq.core import faults, trace
@@ -25,7 +25,7 @@ from rlzmq.roles.remote_trace import RemoteTrace
 from rlzmq.wire.errors import WireError
 from rlzmq.wire.messages import TraceClock, decode_message
 
-__all__ = ["MAX_MESSAGE_BYTES", "TICK_S", "Curve", "PeerLink", "ends_link", "new_peer_id"]
+__all__ = ["MAX_MESSAGE_BYTES", "TICK_S", "Curve", "PeerLink", "PeerRole", "ends_link", "new_peer_id"]
 
 Curve: TypeAlias = CurveClient | tuple[str, str] | list[str] | None
 
@@ -222,3 +222,31 @@ class PeerLink(abc.ABC):
             self.ended.set_result(("closed", ""))
         elif not self.ended.cancelled() and self.ended.exception() is not None:
             self.ended.exception()  # seen
+
+
+class PeerRole:
+    """Base class of the actors of runners and learners: their thread, their heartbeat, and their end."""
+
+    _link: Any = None
+    _run_blocking: Any = None
+
+    def close(self) -> None:
+        """Release what the actor's thread uses; runs on it."""
+
+    def use_actor_thread(self, run: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]) -> None:
+        """Set the function that runs another one on the actor's thread; called by the actor's host."""
+        self._run_blocking = lambda function: asyncio.ensure_future(run(function))
+
+    async def beat(self) -> None:
+        """Return at once, which shows that the event loop runs."""
+
+    async def disconnect(self) -> None:
+        """Send GOODBYE to the broker, after data that was not sent yet."""
+        if self._link is not None:
+            link, self._link = self._link, None
+            await link.stop()
+
+    async def stop(self) -> None:
+        """Leave the broker and release all resources; called when the actor ends."""
+        await self.disconnect()
+        await self._run_blocking(self.close)

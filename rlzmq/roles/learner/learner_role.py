@@ -9,7 +9,7 @@ broker ◄─WEIGHTS──  LearnerLink ◄──snapshot─────  (rank 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlzmq.config.base_config import BaseConfig
@@ -26,6 +26,7 @@ from rlzmq.roles.learner.arrival_log import ArrivalLog
 from rlzmq.roles.learner.formation import connecting_timeout_s
 from rlzmq.roles.learner.learner_link import LearnerLink
 from rlzmq.roles.learner.rendezvous import guarded_connections, interface_for, open_store
+from rlzmq.roles.peer_link import PeerRole
 from rlzmq.wire.values import pack_blob, unpack_blob
 
 __all__ = ["LearnerRole", "make_learner"]
@@ -38,7 +39,7 @@ def make_learner(config: BaseConfig, module_spec: Any, rank: int = 0, num_ranks:
     return learner
 
 
-class LearnerRole:
+class LearnerRole(PeerRole):
     """The actor in a learner's process.
 
     Plain methods run on the actor's thread, the only one that uses the learner; `async` methods run on
@@ -70,10 +71,8 @@ class LearnerRole:
             keep_freed_memory()  # their activations are large
         self._layouts: dict[Any, Any] = {}
         self._synced_module_ids: list[str] | None = None
-        self._link: Any = None
         self._arrivals: Any = None
         self._called_off: set[int] = set()
-        self._run_blocking: Any = None
         faults.at("learner.started")
 
     # -- on the actor's thread ------------------------------------------------------------------
@@ -167,10 +166,6 @@ class LearnerRole:
 
     # -- on the event loop ----------------------------------------------------------------------
 
-    def use_actor_thread(self, run: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]) -> None:
-        """Set the function that runs another one on the actor's thread; called by the actor's host."""
-        self._run_blocking = lambda function: asyncio.ensure_future(run(function))
-
     async def connect(self, link: Mapping[str, Any]) -> None:
         """Connect to the broker; registration follows once the group is formed (`form`, or `rejoin`).
 
@@ -261,17 +256,3 @@ class LearnerRole:
         if not link.ended.done():
             raise PeerLostError(link.group_lost.result())
         return await link.ended  # type: ignore[no-any-return]
-
-    async def beat(self) -> None:
-        """Return at once, which shows that the event loop runs."""
-
-    async def disconnect(self) -> None:
-        """Send GOODBYE to the broker."""
-        if self._link is not None:
-            link, self._link = self._link, None
-            await link.stop()
-
-    async def stop(self) -> None:
-        """Leave the broker and release all resources; called when the actor ends."""
-        await self.disconnect()
-        await self._run_blocking(self.close)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.memory_limit import limit_memory
 from rlzmq.learners.torch_threads import set_torch_threads
 from rlzmq.roles.fragment_data import sample_with_metrics, take_fragment
+from rlzmq.roles.peer_link import PeerRole
 from rlzmq.roles.runner.env_watchdog import EnvWatch
 from rlzmq.roles.runner.runner_link import RunnerLink
 from rlzmq.roles.runner.sampling_round import UntilEnd
@@ -43,7 +44,7 @@ def make_env_runner(config: BaseConfig, worker_index: int, incarnation: int = 0)
     return runner_class(config=config, worker_index=worker_index, incarnation=incarnation)
 
 
-class EnvRunnerRole:
+class EnvRunnerRole(PeerRole):
     """The actor in a runner's process.
 
     Plain methods run on the actor's thread, the only one that uses the env runner; `async` methods run
@@ -80,9 +81,7 @@ class EnvRunnerRole:
             self.env_runner: Any = make_env_runner(config, worker_index, incarnation)
         self.env_runner.env_watch = self.env_watch
         self.env_watch.attend(self.env_runner.env)
-        self._link: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._run_blocking: Any = None
         self._ended_round = 0
         faults.at("runner.started")
 
@@ -170,10 +169,6 @@ class EnvRunnerRole:
 
     # -- on the event loop ----------------------------------------------------------------------
 
-    def use_actor_thread(self, run: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]) -> None:
-        """Set the function that runs another one on the actor's thread; called by the actor's host."""
-        self._run_blocking = lambda function: asyncio.ensure_future(run(function))
-
     async def connect(self, link: Mapping[str, Any]) -> None:
         """Connect to the broker and take leases.
 
@@ -223,17 +218,3 @@ class EnvRunnerRole:
         link = self._link
         if self._loop is not None and link is not None:
             self._loop.call_soon_threadsafe(link.fail, error)
-
-    async def beat(self) -> None:
-        """Return at once, which shows that the event loop runs."""
-
-    async def disconnect(self) -> None:
-        """Send GOODBYE to the broker, after fragments that were not sent yet."""
-        if self._link is not None:
-            link, self._link = self._link, None
-            await link.stop()
-
-    async def stop(self) -> None:
-        """Leave the broker and release all resources; called when the actor ends."""
-        await self.disconnect()
-        await self._run_blocking(self.close)
