@@ -16,8 +16,8 @@ from rlzmq.episodes.bad_values import BadValues
 from rlzmq.episodes.columns import ORIGIN
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.learners.learner_hooks import UpdateStats
 from rlzmq.learners.optimizers import global_norm
-from rlzmq.learners.update_stats import UpdateStats
 
 __all__ = ["LeftOut", "UnusableSteps", "as_batches"]
 

@@ -13,6 +13,7 @@ from rlzmq.protocol.events import Instruction, Leave, Received, Report, Send, Te
 from rlzmq.protocol.peer_core import PeerCore, PeerTimers
 from rlzmq.wire.codec import Buffer
 from rlzmq.wire.errors import MalformedFrameError
+from rlzmq.wire.fragment_message import FragmentRange, pack_ranges, unpack_blobs, unpack_ranges
 from rlzmq.wire.messages import (
     Config,
     ConnectorState,
@@ -27,7 +28,6 @@ from rlzmq.wire.messages import (
     Resume,
     UpdateReport,
 )
-from rlzmq.wire.ranges import FragmentRange, pack_ranges, unpack_blobs, unpack_ranges
 from rlzmq.wire.schema import FragmentId
 
 __all__ = ["DriverCore", "parse_report"]

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from rlzmq.protocol.weights import Publication
 from rlzmq.wire.codec import Buffer
+from rlzmq.wire.fragment_message import FragmentRange
 from rlzmq.wire.messages import Notice, Progress, UpdateReport, Welcome, WireMessage, encode_message
-from rlzmq.wire.ranges import FragmentRange
 from rlzmq.wire.schema import FragmentId
 
 __all__ = [

@@ -23,8 +23,8 @@ from rlzmq.protocol.accounting import DROP_REASONS, DropReason
 from rlzmq.protocol.events import JournalAppend, JournalRemove
 from rlzmq.wire.codec import Buffer
 from rlzmq.wire.errors import MalformedFrameError, WireError
+from rlzmq.wire.fragment_message import FragmentRange, pack_ranges, unpack_ranges
 from rlzmq.wire.messages import Fragment, decode_message
-from rlzmq.wire.ranges import FragmentRange, pack_ranges, unpack_ranges
 from rlzmq.wire.schema import FragmentId
 
 __all__ = ["Journal", "Recalled", "plan_recall"]

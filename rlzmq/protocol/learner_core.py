@@ -34,6 +34,7 @@ from rlzmq.protocol.events import (
 from rlzmq.protocol.learner_memory import Done, LearnerMemory
 from rlzmq.protocol.peer_core import PeerCore, PeerTimers
 from rlzmq.wire.codec import Buffer
+from rlzmq.wire.fragment_message import FragmentRange, pack_ranges, unpack_ranges
 from rlzmq.wire.messages import (
     Goodbye,
     Hello,
@@ -49,7 +50,6 @@ from rlzmq.wire.messages import (
     UpdateDone,
     Weights,
 )
-from rlzmq.wire.ranges import FragmentRange, pack_ranges, unpack_ranges
 
 __all__ = ["LearnerCore", "LearnerEvent"]
 

@@ -6,8 +6,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from rlzmq.wire.codec import Buffer
+from rlzmq.wire.fragment_message import FragmentRange, pack_ranges, unpack_ranges
 from rlzmq.wire.messages import UpdateDone
-from rlzmq.wire.ranges import FragmentRange, pack_ranges, unpack_ranges
 from rlzmq.wire.schema import FragmentId, from_header, to_header
 from rlzmq.wire.values import pack_blob, unpack_blob
 

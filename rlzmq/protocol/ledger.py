@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from rlzmq.protocol.accounting import DropReason, StepAccount
 from rlzmq.wire.codec import Buffer
-from rlzmq.wire.ranges import FragmentRange
+from rlzmq.wire.fragment_message import FragmentRange
 from rlzmq.wire.schema import FragmentId
 
 __all__ = ["Entry", "Ledger", "RunnerRecord"]

@@ -32,7 +32,7 @@ from rlzmq.protocol.peer_core import PeerCore, PeerTimers
 from rlzmq.protocol.weights import WeightsReceiver, open_publication
 from rlzmq.wire.codec import Buffer
 from rlzmq.wire.errors import WireError
-from rlzmq.wire.fragment_message import encode_fragment
+from rlzmq.wire.fragment_message import encode_fragment, to_spans
 from rlzmq.wire.messages import (
     Accepted,
     Committed,
@@ -48,7 +48,6 @@ from rlzmq.wire.messages import (
     SnapshotRequest,
     Spans,
 )
-from rlzmq.wire.ranges import to_spans
 from rlzmq.wire.schema import FragmentId
 
 __all__ = ["RunnerCore"]

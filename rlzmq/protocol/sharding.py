@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Sequence
 
 from rlzmq.protocol.ledger import Entry, Ledger
-from rlzmq.wire.ranges import FragmentRange
+from rlzmq.wire.fragment_message import FragmentRange
 
 __all__ = ["rank_of_env", "rank_shares", "shards_by_env", "take_shards", "take_steps"]
 

@@ -19,7 +19,7 @@ from rlzmq.core.stage_timers import ENV_TO_MODULE_TIMER, INFERENCE_TIMER, MODULE
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_state import plain_state
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
-from rlzmq.runners.episode_totals import EpisodeTotals
+from rlzmq.runners.episode_metrics import EpisodeTotals
 from rlzmq.runners.sampler import EpisodicSampler
 
 if TYPE_CHECKING:

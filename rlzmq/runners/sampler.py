@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from rlzmq.core.stage_timers import ENV_RESET_TIMER, ENV_STEP_TIMER
 from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv
 from rlzmq.envs.observation_check import check_agents_observations
-from rlzmq.runners.episode_totals import EpisodeTotals, FinishedEpisodes
+from rlzmq.runners.episode_metrics import EpisodeTotals, FinishedEpisodes
 
 if TYPE_CHECKING:
     from rlzmq.runners.env_runner import EnvRunner

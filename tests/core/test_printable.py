@@ -9,8 +9,8 @@ from rlzmq.cli.inspect import show_checkpoints
 from rlzmq.core.checkpoint import write_checkpoint
 from rlzmq.core.printable import MAX_ERROR_BYTES, cut, printable
 from rlzmq.wire.codec import pack_header
+from rlzmq.wire.fragment_message import FragmentRange, pack_ranges, unpack_ranges
 from rlzmq.wire.messages import Goodbye, Hello, decode_message, encode_message
-from rlzmq.wire.ranges import FragmentRange, pack_ranges, unpack_ranges
 from rlzmq.wire.schema import FragmentId
 
 HOSTILE = "runner\x1b]0;owned\x07\x1b[2J\r\nrun finished\u202e\x9b\x7f"

@@ -8,7 +8,7 @@ from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
 from rlzmq.protocol.events import Instruction, Received, Send
 from rlzmq.protocol.peer_core import PeerCore, PeerTimers
 from rlzmq.protocol.weights import new_publication_buffer, seal_publication
-from rlzmq.wire.fragment_message import encode_fragment
+from rlzmq.wire.fragment_message import encode_fragment, pack_ranges
 from rlzmq.wire.messages import (
     Fragment,
     Hello,
@@ -21,7 +21,6 @@ from rlzmq.wire.messages import (
     Weights,
     Welcome,
 )
-from rlzmq.wire.ranges import pack_ranges
 
 M = TypeVar("M")
 

@@ -26,8 +26,8 @@ from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.protocol.sharding import rank_shares
 from rlzmq.protocol.weights import new_publication_buffer, seal_publication
+from rlzmq.wire.fragment_message import FragmentRange
 from rlzmq.wire.messages import Fragment, Notice, OpenUpdate, Weights, Welcome, decode_message
-from rlzmq.wire.ranges import FragmentRange
 from rlzmq.wire.values import pack_blob
 
 RUN = "run"

@@ -6,8 +6,8 @@ import pytest
 from core_fakes import Bench
 
 from rlzmq.protocol.events import Quarantine
+from rlzmq.wire.fragment_message import FragmentRange, pack_ranges
 from rlzmq.wire.messages import ShardPlan, ShardRefused, UpdateDone, UpdateReport
-from rlzmq.wire.ranges import FragmentRange, pack_ranges
 from rlzmq.wire.schema import FragmentId
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from core_fakes import Bench
 
+from rlzmq.wire.fragment_message import FragmentRange, unpack_ranges
 from rlzmq.wire.messages import Accepted, Committed, DriverState, Rejected, RunnerState, UpdateCommitted
-from rlzmq.wire.ranges import FragmentRange, unpack_ranges
 from rlzmq.wire.schema import FragmentId
 
 

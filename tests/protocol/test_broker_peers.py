@@ -6,6 +6,7 @@ import pytest
 from core_fakes import Bench
 
 from rlzmq.protocol.events import Malformed, PeerLost, Tick
+from rlzmq.wire.fragment_message import pack_ranges, unpack_ranges
 from rlzmq.wire.messages import (
     DriverState,
     Goodbye,
@@ -16,7 +17,6 @@ from rlzmq.wire.messages import (
     UpdateCommitted,
     Welcome,
 )
-from rlzmq.wire.ranges import pack_ranges, unpack_ranges
 
 
 def _is_known(bench: Bench, connection: str) -> bool:

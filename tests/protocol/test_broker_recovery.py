@@ -6,6 +6,7 @@ from core_fakes import Bench
 
 from rlzmq.protocol.broker.recovery import Recovery
 from rlzmq.protocol.events import Tick
+from rlzmq.wire.fragment_message import FragmentRange, pack_ranges
 from rlzmq.wire.messages import (
     DriverState,
     Goodbye,
@@ -15,7 +16,6 @@ from rlzmq.wire.messages import (
     Train,
     UpdateReport,
 )
-from rlzmq.wire.ranges import FragmentRange, pack_ranges
 from rlzmq.wire.schema import FragmentId
 
 

@@ -6,6 +6,7 @@ import pytest
 from core_fakes import Bench, publication
 
 from rlzmq.protocol.events import Malformed, PeerLost, Send, Stop, Tick
+from rlzmq.wire.fragment_message import pack_ranges
 from rlzmq.wire.messages import (
     Config,
     ConfigRequest,
@@ -17,7 +18,6 @@ from rlzmq.wire.messages import (
     Weights,
     Welcome,
 )
-from rlzmq.wire.ranges import pack_ranges
 
 
 def test_every_role_is_welcomed_with_an_incarnation():

@@ -7,6 +7,7 @@ from core_fakes import Bench, publication
 
 from rlzmq.protocol.driver_core import parse_report
 from rlzmq.protocol.events import PeerLost, Received, Tick
+from rlzmq.wire.fragment_message import FragmentRange, pack_ranges, unpack_blobs, unpack_ranges
 from rlzmq.wire.messages import (
     Accepted,
     Committed,
@@ -30,7 +31,6 @@ from rlzmq.wire.messages import (
     UpdateReport,
     Weights,
 )
-from rlzmq.wire.ranges import FragmentRange, pack_ranges, unpack_blobs, unpack_ranges
 from rlzmq.wire.schema import FragmentId
 
 

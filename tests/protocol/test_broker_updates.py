@@ -7,6 +7,7 @@ from core_fakes import Bench
 
 from rlzmq.protocol.driver_core import parse_report
 from rlzmq.protocol.events import Quarantine, Tick
+from rlzmq.wire.fragment_message import FragmentRange, pack_ranges
 from rlzmq.wire.messages import (
     Accepted,
     BrokerBeat,
@@ -27,7 +28,6 @@ from rlzmq.wire.messages import (
     UpdateReport,
     Welcome,
 )
-from rlzmq.wire.ranges import FragmentRange, pack_ranges
 from rlzmq.wire.schema import FragmentId
 from rlzmq.wire.values import unpack_blob
 

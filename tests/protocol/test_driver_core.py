@@ -11,7 +11,7 @@ from rlzmq.protocol import events as E
 from rlzmq.protocol.driver_core import DriverCore, parse_report
 from rlzmq.wire import messages as m
 from rlzmq.wire.errors import WireError
-from rlzmq.wire.ranges import FragmentRange, pack_blobs, pack_ranges, unpack_ranges
+from rlzmq.wire.fragment_message import FragmentRange, pack_blobs, pack_ranges, unpack_ranges
 from rlzmq.wire.schema import FragmentId
 
 

@@ -20,7 +20,7 @@ from rlzmq.protocol.events import (
     Tick,
 )
 from rlzmq.protocol.journal import Journal, plan_recall
-from rlzmq.wire.fragment_message import encode_fragment
+from rlzmq.wire.fragment_message import FragmentRange, encode_fragment
 from rlzmq.wire.messages import (
     Accepted,
     Fragment,
@@ -31,7 +31,6 @@ from rlzmq.wire.messages import (
     ShardRefused,
     encode_message,
 )
-from rlzmq.wire.ranges import FragmentRange
 from rlzmq.wire.schema import FragmentId
 
 

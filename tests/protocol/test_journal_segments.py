@@ -11,9 +11,8 @@ from core_fakes import Bench
 
 from rlzmq.protocol.events import JournalAppend, JournalFailed, JournalRecalled, JournalRemove, JournalSynced
 from rlzmq.protocol.journal import Journal, Recalled, plan_recall
-from rlzmq.wire.fragment_message import encode_fragment
+from rlzmq.wire.fragment_message import FragmentRange, encode_fragment, pack_ranges
 from rlzmq.wire.messages import Accepted, Fragment, Goodbye, Reset
-from rlzmq.wire.ranges import FragmentRange, pack_ranges
 from rlzmq.wire.schema import FragmentId
 
 FRAGMENT, TRAINED, DROPPED = 1, 2, 3

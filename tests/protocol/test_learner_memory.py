@@ -6,8 +6,8 @@ import pytest
 
 from rlzmq.protocol import learner_memory
 from rlzmq.protocol.learner_memory import Done, LearnerMemory
+from rlzmq.wire.fragment_message import FragmentRange, pack_ranges
 from rlzmq.wire.messages import UpdateDone
-from rlzmq.wire.ranges import FragmentRange, pack_ranges
 from rlzmq.wire.schema import FragmentId
 
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rlzmq.protocol.accounting import DROP_REASONS, StepAccount
 from rlzmq.protocol.ledger import Ledger, RunnerRecord
 from rlzmq.protocol.sharding import rank_shares, take_shards
-from rlzmq.wire.ranges import FragmentRange
+from rlzmq.wire.fragment_message import FragmentRange
 from rlzmq.wire.schema import FragmentId
 
 

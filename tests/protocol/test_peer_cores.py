@@ -13,7 +13,7 @@ from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.protocol.peer_core import PeerTimers
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.wire import messages as m
-from rlzmq.wire.ranges import FragmentRange, pack_blobs, pack_ranges, unpack_ranges
+from rlzmq.wire.fragment_message import FragmentRange, pack_blobs, pack_ranges, unpack_ranges
 
 # ------------------------------------------------------------------ registration
 

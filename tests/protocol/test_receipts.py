@@ -6,8 +6,8 @@ import pytest
 from core_fakes import Bench
 
 from rlzmq.protocol.broker.receipts import Receipts
+from rlzmq.wire.fragment_message import to_spans
 from rlzmq.wire.messages import Committed, DriverState, Goodbye, Welcome
-from rlzmq.wire.ranges import to_spans
 from rlzmq.wire.schema import FragmentId
 
 

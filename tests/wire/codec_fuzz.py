@@ -28,8 +28,15 @@ from rlzmq.roles.fragment_data import open_fragment
 from rlzmq.roles.learner.batch_check import BatchCheck
 from rlzmq.wire import messages as m
 from rlzmq.wire.codec import decode, encode
-from rlzmq.wire.fragment_message import decode_fragment, encode_fragment
-from rlzmq.wire.ranges import FragmentRange, pack_blobs, pack_ranges, unpack_blobs, unpack_ranges
+from rlzmq.wire.fragment_message import (
+    FragmentRange,
+    decode_fragment,
+    encode_fragment,
+    pack_blobs,
+    pack_ranges,
+    unpack_blobs,
+    unpack_ranges,
+)
 from rlzmq.wire.values import pack_blob, pack_value, unpack_blob, unpack_value
 
 

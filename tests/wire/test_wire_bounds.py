@@ -17,7 +17,7 @@ from rlzmq.protocol.weights import (
     seal_publication,
 )
 from rlzmq.wire import messages as m
-from rlzmq.wire import ranges as ranges_module
+from rlzmq.wire import fragment_message as ranges_module
 from rlzmq.wire.codec import (
     MAX_ARRAYS,
     MAX_DEPTH,
@@ -41,7 +41,7 @@ from rlzmq.wire.errors import (
     UnsupportedDtypeError,
     WireError,
 )
-from rlzmq.wire.ranges import FragmentRange, pack_blobs, pack_ranges, unpack_blobs, unpack_ranges
+from rlzmq.wire.fragment_message import FragmentRange, pack_blobs, pack_ranges, unpack_blobs, unpack_ranges
 from rlzmq.wire.schema import FragmentId, from_header, to_header
 
 # ------------------------------------------------------------------ fields of headers

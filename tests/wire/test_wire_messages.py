@@ -14,13 +14,11 @@ from rlzmq.wire import errors, schema
 from rlzmq.wire import messages as m
 from rlzmq.wire.codec import decode, encode, encode_opaque
 from rlzmq.wire.fragment_message import (
+    FragmentRange,
     decode_fragment,
     encode_fragment,
     fragment_from_bytes,
     fragment_to_bytes,
-)
-from rlzmq.wire.ranges import (
-    FragmentRange,
     pack_blobs,
     pack_ranges,
     to_spans,

@@ -16,8 +16,8 @@ from rlzmq.protocol.broker.state import BrokerState, Peer
 from rlzmq.protocol.events import Malformed, Overrun, Received
 from rlzmq.wire.codec import Buffer
 from rlzmq.wire.errors import SchemaError, WireError
+from rlzmq.wire.fragment_message import FragmentRange, unpack_ranges
 from rlzmq.wire.messages import ConfigRequest, Fragment, Goodbye, Hello, Refused, Rejected, WireMessage
-from rlzmq.wire.ranges import FragmentRange, unpack_ranges
 
 __all__ = ["Admission"]
 

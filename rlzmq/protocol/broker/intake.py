@@ -17,8 +17,8 @@ from rlzmq.protocol.journal import Recalled
 from rlzmq.protocol.leases import GrantedLease
 from rlzmq.protocol.ledger import RunnerRecord
 from rlzmq.wire.errors import SchemaError
+from rlzmq.wire.fragment_message import to_spans
 from rlzmq.wire.messages import Accepted, Committed, Fragment, Rejected, RunnerState
-from rlzmq.wire.ranges import to_spans
 from rlzmq.wire.schema import FragmentId
 
 __all__ = ["Intake", "on_journal"]

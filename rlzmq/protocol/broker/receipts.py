@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rlzmq.protocol.ledger import RunnerRecord
+from rlzmq.wire.fragment_message import to_spans
 from rlzmq.wire.messages import Spans
-from rlzmq.wire.ranges import to_spans
 from rlzmq.wire.schema import FragmentId
 
 __all__ = ["Receipts"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rlzmq.protocol.broker.state import BrokerState, Peer, Run
 from rlzmq.protocol.events import Quarantine
-from rlzmq.wire.ranges import FragmentRange
+from rlzmq.wire.fragment_message import FragmentRange
 from rlzmq.wire.schema import FragmentId
 
 __all__ = ["Recovery"]

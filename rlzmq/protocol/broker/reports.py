@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlzmq.protocol.broker.state import BrokerState, KeptReport, OpenedUpdate, Peer, Run
+from rlzmq.wire.fragment_message import FragmentRange, pack_blobs, pack_ranges
 from rlzmq.wire.messages import UpdateCommitted, UpdateReport
-from rlzmq.wire.ranges import FragmentRange, pack_blobs, pack_ranges
 from rlzmq.wire.schema import FragmentId
 
 __all__ = ["Reports"]

@@ -9,6 +9,7 @@ from rlzmq.protocol.broker.reports import Reports
 from rlzmq.protocol.broker.state import BrokerState, OpenedUpdate, Peer
 from rlzmq.protocol.events import Received
 from rlzmq.wire.errors import BoundExceededError
+from rlzmq.wire.fragment_message import FragmentRange
 from rlzmq.wire.messages import (
     Config,
     DriverState,
@@ -20,7 +21,6 @@ from rlzmq.wire.messages import (
     TraceClock,
     TraceEvents,
 )
-from rlzmq.wire.ranges import FragmentRange
 
 __all__ = ["Requests"]
 

@@ -18,8 +18,8 @@ from rlzmq.protocol.ledger import Entry, Ledger
 from rlzmq.protocol.progress_deadlines import ProgressWatch, SilenceWatch
 from rlzmq.protocol.weights import Publication
 from rlzmq.wire.codec import Buffer
+from rlzmq.wire.fragment_message import FragmentRange
 from rlzmq.wire.messages import Config, Hello, Notice, OpenUpdate, UpdateReport, WireMessage, first_number
-from rlzmq.wire.ranges import FragmentRange
 from rlzmq.wire.schema import FragmentId
 
 K = TypeVar("K")

@@ -18,9 +18,8 @@ from rlzmq.protocol.broker.reports import Reports
 from rlzmq.protocol.broker.state import BrokerState, OpenedUpdate, Peer, Run
 from rlzmq.protocol.events import Received
 from rlzmq.protocol.sharding import rank_shares, shards_by_env, take_shards, take_steps
-from rlzmq.wire.fragment_message import slice_fragment
+from rlzmq.wire.fragment_message import pack_ranges, slice_fragment, unpack_ranges
 from rlzmq.wire.messages import LearnerState, Shard, ShardPlan, ShardReady, ShardRefused, Train, UpdateDone
-from rlzmq.wire.ranges import pack_ranges, unpack_ranges
 
 __all__ = ["Delivery", "Updates"]
 

@@ -38,7 +38,7 @@ from rlzmq.roles.compatibility import package_version
 from rlzmq.roles.record_file import create_file, lock_directory, map_file, read_records, write_record
 from rlzmq.wire.codec import Buffer
 from rlzmq.wire.errors import WireError
-from rlzmq.wire.ranges import FragmentRange
+from rlzmq.wire.fragment_message import FragmentRange
 from rlzmq.wire.schema import FragmentId
 from rlzmq.wire.values import pack_blob, unpack_blob
 

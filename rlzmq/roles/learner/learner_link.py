@@ -45,7 +45,7 @@ from rlzmq.roles.learner.arrival_log import ArrivalLog
 from rlzmq.roles.learner.batch_check import BatchCheck
 from rlzmq.roles.learner.module_outputs import module_outputs
 from rlzmq.roles.peer_link import Curve, PeerLink, ends_link, new_peer_id
-from rlzmq.wire.ranges import FragmentRange
+from rlzmq.wire.fragment_message import FragmentRange
 from rlzmq.wire.schema import FragmentId
 from rlzmq.wire.values import pack_blob
 

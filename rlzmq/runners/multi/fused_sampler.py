@@ -20,7 +20,7 @@ from rlzmq.core.stage_timers import ENV_TO_MODULE_TIMER, INFERENCE_TIMER
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
-from rlzmq.runners.episode_totals import EpisodeTotals
+from rlzmq.runners.episode_metrics import EpisodeTotals
 from rlzmq.runners.module_step import ModuleStep, to_numpy
 from rlzmq.runners.multi.fragment_batch import collect_batch
 from rlzmq.runners.multi.module_mapping import checked_mapping

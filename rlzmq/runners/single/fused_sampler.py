@@ -27,7 +27,7 @@ from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.episode_state import plain_infos
-from rlzmq.runners.episode_totals import FinishedEpisodes
+from rlzmq.runners.episode_metrics import FinishedEpisodes
 from rlzmq.runners.module_step import ModuleStep, to_numpy
 from rlzmq.runners.sampler import WEIGHTS_SEQ_NO, Sampler
 from rlzmq.runners.single.fragment_columns import ChunkTable, ColumnBlock, Writer, find_chunks

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.runners.episode_totals import FinishedEpisodes
+from rlzmq.runners.episode_metrics import FinishedEpisodes
 from rlzmq.runners.single.fragment_columns import ChunkTable
 
 __all__ = ["OngoingEpisodes"]
