@@ -16,8 +16,8 @@ from rlzmq.protocol.weights import (
     open_publication,
     seal_publication,
 )
-from rlzmq.wire import messages as m
 from rlzmq.wire import fragment_message as ranges_module
+from rlzmq.wire import messages as m
 from rlzmq.wire.codec import (
     MAX_ARRAYS,
     MAX_DEPTH,
