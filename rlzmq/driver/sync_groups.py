@@ -62,6 +62,7 @@ class LearnerGroup(_OwnProcesses, Synchronous[AsyncLearnerGroup], Checkpointable
     add_module: Final = blocking(AsyncLearnerGroup.add_module)
     remove_module: Final = blocking(AsyncLearnerGroup.remove_module)
     foreach_learner: Final = blocking(AsyncLearnerGroup.foreach_learner)
+    evaluate_offline: Final = blocking(AsyncLearnerGroup.evaluate_offline)
 
     def shutdown(self) -> None:
         """Stop the learners."""
