@@ -25,6 +25,7 @@ from rlzmq.tune.trial import read_results
 NUM_TRIALS = 8
 METRIC = "env_runners/episode_return_mean"
 _DIFFERS = (
+    "bottleneck",
     "env_runners/sample",
     "time",
     "date",
