@@ -127,7 +127,8 @@ def test_one_forward_pass_serves_v_trace_and_the_loss(
     assert passes == {"forward_train": 1, **target}
     passes, expected = updated(config_class, monkeypatch, is_prepared=True)
     assert passes == {"forward_train": 2, **target}
-    np.testing.assert_allclose(weights, expected, atol=1e-6)
+    # tanh differs in the last bits without a graph, and Adam makes small gradients large
+    np.testing.assert_allclose(weights, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
