@@ -47,6 +47,11 @@ class SerialPipeline:
 
     async def run_update(self) -> UpdateResult:
         """Sample one batch with the newest weights, train on it, and pass the new weights to the runner."""
+        # Small networks are slower on several threads, and very slow if other programs keep one of them waiting.
+        with self._learner.torch_threads():
+            return self._run_update()
+
+    def _run_update(self) -> UpdateResult:
         start = time.perf_counter()
         update_id = self._learner.weights_seq_no
         batches, metas = self._sample()

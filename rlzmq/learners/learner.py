@@ -259,7 +259,7 @@ class Learner(LearnerHooks):
 
         with (
             ShortTraceback(),
-            self._torch_threads(),
+            self.torch_threads(),
             self._random_stream(),
             self._precision(),
             self.all_or_nothing() as start,

@@ -184,7 +184,7 @@ class LearnerRanks(LearnerBase):
             is_called_off=is_called_off,
         )
 
-    def _torch_threads(self) -> AbstractContextManager[None]:
+    def torch_threads(self) -> AbstractContextManager[None]:
         """Use ``config.torch_num_threads`` torch threads in the block."""
         wanted = self._setting("torch_num_threads", None)
         if wanted == "auto":

@@ -162,7 +162,7 @@ class OfflineLearner(TorchLearner):
 
         with (
             ShortTraceback(),
-            self._torch_threads(),
+            self.torch_threads(),
             self._random_stream(),
             self._precision(),
             torch.no_grad(),

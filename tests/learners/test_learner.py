@@ -527,6 +527,23 @@ def test_torch_threads_are_those_of_the_config_during_an_update_only() -> None:
     assert torch.get_num_threads() == before
 
 
+def test_a_run_in_one_process_samples_on_as_many_torch_threads_as_it_trains() -> None:
+    used = []
+
+    class Env(gym.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            used.append(torch.get_num_threads())
+            return super().step(action)
+
+    before = torch.get_num_threads()
+    config = PPOConfig().environment("CartPole-v1", wrappers=[Env]).env_runners(num_env_runners=0)
+    config.learners(torch_num_threads=before + 1)
+    with config.training(train_batch_size=20, minibatch_size=10, num_epochs=1).build() as algo:
+        algo.train()
+    assert set(used) == {before + 1}
+    assert torch.get_num_threads() == before
+
+
 @pytest.mark.parametrize(
     ("config_class", "num_env_runners", "observation_shape", "num_threads"),
     [
