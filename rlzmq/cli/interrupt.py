@@ -6,13 +6,29 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, NoReturn, Self
 
-__all__ = ["Interrupt"]
+__all__ = ["Interrupt", "SignalEchoes"]
 
 _EXIT_RESUMABLE, _EXIT_INTERRUPTED = 75, 130
+_ECHO_S = 0.25  # nobody presses Ctrl-C twice in this time
+
+
+class SignalEchoes:
+    """Recognizes the second arrival of one signal: ``uv run`` and ``timeout`` pass on what all processes get anyway."""
+
+    def __init__(self) -> None:
+        self._arrived_at: dict[int, float] = {}
+
+    def is_echo(self, number: int) -> bool:
+        """Return whether this arrival of a signal directly follows another one."""
+        now = time.monotonic()
+        before = self._arrived_at.get(number, -_ECHO_S)
+        self._arrived_at[number] = now
+        return now - before < _ECHO_S
 
 
 class Interrupt:
@@ -20,6 +36,7 @@ class Interrupt:
 
     Slurm sends SIGUSR1 before a time limit (``--signal=USR1@60``); it counts as SIGTERM. A second signal, or `drain_s`
     seconds after the first, raises KeyboardInterrupt. A third signal ends the process and its children immediately.
+    Echoes do not count (`SignalEchoes`).
 
     Args:
         drain_s: For each signal, the time that the current work has to finish by itself.
@@ -42,6 +59,7 @@ class Interrupt:
         self._drain_s = dict(drain_s)
         self._deadline_exits = False
         self._former: dict[int, Any] = {}
+        self._echoes = SignalEchoes()
 
     @property
     def exit_code(self) -> int:
@@ -78,6 +96,8 @@ class Interrupt:
             self._deadline_exits = False
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._echoes.is_echo(number):
+            return
         self.num_signals += 1
         if self.is_set:
             if self.num_signals > 2:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlzmq.actors.event_loop import new_event_loop
+from rlzmq.cli.interrupt import SignalEchoes
 from rlzmq.cli.main import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_UNREACHABLE
 from rlzmq.core.errors import ConfigurationError
 
@@ -109,8 +110,11 @@ def on_signals(call: Callable[[int], None]) -> Iterator[None]:
     """Call ``call(number)`` on SIGINT and SIGTERM in the block; a second signal ends the process at once."""
     loop = asyncio.get_running_loop()
     seen: list[int] = []
+    echoes = SignalEchoes()
 
     def handle(number: int) -> None:
+        if echoes.is_echo(number):
+            return
         if seen:
             os._exit(128 + number)
         seen.append(number)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import tyro
 
+from rlzmq.cli.interrupt import SignalEchoes
 from rlzmq.cli.joining import run_async
 from rlzmq.cli.main import EXIT_INTERRUPTED
 from rlzmq.cli.parsing import parse
@@ -51,10 +52,13 @@ async def _main(cluster: Any) -> int:
     launcher = Launcher(cluster, lambda line: print(line, flush=True))
     running = asyncio.ensure_future(launcher.run())
     signals: list[int] = []
+    echoes = SignalEchoes()
     stops: set[asyncio.Task[None]] = set()
 
     def end(number: int) -> None:
         """Stop the head in order; on a second signal kill everything; on a third, exit even if a host hangs."""
+        if echoes.is_echo(number):
+            return
         signals.append(number)
         if len(signals) == 1:
             print("stopping: the head saves a checkpoint; again to kill everything", flush=True)

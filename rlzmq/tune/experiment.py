@@ -559,7 +559,7 @@ class Experiment:
             config: TrialConfig = result.config if trial is None else trial.config
             results.append(
                 Result(
-                    metrics=result.metrics if trial is None else trial.last_result,
+                    metrics=ended.result,  # the files may have lines of a driver that was too slow
                     config=config.to_dict() if isinstance(config, BaseConfig) else config,
                     path=str(path),
                     error=result.error if trial is None else trial.error,

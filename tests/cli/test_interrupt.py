@@ -31,9 +31,22 @@ def test_the_first_signal_only_asks_and_the_second_ends(
     assert interrupt.exit_code == 0
     signal.raise_signal(number)
     assert (interrupt.is_set, interrupt.exit_code, asked) == (True, code, [1])
+    signal.raise_signal(number)  # the echo of a wrapper such as `uv run`
+    assert interrupt.num_signals == 1
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT if number != signal.SIGINT else signal.SIGTERM)
+    assert interrupt.exit_code == code, "the first one counts"
+
+
+def test_a_signal_that_comes_again_later_is_no_echo(
+    interrupt: Interrupt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("rlzmq.cli.interrupt.time.monotonic", lambda: now)
+    signal.raise_signal(signal.SIGINT)
+    now += 0.3
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
-    assert interrupt.exit_code == code, "the first one counts"
 
 
 def test_work_that_does_not_end_is_interrupted(interrupt: Interrupt) -> None:

@@ -416,8 +416,11 @@ class Simulation:
         self.do(member, member.core.handle(event, self.now))
 
     def decode(self, process: LearnerProcess, item: E.DecodeShard) -> None:
-        if not process.alive or process.is_frozen:
-            return  # its core sees to it that a frozen one never trains: it lacks this shard
+        if not process.alive:
+            return
+        if process.is_frozen:
+            process.missed.append(lambda: self.decode(process, item))
+            return
         event: Any
         if self.plan.poison and item.fragment.seq % 7 == 3:
             event = E.ShardFailed(item.update_id, item.attempt, item.index, "not_finite", "NaN")

@@ -256,7 +256,7 @@ def chase(run_config: tune.RunConfig, scheduler: TrialScheduler | None) -> tune.
     "scheduler",
     [
         PopulationBasedTraining(hyperparam_mutations={"rate": tune.uniform(0, 1)}, seed=0),
-        PB2(hyperparam_bounds={"rate": (0, 1)}, seed=0),
+        pytest.param(PB2(hyperparam_bounds={"rate": (0, 1)}, seed=0), marks=pytest.mark.slow),
     ],
 )
 def test_a_population_beats_random_search_in_the_same_budget(
