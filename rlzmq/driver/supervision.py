@@ -60,13 +60,14 @@ class Supervisor:
         Raises:
             Exception: The run has failed, and the event has not occurred.
         """
-        waiting = asyncio.ensure_future(event.wait())
-        try:
-            await asyncio.wait((waiting, self.failed), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiting.cancel()
-        if not event.is_set():
-            self.failed.result()
+        while not event.is_set():  # it may have been cleared again before this task went on
+            if self.failed.done():
+                self.failed.result()
+            waiting = asyncio.ensure_future(event.wait())
+            try:
+                await asyncio.wait((waiting, self.failed), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()
 
     async def stop(self) -> None:
         """Stop the supervision. The processes stay alive."""

@@ -333,10 +333,12 @@ def test_a_searchs_trials_have_axes_values_and_their_own_curves(tmp_path: Path) 
     make_search(tmp_path / "runs/tune/lr", 4)
     with Served(tmp_path) as served:
         events = served.enter().events("r3")
-        (search,) = until(
-            events, "trials", lambda searches: searches and searches[0]["trials"][1]["metric"] == 35
-        )
-        (event,) = until(events, "events", lambda events: events)
+        newest: dict[str, Any] = {}  # trials' files are read while the first panels are sent
+        while not (
+            newest.get("events") and newest["trials"] and newest["trials"][0]["trials"][1]["metric"] == 35
+        ):
+            newest.update([next(events)])
+        (search,), (event,) = newest["trials"], newest["events"]
         assert event["text"] == "ValueError: too much"
         assert [row["label"] for row in served.json("/api/runs")] == [
             f"lr/PPO_{index:05d}" for index in range(4)
