@@ -32,11 +32,11 @@ def check(result: dict[str, Any], staleness: int) -> None:
     assert account["trained"] <= result["num_env_steps_trained_lifetime"], "APPO trains some of them twice"
     assert account["trained"] % BATCH == 0
     lag = result["policy_lag"]
-    steps = lag["num_env_steps"]
     if result["fault_tolerance"]["num_broker_restarts"]:
         # Of updates that learners held, a new broker knows only the versions of what it receives again.
-        assert len(steps) <= staleness + 1
+        assert len(lag.get("num_env_steps", [])) <= staleness + 1
         return
+    steps = lag["num_env_steps"]
     assert 0 <= lag["min"] <= lag["mean"] <= lag["max"] <= staleness
     assert sum(steps) % BATCH == 0
     assert sum(steps) > 0
