@@ -171,6 +171,7 @@ def test_a_run_directory_that_cannot_be_made_and_a_config_that_is_no_text_are_sa
     assert not (here / "gone").exists()
 
 
+@pytest.mark.slow
 def test_attach_goes_on_from_what_a_run_was_resumed_from_until_it_has_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -201,7 +201,9 @@ class NeverFinite(PPOTorchLearner):
         return super().compute_loss_for_module(**kwargs) * float("nan")
 
 
-@pytest.mark.parametrize(("num_env_runners", "num_learners"), [(0, 0), (1, 2)])
+@pytest.mark.parametrize(
+    ("num_env_runners", "num_learners"), [pytest.param(0, 0, marks=pytest.mark.slow), (1, 2)]
+)
 def test_a_loss_that_is_never_finite_ends_the_run(num_env_runners: int, num_learners: int) -> None:
     config: PPOConfig = small(num_env_runners, num_learners).training(learner_class=NeverFinite)
     with config.build() as algo:

@@ -87,6 +87,7 @@ def test_a_driver_that_was_killed_is_replaced_by_attach_while_broker_and_runner_
         assert runner.output.count(" joined ") == 1
 
 
+@pytest.mark.slow
 def test_attach_before_the_first_checkpoint_draws_no_other_seed(tmp_path: Path) -> None:
     with Command(tmp_path, *broker_command()) as broker, contextlib.ExitStack() as stack:
         broker.wait_for("runners ")

@@ -87,9 +87,7 @@ def test_the_gradients_of_each_optimizer_are_clipped(algorithm: str, grad_clip_b
 @pytest.mark.parametrize(
     "algorithm",
     [
-        algorithm
-        if algorithm in ("dqn", "sac", "bc", "iql")
-        else pytest.param(algorithm, marks=pytest.mark.slow)
+        algorithm if algorithm in ("dqn", "bc", "iql") else pytest.param(algorithm, marks=pytest.mark.slow)
         for algorithm in ALGORITHMS
     ],
 )

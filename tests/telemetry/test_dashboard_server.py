@@ -465,6 +465,7 @@ training_iteration = 1000000
     return Command(tmp_path, "tune", "space.toml", "--preset", "none", "--name", "lr", "--dashboard")
 
 
+@pytest.mark.slow
 def test_tune_shows_its_trials_while_they_run(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     with tune_with_page(tmp_path) as tune:
