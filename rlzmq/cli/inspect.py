@@ -136,7 +136,6 @@ def show_shards(place: Path) -> int:
     import numpy as np
 
     from rlzmq.connectors.explain import describe_batch
-    from rlzmq.core.printable import printable
     from rlzmq.replay.shards import open_shards
 
     opened = open_shards(place)
