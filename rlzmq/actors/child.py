@@ -17,27 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from rlzmq.actors import by_value, private_pipe
+from rlzmq.actors import by_value
 from rlzmq.actors.event_loop import new_event_loop
-from rlzmq.actors.host import ActorHost
-from rlzmq.actors.messages import (
-    STREAM_WINDOW,
-    ActorMessage,
-    Call,
-    Cancel,
-    Credit,
-    Failure,
-    Item,
-    Result,
-    Shutdown,
-    StreamEnd,
-    decode_message,
-    encode_message,
-    pack,
-)
-from rlzmq.actors.remote_errors import pack_error
+from rlzmq.actors.host import ActorHost, CallServer
+from rlzmq.actors.messages import Call, Cancel, Result, Shutdown, decode_message, pack, pack_snapshot
 from rlzmq.core.errors import ProtocolError
-from rlzmq.core.malloc import share_one_arena
+from rlzmq.core.process_memory import share_one_arena
 from rlzmq.core.socket_directory import process_directory, set_multiprocessing_directory
 from rlzmq.core.stack_channel import open_stack_channel
 from rlzmq.net.context import Context
@@ -54,8 +39,8 @@ def local_options(max_message_bytes: int) -> Any:
     """Return the socket options between an actor system and its children.
 
     There are no heartbeats: the fork server reports a child's end, and a disconnect while one side is
-    stopped in a debugger would lose calls. There is no send limit: outstanding calls and the streams'
-    windows bound the messages.
+    stopped in a debugger would lose calls. There is no send limit: outstanding calls bound
+    the messages.
     """
     return replace(
         CONTROL,
@@ -82,7 +67,7 @@ def run_child(channel: socket.socket, role: str) -> int:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # lines are written even if the process is killed
     random.seed()
     np.random.seed()  # the fork copied the parent's state: children must not share it
-    settings = private_pipe.receive_blocking(channel)
+    settings = by_value.receive_blocking(channel)
     if settings is None:
         return 0  # the parent gave up
     boot = json.loads(settings)
@@ -108,8 +93,7 @@ class _Child:
         self._role = role
         self._boot = boot
         self._host = ActorHost(role)
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._credits: dict[int, asyncio.Semaphore] = {}
+        self._calls = CallServer(role, lambda frames: self._socket.send(frames))
         self._over = asyncio.Event()
         self._stop_call_id: int | None = None
         self._exit_code = 0
@@ -133,116 +117,55 @@ class _Child:
         return self._exit_code
 
     async def _finish(self) -> None:
-        for task in self._tasks.values():
-            task.cancel()
+        self._calls.cancel_all()
         if self._exit_code == 0 and self._host.instance is not None:
             try:
                 await self._host.stop()
             except Exception as error:
                 if self._stop_call_id is not None:
-                    self._send(Failure(self._stop_call_id, pack_error(error, self._role)))
+                    self._calls.fail(self._stop_call_id, error)
                     self._stop_call_id = None
                 self._exit_code = 1
         if self._stop_call_id is not None:
-            self._send(Result(self._stop_call_id), pack(None, "stop"))
+            self._calls.send(Result(self._stop_call_id), pack(None, "stop"))
 
     async def _read_private_pipe(self) -> None:
         """Read the constructor's payload, then functions to apply; stop when the parent closes the pipe."""
-        while (data := await private_pipe.receive(self._channel)) is not None:
+        while (data := await by_value.receive(self._channel)) is not None:
             call_id = int.from_bytes(data[:8], "little")
-            if call_id == CONSTRUCT_CALL_ID:
-                self._start(call_id, self._construct(data[8:]))
-            else:
-                self._start(call_id, self._apply(call_id, data[8:]))
+            is_first = call_id == CONSTRUCT_CALL_ID
+            self._calls.begin(call_id, self._construct(data[8:]) if is_first else self._apply(data[8:]))
         self._over.set()
 
-    async def _construct(self, data: bytes) -> None:
+    async def _construct(self, data: bytes) -> list[Any]:
         def make() -> Any:
             actor_class, args, kwargs = by_value.loads(data)
             return actor_class(*args, **kwargs)
 
         try:
             await self._host.construct(make)
-        except BaseException as error:
+        except BaseException:
             self._exit_code = 1
-            self._send(Failure(CONSTRUCT_CALL_ID, pack_error(error, self._role)))
             self._over.set()
-            return
-        self._send(Result(CONSTRUCT_CALL_ID), pack(None, "constructor"))
+            raise
+        return pack(None, "constructor")
 
-    async def _apply(self, call_id: int, data: bytes) -> None:
+    async def _apply(self, data: bytes) -> list[Any]:
         def run() -> Any:
             function, args, kwargs = by_value.loads(data)
             return function(self._host.instance, *args, **kwargs)
 
-        value = await self._host.apply(run, (), {}, lambda result: _pack_snapshot(result, "apply"))
-        self._send(Result(call_id), value)
-
-    async def _call(self, call: Call, args: Any, kwargs: Any) -> None:
-        value = await self._host.call(
-            call.method, args, kwargs, lambda result: _pack_snapshot(result, f"{call.method}() result")
-        )
-        self._send(Result(call.call_id), value)
-
-    async def _stream(self, call: Call, args: Any, kwargs: Any) -> None:
-        window = self._credits[call.call_id]
-        async with contextlib.aclosing(self._host.stream(call.method, args, kwargs)) as items:  # type: ignore[type-var]
-            async for item in items:
-                await window.acquire()
-                self._send(Item(call.call_id), _pack_snapshot(item, f"{call.method}() item"))
-        self._send(StreamEnd(call.call_id))
+        packed: list[Any] = await self._host.apply(run, (), {}, lambda result: pack_snapshot(result, "apply"))
+        return packed
 
     def _on_message(self, frames: list[Any]) -> None:
         message, value = decode_message(frames)
         if isinstance(message, Call):
-            args, kwargs = value
-            if message.is_stream:
-                self._credits[message.call_id] = asyncio.Semaphore(STREAM_WINDOW)
-                self._start(message.call_id, self._stream(message, args, kwargs))
-            else:
-                self._start(message.call_id, self._call(message, args, kwargs))
+            self._calls.begin(message.call_id, self._host.answer(message.method, *value))
         elif isinstance(message, Cancel):
-            if (task := self._tasks.get(message.call_id)) is not None:
-                task.cancel()
-        elif isinstance(message, Credit):
-            if (window := self._credits.get(message.call_id)) is not None:
-                for _ in range(message.num_items):
-                    window.release()
+            self._calls.cancel(message.call_id)
         elif isinstance(message, Shutdown):
             self._stop_call_id = message.call_id
             self._over.set()
         else:
             raise ProtocolError(f"{type(message).__name__} is not for an actor")
-
-    def _start(self, call_id: int, work: Any) -> None:
-        task = asyncio.create_task(self._guard(call_id, work), name=f"call {call_id}")
-        self._tasks[call_id] = task
-        task.add_done_callback(lambda _: self._forget(call_id, work))
-
-    def _forget(self, call_id: int, work: Any) -> None:
-        work.close()  # it has not begun if the task was cancelled before its first step
-        del self._tasks[call_id]
-        self._credits.pop(call_id, None)
-
-    async def _guard(self, call_id: int, work: Any) -> None:
-        """Run one call and send its exception, if any, to the caller."""
-        try:
-            await work
-        except asyncio.CancelledError as error:
-            if asyncio.current_task().cancelling():  # type: ignore[union-attr]
-                return  # the caller cancelled and expects no answer
-            self._send(Failure(call_id, pack_error(error, self._role)))
-        except BaseException as error:
-            self._send(Failure(call_id, pack_error(error, self._role)))
-
-    def _send(self, message: ActorMessage, value: Any = ()) -> None:
-        try:
-            self._socket.send(encode_message(message, value))
-        except ProtocolError as error:  # larger than the channel carries
-            self._socket.send(encode_message(Failure(message.call_id, pack_error(error, self._role))))
-
-
-def _pack_snapshot(value: Any, what: str) -> list[Any]:
-    """Pack a value with copies of its arrays, so that the actor cannot change them while they are sent."""
-    tree, small, *large = pack(value, what)  # the packer owns the first two
-    return [tree, small, *(array.copy() for array in large)]

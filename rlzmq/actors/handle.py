@@ -7,7 +7,7 @@ import contextlib
 import functools
 import inspect
 import signal
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from rlzmq.actors.exit_status import ExitStatus
@@ -60,8 +60,6 @@ class ActorHandle:
       PeerLostError) with exit status, pid, name and last stderr lines, at most 0.1 s after the end.
     * Errors: an exception of the method arrives as the same builtin or rlzmq type, a RemoteError
       otherwise, with the remote traceback as a note and ``remote_origin`` set.
-    * Generator methods, async or not, are iterated: ``async for item in handle.method(...)``; the actor
-      runs at most 16 items ahead.
 
     Arguments and results are what ``rlzmq.wire.values`` carries: plain values, arrays, tensors,
     episodes, spaces. Functions go through :meth:`apply`.
@@ -110,22 +108,6 @@ class ActorHandle:
         self._check_method(method)
         deadline_s = self._call_deadline_s if deadline_s is None else deadline_s
         return await self._within(deadline_s, method, self._link.call(method, args, kwargs))
-
-    async def stream(
-        self, method: str, /, *args: Any, deadline_s: float | None = None, **kwargs: Any
-    ) -> AsyncIterator[Any]:
-        """Iterate like ``async for item in handle.method(*args, **kwargs)``, with a deadline for each item.
-
-        Raises:
-            As :meth:`call`.
-        """
-        self._check_method(method)
-        async with contextlib.aclosing(self._link.stream(method, args, kwargs)) as items:  # type: ignore[type-var]
-            while True:
-                try:
-                    yield await self._within(deadline_s, method, anext(items))
-                except StopAsyncIteration:
-                    return
 
     async def apply(
         self, function: Callable[..., Any], /, *args: Any, deadline_s: float | None = None, **kwargs: Any
@@ -184,10 +166,6 @@ class ActorHandle:
         if name.startswith("_"):
             raise AttributeError(name)
         self._check_method(name)
-        function = inspect.getattr_static(self._class, name, None)
-        function = getattr(function, "__func__", function)
-        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
-            return functools.partial(self.stream, name)
         return functools.partial(self.call, name)
 
     def __dir__(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Execution of one actor's methods: blocking ones on the actor's thread, coroutines on the event loop."""
+"""Execution of one actor's methods: blocking ones on the actor's thread, coroutines on the loop; their answers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import concurrent.futures
 import inspect
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from rlzmq.core.errors import ClosedError
+from rlzmq.actors.messages import ActorMessage, Failure, Result, encode_message, pack_snapshot
+from rlzmq.actors.remote_errors import pack_error
+from rlzmq.core.errors import ClosedError, ProtocolError
 from rlzmq.core.tracebacks import run_error
 
-__all__ = ["ActorHost", "ActorThread"]
-
-_END = object()  # marks a generator's end: StopIteration must not pass through a future
+__all__ = ["ActorHost", "ActorThread", "CallServer"]
 
 
 class ActorThread:
@@ -148,25 +148,12 @@ class ActorHost:
             return result if convert is None else convert(result)
         return result
 
-    async def stream(self, method: str, args: Any, kwargs: Any) -> AsyncIterator[Any]:
-        """Run a generator method, async or not; closing this iterator closes the generator."""
-        function = self._method(method)
-        if not inspect.isasyncgenfunction(function):
-            iterator: Iterator[Any] = await self._thread.run(lambda: iter(function(*args, **kwargs)))
-            try:
-                while (item := await self._thread.run(lambda: next(iterator, _END))) is not _END:
-                    yield item
-            finally:
-                close = getattr(iterator, "close", None)
-                if close is not None:
-                    await self._thread.run(close)
-            return
-        generator = function(*args, **kwargs)
-        try:
-            async for item in generator:
-                yield item
-        finally:
-            await generator.aclose()
+    async def answer(self, method: str, args: Any, kwargs: Any) -> list[Any]:
+        """Run a method; return its packed result, for a caller in another process."""
+        packed: list[Any] = await self.call(
+            method, args, kwargs, lambda result: pack_snapshot(result, f"{method}() result")
+        )
+        return packed
 
     async def stop(self) -> None:
         """Call the instance's ``stop()`` if it has one without required arguments."""
@@ -195,3 +182,57 @@ def _needs_no_arguments(function: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+class CallServer:
+    """Awaits calls as tasks, and sends one answer to each that the caller has not cancelled.
+
+    Args:
+        role: Name of this process, for errors.
+        send: Sends frames to the caller.
+    """
+
+    def __init__(self, role: str, send: Callable[[list[Any]], Any]) -> None:
+        self._role = role
+        self._send = send
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def begin(self, call_id: int, work: Coroutine[Any, Any, list[Any]]) -> None:
+        """Start a call, which returns the packed result."""
+        task = asyncio.create_task(self._answer(call_id, work), name=f"call {call_id}")
+        self._tasks[call_id] = task
+
+        def forget(_: asyncio.Task[None]) -> None:
+            work.close()  # it has not begun if the task was cancelled before its first step
+            del self._tasks[call_id]
+
+        task.add_done_callback(forget)
+
+    def cancel(self, call_id: int) -> None:
+        """Cancel a call, if it still runs. No answer follows."""
+        if (task := self._tasks.get(call_id)) is not None:
+            task.cancel()
+
+    def cancel_all(self) -> None:
+        """Cancel all calls."""
+        for task in self._tasks.values():
+            task.cancel()
+
+    def send(self, message: ActorMessage, value: Sequence[Any] = ()) -> None:
+        """Send an answer; if it is larger than the channel carries, send this error."""
+        try:
+            self._send(encode_message(message, value))
+        except ProtocolError as error:
+            self._send(encode_message(Failure(message.call_id, pack_error(error, self._role))))
+
+    def fail(self, call_id: int, error: BaseException) -> None:
+        """Send the error of a call."""
+        self.send(Failure(call_id, pack_error(error, self._role)))
+
+    async def _answer(self, call_id: int, work: Coroutine[Any, Any, list[Any]]) -> None:
+        try:
+            self.send(Result(call_id), await work)
+        except BaseException as error:
+            task = asyncio.current_task()
+            if not isinstance(error, asyncio.CancelledError) or (task is not None and not task.cancelling()):
+                self.fail(call_id, error)

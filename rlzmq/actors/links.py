@@ -6,24 +6,20 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
 
-from rlzmq.actors import by_value, private_pipe
+from rlzmq.actors import by_value
 from rlzmq.actors.exit_status import ActorLostError, ExitStatus
 from rlzmq.actors.forkserver import ForkedChild
 from rlzmq.actors.host import ActorHost
 from rlzmq.actors.messages import (
-    STREAM_WINDOW,
     ActorMessage,
     Call,
     Cancel,
-    Credit,
     Failure,
-    Item,
     Result,
     Shutdown,
-    StreamEnd,
     encode_message,
     pack,
 )
@@ -48,8 +44,6 @@ class ActorLink(Protocol):
 
     async def call(self, method: str, args: Any, kwargs: Any) -> Any: ...
 
-    def stream(self, method: str, args: Any, kwargs: Any) -> AsyncIterator[Any]: ...
-
     async def apply(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any: ...
 
     async def stop(self, timeout_s: float) -> ExitStatus: ...
@@ -59,21 +53,11 @@ class ActorLink(Protocol):
     def signal(self, number: int) -> None: ...
 
 
-class _Pending:
-    """An outstanding call and its answers in order; a plain call has one answer."""
+class _Pending(NamedTuple):
+    """An outstanding call; its answer is (message, value), or (None, error)."""
 
-    def __init__(self, method: str) -> None:
-        self.method = method
-        self.answers: asyncio.Queue[tuple[ActorMessage, Any] | BaseException] = asyncio.Queue()
-
-    async def next(self) -> tuple[ActorMessage, Any]:
-        answer = await self.answers.get()
-        if isinstance(answer, BaseException):
-            raise answer
-        message, value = answer
-        if isinstance(message, Failure):
-            raise unpack_error(message.error)
-        return message, value
+    method: str
+    answer: asyncio.Future[tuple[ActorMessage | None, Any]]
 
 
 class ProcessLink:
@@ -114,48 +98,23 @@ class ProcessLink:
     async def construct(self, settings: bytes, payload: bytes) -> None:
         """Send settings, class and arguments, then wait for the constructor."""
         await self._child.started
-        with self._expect(0, "its constructor") as pending:
+        with self._expect(0, "its constructor") as answer:
             await self._send_privately(settings, bytes(8) + payload)
-            await pending.next()
+            await self._value_of(answer, 0)
 
     async def call(self, method: str, args: Any, kwargs: Any) -> Any:
         frames = pack((args, kwargs), f"argument of {method}()")
         call_id = next(self._call_ids)
-        with self._expect(call_id, method) as pending:
-            self._send_to_actor(Call(call_id, method, False), frames)
-            _, value = await self._answer(call_id, pending)
-        return value
-
-    async def stream(self, method: str, args: Any, kwargs: Any) -> AsyncIterator[Any]:
-        frames = pack((args, kwargs), f"argument of {method}()")
-        call_id = next(self._call_ids)
-        is_over = False
-        with self._expect(call_id, method) as pending:
-            self._send_to_actor(Call(call_id, method, True), frames)
-            try:
-                for num_items in itertools.count(1):
-                    try:
-                        message, value = await pending.next()
-                    except Exception:
-                        is_over = True
-                        raise
-                    if isinstance(message, StreamEnd):
-                        is_over = True
-                        return
-                    yield value
-                    if num_items % (STREAM_WINDOW // 2) == 0:
-                        self._send_to_actor(Credit(call_id, STREAM_WINDOW // 2))
-            finally:
-                if not is_over:
-                    self._cancel(call_id)
+        with self._expect(call_id, method) as answer:
+            self._send_to_actor(Call(call_id, method), frames)
+            return await self._value_of(answer, call_id)
 
     async def apply(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         data = by_value.dumps((function, args, kwargs), f"the function for {self.role}")
         call_id = next(self._call_ids)
-        with self._expect(call_id, getattr(function, "__name__", "apply")) as pending:
+        with self._expect(call_id, getattr(function, "__name__", "apply")) as answer:
             await self._send_privately(call_id.to_bytes(8, "little") + data)
-            _, value = await self._answer(call_id, pending)
-        return value
+            return await self._value_of(answer, call_id)
 
     async def stop(self, timeout_s: float) -> ExitStatus:
         if self.exited.done():
@@ -164,10 +123,10 @@ class ProcessLink:
         call_id = next(self._call_ids)
         try:
             async with asyncio.timeout(timeout_s):
-                with self._expect(call_id, "stop") as pending:
+                with self._expect(call_id, "stop") as answer:
                     self._send_to_actor(Shutdown(call_id))
                     try:
-                        await pending.next()
+                        await self._value_of(answer, call_id)
                     except ActorLostError:
                         pass
                     except Exception as error:
@@ -196,35 +155,41 @@ class ProcessLink:
 
     def on_message(self, message: ActorMessage, value: Any) -> None:
         """Deliver an answer to its call; drop it if the call is no longer outstanding."""
-        if not isinstance(message, Result | Item | StreamEnd | Failure):
+        if not isinstance(message, Result | Failure):
             raise ProtocolError(f"{type(message).__name__} is not for an actor system")
         pending = self._pending.get(message.call_id)
-        if pending is not None:
-            pending.answers.put_nowait((message, value))
+        if pending is not None and not pending.answer.done():
+            pending.answer.set_result((message, value))
 
     @contextlib.contextmanager
-    def _expect(self, call_id: int, method: str) -> Any:
+    def _expect(self, call_id: int, method: str) -> Iterator[asyncio.Future[Any]]:
         if self._is_lost:
             raise self._lost_error(f"a time before {method}() was called")
-        pending = self._pending[call_id] = _Pending(method)
+        pending = self._pending[call_id] = _Pending(method, asyncio.get_running_loop().create_future())
         try:
-            yield pending
+            yield pending.answer
         finally:
             del self._pending[call_id]
 
-    async def _answer(self, call_id: int, pending: _Pending) -> tuple[ActorMessage, Any]:
+    async def _value_of(self, answer: asyncio.Future[Any], call_id: int) -> Any:
         try:
-            return await pending.next()
+            message, value = await answer
         except asyncio.CancelledError:
-            self._cancel(call_id)
+            if not self.exited.done():
+                self._send_to_actor(Cancel(call_id))
             raise
+        if isinstance(message, Failure):
+            raise unpack_error(message.error)
+        if message is None:
+            raise value
+        return value
 
     async def _send_privately(self, *messages: bytes) -> None:
         async def send() -> None:
             async with self._pipe_lock:
                 with contextlib.suppress(OSError):  # it died: the exit status explains it
                     for message in messages:
-                        await private_pipe.send(self._child.channel, message)
+                        await by_value.send(self._child.channel, message)
 
         # Shielded: a message cut short by a cancellation would garble the next one.
         await asyncio.shield(asyncio.ensure_future(send()))
@@ -234,10 +199,6 @@ class ProcessLink:
         with contextlib.suppress(PeerLostError):
             self._send(encode_message(message, value))
 
-    def _cancel(self, call_id: int) -> None:
-        if not self.exited.done():
-            self._send_to_actor(Cancel(call_id))
-
     def _on_exit(self, exited: asyncio.Future[ExitStatus]) -> None:
         self._child.close()
         exited.get_loop().call_later(_LAST_ANSWERS_S, self._fail_pending)
@@ -246,7 +207,8 @@ class ProcessLink:
         self._is_lost = True
         for pending in self._pending.values():
             call = pending.method if pending.method.startswith("its ") else f"a call of {pending.method}()"
-            pending.answers.put_nowait(self._lost_error(call))
+            if not pending.answer.done():
+                pending.answer.set_result((None, self._lost_error(call)))
 
     def _lost_error(self, during: str) -> ActorLostError:
         return ActorLostError.describe(self.role, self.class_name, self.pid, self.exited.result(), during)
@@ -278,14 +240,6 @@ class LocalLink:
 
     async def call(self, method: str, args: Any, kwargs: Any) -> Any:
         return await self._unless_exited(self._host.call(method, args, kwargs), method)
-
-    async def stream(self, method: str, args: Any, kwargs: Any) -> AsyncIterator[Any]:
-        async with contextlib.aclosing(self._host.stream(method, args, kwargs)) as items:  # type: ignore[type-var]
-            while True:
-                try:
-                    yield await self._unless_exited(anext(items), method)
-                except StopAsyncIteration:
-                    return
 
     async def apply(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         work = self._host.apply(function, (self._host.instance, *args), kwargs)

@@ -17,26 +17,20 @@ from rlzmq.wire.values import pack_value, unpack_value
 
 __all__ = [
     "NO_CALL_ID",
-    "STREAM_WINDOW",
     "ActorMessage",
     "Call",
     "Cancel",
-    "Credit",
     "Failure",
-    "Item",
     "Result",
     "Shutdown",
-    "StreamEnd",
     "decode_message",
     "encode_message",
     "pack",
+    "pack_snapshot",
 ]
 
 NO_CALL_ID = 0
 """The id of no call: real calls count from 1."""
-
-STREAM_WINDOW = 16
-"""How many items a stream may be ahead of its consumer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +45,11 @@ class Call(ActorMessage):
     """To the actor: run ``method``; carries (args, kwargs)."""
 
     method: str
-    is_stream: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel(ActorMessage):
     """To the actor: the caller no longer waits for this call. No answer follows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Credit(ActorMessage):
-    """To the actor: the stream may send ``num_items`` more."""
-
-    num_items: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +63,8 @@ class Result(ActorMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class Item(ActorMessage):
-    """From the actor: the next item of a stream; carries it."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamEnd(ActorMessage):
-    """From the actor: the stream ended."""
-
-
-@dataclass(frozen=True, slots=True)
 class Failure(ActorMessage):
-    """From the actor: the call (or stream) raised; see remote_errors."""
+    """From the actor: the call raised; see remote_errors."""
 
     error: dict[str, Any]
 
@@ -97,15 +73,12 @@ class Failure(ActorMessage):
 _KINDS: dict[int, type[ActorMessage]] = {
     128: Call,
     129: Cancel,
-    130: Credit,
-    131: Shutdown,
-    132: Result,
-    133: Item,
-    134: StreamEnd,
-    135: Failure,
+    130: Shutdown,
+    131: Result,
+    132: Failure,
 }
 _NUMBERS = {kind: number for number, kind in _KINDS.items()}
-_WITH_VALUE = (Call, Result, Item)
+_WITH_VALUE = (Call, Result)
 
 
 def encode_message(message: ActorMessage, value: Sequence[Any] = ()) -> list[Any]:
@@ -142,3 +115,9 @@ def pack(value: Any, what: str) -> list[Any]:
         return list(pack_value(value))
     except (TypeError, ValueError) as error:
         raise type(error)(f"{what}: {error}") from None
+
+
+def pack_snapshot(value: Any, what: str) -> list[Any]:
+    """Pack a value with copies of its arrays, so that the actor cannot change them while they are sent."""
+    tree, small, *large = pack(value, what)  # the packer owns the first two
+    return [tree, small, *(array.copy() for array in large)]

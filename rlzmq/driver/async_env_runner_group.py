@@ -12,7 +12,6 @@ from rlzmq.core.errors import ConfigurationError, PeerLostError
 from rlzmq.driver.process_config import config_for_runners
 from rlzmq.driver.runner_calls import RunnerCalls
 from rlzmq.driver.runner_supervision import RunnerSupervisor
-from rlzmq.driver.runner_sync import RunnerSync
 from rlzmq.driver.supervision import attended, spawn_within
 from rlzmq.roles.fragment_data import sample_with_metrics
 from rlzmq.roles.runner.runner_role import EnvRunnerRole, make_env_runner
@@ -26,7 +25,7 @@ _log = logging.getLogger("rlzmq.driver")
 _STATE_WITHIN_S = 5.0
 
 
-class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
+class AsyncEnvRunnerGroup(RunnerCalls):
     """Samples with one local runner, or with several runner processes.
 
     Args:
@@ -50,8 +49,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
     def __init__(
         self, config: BaseConfig, *, system: Any = None, is_evaluation: bool = False, samples: bool = True
     ) -> None:
-        RunnerCalls.__init__(self)
-        RunnerSync.__init__(self)
+        super().__init__()
         self.config = config
         self._system = system
         self._is_evaluation = is_evaluation

@@ -111,7 +111,7 @@ class EnvRunnerGroup(_OwnProcesses, Synchronous[AsyncEnvRunnerGroup]):
         from_worker_or_learner_group: Any = None,
         **options: Any,
     ) -> None:
-        """Send weights to all runners (see RunnerSync.sync_weights)."""
+        """Send weights to all runners (see RunnerCalls.sync_weights)."""
         source = from_worker_or_learner_group
         if isinstance(source, LearnerGroup):
             is_of_run = source._async is self._async.learner_group

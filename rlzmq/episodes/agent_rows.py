@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.agent_timelines import AgentTrack
-from rlzmq.episodes.chunk_table import ragged_arange
+from rlzmq.episodes.batch_columns import ragged_arange
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.rewards import as_reward

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rlzmq.core.tree import tree_leaves
 from rlzmq.episodes.agent_rows import AgentRows
-from rlzmq.episodes.chunk_table import ragged_arange
+from rlzmq.episodes.batch_columns import ragged_arange
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch

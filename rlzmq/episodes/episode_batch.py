@@ -10,8 +10,7 @@ import numpy as np
 
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes import episode_gather, episode_wire
-from rlzmq.episodes.batch_columns import BatchColumns
-from rlzmq.episodes.chunk_table import ID_LISTS, TABLE, chosen_positions, steps_window
+from rlzmq.episodes.batch_columns import ID_LISTS, TABLE, BatchColumns, chosen_positions, steps_window
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.shared_columns import SharedColumns, is_changed
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode

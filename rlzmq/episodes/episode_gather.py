@@ -16,8 +16,7 @@ from rlzmq.core.tree import (
     tree_zeros_like,
     value_kind,
 )
-from rlzmq.episodes.batch_columns import BatchColumns
-from rlzmq.episodes.chunk_table import ID_LISTS, TABLE, ragged_arange
+from rlzmq.episodes.batch_columns import ID_LISTS, TABLE, BatchColumns, ragged_arange
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.rewards import as_rewards

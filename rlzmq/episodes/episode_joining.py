@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlzmq.core.tree import tree_map
-from rlzmq.episodes.chunk_table import ragged_arange
+from rlzmq.episodes.batch_columns import ragged_arange
 from rlzmq.episodes.episode_batch import EpisodeBatch
 
 __all__ = ["join_chunks"]

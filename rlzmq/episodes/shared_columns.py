@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedColumns", "is_changed", "is_changed_multi_agent", "multi_agent_facts", "unread_infos"]
 
-# One chunk's values of `chunk_table.TABLE`.
+# One chunk's values of `batch_columns.TABLE`.
 Row = tuple[int, int, int, int, bool, bool, int]
 
 

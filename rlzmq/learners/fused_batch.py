@@ -20,7 +20,7 @@ from rlzmq.connectors.common.numpy_to_tensor import to_tensor
 from rlzmq.connectors.learner.whole_batch_estimator import FORWARD_OUTPUTS
 from rlzmq.connectors.rl_modules import initial_state, max_seq_len
 from rlzmq.core.tree import tree_leaves, tree_map, tree_rows
-from rlzmq.episodes.chunk_table import ragged_arange
+from rlzmq.episodes.batch_columns import ragged_arange
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rlzmq.core.tree import tree_map
 from rlzmq.core.update_plan import ReplayRatio, UpdatePlan
-from rlzmq.episodes.chunk_table import ragged_arange
+from rlzmq.episodes.batch_columns import ragged_arange
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.sources import BatchSource, batches_of

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.episodes.agent_rows import AgentRows
-from rlzmq.episodes.chunk_table import ragged_arange
+from rlzmq.episodes.batch_columns import ragged_arange
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.core.tree import tree_leaves, tree_map
-from rlzmq.episodes.chunk_table import ragged_arange
+from rlzmq.episodes.batch_columns import ragged_arange
 from rlzmq.episodes.columns import ORIGIN, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 

@@ -41,7 +41,7 @@ from rlzmq.tune.config_paths import TrialConfig, config_value, resolve, with_val
 from rlzmq.tune.result_grid import Result, ResultGrid, TrialError
 from rlzmq.tune.schedulers.base import CONTINUE, Decision, FIFOScheduler, TrialScheduler
 from rlzmq.tune.schedulers.pbt import PopulationBasedTraining
-from rlzmq.tune.search.base import BasicVariantGenerator
+from rlzmq.tune.search.algorithms import BasicVariantGenerator
 from rlzmq.tune.session import TrialContext
 from rlzmq.tune.settings import RunConfig, TuneConfig
 from rlzmq.tune.stopper import NoopStopper, make_stopper

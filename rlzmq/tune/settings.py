@@ -14,7 +14,7 @@ from rlzmq.tune.callback import Callback, SearchTrial, check_callbacks
 
 if TYPE_CHECKING:
     from rlzmq.tune.schedulers.base import TrialScheduler
-    from rlzmq.tune.search.base import Searcher
+    from rlzmq.tune.search.algorithms import Searcher
     from rlzmq.tune.stopper import Stopper
 
 __all__ = [

@@ -21,7 +21,7 @@ from rlzmq.core.suggest import did_you_mean
 from rlzmq.telemetry.view import View
 from rlzmq.tune.experiment import Experiment
 from rlzmq.tune.result_grid import ResultGrid
-from rlzmq.tune.search.optuna import load_optuna
+from rlzmq.tune.search.algorithms import load_optuna
 from rlzmq.tune.session import Trainable, WithResources
 from rlzmq.tune.settings import RunConfig, TuneConfig, settings_from_stored, stored_settings
 from rlzmq.tune.study import EndedTrial

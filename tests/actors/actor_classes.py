@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import numpy as np
@@ -116,20 +115,6 @@ class Recorder:
 
     async def raise_async(self) -> None:
         raise ZeroDivisionError("from the loop")
-
-    async def count(self, num: int) -> AsyncIterator[int]:
-        try:
-            for number in range(num):
-                self.events.append(f"made {number}")
-                yield number
-        finally:
-            self.events.append("closed")
-
-    def squares(self, num: int) -> Iterator[int]:
-        for number in range(num):
-            yield number * number
-        if num == 3:
-            raise OverflowError("three is too many")
 
     def end(self, how: str) -> None:
         print("last words", file=sys.stderr, flush=True)

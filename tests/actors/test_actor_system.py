@@ -1,4 +1,4 @@
-"""Actors: calls, errors, cancellation, deadlines, streams, deaths; in processes and in this one."""
+"""Actors: calls, errors, cancellation, deadlines, deaths; in processes and in this one."""
 
 from __future__ import annotations
 
@@ -257,27 +257,6 @@ async def test_the_loop_stays_responsive_beside_a_blocking_method(actor: ActorHa
     assert not blocking.done()
     await actor.release()
     assert await blocking == "released"
-
-
-async def test_generators_stream(actor: ActorHandle) -> None:
-    assert [number async for number in actor.count(100)] == list(range(100))
-    assert [number async for number in actor.squares(5)] == [0, 1, 4, 9, 16]
-    received = []
-    with pytest.raises(OverflowError):  # noqa: PT012
-        async for number in actor.squares(3):
-            received.append(number)
-    assert received == [0, 1, 4]
-
-
-async def test_a_stream_runs_at_most_a_window_ahead_and_closes(system: ActorSystem) -> None:
-    actor = await system.spawn(Recorder)
-    stream = actor.count(1000)
-    assert await anext(stream) == 0
-    await actor.add(0)
-    assert len(await actor.get_events()) <= 18
-    await stream.aclose()
-    await actor.add(0)
-    assert (await actor.get_events())[-1] == "closed"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""RunnerCalls and RunnerSync without processes: which runners are called, and what comes back when."""
+"""RunnerCalls without processes: which runners are called, and what comes back when."""
 
 from __future__ import annotations
 

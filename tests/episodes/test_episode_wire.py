@@ -15,7 +15,7 @@ from rlzmq.core.errors import ProtocolError
 from rlzmq.core.tree import tree_leaves
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.frame_reader import FrameReader
+from rlzmq.episodes.episode_wire import FrameReader
 from tests.episodes.test_episode_batch import assert_same_episodes, mixed_episodes, runner_batch
 
 

@@ -21,10 +21,10 @@ from history import History, Step
 from rlzmq.core.update_plan import ReplayRatio
 from rlzmq.protocol import events as E
 from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
+from rlzmq.protocol.broker.updates import rank_shares
 from rlzmq.protocol.driver_core import DriverCore
 from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.protocol.runner_core import RunnerCore
-from rlzmq.protocol.sharding import rank_shares
 from rlzmq.protocol.weights import new_publication_buffer, seal_publication
 from rlzmq.wire.fragment_message import FragmentRange
 from rlzmq.wire.messages import Fragment, Notice, OpenUpdate, Weights, Welcome, decode_message

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rlzmq.protocol.accounting import DROP_REASONS, StepAccount
+from rlzmq.protocol.broker.updates import rank_shares, take_shards
 from rlzmq.protocol.ledger import Ledger, RunnerRecord
-from rlzmq.protocol.sharding import rank_shares, take_shards
 from rlzmq.wire.fragment_message import FragmentRange
 from rlzmq.wire.schema import FragmentId
 

@@ -8,9 +8,9 @@ from rlzmq.algorithms.appo.appo_config import APPOConfig
 from rlzmq.core.lazy import GetName, lazy_names
 
 if TYPE_CHECKING:
-    from rlzmq.algorithms.appo.appo import APPO
+    from rlzmq.algorithms.classes import APPO
 
 __all__ = ["APPO", "APPOConfig"]
 
 # These import torch, which configs do not need.
-__getattr__: GetName = lazy_names(__name__, APPO="rlzmq.algorithms.appo.appo")
+__getattr__: GetName = lazy_names(__name__, APPO="rlzmq.algorithms.classes")

@@ -8,9 +8,9 @@ from rlzmq.algorithms.cql.cql_config import CQLConfig
 from rlzmq.core.lazy import GetName, lazy_names
 
 if TYPE_CHECKING:
-    from rlzmq.algorithms.cql.cql import CQL
+    from rlzmq.algorithms.classes import CQL
 
 __all__ = ["CQL", "CQLConfig"]
 
 # These import torch, which configs do not need.
-__getattr__: GetName = lazy_names(__name__, CQL="rlzmq.algorithms.cql.cql")
+__getattr__: GetName = lazy_names(__name__, CQL="rlzmq.algorithms.classes")

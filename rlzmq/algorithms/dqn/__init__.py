@@ -8,9 +8,9 @@ from rlzmq.algorithms.dqn.dqn_config import DQNConfig
 from rlzmq.core.lazy import GetName, lazy_names
 
 if TYPE_CHECKING:
-    from rlzmq.algorithms.dqn.dqn import DQN
+    from rlzmq.algorithms.classes import DQN
 
 __all__ = ["DQN", "DQNConfig"]
 
 # These import torch, which configs do not need.
-__getattr__: GetName = lazy_names(__name__, DQN="rlzmq.algorithms.dqn.dqn")
+__getattr__: GetName = lazy_names(__name__, DQN="rlzmq.algorithms.classes")

@@ -8,9 +8,9 @@ from rlzmq.algorithms.impala.impala_config import IMPALAConfig
 from rlzmq.core.lazy import GetName, lazy_names
 
 if TYPE_CHECKING:
-    from rlzmq.algorithms.impala.impala import IMPALA
+    from rlzmq.algorithms.classes import IMPALA
 
 __all__ = ["IMPALA", "IMPALAConfig"]
 
 # These import torch, which configs do not need.
-__getattr__: GetName = lazy_names(__name__, IMPALA="rlzmq.algorithms.impala.impala")
+__getattr__: GetName = lazy_names(__name__, IMPALA="rlzmq.algorithms.classes")

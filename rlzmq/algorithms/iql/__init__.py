@@ -8,9 +8,9 @@ from rlzmq.algorithms.iql.iql_config import IQLConfig
 from rlzmq.core.lazy import GetName, lazy_names
 
 if TYPE_CHECKING:
-    from rlzmq.algorithms.iql.iql import IQL
+    from rlzmq.algorithms.classes import IQL
 
 __all__ = ["IQL", "IQLConfig"]
 
 # These import torch, which configs do not need.
-__getattr__: GetName = lazy_names(__name__, IQL="rlzmq.algorithms.iql.iql")
+__getattr__: GetName = lazy_names(__name__, IQL="rlzmq.algorithms.classes")

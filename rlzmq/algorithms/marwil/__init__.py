@@ -8,9 +8,9 @@ from rlzmq.algorithms.marwil.marwil_config import MARWILConfig
 from rlzmq.core.lazy import GetName, lazy_names
 
 if TYPE_CHECKING:
-    from rlzmq.algorithms.marwil.marwil import MARWIL
+    from rlzmq.algorithms.classes import MARWIL
 
 __all__ = ["MARWIL", "MARWILConfig"]
 
 # These import torch, which configs do not need.
-__getattr__: GetName = lazy_names(__name__, MARWIL="rlzmq.algorithms.marwil.marwil")
+__getattr__: GetName = lazy_names(__name__, MARWIL="rlzmq.algorithms.classes")

@@ -8,9 +8,9 @@ from rlzmq.algorithms.ppo.ppo_config import PPOConfig
 from rlzmq.core.lazy import GetName, lazy_names
 
 if TYPE_CHECKING:
-    from rlzmq.algorithms.ppo.ppo import PPO
+    from rlzmq.algorithms.classes import PPO
 
 __all__ = ["PPO", "PPOConfig"]
 
 # These import torch, which configs do not need.
-__getattr__: GetName = lazy_names(__name__, PPO="rlzmq.algorithms.ppo.ppo")
+__getattr__: GetName = lazy_names(__name__, PPO="rlzmq.algorithms.classes")

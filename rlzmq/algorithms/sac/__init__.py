@@ -8,9 +8,9 @@ from rlzmq.algorithms.sac.sac_config import SACConfig
 from rlzmq.core.lazy import GetName, lazy_names
 
 if TYPE_CHECKING:
-    from rlzmq.algorithms.sac.sac import SAC
+    from rlzmq.algorithms.classes import SAC
 
 __all__ = ["SAC", "SACConfig"]
 
 # These import torch, which configs do not need.
-__getattr__: GetName = lazy_names(__name__, SAC="rlzmq.algorithms.sac.sac")
+__getattr__: GetName = lazy_names(__name__, SAC="rlzmq.algorithms.classes")

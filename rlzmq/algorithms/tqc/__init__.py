@@ -8,9 +8,9 @@ from rlzmq.algorithms.tqc.tqc_config import TQCConfig
 from rlzmq.core.lazy import GetName, lazy_names
 
 if TYPE_CHECKING:
-    from rlzmq.algorithms.tqc.tqc import TQC
+    from rlzmq.algorithms.classes import TQC
 
 __all__ = ["TQC", "TQCConfig"]
 
 # These import torch, which configs do not need.
-__getattr__: GetName = lazy_names(__name__, TQC="rlzmq.algorithms.tqc.tqc")
+__getattr__: GetName = lazy_names(__name__, TQC="rlzmq.algorithms.classes")

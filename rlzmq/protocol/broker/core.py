@@ -28,10 +28,9 @@ from rlzmq.protocol.broker.options import BrokerOptions
 from rlzmq.protocol.broker.published_state import PublishedState
 from rlzmq.protocol.broker.recovery import Recovery
 from rlzmq.protocol.broker.registration import Registration
-from rlzmq.protocol.broker.reports import Reports
+from rlzmq.protocol.broker.reports import Reports, progress_of, status_of
 from rlzmq.protocol.broker.requests import Requests
 from rlzmq.protocol.broker.state import BrokerState, Peer
-from rlzmq.protocol.broker.status import progress_of, status_of
 from rlzmq.protocol.broker.updates import Delivery, Updates
 from rlzmq.protocol.events import (
     Instruction,

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from rlzmq.core import faults, trace
 from rlzmq.core.errors import PeerLostError, ProtocolError
-from rlzmq.core.memory_limit import end_if_out_of_memory
+from rlzmq.core.process_memory import end_if_out_of_memory
 from rlzmq.core.space_plain import space_from_plain
 from rlzmq.learners.distributed import DesynchronizedError
 from rlzmq.modules.weights import WeightsLayout
@@ -42,8 +42,7 @@ from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.protocol.weights import PUBLICATION_PREFIX_BYTES, new_publication_buffer, seal_publication
 from rlzmq.roles.fragment_data import open_steps
 from rlzmq.roles.learner.arrival_log import ArrivalLog
-from rlzmq.roles.learner.batch_check import BatchCheck
-from rlzmq.roles.learner.module_outputs import module_outputs
+from rlzmq.roles.learner.batch_check import BatchCheck, module_outputs
 from rlzmq.roles.peer_link import Curve, PeerLink, ends_link, new_peer_id
 from rlzmq.wire.fragment_message import FragmentRange
 from rlzmq.wire.schema import FragmentId

@@ -16,8 +16,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults, trace
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.log_level import apply_log_level
-from rlzmq.core.malloc import keep_freed_memory
-from rlzmq.core.memory_limit import limit_memory
+from rlzmq.core.process_memory import keep_freed_memory, limit_memory
 from rlzmq.learners.rank_modules import import_for_ranks
 from rlzmq.learners.torch_threads import set_torch_threads
 from rlzmq.modules.structure import has_convolutions

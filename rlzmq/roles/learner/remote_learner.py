@@ -13,21 +13,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rlzmq.actors.host import ActorHost
-from rlzmq.actors.messages import (
-    NO_CALL_ID,
-    Call,
-    Cancel,
-    Failure,
-    Result,
-    Shutdown,
-    decode_message,
-    encode_message,
-    pack,
-)
-from rlzmq.actors.remote_errors import pack_error
+from rlzmq.actors.host import ActorHost, CallServer
+from rlzmq.actors.messages import NO_CALL_ID, Call, Cancel, Shutdown, decode_message, pack
 from rlzmq.core.errors import PeerLostError, ProtocolError
-from rlzmq.core.malloc import share_one_arena
+from rlzmq.core.process_memory import share_one_arena
 from rlzmq.core.space_plain import space_from_plain
 from rlzmq.net.context import Context
 from rlzmq.net.events import SocketEvent
@@ -79,16 +68,16 @@ class RemoteLearner:
     def __init__(
         self, join: JoinFile, make_config: Callable[[Any], Any], *, preferred_rank: int, timeout_s: float
     ) -> None:
+        self.name: str = f"learner-{secrets.token_hex(3)}@{socket.gethostname()[:100]}"
         self._join = join
         self._make_config = make_config
         self._rank = preferred_rank
         self._timeout_s = timeout_s
         share_one_arena()
         self._host = ActorHost("learner")
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._calls = CallServer(self.name, self._send)
         self._was_called = False
         self._is_connected = False
-        self.name: str = f"learner-{secrets.token_hex(3)}@{socket.gethostname()[:100]}"
 
     async def run(self) -> None:
         """Serve until the run's end.
@@ -123,8 +112,7 @@ class RemoteLearner:
                 await asyncio.wait((self._over,), timeout=_HELLO_S)
             await self._over
         finally:
-            for task in self._tasks.values():
-                task.cancel()
+            self._calls.cancel_all()
             self._socket.close()
             await asyncio.to_thread(context.close)
             self._host.close()
@@ -162,42 +150,26 @@ class RemoteLearner:
             return
         if isinstance(message, Call):
             self._was_called = True
-            task = asyncio.ensure_future(self._answer(message, *value))
-            self._tasks[message.call_id] = task
-            task.add_done_callback(lambda _: self._tasks.pop(message.call_id, None))
+            self._calls.begin(message.call_id, self._call(message.method, *value))
         elif isinstance(message, Cancel):
-            if (running := self._tasks.get(message.call_id)) is not None:
-                running.cancel()
+            self._calls.cancel(message.call_id)
         elif isinstance(message, Shutdown):
             if message.call_id == NO_CALL_ID:
                 print(f"{self.name}: the driver stopped this learner", file=sys.stderr, flush=True)
                 os._exit(75)  # a blocked training thread would keep the process
-            self._stopping = asyncio.ensure_future(self._stop(message.call_id))
+            self._calls.begin(message.call_id, self._stop())
 
-    async def _answer(self, call: Call, args: Any, kwargs: Any) -> None:
-        try:
-            if call.method == "build":
-                value = None
-                await self._build(*args)
-            elif call.method not in _METHODS:
-                raise ProtocolError(f"a learner that joined has no method {call.method!r}")
-            else:
-                if call.method == "connect":
-                    # The driver's own addresses and (no) keys mean nothing here.
-                    link = {
-                        **args[0],
-                        "data_address": self._join.addresses["data"],
-                        "curve": self._join.curve(),
-                    }
-                    args = (link, *args[1:])
-                value = await self._host.call(call.method, args, kwargs)
-            frames = pack(value, f"{call.method}() result")
-            tree, small, *large = frames  # as a snapshot: training continues while it is being sent
-            self._send(Result(call.call_id), [tree, small, *(array.copy() for array in large)])
-        except asyncio.CancelledError:
-            return
-        except BaseException as error:
-            self._send(Failure(call.call_id, pack_error(error, self.name)))
+    async def _call(self, method: str, args: Any, kwargs: Any) -> list[Any]:
+        if method == "build":
+            await self._build(*args)
+            return pack(None, "build")
+        if method not in _METHODS:
+            raise ProtocolError(f"a learner that joined has no method {method!r}")
+        if method == "connect":
+            # The driver's own addresses and (no) keys mean nothing here.
+            own = {"data_address": self._join.addresses["data"], "curve": self._join.curve()}
+            args = ({**args[0], **own}, *args[1:])
+        return await self._host.answer(method, args, kwargs)
 
     async def _build(self, packed: Any, spaces: Any, rank: int, num_ranks: int) -> None:
         single = tuple(space_from_plain(space) for space in spaces)
@@ -210,14 +182,13 @@ class RemoteLearner:
         await self._host.construct(make)
         print(f"{self.name} is rank {rank} of {num_ranks}", flush=True)
 
-    async def _stop(self, call_id: int) -> None:
+    async def _stop(self) -> list[Any]:
         try:
             await self._host.stop()
-            self._send(Result(call_id), pack(None, "stop"))
-        except Exception as error:
-            self._send(Failure(call_id, pack_error(error, self.name)))
-        self.end()
+            return pack(None, "stop")
+        finally:
+            asyncio.get_running_loop().call_soon(self.end)  # once the answer is sent
 
-    def _send(self, message: Any, value: Any = ()) -> None:
+    def _send(self, frames: list[Any]) -> None:
         if not self._socket.closed:
-            self._socket.send(encode_message(message, value))
+            self._socket.send(frames)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from rlzmq.core import faults, trace
-from rlzmq.core.memory_limit import end_if_out_of_memory
+from rlzmq.core.process_memory import end_if_out_of_memory
 from rlzmq.core.stage_timers import (
     FRAGMENT_DELIVERY_TIMER,
     FRAGMENT_ENCODE_TIMER,

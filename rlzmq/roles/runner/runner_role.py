@@ -20,7 +20,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults, trace
 from rlzmq.core.errors import DeadlineError
 from rlzmq.core.log_level import apply_log_level
-from rlzmq.core.memory_limit import limit_memory
+from rlzmq.core.process_memory import limit_memory
 from rlzmq.learners.torch_threads import set_torch_threads
 from rlzmq.roles.fragment_data import sample_with_metrics, take_fragment
 from rlzmq.roles.peer_link import PeerRole

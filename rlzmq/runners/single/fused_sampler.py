@@ -30,8 +30,13 @@ from rlzmq.episodes.episode_state import plain_infos
 from rlzmq.runners.episode_metrics import FinishedEpisodes
 from rlzmq.runners.module_step import ModuleStep, to_numpy
 from rlzmq.runners.sampler import WEIGHTS_SEQ_NO, Sampler
-from rlzmq.runners.single.fragment_columns import ChunkTable, ColumnBlock, Writer, find_chunks
-from rlzmq.runners.single.ongoing_episodes import OngoingEpisodes
+from rlzmq.runners.single.fragment_columns import (
+    ChunkTable,
+    ColumnBlock,
+    OngoingEpisodes,
+    Writer,
+    find_chunks,
+)
 from rlzmq.runners.vector_io import VectorStepper
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.tune.search.base import BasicVariantGenerator, ConcurrencyLimiter, Searcher
-from rlzmq.tune.search.optuna import OptunaSearch
+from rlzmq.tune.search.algorithms import BasicVariantGenerator, ConcurrencyLimiter, OptunaSearch, Searcher
 
 __all__ = ["BasicVariantGenerator", "ConcurrencyLimiter", "OptunaSearch", "Searcher", "create_searcher"]
 

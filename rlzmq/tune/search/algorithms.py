@@ -1,4 +1,4 @@
-"""Search algorithms, which choose the values of new trials."""
+"""Search algorithms, which choose the values of new trials: grids and random values, or Optuna's samplers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ import numpy as np
 
 from rlzmq.config.search_space import Categorical, GridSearch, Numeric, SearchObject
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.extras import import_optional
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.suggest import did_you_mean
 
-__all__ = ["BasicVariantGenerator", "ConcurrencyLimiter", "Searcher", "labels_of"]
+__all__ = [
+    "BasicVariantGenerator",
+    "ConcurrencyLimiter",
+    "OptunaSearch",
+    "Searcher",
+    "labels_of",
+    "load_optuna",
+]
 
 
 class Searcher:
@@ -128,3 +136,46 @@ def _parameter(path: str, item: SearchObject, value: Any) -> Any:
     if isinstance(item, Categorical | GridSearch) and value in item.values:
         return labels_of(item.values)[item.values.index(value)]
     raise ConfigurationError(f"points_to_evaluate: {value!r} is not a value of {path}={item!r}.")
+
+
+def load_optuna() -> Any:
+    """Return the module `optuna`, with its logging limited to warnings.
+
+    Raises:
+        MissingPackageError: Optuna is not installed.
+    """
+    optuna = import_optional("optuna", "Tune", "rlzmq[tune]")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+@dataclass
+class OptunaSearch(Searcher):
+    """Values suggested by an Optuna sampler; needs `TuneConfig(metric=…, mode=…)`.
+
+    Args:
+        sampler: An Optuna sampler, or the name of one in ``optuna.samplers``, which gets the seed; None: "TPESampler".
+        points_to_evaluate: Values of the first trials by path, e.g. ``[{"lr": 0.001}]``.
+        seed: Seed of a sampler given by name; None: a random one.
+        max_concurrent: Maximum number of trials at the same time; 0: no limit.
+    """
+
+    sampler: Any = None
+    points_to_evaluate: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    seed: int | None = None
+    max_concurrent: int = 0
+
+    def make_sampler(self, seed: int) -> Any:
+        """Return the Optuna sampler.
+
+        Raises:
+            ConfigurationError: Optuna has no sampler of this name.
+        """
+        if self.sampler is not None and not isinstance(self.sampler, str):
+            return self.sampler
+        name = self.sampler or "TPESampler"
+        samplers = load_optuna().samplers
+        if not name.endswith("Sampler") or not hasattr(samplers, name):
+            known = [each for each in dir(samplers) if each.endswith("Sampler")]
+            raise ConfigurationError(f"OptunaSearch: no sampler {name!r}.{did_you_mean(name, known)}")
+        return getattr(samplers, name)(seed=seed)
