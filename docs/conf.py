@@ -20,6 +20,11 @@ extensions = [
     "generated_pages",
 ]
 exclude_patterns = ["examples"]
+source_suffix = {
+    ".md": "markdown",
+    ".rst": "restructuredtext",
+    ".ipynb": "markdown",
+}  # generated_pages reads it
 
 html_theme = "furo"
 html_copy_source = False

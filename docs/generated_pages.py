@@ -8,6 +8,7 @@ READMEs of the algorithms, into ``docs/project`` ``SECURITY.md`` and ``CHANGELOG
 import contextlib
 import inspect
 import io
+import json
 import os
 import posixpath
 import re
@@ -238,8 +239,25 @@ def write_pages(app: Sphinx) -> None:
                 path.unlink()
 
 
-def rewrite_links(app: Sphinx, docname: str, content: list[str]) -> None:
+def notebook_page(text: str) -> str:
+    """Return a notebook as Markdown: its cells, and what they printed and showed when it was executed last."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            shown = output.get("data", {"text/plain": output.get("text", "")})
+            if "text/html" in shown:
+                parts.append(f"```{{raw}} html\n{''.join(shown['text/html'])}\n```")
+            else:
+                parts.append(f"```text\n{''.join(shown['text/plain']).rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def prepare(app: Sphinx, docname: str, content: list[str]) -> None:
     """Rewrite the links of written pages; in the index, list the pages in ``docs`` that it does not name."""
+    if docname.startswith("notebooks/"):
+        content[0] = notebook_page(content[0])
     if docname == "index":
         named = set(content[0].split())
         others = [path.stem for path in sorted(DOCS.glob("*.md")) if path.stem not in {*named, "index"}]
@@ -278,7 +296,7 @@ def short_signature(
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("builder-inited", write_pages)
-    app.connect("source-read", rewrite_links)
+    app.connect("source-read", prepare)
     app.connect("autodoc-process-signature", short_signature)
     app.add_role("name", NameRole())
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -23,7 +23,7 @@ from rlzmq.algorithms.registry import get_config_class
 from rlzmq.cli.main import main as rlzmq
 from rlzmq.replay import open_shards
 from scripts.learn import TASKS as ONLINE
-from scripts.learn import configure, mean_return, recorder
+from scripts.learn import configure, mean_return, recorder, thinned
 
 
 class Task(NamedTuple):
@@ -88,8 +88,8 @@ def describe(place: Path, *names: str) -> None:
 
 def learn(
     name: str, place: Path, mode: str, seed: int, runs: Path | None = None, every: int | None = None
-) -> tuple[bool, int, float, float]:
-    """Run a task. Return whether the target was reached, iterations, the last mean return, and seconds.
+) -> tuple[bool, list[tuple[int, float]], float]:
+    """Run a task. Return whether the target was reached, trained env steps and mean return of each evaluation, seconds.
 
     Args:
         name: A key of `TASKS`.
@@ -109,16 +109,17 @@ def learn(
     batch = config.train_batch_size_per_learner
     config.learners(num_learners=ranks).training(train_batch_size_per_learner=batch // max(ranks, 1))
     num_iterations = task.num_env_steps // (batch * config.dataset_num_iters_per_learner)
-    mean = float("nan")
+    curve: list[tuple[int, float]] = []
     with config.build() as algo, recorder(runs, f"{name}-{mode}-{seed}", config) as log:
         while algo.iteration < num_iterations:
             result = algo.train()
             log(result)
             if "evaluation" in result:
-                mean = mean_return(result["evaluation"]["env_runners"])
-                if mean >= task.target:
+                steps = result["num_env_steps_trained_lifetime"]
+                curve.append((steps, mean_return(result["evaluation"]["env_runners"])))
+                if curve[-1][1] >= task.target:
                     break
-        return mean >= task.target, algo.iteration, mean, time.perf_counter() - start
+    return curve[-1][1] >= task.target, curve, time.perf_counter() - start
 
 
 def main() -> int:
@@ -132,6 +133,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="directory for the data, reused if it is there")
     parser.add_argument("--runs", type=Path, help="write a run directory for each below this one")
     parser.add_argument("--every", type=int, help="iterations between evaluations (default: the preset's)")
+    parser.add_argument("--curve", action="store_true", help="print the curve as in presets.toml")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         place = options.data or Path(temporary)
@@ -143,16 +145,17 @@ def main() -> int:
             record_pendulum(place)
         for name in options.tasks:
             for seed in options.seeds:
-                reached, iterations, mean, seconds = learn(
-                    name, place, options.mode, seed, options.runs, options.every
-                )
+                reached, curve, seconds = learn(name, place, options.mode, seed, options.runs, options.every)
                 failed += not reached
                 outcome = "reached" if reached else "not reached"
+                steps, mean = curve[-1]
                 print(
-                    f"{name:<10} {options.mode:<12} seed {seed}: {outcome} after {iterations} iterations, {mean:.1f}, "
-                    f"{seconds:.0f} s",
+                    f"{name:<10} {options.mode:<12} seed {seed}: {outcome} after {steps} trained env steps, "
+                    f"{mean:.1f}, {seconds:.0f} s",
                     flush=True,
                 )
+                if options.curve:
+                    print(f"curve = {thinned(curve)}", flush=True)
     return 1 if failed else 0
 
 

@@ -62,6 +62,7 @@ _COMMANDS = {
         "rlzmq.cli.inspect",
         "show a run's data flow (rlzmq inspect ppo --env ENV), its checkpoints, or recorded episodes",
     ),
+    "ckpt": ("rlzmq.cli.ckpt", "check checkpoints, or compare two: rlzmq ckpt ls RUN, rlzmq ckpt diff A B"),
     "launch": ("rlzmq.cli.launch", "run on several machines over ssh: rlzmq launch cluster.toml"),
     "record": (
         "rlzmq.cli.record",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ast
+import dis
 import importlib
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -48,14 +49,19 @@ def names_to_load(package: str) -> dict[str, str]:
     """Return the names that a package imports under ``if TYPE_CHECKING``, with their modules relative to the package.
 
     Args:
-        package: The package's ``__name__``. It is read as source, since nothing there is executed.
+        package: The package's ``__name__``. Its bytecode is read: nothing there is executed, and applications
+            may be shipped without sources.
     """
-    source = sys.modules[package].__spec__.loader.get_source(package)  # type: ignore[union-attr]
-    block = next(node for node in ast.parse(source).body if isinstance(node, ast.If))
-    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    code = sys.modules[package].__spec__.loader.get_code(package)  # type: ignore[union-attr]
+    instructions = list(dis.get_instructions(code))
+    begin = next(index for index, instruction in enumerate(instructions) if "JUMP" in instruction.opname)
     found = {}
-    for module, names in ((str(node.module), [alias.name for alias in node.names]) for node in imports):
-        if names == ["*"]:  # only of modules that consist of constants
-            names = [name for name in vars(importlib.import_module(module)) if not name.startswith("_")]
-        found.update(dict.fromkeys(names, module.removeprefix(f"{package}.")))
+    for before, instruction in itertools.pairwise(instructions[begin:]):
+        if instruction.offset >= instructions[begin].argval:  # the end of the block
+            break
+        if instruction.opname == "IMPORT_NAME":
+            module, names = instruction.argval, before.argval
+            if names == ("*",):  # only of modules that consist of constants
+                names = [name for name in vars(importlib.import_module(module)) if not name.startswith("_")]
+            found.update(dict.fromkeys(names, module.removeprefix(f"{package}.")))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,51 @@ def _quarantined(tmp_path: Path, *, poisoned: bool) -> Path:
     (tmp_path / "x.json").write_text('{"id": "x", "reason": "death_limit"}')
     config.to_toml(tmp_path / "config.toml")
     return path
+
+
+def test_ckpt_diff_shows_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def saved(name: str, width: int, num_iterations: int) -> str:
+        config = (
+            PPOConfig()
+            .environment("CartPole-v1")
+            .env_runners(num_env_runners=0)
+            .training(train_batch_size_per_learner=64, minibatch_size=64, num_epochs=1)
+            .rl_module(model_config={"fcnet_hiddens": [width]})
+            .debugging(seed=0)
+        )
+        with config.build() as algo:
+            for _ in range(num_iterations):
+                algo.train()
+            return algo.save_to_path(tmp_path / name)
+
+    new, trained, wide = saved("new", 4, 0), saved("trained", 4, 1), saved("wide", 5, 0)
+    module = "learner_group/learner/rl_module/default_policy"
+    assert main(["ckpt", "diff", new, str(tmp_path / "new")]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"A  {new}", f"B  {new}", "nothing differs"]
+
+    assert main(["ckpt", "diff", new, trained]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "accounting  trained  0 → 64" in lines
+    assert "learner_group/learner/counters  num_gradient_updates_lifetime  0 → 1" in lines
+    (weights,) = [line for line in lines if line.startswith(module)]
+    assert re.fullmatch(
+        rf"{module}  8 of 8 values differ, the largest difference is [45][.0-9]*e-05 in \S+", weights
+    )  # 5e-5 is the lr, and the length of Adam's first step
+    assert not [line for line in lines if line.startswith("config")]
+
+    assert main(["ckpt", "diff", new, wide]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "config  model_config/fcnet_hiddens  [4] → [5]" in lines
+    assert f"{module}  encoder.layers.0.weight  (4, 4) float32 → (5, 4) float32" in lines
+
+
+def test_ckpt_refuses_what_it_cannot_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ckpt", "diff", str(tmp_path)]) == 78
+    assert "expected 2 checkpoints or run directories, got 1" in capsys.readouterr().err
+    assert main(["ckpt", "diff", str(tmp_path), str(tmp_path)]) == 78
+    assert "is not a checkpoint: it has no manifest.json" in capsys.readouterr().err
+    assert main(["ckpt", "ls", str(tmp_path)]) == 78
+    assert "nothing here to resume" in capsys.readouterr().out
 
 
 def test_replay_shows_the_poison_and_trains_a_healthy_fragment(

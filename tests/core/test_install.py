@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import compileall
 import importlib.metadata
+import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+
+import rlzmq
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 MAX_DISTRIBUTIONS = 30
@@ -34,6 +39,27 @@ def test_the_core_install_is_at_most_thirty_distributions() -> None:
         found.add(name)
         waiting += importlib.metadata.requires(name) or []
     assert len(found) <= MAX_DISTRIBUTIONS, sorted(found)
+
+
+def test_an_application_without_sources_imports_and_trains(tmp_path: Path) -> None:
+    package = PROJECT.parent / "rlzmq"
+    compileall.compile_dir(package, quiet=2)
+    for path in package.rglob("*"):
+        copy = tmp_path / path.relative_to(package.parent)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".py":
+            copy.with_suffix(".pyc").symlink_to(importlib.util.cache_from_source(path))
+        elif path.is_file() and path.suffix != ".pyc":
+            copy.symlink_to(path)
+    code = (
+        "import rlzmq; from rlzmq import PPOConfig; print(rlzmq.__file__, len(rlzmq.__all__))\n"
+        "with PPOConfig.preset('CartPole-v1').env_runners(num_env_runners=1).build() as algo: algo.train()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == [str(tmp_path / "rlzmq" / "__init__.pyc"), str(len(rlzmq.__all__))]
 
 
 @pytest.mark.alone

@@ -1,5 +1,5 @@
 """Runs the Python blocks of pages on small settings: each page in order, in one namespace, as a script ``__main__``.
-A page may also be a script itself, which gets the arguments that follow it.
+A page may also be a script itself, which gets the arguments that follow it, or a notebook.
 
 Usage: ``python run_page.py MODULE…``; the modules are for the fork server. One page a line comes by stdin, as a JSON
 list of its path, the directory to run it in, and a script's arguments; for each one a line goes to stdout: a JSON
@@ -15,15 +15,25 @@ import re
 import sys
 import traceback
 import types
+from collections import Counter
 from pathlib import Path
 
 _MAX_BATCH = 256
 _MAX_RESULTS = 2
+_MAX_PICTURES = 9
 
 
 def _make_small() -> None:
-    """Batches of at most 256 steps and two epochs, and no more than two results of an endless run."""
+    """Batches of at most 256 steps and two epochs, two results of an endless run, nine pictures of a video."""
     from rlzmq import AlgorithmConfig, AsyncAlgorithm
+    from rlzmq.algorithms.checkpoint_evaluation import _VideoRecorder
+
+    add_picture, num_pictures = _VideoRecorder._add, Counter()
+
+    def add_few_pictures(self, **kwargs):
+        num_pictures[self.path] += 1
+        if num_pictures[self.path] <= _MAX_PICTURES:
+            add_picture(self, **kwargs)
 
     for_build = AlgorithmConfig._for_build
     results = AsyncAlgorithm.results
@@ -46,6 +56,7 @@ def _make_small() -> None:
 
     AlgorithmConfig._for_build = small_for_build
     AsyncAlgorithm.results = few_results
+    _VideoRecorder._add = add_few_pictures
 
 
 def _run(page: str) -> None:
@@ -55,6 +66,10 @@ def _run(page: str) -> None:
     if page.endswith(".py"):
         exec(compile(text, page, "exec", dont_inherit=True), script.__dict__)
         return
+    if page.endswith(".ipynb"):
+        cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+        asyncio.run(_run_cells(["".join(cell["source"]) for cell in cells], page, script.__dict__))
+        return
     for match in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         line = text[: match.start()].count("\n") + 1
         tree = ast.parse("\n" * line + match[1], page)
@@ -63,6 +78,21 @@ def _run(page: str) -> None:
             asyncio.run(eval(code, script.__dict__))
         else:
             exec(code, script.__dict__)
+
+
+async def _run_cells(cells: list[str], page: str, names: dict) -> None:
+    """Run cells as Jupyter does: on a running event loop, and the value of a last expression is shown as HTML."""
+    for source in cells:
+        tree = ast.parse(source, page)
+        last, names["_"] = tree.body[-1], None
+        if isinstance(last, ast.Expr):
+            shown = ast.copy_location(ast.Assign([ast.Name("_", ast.Store())], last.value), last)
+            tree.body[-1] = ast.fix_missing_locations(shown)
+        code = compile(tree, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        waited = eval(code, names)
+        if waited is not None:
+            await waited
+        getattr(names["_"], "_repr_html_", str)()
 
 
 _SCRIPTS: list[types.ModuleType] = []  # classes of a page live as long as the process, as a script's do

@@ -6,6 +6,7 @@ imports changed.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -28,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 RUN_PAGE = Path(__file__).with_name("run_page.py")
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
 TESTED_ALONE = {"league_connect_four"}  # by test_examples.py: it takes further arguments
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 CONCEPTS = sorted(Path(__file__).with_name("concepts").glob("*.py"))
 ELSEWHERE = {
     "docs/connectors.md"
@@ -96,6 +98,27 @@ def test_a_concept_pages_code_runs_with_only_its_imports_changed(
     page: Path, tmp_path: Path, pages: Pages
 ) -> None:
     pages.run(page, tmp_path)
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
+def test_a_notebooks_cells_run_on_one_event_loop(notebook: Path, tmp_path: Path, pages: Pages) -> None:
+    pages.run(notebook, tmp_path)
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
+def test_a_notebook_runs_in_jupyter(notebook: Path, tmp_path: Path) -> None:
+    nbclient = pytest.importorskip("nbclient", reason="python3 scripts/test_optional.py installs it")
+    pytest.importorskip("ipykernel")
+    nbformat = importlib.import_module("nbformat")
+    book = nbformat.read(notebook, as_version=4)
+    nbclient.NotebookClient(book, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert rich_outputs(json.loads(nbformat.writes(book))) == rich_outputs(json.loads(notebook.read_text()))
+
+
+def rich_outputs(book: dict[str, Any]) -> list[list[str]]:
+    """The kinds of what each cell shows: tables, curves and videos."""
+    cells = [json.dumps(cell.get("outputs", [])) for cell in book["cells"]]
+    return [re.findall("<table|<svg|data:image/gif", shown) for shown in cells]
 
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda p: p.stem)

@@ -275,8 +275,16 @@ def test_a_page_without_runs_shows_the_first_one_that_comes(opened: Any, tmp_pat
     with Served(tmp_path) as served:
         page = opened(served.enter())
         sync_api.expect(page.locator("#tiles")).to_contain_text("none so far")
+        sync_api.expect(page.locator(".chart output")).to_have_text(["Waiting for the first run."] * 2)
         shoot(page, "empty")
-        ended(make_run(tmp_path / "runs/a", [5.0]))
+        directory = make_run(tmp_path / "runs/a", [])
+        awaited = ["finished episode", "results"]
+        sync_api.expect(page.locator(".chart output")).to_have_text(
+            [f"Waiting for the first {what}." for what in awaited]
+        )
+        sync_api.expect(page.locator(".chart canvas, .hint:visible >> text=Drag")).to_have_count(0)
+        directory.log(result(1, 100, 5.0))
+        ended(directory)
         sync_api.expect(page).to_have_title("a: 5 · rlzmq")
         page.close()
 

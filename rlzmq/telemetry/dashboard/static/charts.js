@@ -56,6 +56,16 @@ export class Chart {
     if (!this.data) return;
     const { x, curves } = this.data;
     const shown = this.data.runs.map((id) => this.runs.find((run) => run.id === id)).filter(Boolean);
+    this.plot?.destroy();
+    this.plot = null;
+    this.meanColumns = shown.map((run, index) => ({ run, values: curves[index].mean, low: curves[index].low, high: curves[index].high }));
+    this.plotPlace.dataset.points = x.length;
+    if (!this.range && this.meanColumns.every(({ values }) => lastIndex(values) < 0)) {
+      const awaited = this.y === "mean" ? "the first finished episode" : "the first results";
+      this.readout.value = `Waiting for ${shown.length ? awaited : "the first run"}.`;
+      this.plotPlace.setAttribute("aria-label", `${this.title}. ${this.readout.value}`);
+      return;
+    }
     const series = [{}];
     const columns = [x];
     const bands = [];
@@ -87,12 +97,9 @@ export class Chart {
         setCursor: [(plot) => this.describe(plot.cursor.idx)],
       },
     };
-    this.plot?.destroy();
     this.plot = new uPlot(options, columns, this.plotPlace);
-    this.meanColumns = shown.map((run, index) => ({ run, values: curves[index].mean, low: curves[index].low, high: curves[index].high }));
     const last = lastIndex(this.meanColumns[0]?.values ?? []);
     this.plotPlace.setAttribute("aria-label", `${this.title}. ${last < 0 ? "Nothing so far." : this.textAt(last)}`);
-    this.plotPlace.dataset.points = x.length;
     this.describe(null);
   }
 
@@ -109,7 +116,7 @@ export class Chart {
 
   describe(index) {
     if (index === null || index === undefined) {
-      const last = lastIndex(this.meanColumns?.[0]?.values ?? []);
+      const last = lastIndex(this.meanColumns[0]?.values ?? []);
       this.readout.value = last < 0 ? "" : this.textAt(last);
     } else {
       this.readout.value = this.textAt(index);
