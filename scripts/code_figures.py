@@ -9,10 +9,11 @@ functions and under ``if TYPE_CHECKING``.
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 PACKAGE = Path(__file__).resolve().parents[1] / "rlzmq"
 
@@ -26,20 +27,53 @@ def modules(package: Path = PACKAGE) -> dict[str, Path]:
     return found
 
 
-def annotations(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield (line, name, annotation) of each annotated parameter, result and variable."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.arg) and node.annotation is not None:
-            yield node.lineno, node.arg, ast.unparse(node.annotation)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
-            yield node.lineno, f"{node.name}()", ast.unparse(node.returns)
+class Import(NamedTuple):
+    """An import statement: the module's name, and the names that are imported from it (none for ``import module``)."""
+
+    line: int
+    module: str
+    names: tuple[str, ...]
+    is_relative: bool
+    in_function: bool
+
+
+class Facts(NamedTuple):
+    """What the figures are made from, of one file."""
+
+    imports: list[Import]
+    annotations: list[tuple[int, str, str]]
+    """Line, name and annotation of each annotated parameter, result and variable."""
+
+
+@functools.cache
+def facts(path: Path) -> Facts:
+    """Return the facts of a file, which is parsed once."""
+    found = Facts([], [])
+    ahead: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), False)]
+    while ahead:
+        node, in_function = ahead.pop()
+        if isinstance(node, ast.Import):
+            found.imports.extend(
+                Import(node.lineno, alias.name, (), False, in_function) for alias in node.names
+            )
+        elif isinstance(node, ast.ImportFrom):
+            names = tuple(alias.name for alias in node.names)
+            found.imports.append(Import(node.lineno, node.module or "", names, node.level > 0, in_function))
+        elif isinstance(node, ast.arg) and node.annotation is not None:
+            found.annotations.append((node.lineno, node.arg, ast.unparse(node.annotation)))
         elif isinstance(node, ast.AnnAssign):
-            yield node.lineno, ast.unparse(node.target), ast.unparse(node.annotation)
+            found.annotations.append((node.lineno, ast.unparse(node.target), ast.unparse(node.annotation)))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            in_function = True
+            if node.returns is not None:
+                found.annotations.append((node.lineno, f"{node.name}()", ast.unparse(node.returns)))
+        ahead += [(child, in_function) for child in ast.iter_child_nodes(node)]
+    return found
 
 
 def share_of_any(package: Path = PACKAGE) -> float:
     """Return the share of annotations that are bare `Any`."""
-    kinds = [kind for path in modules(package).values() for _, _, kind in annotations(path)]
+    kinds = [kind for path in modules(package).values() for _, _, kind in facts(path).annotations]
     return kinds.count("Any") / len(kinds)
 
 
@@ -49,11 +83,8 @@ def imports(package: Path = PACKAGE) -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {}
     for module, path in known.items():
         names: list[str] = []
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                names += [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names += [f"{node.module}.{alias.name}" for alias in node.names]
+        for each in facts(path).imports:
+            names += [f"{each.module}.{name}" for name in each.names] or [each.module]
         targets = set()
         for name in names:
             if name.partition(".")[0] == package.name:
@@ -82,17 +113,11 @@ def circles(package: Path = PACKAGE) -> list[list[str]]:
 
 def imports_in_functions(package: Path = PACKAGE) -> int:
     """Return the number of import statements for the package's modules inside functions."""
-    found = set()
-    for path in modules(package).values():
-        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                for node in ast.walk(function):
-                    name = node.module if isinstance(node, ast.ImportFrom) else ""
-                    if isinstance(node, ast.Import):
-                        name = node.names[0].name
-                    if str(name).partition(".")[0] == package.name:
-                        found.add((path, getattr(node, "lineno", 0)))
-    return len(found)
+    return sum(
+        each.in_function and each.module.partition(".")[0] == package.name
+        for path in modules(package).values()
+        for each in facts(path).imports
+    )
 
 
 def main() -> None:

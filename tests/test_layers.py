@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-import functools
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from scripts.code_figures import annotations, circles, share_of_any
+from scripts.code_figures import circles, facts, share_of_any
 
 PACKAGE = Path(__file__).parent.parent / "rlzmq"
 LAYERS = (
@@ -55,16 +53,10 @@ LAZY_IMPORTS = {
 }
 
 
-@functools.cache
 def imports_of(path: Path) -> list[tuple[int, str]]:
-    found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: relative import"
-            found.append((node.lineno, node.module or ""))
-    return found
+    for each in facts(path).imports:
+        assert not each.is_relative, f"{path}:{each.line}: relative import"
+    return [(each.line, each.module) for each in facts(path).imports]
 
 
 def modules() -> list[tuple[str, Path]]:
@@ -98,7 +90,7 @@ def test_configs_have_types_and_any_is_rare() -> None:
     guilty = [
         f"{path.relative_to(PACKAGE)}:{line}"
         for _, path in modules()
-        for line, name, kind in annotations(path)
+        for line, name, kind in facts(path).annotations
         if name == "config" and kind == "Any"
     ]
     assert guilty == []
@@ -148,14 +140,8 @@ def test_imports_inside_functions_have_a_reason() -> None:
     found = set()
     for _, path in modules():
         name = str(path.relative_to(PACKAGE))
-        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                continue
-            for node in ast.walk(function):
-                names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-                names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-                if any(each.split(".")[0] == "rlzmq" for each in names):
-                    found.add("cli/" if name.startswith("cli/") else name)
+        if any(each.in_function and each.module.split(".")[0] == "rlzmq" for each in facts(path).imports):
+            found.add("cli/" if name.startswith("cli/") else name)
     assert sorted(found - allowed) == [], "import at the top of the file, or give the reason in LAZY_IMPORTS"
     assert sorted(allowed - found) == [], "these import nothing in functions: take them out of LAZY_IMPORTS"
 
@@ -178,17 +164,6 @@ def test_pure_layers_import_no_sockets_and_no_event_loop() -> None:
         if layer in PURE and name.split(".")[0] in ("asyncio", "uvloop", "socket")
     ]
     assert guilty == []
-
-
-@pytest.mark.parametrize("forbidden", ["pickle", "cloudpickle", "marshal", "shelve", "dill"])
-def test_only_one_module_pickles(forbidden: str) -> None:
-    guilty = [
-        str(path.relative_to(PACKAGE))
-        for _, path in modules()
-        for _, name in imports_of(path)
-        if name.split(".")[0] == forbidden
-    ]
-    assert set(guilty) <= {"actors/by_value.py"}
 
 
 def test_import_rlzmq_is_quick_and_loads_no_torch() -> None:

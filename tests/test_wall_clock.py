@@ -32,7 +32,8 @@ WALL = {
 
 
 def reads_the_wall_clock(source: str) -> bool:
-    return any(
+    # most files name none of these functions, and need not be parsed
+    return any(f".{name}" in source for _, name in WALL) and any(
         isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and (node.value.id, node.attr) in WALL

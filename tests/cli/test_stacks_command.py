@@ -14,6 +14,7 @@ from rlzmq import PPOConfig
 from rlzmq.cli.main import main
 from rlzmq.core.stack_channel import find_stack_channel
 from rlzmq.telemetry.run_directory import RunDirectory
+from tests.support.warm_process import WarmPopen
 
 # As root it may read every process; others only where the kernel permits it.
 PY_SPY = os.geteuid() == 0 and shutil.which("py-spy", path=str(Path(sys.executable).parent))
@@ -42,7 +43,7 @@ def test_the_place_where_a_runner_hangs_is_shown_and_the_run_goes_on(
     (tmp_path / "my_hangs.py").write_text(HANGS)
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     arguments = ["train", "ppo", "--env", "my_hangs:Hangs", "--env-runners", "1", "--run-dir", "run"]
-    train = subprocess.Popen(
+    train: subprocess.Popen[str] = WarmPopen(
         [sys.executable, "-m", "rlzmq", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path, env=environment,
     )  # fmt: skip

@@ -17,6 +17,7 @@ import pytest
 
 from rlzmq import latest_checkpoint
 from rlzmq.cli.main import main
+from tests.support.warm_process import WarmPopen
 
 TRAIN = [
     "train", "ppo", "--env", "CartPole-v1", "--envs-per-env-runner", "4", "--batch-size-per-learner", "200",
@@ -26,7 +27,7 @@ TRAIN = [
 
 def command(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
+    return WarmPopen(
         [sys.executable, "-m", "rlzmq", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

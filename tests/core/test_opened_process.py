@@ -123,8 +123,9 @@ def test_a_process_without_a_channel_is_not_asked_for_its_stacks(child: subproce
 
 def signals_by_number(path: Path) -> list[int]:
     """Lines that send a signal by number to another process."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    found: list[int] = []
+    text = path.read_text()
+    for node in ast.walk(ast.parse(text)) if "os.kill" in text else ():
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("os.kill", "os.killpg"):
             target, number = map(ast.unparse, node.args)
             if target != "os.getpid()" and number != "0":

@@ -20,6 +20,7 @@ from rlzmq import PPOConfig, RLModuleSpec
 from rlzmq.cli.main import EXIT_CONFIG, EXIT_INTERRUPTED, main
 from tests.deploy.gated_module import GatedModule
 from tests.deploy.serving import Http, cartpole, write_checkpoint
+from tests.support.warm_process import WarmPopen
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -28,7 +29,7 @@ class Served:
     """A process of the command."""
 
     def __init__(self, *arguments: str, directory: Path) -> None:
-        self.process = subprocess.Popen(
+        self.process: subprocess.Popen[str] = WarmPopen(
             [sys.executable, "-m", "rlzmq", "serve", *arguments, "--http", "127.0.0.1:0"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import re
 import shlex
@@ -16,6 +15,7 @@ import rlzmq
 from rlzmq.cli.main import _COMMANDS, main
 from rlzmq.core.cloud_path import _DRIVERS
 from rlzmq.envs import extras as environments
+from scripts.code_figures import facts, modules
 from tests.docs.pages import BUILT, name_of
 from tests.docs.pages import PAGES as WRITTEN
 
@@ -30,25 +30,14 @@ def texts() -> dict[str, str]:
 
 
 def test_every_extra_is_of_use() -> None:
-    imported = {
-        name.split(".")[0]
-        for path in (ROOT / "rlzmq").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-    }
+    imported = {each.module.split(".")[0] for path in modules().values() for each in facts(path).imports}
     imported |= {
-        str(node.args[0].value).split(".")[0]
-        for path in (ROOT / "rlzmq").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func) in ("import_optional", "importlib.import_module")
-        and isinstance(node.args[0], ast.Constant)
+        name.split(".")[0]
+        for path in modules().values()
+        for name in re.findall(
+            r"""(?:import_optional|importlib\.import_module)\(\s*["']([\w.]+)["']""",
+            path.read_text(encoding="utf-8"),
+        )
     }
     # fsspec imports the drivers of its filesystems by itself.
     drivers = {known_implementations[scheme]["class"].split(".")[0] for scheme in _DRIVERS}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlzmq import PPOConfig
+from tests.support.warm_process import WarmPopen
 
 
 def listening(tmp_path: Path, *, num_env_runners: int = 0, batch: int = 240, **networking: Any) -> PPOConfig:
@@ -32,7 +33,8 @@ class Command:
     def __init__(
         self, cwd: Path, *arguments: str, program: Sequence[str] = ("-m", "rlzmq"), **environment: str
     ) -> None:
-        self.process = subprocess.Popen(
+        is_plain = tuple(program) == ("-m", "rlzmq") and "PYTHONPATH" not in environment
+        self.process: subprocess.Popen[bytes] = (WarmPopen if is_plain else subprocess.Popen)(
             [sys.executable, *program, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

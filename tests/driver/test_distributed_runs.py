@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 
 from rlzmq import PPOConfig, PPOLearner, register_env
 from rlzmq.envs.examples import MultiAgentCartPole, module_of_agent
+from tests.support.warm_process import WarmPopen
 
 
 def small(num_env_runners: int, num_learners: int, seed: int = 1) -> PPOConfig:
@@ -230,11 +230,9 @@ while True:
 
 
 def start_script(tmp_path: Path) -> subprocess.Popen[str]:
-    path = tmp_path / "script.py"
-    path.write_text(textwrap.dedent(SCRIPT))
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, str(path)],
+    process: subprocess.Popen[str] = WarmPopen(
+        [sys.executable, "-c", SCRIPT],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -20,6 +20,7 @@ from rlzmq.algorithms.checkpoints import latest_checkpoint
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.protocol.events import JournalAppend, JournalRemove
 from rlzmq.roles.broker.journal_file import JournalFile
+from tests.support.warm_process import WarmPopen, run_warm
 
 
 class Open:
@@ -173,7 +174,7 @@ def test_fragments_that_were_accepted_when_everything_was_killed_are_trained_aft
     run, before, after = tmp_path / "run", tmp_path / "before", tmp_path / "after"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_RUNTIME_DIR": str(tmp_path)}
     faulty = {**environment, "RLZMQ_HISTORY": str(before), "RLZMQ_FAULT": "learner.train:hang:3"}
-    train = subprocess.Popen([sys.executable, "-c", SCRIPT, str(run), "9"], env=faulty)
+    train: subprocess.Popen[bytes] = WarmPopen([sys.executable, "-c", SCRIPT, str(run), "9"], env=faulty)
     family: list[psutil.Process] = []
     lost: dict[str, int] = {}
     try:
@@ -192,13 +193,8 @@ def test_fragments_that_were_accepted_when_everything_was_killed_are_trained_aft
         train.kill()
         train.wait()
         psutil.wait_procs(family, timeout=5)
-    resumed = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(run), "4"],
-        env={**environment, "RLZMQ_HISTORY": str(after)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+    resumed = run_warm(
+        "-c", SCRIPT, str(run), "4", env={**environment, "RLZMQ_HISTORY": str(after)}, timeout=100
     )
     assert resumed.returncode == 0, resumed.stderr
     assert "given_back" in resumed.stderr

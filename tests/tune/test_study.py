@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from rlzmq import tune
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.tune.search import BasicVariantGenerator
 from rlzmq.tune.study import Study
+from tests.support.warm_process import run_warm
 from tests.tune.trainables import score
 
 SPACE = {"x": tune.grid_search([1, 2, 3]), "y": tune.uniform(0, 1), "z": tune.randn(0, 1)}
@@ -74,7 +73,7 @@ os._exit(9)
 
 
 def test_trials_of_a_dead_driver_are_taken_over_and_end_once(tmp_path: Path) -> None:
-    assert subprocess.run([sys.executable, "-c", _DIES, str(tmp_path)], timeout=100).returncode == 9
+    assert run_warm("-c", _DIES, str(tmp_path), timeout=100).returncode == 9
     record = study(tmp_path)
     assert dict(record.values_of_others()) == {0: {1: 0.5}}
     assert record.take_over_lost() == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from rlzmq import PPOConfig, tune
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.tune.trial import read_results
+from tests.support.warm_process import run_warm
 from tests.tune.trainables import Counter, score, with_checkpoints
 
 
@@ -224,8 +224,8 @@ tune.Tuner(Counter, param_space=space, tune_config=tune.TuneConfig(max_concurren
 
 
 def test_a_killed_driver_is_continued_and_every_trial_ends_once(tmp_path: Path) -> None:
-    driver = subprocess.run([sys.executable, "-c", _DRIVER, str(tmp_path)], capture_output=True, timeout=100)
-    assert driver.returncode == -9, driver.stderr.decode()
+    driver = run_warm("-c", _DRIVER, str(tmp_path), timeout=100)
+    assert driver.returncode == -9, driver.stderr
     path = tmp_path / "search"
     assert tune.Tuner.can_restore(path)
     pids = {line["pid"] for trial in path.glob("Counter_*") for line in read_results(trial)}

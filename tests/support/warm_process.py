@@ -1,0 +1,229 @@
+"""WarmPopen: Python programs in processes that find torch and rlzmq imported, which takes a new interpreter seconds.
+
+One server per test process imports the modules and is then cloned for each program: a process of its own, and a child
+of the test's (as of `subprocess`), with its own arguments, directory, variables and files. The program's own fork
+server (`rlzmq.actors.forkserver`) is a fork of it in the same way, unless the program has started threads before. Not
+for tests of imports, of interpreter options or of what a process without torch does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import platform
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, AnyStr, NoReturn
+
+from tests.support.warm import WARM
+
+__all__ = ["WarmPopen", "run_warm"]
+
+_ROOT = Path(__file__).parents[2]
+_MAX_BYTES = 256 * 1024
+_ARGS_BYTES = 1000  # of a program's arguments, to be seen in the process table
+_CLI = (
+    "attach",
+    "broker",
+    "dashboard",
+    "learner",
+    "main",
+    "runner",
+    "serve",
+    "stacks",
+    "top",
+    "train",
+    "tune",
+)
+_CLONE_NUMBER = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
+_CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
+_PR_GET_TID_ADDRESS = 40
+
+
+class WarmPopen(subprocess.Popen[AnyStr]):
+    """`subprocess.Popen` of ``[sys.executable, "-m" or "-c", …]``; for other programs and machines the ordinary one."""
+
+    def _execute_child(self, args: Any, *rest: Any) -> None:
+        (_, _, _, pass_fds, cwd, env, _, _, _, stdin, _, _, stdout, _, stderr, *_) = rest
+        starts_session = rest[20]
+        is_other = args[0] != sys.executable or args[1] not in ("-m", "-c") or pass_fds or starts_session
+        if _CLONE_NUMBER is None or is_other:
+            super()._execute_child(args, *rest)  # type: ignore[misc]
+            return
+        fds = [given if given != -1 else own for own, given in enumerate((stdin, stdout, stderr))]
+        order = {
+            "args": list(map(str, args[1:])),
+            "cwd": str(cwd or os.getcwd()),
+            "env": dict(env or os.environ),
+        }
+        self.pid = _Server.get().start(order, fds)
+        self._child_created = True
+        self._close_pipe_fds(*rest[9:15])  # type: ignore[attr-defined]
+
+
+def run_warm(*args: str, timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run ``python args…`` to its end, as `subprocess.run` does; its output is captured."""
+    process: WarmPopen[str]
+    command = [sys.executable, *args]
+    with WarmPopen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+class _Server:
+    """The process that is cloned, as its owner sees it."""
+
+    _one: _Server | None = None
+    _lock = threading.Lock()
+
+    @classmethod
+    def get(cls) -> _Server:
+        with cls._lock:
+            if cls._one is None:
+                cls._one = cls()
+                atexit.register(cls._one.close)
+            return cls._one
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"from {__name__} import serve; serve()", str(theirs.fileno()), " " * _ARGS_BYTES],
+            pass_fds=[theirs.fileno()], cwd=_ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        theirs.close()
+
+    def start(self, order: dict[str, Any], fds: Sequence[int]) -> int:
+        with self._lock:
+            socket.send_fds(self._control, [json.dumps(order).encode()], fds)
+            return int(self._control.recv(100))
+
+    def close(self) -> None:
+        self._control.close()
+        self._process.wait()
+
+
+def _serve(control: socket.socket) -> dict[str, Any]:
+    """Clone this process for each order; return an order in the clone that carries it out."""
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, _MAX_BYTES, 3)
+        if not data:
+            sys.exit()
+        pid = _clone()
+        if pid == 0:
+            control.close()
+            for number, fd in enumerate(fds):
+                os.dup2(fd, number)
+                os.close(fd)
+            return dict(json.loads(data))
+        for fd in fds:
+            os.close(fd)
+        control.send(str(pid).encode())
+
+
+def _clone() -> int:
+    """Fork a child of this process's parent: as `os.fork`, of a process with a single thread."""
+    call = ctypes.PyDLL(None, use_errno=True)
+    call.syscall.restype = ctypes.c_long
+    tid = ctypes.c_void_p()  # where the C library keeps the thread's number
+    call.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(tid))
+    flags = _CLONE_PARENT | _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID | signal.SIGCHLD
+    ctypes.pythonapi.PyOS_BeforeFork()
+    pid = int(
+        call.syscall(
+            *map(ctypes.c_long, (_CLONE_NUMBER or 0, flags, 0, 0)),
+            # the kernel's last two arguments have another order on arm, where the last one counts
+            *((tid, None) if platform.machine() == "x86_64" else (None, tid)),
+        )
+    )
+    if pid == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+        return 0
+    ctypes.pythonapi.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(ctypes.get_errno(), "clone")
+    return pid
+
+
+class _ForkedServer(subprocess.Popen[bytes]):
+    """The program's fork server: a fork of the program, which has the modules."""
+
+    def _execute_child(self, args: Any, *rest: Any) -> None:
+        if threading.active_count() > 1:
+            super()._execute_child(args, *rest)  # type: ignore[misc]
+            return
+        pass_fds, env = rest[3], rest[5]
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become_fork_server(args, sorted(pass_fds), env)
+        self._child_created = True
+        self._close_pipe_fds(*rest[9:15])  # type: ignore[attr-defined]
+
+
+def _become_fork_server(args: Any, fds: list[int], env: dict[str, str]) -> NoReturn:
+    try:
+        os.setsid()
+        os.environ.update(env)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for before, after in zip([2, *fds], [*fds, os.sysconf("SC_OPEN_MAX")], strict=True):
+            os.closerange(before + 1, after)
+        main = importlib.import_module("rlzmq.actors.fork_main").main
+        control, lifeline, driver, _, *preload = args[args.index("-c") + 2 :]
+        main(int(control), int(lifeline), int(driver), preload)
+    finally:
+        os._exit(70)
+
+
+def _show_arguments(args: list[str]) -> None:
+    """Write the arguments where the process table reads them (``/proc/PID/cmdline``)."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = map(int, fields[45:47])
+    line = "".join(f"{argument}\0" for argument in (sys.executable, *args)).encode()[: end - begin - 1]
+    ctypes.memmove(begin, line.ljust(end - begin, b"\0"), end - begin)
+
+
+def _run(args: list[str], cwd: str, env: dict[str, str]) -> None:
+    """Run a program as ``python args…``; end as it ends."""
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.path[:1] = ["" if args[0] == "-c" else cwd, *filter(None, env.get("PYTHONPATH", "").split(":"))]
+    _show_arguments(args)
+    forkserver = importlib.import_module("rlzmq.actors.forkserver")
+    forkserver.subprocess = types.SimpleNamespace(**{**vars(subprocess), "Popen": _ForkedServer})  # type: ignore[attr-defined]
+    kind, program, *sys.argv[1:] = args
+    if kind == "-m":
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[0] = "-c"
+        script = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(program, "<string>", "exec"), script.__dict__)
+
+
+def serve() -> None:
+    """Import the modules and serve orders; in a clone, run its program."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the tests and the programs
+    for name in (*WARM, *(f"rlzmq.cli.{command}" for command in _CLI)):
+        with contextlib.suppress(ModuleNotFoundError):  # of an extra
+            importlib.import_module(name)
+    importlib.import_module("torch").set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+    order = _serve(socket.socket(fileno=int(sys.argv[1])))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _run(**order)
