@@ -89,7 +89,7 @@ class ResultBuilder:
         self._num_training_step_calls = 0
         self._weights_version = 0
         self.num_env_steps_trained_lifetime: int = 0
-        self._num_module_steps_trained_lifetime: dict[str, int] = {}
+        self._newest: UpdateResult | None = None  # if its learner results were not read yet
 
     def begin_iteration(self) -> None:
         """Begin a new iteration."""
@@ -111,7 +111,11 @@ class ResultBuilder:
     def add_update(self, report: UpdateResult) -> None:
         """Add the report of one update."""
         self.add_fragments(report.fragments)
-        self.add_learner_results(report.learner_results, report.num_env_steps_trained)
+        if callable(report.learner_results):
+            self.num_env_steps_trained_lifetime += report.num_env_steps_trained
+            self._newest = report
+        else:
+            self.add_learner_results(report.learner_results, report.num_env_steps_trained)
         self._weights_version = report.weights_version
         self._steps_by_lag.update(report.steps_by_lag)
         names = {"sample": "env_runner_sampling_timer", "learn": "learner_update_timer"}
@@ -135,15 +139,12 @@ class ResultBuilder:
     def add_learner_results(self, results: list[dict[str, Any]], num_env_steps: int) -> None:
         """Add the learner results of one update, one dict per rank; [] if a dead rank has lost them."""
         self.num_env_steps_trained_lifetime += num_env_steps
-        if not results:
-            return
+        self._newest = None
+        if results:
+            self._merge(results, num_env_steps)
+
+    def _merge(self, results: list[dict[str, Any]], num_env_steps: int) -> None:
         merged = merge_learner_results(results, self._learner_metrics)
-        for module_id, values in merged.items():
-            steps = values.get("num_module_steps_trained")
-            if steps is not None:
-                total = self._num_module_steps_trained_lifetime.get(module_id, 0) + int(steps)
-                self._num_module_steps_trained_lifetime[module_id] = total
-                values["num_module_steps_trained_lifetime"] = total
         overall = merged.setdefault(ALL_MODULES, {})
         overall["num_env_steps_trained"] = num_env_steps
         overall["num_env_steps_trained_lifetime"] = self.num_env_steps_trained_lifetime
@@ -185,6 +186,9 @@ class ResultBuilder:
         self, iteration: int, accounting: Accounting, fault_tolerance: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the result of the current iteration."""
+        if self._newest is not None and callable(self._newest.learner_results):
+            self._merge(self._newest.learner_results(), self._newest.num_env_steps_trained)
+            self._newest = None
         elapsed = self.time_this_iter_s
         num_new = self.num_env_steps_this_iter
         self._hint_at_endless_episodes()
@@ -258,7 +262,6 @@ class ResultBuilder:
         return {
             **self.episodes.get_state(),
             "num_env_steps_trained_lifetime": self.num_env_steps_trained_lifetime,
-            "num_module_steps_trained_lifetime": dict(self._num_module_steps_trained_lifetime),
             "time_total_s": self._time_before + time.perf_counter() - self._run_start,
             "weights_version": self._weights_version,
             "learner_metrics": encode_supported(self._learner_metrics.get_state()),
@@ -268,7 +271,6 @@ class ResultBuilder:
         """Restore the output of `get_state`."""
         self.episodes.set_state(state)
         self.num_env_steps_trained_lifetime = state["num_env_steps_trained_lifetime"]
-        self._num_module_steps_trained_lifetime = dict(state["num_module_steps_trained_lifetime"])
         self._time_before = state["time_total_s"]
         self._weights_version = state["weights_version"]
         if "learner_metrics" in state:

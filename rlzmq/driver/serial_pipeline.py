@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.names import ALL_MODULES
+from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE
 from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.driver.update_results import Accounting, UpdateResult
 from rlzmq.protocol.leases import plan_lease
@@ -58,17 +58,24 @@ class SerialPipeline:
         sampled = time.perf_counter()
         num_steps = self._plan.num_env_steps
         num_consumed = self.accounting.num_consumed + num_steps
-        results = self._learner.update(
+        learner = self._learner
+        # Values that users log are reduced update by update, as in other runs.
+        with_results = len(learner.metrics) > 0
+        results = learner.update(
             episodes=batches,
             # If nothing is sampled, schedules follow the learner's count of trained steps.
             timesteps={"num_env_steps_sampled_lifetime": num_consumed} if num_consumed else None,
+            with_results=with_results,
         )
+        if len(learner.metrics) and not with_results:  # logged for the first time
+            results = learner.results()
         trained = time.perf_counter()
         num_kept = num_steps if self._learner.was_trained else 0
         # Steps from a buffer were already counted as trained.
         num_kept -= sum(item.num_steps for item in self._learner.left_out if num_kept or not item.is_fresh)
         self.accounting.add(trained=num_kept, dropped={"skipped": num_steps - num_kept})
-        self.accounting.note_sources([results])
+        if learner.source.keeps_data:
+            self.accounting.note_sources([{ALL_MODULES: {BATCH_SOURCE: learner.source_counts()}}])
         state = self._connectors.merge(meta.get("connector_delta") for meta in metas)
         self.push_weights()
         if state is not None and self._runner is not None:
@@ -76,9 +83,9 @@ class SerialPipeline:
         return UpdateResult(
             update_id=update_id,
             weights_version=self._learner.weights_seq_no,
-            learner_results=[results],
+            learner_results=[results] if results else lambda: [learner.results()],
             fragments=metas,
-            num_env_steps_trained=results.get(ALL_MODULES, {}).get("num_env_steps_trained", 0),
+            num_env_steps_trained=learner.num_env_steps_of_update,
             timers={
                 "sample": sampled - start,
                 "learn": trained - sampled,

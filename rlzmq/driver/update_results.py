@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,8 @@ class UpdateResult:
     Attributes:
         update_id: Id of the update, counted from 0.
         weights_version: Version of the weights after the update.
-        learner_results: ``{module id: {metric: value}}`` of each rank, in rank order.
+        learner_results: ``{module id: {metric: value}}`` of each rank, in rank order; or a function that returns this
+            until the next update, with means over the updates since its last call.
         fragments: Metadata of the fragments that arrived for it (episode metrics, counts, …).
         num_env_steps_trained: Env steps trained over all ranks. A replayed step counts each time.
         timers: Seconds by stage: "sample", "learn", and "synch_weights" or "update".
@@ -29,7 +30,7 @@ class UpdateResult:
 
     update_id: int
     weights_version: int
-    learner_results: list[dict[str, Any]]
+    learner_results: list[dict[str, Any]] | Callable[[], list[dict[str, Any]]]
     fragments: list[dict[str, Any]]
     num_env_steps_trained: int
     timers: dict[str, float] = field(default_factory=dict)
@@ -77,7 +78,8 @@ class Accounting:
         """
         self.sampled += sampled
         self.trained += trained
-        self.dropped.update(dropped or {})
+        for reason, num_steps in (dropped or {}).items():
+            self.dropped[reason] += num_steps
         assert self.pending >= 0, f"settled more env steps than were sampled: {self.to_dict()}"
 
     def note_sources(self, learner_results: Sequence[Mapping[str, Any]]) -> None:

@@ -198,7 +198,10 @@ class BatchColumns(EpisodeList[SingleAgentEpisode]):
     @property
     def num_env_steps(self) -> int:
         """Number of steps in all chunks, without lookback parts."""
-        return sum(map(len, self)) if self._is_ordinary else int(self.length.sum())
+        if self._is_ordinary:
+            return sum(map(len, self))
+        length = self.length
+        return int(length.item() if len(length) == 1 else length.sum())
 
     @property
     def num_slots(self) -> int:

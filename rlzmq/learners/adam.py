@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,14 @@ from torch import Tensor
 __all__ = ["LeanAdam"]
 
 _add_param_group = torch.optim.Optimizer.add_param_group
+
+
+class _Known(NamedTuple):
+    """The tensors of a group, all parameters and states that they depend on, and the tensor of its steps."""
+
+    held: list[Tensor]
+    counter: Tensor
+    columns: tuple[list[Tensor], list[Tensor], list[Tensor]]
 
 
 class LeanAdam(torch.optim.Adam):
@@ -55,14 +64,13 @@ class LeanAdam(torch.optim.Adam):
                 parameters = [p for p in group["params"] if p.grad is not None]
                 if not parameters:
                     continue
-                states = [self.state[p] or self._new_state(p) for p in parameters]
-                steps = self._counted(index, states)
+                averages, squares, steps = self._counted(index, parameters)
                 beta1, beta2 = group["betas"]
                 torch._fused_adam_(
                     parameters,
                     [p.grad for p in parameters],
-                    [state["exp_avg"] for state in states],
-                    [state["exp_avg_sq"] for state in states],
+                    averages,
+                    squares,
                     [],
                     steps,
                     lr=group["lr"],
@@ -77,22 +85,27 @@ class LeanAdam(torch.optim.Adam):
     # Tells torch.optim.Optimizer not to wrap `step` for its profiler and hooks.
     step.hooked = True  # type: ignore[attr-defined]
 
-    def _counted(self, index: int, states: list[dict[str, Any]]) -> list[Tensor]:
-        """Add 1 to the step of each state of a group; return the steps.
+    def _counted(
+        self, index: int, parameters: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Add 1 to the steps of a group; return the averages of gradients and of their squares, and the steps.
 
-        They are elements of one tensor, since one addition each would take longer than the rest of a small step.
+        The steps are elements of one tensor, since one addition each would take longer than the rest of a small step.
+        The lists are kept, as long as parameters and states are the same.
         """
-        steps = [state["step"] for state in states]
-        counters: dict[int, tuple[Tensor, list[Tensor]]] = self.__dict__.setdefault("_counters", {})
-        counter, elements = counters.get(index, (None, []))
-        if counter is None or len(elements) != len(steps) or not all(map(is_, elements, steps)):
-            counter = torch.stack(steps)
-            elements = list(counter.unbind())
-            counters[index] = counter, elements
-            for state, element in zip(states, elements, strict=True):
+        held = [*parameters, *chain.from_iterable(map(dict.values, self.state.values()))]
+        known: dict[int, _Known] = self.__dict__.setdefault("_known", {})
+        mine = known.get(index)
+        if mine is None or len(mine.held) != len(held) or not all(map(is_, mine.held, held)):
+            states = [self.state[p] or self._new_state(p) for p in parameters]
+            counter = torch.stack([state["step"] for state in states])
+            for state, element in zip(states, counter.unbind(), strict=True):
                 state["step"] = element
-        counter.add_(1)
-        return elements
+            columns = [[state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")]
+            held = [*parameters, *chain.from_iterable(map(dict.values, self.state.values()))]
+            mine = known[index] = _Known(held, counter, (columns[0], columns[1], columns[2]))
+        mine.counter.add_(1)
+        return mine.columns
 
     def _new_state(self, parameter: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rlzmq.learners.distributed import RankGroup
+from rlzmq.modules.default_models.dense_gradients import run_backward
 
 __all__ = ["DataParallelForward"]
 
@@ -66,7 +67,7 @@ class DataParallelForward:
             PeerLostError: A peer died or hangs.
         """
         with self._group.typed_errors("gradient all-reduce", computes=True):
-            _run_backward(_Touch.apply(loss, *self._parameters))  # type: ignore[no-untyped-call]
+            run_backward(_Touch.apply(loss, *self._parameters))  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """Release the process group, even if the wrapped module is still referenced (e.g. by a traceback).
@@ -102,15 +103,3 @@ class _Touch(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         return gradients[0], *[None] * ctx.num_parameters
-
-
-def _run_backward(loss: Tensor) -> None:
-    """Run ``loss.backward()`` without the caller's context variables in the engine's thread-local state.
-
-    `Tensor.backward` stores them there, and every all-reduce that DistributedDataParallel starts during the call keeps
-    them. Their last owner is then a gloo thread, which needs the GIL to release them. If the group is closed at that
-    moment, its destructor waits for that thread while holding the GIL: a deadlock.
-    """
-    engine: Any = torch.autograd.Variable._execution_engine
-    one = torch.ones_like(loss)
-    engine.run_backward((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)

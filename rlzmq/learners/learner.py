@@ -144,10 +144,11 @@ class Learner(LearnerHooks):
         self._fresh_kept: Any = None  # remaining fresh data, if some was left out
         self._num_undone: Counter[str] = Counter()
         self._ended_at: float | None = None
-        self._waited_s = self._updated_s = 0.0
+        self._seconds: list[tuple[float, ...]] = []  # of each update since the last results
         self._forward_s = self._backward_s = 0.0
-        self._reduced_before_s = 0.0
+        self._done = _Trained()
         self._records_networks = False
+        self._num_batches = 1  # of the current update
 
     def build(self) -> None:
         """Create the module, the learner connector and the optimizers. Idempotent.
@@ -184,6 +185,7 @@ class Learner(LearnerHooks):
         minibatch_size: int | None = None,
         shuffle_batch_per_epoch: bool | None = None,
         num_total_minibatches: int | None = None,
+        with_results: bool = True,
     ) -> dict[str, dict[str, Any]]:
         """Train on one source of data.
 
@@ -202,6 +204,7 @@ class Learner(LearnerHooks):
             shuffle_batch_per_epoch: Whether to draw a new order of the rows for every epoch, including the first;
                 None: as configured. PPO's default is True, which decorrelates the rows of a minibatch from the start.
             num_total_minibatches: Exact number of minibatches, e.g. as agreed by all ranks.
+            with_results: Whether to return the results; if not, `results` does so until the next update.
 
         Returns:
             ``{module_id: {metric: number}, "__all_modules__": {…}}``: means over the last epoch's minibatches. Values
@@ -235,9 +238,9 @@ class Learner(LearnerHooks):
             "num_minibatches": num_total_minibatches or None,
         }
         began_at = time.perf_counter()
-        self._waited_s = 0.0 if self._ended_at is None else began_at - self._ended_at
+        waited_s = 0.0 if self._ended_at is None else began_at - self._ended_at
         self._forward_s = self._backward_s = 0.0
-        self._reduced_before_s = self._reduced_s()
+        reduced_before_s = self._reduced_s()
         self.left_out, self._num_undone, self._fresh_kept = [], Counter(), None
         self._set_source_modules()
 
@@ -247,11 +250,13 @@ class Learner(LearnerHooks):
             self._num_module_steps = {}
             self._num_env_steps_agreed = 0
             self.is_last_epoch = True
+            self._num_batches = 1 if drawn is None else len(drawn)
             self.before_gradient_based_update(timesteps=counters)
             if drawn is not None:
                 return self._train_on(self._built(drawn, options), options)
             self._drawn = []
             if data_iterators is not None:
+                self._snapshot.complete()
                 return self._train_on_iterators(data_iterators, num_total_minibatches)
             if episodes is not None:
                 return self._train_on_source(episodes, options)
@@ -271,8 +276,9 @@ class Learner(LearnerHooks):
                 with self._random_stream():
                     done = train(self._drawn)
             takes_in = self.group is not None or (episodes is not None and self.source.keeps_data)
+            self._done = done
             if not takes_in and not (done.num_minibatches or done.batch.num_env_steps or self.left_out):
-                return self._results(done)  # no data, no update
+                return self.results()  # no data, no update
             self.weights_seq_no += 1
             self._leave_out_skipped(done, start)
             self._drawn, self._fresh_kept = [], None
@@ -280,14 +286,17 @@ class Learner(LearnerHooks):
             self.after_gradient_based_update(timesteps=counters)
             self.commit_update(num_skipped=sum(self._num_skipped.values()))
             self._ended_at = time.perf_counter()
-            self._updated_s = self._ended_at - began_at
+            updated_s, reduced_s = self._ended_at - began_at, self._reduced_s() - reduced_before_s
+            seconds = waited_s, updated_s, self._forward_s, self._backward_s, reduced_s, done.connector_s
+            self._seconds.append(seconds)
             if trace.is_on:
                 trace.span("update", began_at, self._ended_at, weights_version=self.weights_seq_no)
-            results = self._results(done)
+            if not with_results:
+                return {}
+            results = self.results()
             if self.group is not None:
-                waited_s = self._reduced_s() - self._reduced_before_s
                 results[ALL_MODULES]["speedup_over_one_rank"] = self.speedup_over_one_rank(
-                    self._updated_s, waited_s
+                    updated_s, reduced_s
                 )
             return results
 
@@ -385,6 +394,7 @@ class Learner(LearnerHooks):
         num_batches = source.plan_batches(num_fresh, self.num_ranks)
         if self.group is not None and source.keeps_data:
             num_batches = int(self.group.all_reduce(torch.tensor([num_batches]), "min")[0])
+        self._num_batches = num_batches
         rng = np.random.default_rng(derive_seed(self._seed, "source", self.rank, self.weights_seq_no))
         return self._train_on(self._built(self._noted(source.batches(num_batches, rng)), options), options)
 
@@ -440,6 +450,10 @@ class Learner(LearnerHooks):
             rows, options["num_minibatches"] or len(minibatches), train_batch.num_env_steps
         )
         self._follow(agreed)
+        if not self._snapshot.is_complete and self._must_undo_steps(
+            self._num_batches * agreed.num_minibatches
+        ):
+            self._snapshot.complete()
         self.num_minibatches_per_epoch: int = max(1, -(-agreed.num_minibatches // options["num_epochs"]))
         self._minibatch_rows = {m: rows.minibatch_rows for m, rows in minibatches.modules.items()}
         minibatches.num_minibatches = agreed.num_minibatches
@@ -566,8 +580,13 @@ class Learner(LearnerHooks):
                 done.num_minibatches,
             )
 
-    def _results(self, done: _Trained) -> dict[str, dict[str, Any]]:
-        train_batch = done.batch
+    def results(self) -> dict[str, dict[str, Any]]:
+        """Return the results of the last update, see `update`. Times are means over the updates since the last call."""
+        done, train_batch = self._done, self._done.batch
+        seconds, self._seconds = self._seconds or [(0.0,) * 6], []
+        waited_s, updated_s, *stages_s, connector_s = (
+            sum(of_updates) / len(seconds) for of_updates in zip(*seconds, strict=True)
+        )
         results: dict[str, dict[str, Any]] = dict(self._stats.means(self.num_minibatches_per_epoch))
         num_parameters = self._num_parameters()
         for module_id, num_steps in train_batch.num_module_steps.items():
@@ -588,7 +607,6 @@ class Learner(LearnerHooks):
             for entry in self._optimizers.of_module(module_id):
                 learning_rate = float(entry.optimizer.param_groups[0]["lr"])
                 module_results[f"{entry.name}_learning_rate"] = learning_rate
-        stages_s = self._forward_s, self._backward_s, self._reduced_s() - self._reduced_before_s
         own = self.metrics.compile()
         for module_id, values in own.items():
             results.setdefault(module_id, {}).update(
@@ -605,19 +623,16 @@ class Learner(LearnerHooks):
             num_gradient_updates_lifetime=self.num_gradient_updates_lifetime,
             num_nonfinite_gradients_skipped=sum(self._num_skipped.values()) + self._num_undone.total(),
             weights_seq_no=self.weights_seq_no,
-            learner_thread_in_queue_wait_timer=self._waited_s,
-            learner_thread_update_timer=self._updated_s,
+            learner_thread_in_queue_wait_timer=waited_s,
+            learner_thread_update_timer=updated_s,
             **dict(zip(LEARNER_STAGES, stages_s, strict=True)),
-            learner_connector=self._connector_timers(done.connector_s),
+            learner_connector=self._connector_timers(connector_s),
             learner_connector_sum_episodes_length_in=train_batch.num_env_steps,
             learner_connector_sum_episodes_length_out=train_batch.num_env_steps,
         )
         if self.source.keeps_data:
             results[ALL_MODULES][BATCH_SOURCE] = {
-                "source_id": self.source.source_id,
-                "num_ranks": self.num_ranks,
-                "num_env_steps": self.source.num_env_steps,
-                "num_added": self.source.num_added,
+                **self.source_counts(),
                 "num_bytes": self.source.num_bytes,
                 "num_agent_steps_not_kept": self.source.num_agent_steps_not_kept,
             }
@@ -629,6 +644,21 @@ class Learner(LearnerHooks):
         if own:
             results[ALL_MODULES][METRICS_STATES] = own.states
         return results
+
+    def source_counts(self) -> dict[str, Any]:
+        """Return the part of the results that accounts for env steps in a source that keeps data."""
+        source = self.source
+        return {
+            "source_id": source.source_id,
+            "num_ranks": self.num_ranks,
+            "num_env_steps": source.num_env_steps,
+            "num_added": source.num_added,
+        }
+
+    @property
+    def num_env_steps_of_update(self) -> int:
+        """Number of env steps that the last update trained."""
+        return self._done.batch.num_env_steps
 
     def _connector_timers(self, connector_s: float) -> dict[str, Any]:
         timers = StageTimers()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,23 +21,28 @@ from rlzmq.learners.optimizers import clip_gradients, global_norm
 from rlzmq.modules.apis import SelfSupervisedLossAPI
 from rlzmq.modules.default_models.dense_gradients import backward
 
-__all__ = ["NUM_ENV_STEPS_LIFETIME", "LearnerHooks", "UpdateStats"]
+__all__ = ["NUM_ENV_STEPS_LIFETIME", "LearnerHooks", "Scalar", "UpdateStats"]
 
 NUM_ENV_STEPS_LIFETIME = "num_env_steps_sampled_lifetime"
 
 _DIFFERENTIATED = ("forward_train", "compute_losses", "compute_loss_for_module", "compute_gradients")
+_AFTER_STEPS = ("apply_gradients", "after_gradient_based_update")
+
+
+Scalar = Tensor | float | Callable[[], Tensor]
 
 
 class UpdateStats:
     """Scalars logged per module and minibatch. Their means over the last epoch are the update's results.
 
-    Reading a scalar tensor costs a device synchronization, so tensors are only collected here.
+    Reading a scalar tensor costs a device synchronization, so tensors are only collected here. Functions of no
+    arguments are called when the results are read, if they are: a serial run reads those of an iteration's last update.
     """
 
     def __init__(self) -> None:
         self._values: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
 
-    def log(self, module_id: str, values: Mapping[str, Tensor | float]) -> None:
+    def log(self, module_id: str, values: Mapping[str, Scalar]) -> None:
         """Log one minibatch's values."""
         collected = self._values[module_id]
         for name, value in values.items():
@@ -62,7 +68,18 @@ class UpdateStats:
         self._values.clear()
 
 
+def _is_ours(item: Any) -> bool:
+    return bool(item.__module__.startswith("rlzmq."))
+
+
+@functools.cache
+def _define_hooks(learner_class: Any, hooks: tuple[str, ...]) -> bool:
+    return all(_is_ours(getattr(learner_class, name)) for name in hooks)
+
+
+@torch.no_grad()
 def _mean(values: list[Any]) -> float:
+    values = [value() if callable(value) else value for value in values]
     first = values[0]
     if isinstance(first, Tensor):
         if len(values) == 1 and not first.dim():
@@ -99,9 +116,22 @@ class LearnerHooks(LearnerRanks):
 
     def _can_record_networks(self) -> bool:
         """Return whether hooks and modules are this package's: others may use torch's graph in any way."""
-        used = [getattr(self, name) for name in _DIFFERENTIATED]
-        used += [type(self.module), *(type(module.unwrapped()) for module in self.module.values())]
-        return self._forward_is_local and all(one.__module__.startswith("rlzmq.") for one in used)
+        classes = [type(self.module), *(type(module.unwrapped()) for module in self.module.values())]
+        return self._forward_is_local and self._are_ours(_DIFFERENTIATED) and all(map(_is_ours, classes))
+
+    def _must_undo_steps(self, num_steps: int) -> bool:
+        """Return whether an update of so many optimizer steps may fail after the first one, and must then be undone."""
+        return not (
+            num_steps == 1
+            and self.group is None
+            and len(self.trained_module_ids) == 1
+            and not self._optimizers.of_module(ALL_MODULES)
+            and self._are_ours(_AFTER_STEPS)
+        )
+
+    def _are_ours(self, hooks: tuple[str, ...]) -> bool:
+        """Return whether hooks are this package's."""
+        return _define_hooks(cast(Any, type(self)), hooks) and self.__dict__.keys().isdisjoint(hooks)
 
     def leave_distributed(self) -> None:
         """Leave the group, if there is one. Allowed right after a failure of the group."""
@@ -378,8 +408,11 @@ class LearnerHooks(LearnerRanks):
         for module_id in (*self.module.keys(), ALL_MODULES):
             self._optimizers.update_learning_rates(module_id, self._clock(timesteps))
 
-    def log_stats(self, module_id: str, values: Mapping[str, Tensor | float]) -> None:
-        """Log scalars of one minibatch; results are means over the last epoch. Tensors are not read until then."""
+    def log_stats(self, module_id: str, values: Mapping[str, Scalar]) -> None:
+        """Log scalars of one minibatch; results are means over the last epoch.
+
+        Tensors are not read until then, and functions that return one are not called.
+        """
         self._stats.log(module_id, values)
 
     def mean_stats(self, name: str) -> dict[str, float]:

@@ -6,7 +6,7 @@ import gc
 import logging
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -75,8 +75,8 @@ class UpdateStart:
     def __init__(self, learner: LearnerRanks) -> None:
         self._learner = learner
         self.weights: UpdateSnapshot = learner._snapshot
-        tensors = learner._tensors.of(module.unwrapped() for module in learner.module.values())
-        self.weights.take(tensors, [entry.optimizer for entry in learner._optimizers])
+        parameters, buffers = learner._tensors.of(module.unwrapped() for module in learner.module.values())
+        self.weights.take(parameters, buffers, [entry.optimizer for entry in learner._optimizers])
         self._counters = learner.get_state(["weights_seq_no", "counters", "metrics", "extra"])
         self.source: Any = learner.source.checkpoint()
 
@@ -193,7 +193,7 @@ class LearnerRanks(LearnerBase):
                 modules = self.module.values()
                 self._num_threads = auto_num_threads(self.config, self.device, modules, num_ranks)
             wanted = self._num_threads
-        return torch_threads(wanted)
+        return nullcontext() if wanted in (None, torch.get_num_threads()) else torch_threads(wanted)
 
     def leave_distributed(self) -> None:
         """Leave the group, if there is one. Allowed right after a failure of the group."""
@@ -414,8 +414,9 @@ class LearnerRanks(LearnerBase):
     def all_or_nothing(self) -> Iterator[UpdateStart]:
         """Restore weights, optimizers, counters, metrics and source if the block raises.
 
-        If the error arose on this rank (e.g. in a loss), the rank also leaves the group, so that its peers fail at once
-        instead of waiting.
+        If an interrupt comes after the only optimizer step of an update, whose weights were not copied (see
+        `UpdateSnapshot`), the step stays taken. If the error arose on this rank (e.g. in a loss), the rank also leaves
+        the group, so that its peers fail at once instead of waiting.
         """
         start = UpdateStart(self)
         try:
@@ -433,10 +434,8 @@ class LearnerRanks(LearnerBase):
         self._num_threads = None
 
 
-def _tensors(modules: list[Any]) -> list[torch.Tensor]:
-    return [
-        tensor
-        for module in modules
-        if isinstance(module, nn.Module)
-        for tensor in (*module.parameters(), *module.buffers())
-    ]
+def _tensors(modules: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return all parameters and all buffers."""
+    networks = [module for module in modules if isinstance(module, nn.Module)]
+    parameters: list[torch.Tensor] = [p for module in networks for p in module.parameters()]
+    return parameters, [buffer for module in networks for buffer in module.buffers()]

@@ -10,7 +10,7 @@ from operator import is_
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 __all__ = ["UpdateSnapshot"]
@@ -22,28 +22,37 @@ class UpdateSnapshot:
     A learner takes a snapshot before each update. If a peer dies during the update, the survivors return to the weights
     that all of them had, and the update's data can be trained again; likewise if some of the data made the loss
     overflow. The next update reuses the memory of the copies.
+
+    Forward passes change only buffers, which `take` copies. All others are copied by `complete`, which an update calls
+    before its first optimizer step, if anything may undo that step.
     """
 
     def __init__(self) -> None:
-        self._saved: list[Tensor] = []  # weights and buffers, then tensors of optimizer states
-        self._copies: list[Tensor] = []
-        self._addresses: list[int] = []  # of the saved tensors; they change with ``tensor.data = …``
-        self._buffers: list[tuple[Tensor, Tensor]] = []  # those of floats, with their copies
-        self._num_weights = 0
+        self._buffers = _Copies()
+        self._others = _Copies()  # parameters, then tensors of optimizer states
+        self._parameters: list[Tensor] = []
+        self._changing: list[Optimizer] = []
         # Each with its state: parameters and their values.
         self._optimizers: list[tuple[Optimizer, list[tuple[Any, dict[str, Any]]]]] = []
+        self.is_complete: bool = False
 
-    def take(self, tensors: Iterable[Tensor], optimizers: Iterable[Optimizer]) -> None:
-        """Copy all values, replacing the previous copies.
+    def take(self, parameters: list[Tensor], buffers: list[Tensor], optimizers: Iterable[Optimizer]) -> None:
+        """Begin a snapshot, replacing the previous one: copy the buffers.
 
         Args:
-            tensors: Parameters and buffers.
+            parameters: All parameters.
+            buffers: All buffers.
             optimizers: The optimizers of those parameters.
         """
-        saved = list(tensors)
-        self._num_weights = len(saved)
+        self._parameters, self._changing, self.is_complete = parameters, list(optimizers), False
+        self._buffers.take(buffers)
+
+    def complete(self) -> None:
+        """Copy the parameters and the optimizers' states; call it before they change."""
+        self.is_complete = True
+        saved = list(self._parameters)
         self._optimizers = []
-        for optimizer in optimizers:
+        for optimizer in self._changing:
             state: list[tuple[Any, dict[str, Any]]] = []
             for parameter, values in optimizer.state.items():
                 kept = dict(values)
@@ -54,23 +63,14 @@ class UpdateSnapshot:
                     else:
                         kept[key] = copy.copy(value)
             self._optimizers.append((optimizer, state))
-        with torch.no_grad():
-            addresses = list(map(Tensor.data_ptr, saved))
-            if addresses == self._addresses and all(map(is_, saved, self._saved)):
-                if saved:  # the function does not accept empty lists
-                    torch._foreach_copy_(self._copies, saved)
-            else:
-                self._saved, self._addresses = saved, addresses
-                self._copies = [tensor.detach().clone() for tensor in saved]
-                self._buffers = [
-                    pair
-                    for pair in zip(self._weights, self._copies, strict=False)
-                    if not isinstance(pair[0], nn.Parameter) and pair[0].is_floating_point()
-                ]
+        self._others.take(saved)
 
     def restore(self) -> None:
-        """Restore all values in place."""
-        self._copy(self._saved, self._copies)
+        """Restore all values in place; those of an incomplete snapshot have not changed, except buffers."""
+        self._buffers.restore()
+        if not self.is_complete:
+            return
+        self._others.restore()
         for optimizer, state in self._optimizers:
             optimizer.state.clear()
             for parameter, values in state:
@@ -82,7 +82,9 @@ class UpdateSnapshot:
     def restore_not_finite(self) -> None:
         """Restore the buffers that have become NaN or infinite, e.g. a BatchNorm's statistics."""
         with torch.no_grad():
-            for tensor, saved in self._buffers:
+            for tensor, saved in zip(self._buffers.tensors, self._buffers.copies, strict=True):
+                if not tensor.is_floating_point():
+                    continue
                 # One kernel: the sum is finite only if all elements are finite.
                 if not math.isfinite(tensor.sum()) and not bool(torch.isfinite(tensor).all()):
                     tensor.copy_(saved)
@@ -90,20 +92,37 @@ class UpdateSnapshot:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Use the saved weights and buffers in the block."""
-        weights = self._weights
-        with torch.no_grad():
-            newer = [tensor.detach().clone() for tensor in weights]
-        self._copy(weights, self._copies[: self._num_weights])
+        newer = _Copies()
+        newer.take(self._buffers.tensors + self._parameters)
+        self._buffers.restore()
+        if self.is_complete:
+            self._others.restore(len(self._parameters))
         try:
             yield
         finally:
-            self._copy(weights, newer)
+            newer.restore()
 
-    @property
-    def _weights(self) -> list[Tensor]:
-        return self._saved[: self._num_weights]
 
-    def _copy(self, tensors: list[Tensor], values: list[Tensor]) -> None:
+class _Copies:
+    """Tensors with copies of their values."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.copies: list[Tensor] = []
+        self._addresses: list[int] = []  # of the tensors; they change with ``tensor.data = …``
+
+    def take(self, tensors: list[Tensor]) -> None:
+        if not tensors and not self.tensors:
+            return
         with torch.no_grad():
-            for tensor, value in zip(tensors, values, strict=True):
+            addresses = list(map(Tensor.data_ptr, tensors))
+            if addresses == self._addresses and all(map(is_, tensors, self.tensors)):
+                torch._foreach_copy_(self.copies, tensors)
+            else:
+                self.tensors, self._addresses = tensors, addresses
+                self.copies = [tensor.detach().clone() for tensor in tensors]
+
+    def restore(self, num: int | None = None) -> None:
+        with torch.no_grad():
+            for tensor, value in zip(self.tensors[:num], self.copies[:num], strict=True):
                 tensor.copy_(value)

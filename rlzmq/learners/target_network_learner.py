@@ -17,7 +17,7 @@ from rlzmq.learners.optimizers import make_adam
 from rlzmq.modules.apis import TargetNetworkAPI
 from rlzmq.modules.structure import StructureCache, parameters_of
 
-__all__ = ["TargetNetworkLearner", "TargetNetworkUpdates", "TargetNetworks", "discounts"]
+__all__ = ["TargetNetworkLearner", "TargetNetworkUpdates", "TargetNetworks", "discounts", "huber_loss"]
 
 # Added to the denominator of Adam's steps for parts of a module (SAC, TQC, CQL, IQL), as in RLlib.
 _EPS = 1e-7
@@ -199,3 +199,9 @@ def discounts(batch: Mapping[str, Any], gamma: float) -> Tensor:
         n_step = torch.ones_like(terminateds, dtype=torch.int64)
     factors = torch.pow(gamma, n_step)
     return factors.masked_fill(terminateds, 0.0)
+
+
+def huber_loss(values: Tensor, targets: Tensor) -> Tensor:
+    """Return the Huber loss (δ = 1) of each element; checks of torch's function would take longer than it does."""
+    losses: Tensor = torch.ops.aten.huber_loss.default(values, targets, 0)
+    return losses

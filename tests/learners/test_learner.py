@@ -167,6 +167,45 @@ def test_counters_count_env_steps_once_and_gradient_updates_apart() -> None:
         assert learner.weights_seq_no == updates
 
 
+def test_results_can_be_read_once_after_several_updates() -> None:
+    several, single = square_learner(), square_learner()
+    calls: list[int] = []
+
+    def counted() -> Tensor:
+        calls.append(1)
+        return torch.tensor(3.0)
+
+    for _ in range(3):
+        assert several.update(batch=rows(8), with_results=False) == {}
+        several.log_stats("default_policy", {"mine": counted})
+        wanted = single.update(batch=rows(8))["default_policy"]
+    assert not calls
+    assert several.results()["default_policy"] == {**wanted, "mine": 3.0}
+    assert calls == [1]
+
+
+class FailsAfterSteps(SquareLearner):
+    fails = False
+
+    def apply_gradients(self, gradients_dict: Any) -> None:
+        super().apply_gradients(gradients_dict)
+        if self.fails:
+            raise ArithmeticError("after the step")
+
+
+def test_an_update_whose_hook_fails_after_its_only_step_is_undone() -> None:
+    learner = square_learner(learner_class=FailsAfterSteps)
+    assert isinstance(learner, FailsAfterSteps)
+    learner.update(batch=rows(8))
+    before, learner.fails = weights(learner), True
+    with pytest.raises(ArithmeticError, match="after the step"):
+        learner.update(batch=rows(8))
+    assert (weights(learner) == before).all()
+    learner.fails = False
+    learner.update(batch=rows(8))
+    assert (weights(learner) != before).any()
+
+
 def test_an_updates_stages_are_timed() -> None:
     learner = ppo_learner(ppo_config(minibatch_size=8, num_epochs=2))
     for _ in range(2):

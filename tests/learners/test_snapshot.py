@@ -25,7 +25,8 @@ def test_it_restores_the_values_of_the_last_take_again_and_again() -> None:
     optimizer, snapshot = make_adam(list(module.parameters()), 0.1), UpdateSnapshot()
 
     def take() -> list[Tensor]:
-        snapshot.take([*module.parameters(), *module.buffers()], [optimizer])
+        snapshot.take(list(module.parameters()), list(module.buffers()), [optimizer])
+        snapshot.complete()
         return values(module, optimizer)
 
     def check(saved: list[Tensor]) -> None:
@@ -52,12 +53,29 @@ def test_it_restores_the_values_of_the_last_take_again_and_again() -> None:
 
 def test_data_that_was_replaced_in_place_of_a_parameter_is_copied_with_its_dtype() -> None:
     module, snapshot = nn.Linear(1, 1), UpdateSnapshot()
-    snapshot.take(module.parameters(), [])
+    snapshot.take(list(module.parameters()), [], [])
+    snapshot.complete()
     module.double()  # same parameters, other data
     with torch.no_grad():
         module.weight.fill_(1.0 + 1e-12)
-    snapshot.take(module.parameters(), [])
+    snapshot.take(list(module.parameters()), [], [])
+    snapshot.complete()
     with torch.no_grad():
         module.weight.zero_()
     snapshot.restore()
     assert module.weight.item() == 1.0 + 1e-12
+
+
+def test_before_it_is_complete_it_restores_what_forward_passes_change() -> None:
+    module, snapshot = nn.BatchNorm1d(2), UpdateSnapshot()
+    snapshot.take(list(module.parameters()), list(module.buffers()), [])
+    with torch.no_grad():
+        module.weight.fill_(2.0)
+    module(torch.ones(4, 2))
+    with snapshot.in_place():
+        assert module.running_mean is not None
+        assert not module.running_mean.any()
+    assert module.running_mean.all()
+    snapshot.restore()
+    assert not module.running_mean.any()
+    assert module.weight.eq(2.0).all()

@@ -18,6 +18,7 @@ from rlzmq.algorithms.dqn.dqn_loss import (
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
+from rlzmq.learners.learner_hooks import Scalar
 from rlzmq.learners.replay_learner import ReplayLearner, importance_weights
 from rlzmq.learners.target_network_learner import discounts
 from rlzmq.modules.apis import QNetAPI, TargetNetworkAPI
@@ -104,14 +105,14 @@ class DQNLearner(ReplayLearner):
             self.log_stats(module_id, distribution_stats(probs_BAZ, target["atoms"]))
         if mask is None:  # sequences are drawn uniformly
             self.note_td_errors(module_id, batch, td_errors_B)
-        with torch.no_grad():
-            stats = {
-                "qf_loss": loss,
-                "qf_mean": q_B.mean(),
-                "qf_max": q_B.max(),
-                "qf_min": q_B.min(),
-                "td_error_mean": td_errors_B.mean(),
-            }
+        values_B = q_B.detach()
+        stats: dict[str, Scalar] = {
+            "qf_loss": loss,
+            "qf_mean": values_B.mean,
+            "qf_max": values_B.max,
+            "qf_min": values_B.min,
+            "td_error_mean": td_errors_B.mean,
+        }
         self.log_stats(module_id, stats)
         return loss
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rlzmq.learners.target_network_learner import huber_loss
+
 __all__ = ["DQNLoss", "distribution_loss", "distribution_stats", "mean_loss", "project_distribution"]
 
 
@@ -41,8 +43,10 @@ def mean_loss(
         kind: "huber" with δ = 1, or "mse" without the factor ½.
     """
     targets_B = (rewards_B + discounts_B * next_q_B).detach()
-    loss_of = functional.huber_loss if kind == "huber" else functional.mse_loss
-    losses_B = loss_of(q_B, targets_B, reduction="none")
+    if kind == "huber":
+        losses_B = huber_loss(q_B, targets_B)
+    else:
+        losses_B = functional.mse_loss(q_B, targets_B, reduction="none")
     return DQNLoss((weights_B * losses_B).mean(), (q_B - targets_B).abs().detach())
 
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from rlzmq.algorithms.sac.sac_config import SACConfig, SACTrainingSettings
@@ -20,6 +19,7 @@ from rlzmq.algorithms.sac.sac_loss import (
 )
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
+from rlzmq.learners.learner_hooks import Scalar
 from rlzmq.learners.replay_learner import ReplayLearner, importance_weights
 from rlzmq.learners.target_network_learner import discounts
 
@@ -64,20 +64,20 @@ class SACLearner(ReplayLearner):
             log_alpha=module.log_alpha, logp_B=logp_B, target_entropy=target_entropy
         )
         self.note_td_errors(module_id, batch, critics.td_errors_B)
-        with torch.no_grad():
-            stats: Mapping[str, Tensor | float] = {
-                **critic_stats(critics.losses_C),
-                "policy_loss": policy_loss,
-                "alpha_loss": alpha_loss,
-                "alpha_value": alpha,
-                "log_alpha_value": module.log_alpha.detach(),
-                "target_entropy": target_entropy,
-                "logps_mean": logp_B.mean(),
-                "qf_mean": q_BC.mean(),
-                "qf_max": q_BC.max(),
-                "qf_min": q_BC.min(),
-                "td_error_mean": critics.td_errors_B.mean(),
-            }
+        values_BC = q_BC.detach()
+        stats: Mapping[str, Scalar] = {
+            **critic_stats(critics.losses_C),
+            "policy_loss": policy_loss,
+            "alpha_loss": alpha_loss,
+            "alpha_value": alpha,
+            "log_alpha_value": module.log_alpha,
+            "target_entropy": target_entropy,
+            "logps_mean": logp_B.detach().mean,
+            "qf_mean": values_BC.mean,
+            "qf_max": values_BC.max,
+            "qf_min": values_BC.min,
+            "td_error_mean": critics.td_errors_B.mean,
+        }
         self.log_stats(module_id, stats)
         loss: Tensor = critics.losses_C.sum() + policy_loss + alpha_loss
         return loss

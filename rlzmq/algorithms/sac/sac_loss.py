@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from torch import Tensor
-from torch.nn import functional
+
+from rlzmq.learners.target_network_learner import huber_loss
 
 __all__ = ["CriticLoss", "actor_loss", "critic_loss", "critic_stats", "critic_targets", "temperature_loss"]
 
@@ -44,7 +45,7 @@ def critic_loss(*, q_BC: Tensor, targets_B: Tensor, weights_B: Tensor) -> Critic
         weights_B: Importance weights.
     """
     targets_BC = targets_B[:, None].expand_as(q_BC)
-    losses_BC = functional.huber_loss(q_BC, targets_BC, reduction="none")
+    losses_BC = huber_loss(q_BC, targets_BC)
     td_errors_B = (q_BC - targets_BC).abs().mean(-1).detach()
     return CriticLoss((weights_B[:, None] * losses_BC).mean(0), td_errors_B)
 

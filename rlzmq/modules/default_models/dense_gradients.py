@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Layer", "backward", "record", "recorded", "tanh_"]
+__all__ = ["Layer", "backward", "record", "recorded", "run_backward", "tanh_"]
 
 Layer = tuple[dict[str, Any] | None, Any, Callable[[Tensor], Tensor] | None]
 """(parameters of a dense layer or None, otherwise the module to call, activation)."""
@@ -105,10 +105,22 @@ def record(layers: Sequence[Layer], x: Tensor) -> Tensor | None:
     return x
 
 
+def run_backward(loss: Tensor) -> None:
+    """Run ``loss.backward()`` without the caller's context variables in the engine's thread-local state.
+
+    `Tensor.backward` stores them there, and every all-reduce that DistributedDataParallel starts during the call keeps
+    them. Their last owner is then a gloo thread, which needs the GIL to release them. If the group is closed at that
+    moment, its destructor waits for that thread while holding the GIL: a deadlock.
+    """
+    engine: Any = torch.autograd.Variable._execution_engine
+    one = torch.ones_like(loss)
+    engine.run_backward((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
 def backward(loss: Tensor) -> None:
     """Add the loss's gradients to those of all parameters, as ``loss.backward()`` does without recorded networks."""
     networks, _recording.networks = _recording.networks, []
-    loss.backward()  # type: ignore[no-untyped-call]
+    run_backward(loss)
     with torch.no_grad():
         for outputs, layers, kept in reversed(networks):
             if outputs.grad is not None:
