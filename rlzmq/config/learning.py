@@ -140,8 +140,7 @@ class FrameworkSettings:
         torch_compile_learner: Compile parts of the learner with ``torch.compile``; the first updates then take
             seconds to minutes longer.
         torch_compile_learner_what_to_compile: "forward_train": the training forward pass of each module;
-            "complete_update": the whole step on a minibatch (forward pass, losses, gradients, optimizers), with a
-            single learner only.
+            "complete_update": forward pass, losses and their gradients on a minibatch, with a single learner only.
         torch_compile_learner_dynamo_backend: "inductor" (needs a C++ compiler on the CPU, Triton on a
             GPU), "aot_eager", "eager", …
         torch_compile_learner_dynamo_mode: Mode of the backend, e.g. "reduce-overhead" (None: its default).

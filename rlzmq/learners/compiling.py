@@ -59,9 +59,9 @@ class LearnerCompiler:
         """Return the function, which compiles itself at its first call and for new shapes."""
         return torch.compile(function, backend=self._backend, mode=self._mode)
 
-    def compile_step(self, step: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Return a learner's step on one minibatch, compiled in the parts that dynamo can trace."""
-        return self._compile_in_parts(step)
+    def compile_losses(self, losses: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return a learner's function of a minibatch's losses, compiled with its backward pass."""
+        return self._compile_in_parts(losses)
 
     def compile_module(self, module: Any) -> None:
         """Compile the module's training forward pass. Modules without one are unchanged."""

@@ -166,8 +166,8 @@ class Learner(LearnerHooks):
             self.trained_module_ids = list(self._module_configs)
             self._loss_weights = dict.fromkeys(self.trained_module_ids, 1.0)
             if self._compiler is not None and self._compiler.compiles_complete_update:
-                self._train_minibatch = self._compiler.compile_step(  # type: ignore[assignment,method-assign]
-                    self._whole_step
+                self._losses_of = self._compiler.compile_losses(  # type: ignore[assignment,method-assign]
+                    self._losses_of
                 )
             self._builder = TrainBatchBuilder(self._learner_connector, self.module, self.device)
 
@@ -497,6 +497,7 @@ class Learner(LearnerHooks):
     def _train_minibatch(self, minibatch: dict[str, dict[str, Any]]) -> None:
         """Take one step and time its stages."""
         start, reduced_s = time.perf_counter(), self._reduced_s()
+        self._stats.take_in()
         losses = self._losses_of(minibatch)
         middle, reduced_until_s = time.perf_counter(), self._reduced_s()
         self._step_on(losses)
@@ -506,10 +507,6 @@ class Learner(LearnerHooks):
         if trace.is_on:
             trace.span("forward", start, middle)
             trace.span("backward", middle, end)
-
-    def _whole_step(self, minibatch: dict[str, dict[str, Any]]) -> None:
-        """Take one step; compiled as a whole."""
-        self._step_on(self._losses_of(minibatch))
 
     def _losses_of(self, minibatch: dict[str, dict[str, Any]]) -> dict[str, torch.Tensor]:
         with recorded() if self._records_networks else nullcontext():

@@ -41,30 +41,46 @@ class UpdateStats:
 
     def __init__(self) -> None:
         self._values: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+        self._newest: list[tuple[str, dict[str, Any]]] = []
 
-    def log(self, module_id: str, values: Mapping[str, Scalar]) -> None:
-        """Log one minibatch's values."""
-        collected = self._values[module_id]
-        for name, value in values.items():
-            collected[name].append(value.detach() if isinstance(value, Tensor) else value)
+    def log(self, module_id: str, values: Mapping[str, Scalar | tuple[Any, ...]]) -> None:
+        """Log one minibatch's values. Tuples are kept for `newest`, and have no means."""
+        self._newest.append(
+            (module_id, {n: v.detach() if isinstance(v, Tensor) else v for n, v in values.items()})
+        )
 
-    def means(self, num_last: int) -> dict[str, dict[str, float]]:
-        """Return module id → name → mean over the last `num_last` logged values (or all, if fewer)."""
+    def take_in(self) -> None:
+        """Sort the newest values by name, so that a compiled step always begins with the same empty list."""
+        for module_id, values in self._newest:
+            collected = self._values[module_id]
+            for name, value in values.items():
+                collected[name].append(value)
+        self._newest.clear()
+
+    def newest(self, name: str, num_last: int) -> dict[str, list[Any]]:
+        """Return module id → the last `num_last` values of one name, for modules that logged it."""
+        self.take_in()
         return {
-            module_id: {name: _mean(values[-num_last:]) for name, values in collected.items()}
-            for module_id, collected in self._values.items()
-        }
-
-    def means_of(self, name: str, num_last: int) -> dict[str, float]:
-        """Return module id → mean of the last `num_last` values of one scalar, for modules that logged it."""
-        return {
-            module_id: _mean(collected[name][-num_last:])
+            module_id: collected[name][-num_last:]
             for module_id, collected in self._values.items()
             if name in collected
         }
 
+    def means(self, num_last: int) -> dict[str, dict[str, float]]:
+        """Return module id → name → mean over the last `num_last` logged values (or all, if fewer)."""
+        self.take_in()
+        return {
+            module_id: {
+                name: _mean(values[-num_last:])
+                for name, values in collected.items()
+                if not isinstance(values[0], tuple)
+            }
+            for module_id, collected in self._values.items()
+        }
+
     def clear(self) -> None:
         """Drop all values."""
+        self._newest.clear()
         self._values.clear()
 
 
@@ -417,7 +433,8 @@ class LearnerHooks(LearnerRanks):
 
     def mean_stats(self, name: str) -> dict[str, float]:
         """Return module id → mean of one logged scalar over the last epoch, if it was logged in this update."""
-        return self._stats.means_of(name, self.num_minibatches_per_epoch)
+        logged = self._stats.newest(name, self.num_minibatches_per_epoch)
+        return {module_id: _mean(values) for module_id, values in logged.items()}
 
     def mean_stats_over_ranks(self, name: str) -> dict[str, float]:
         """Return module id → mean of one logged scalar over the last epoch and all ranks. A collective.

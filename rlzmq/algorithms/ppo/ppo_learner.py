@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -19,6 +19,9 @@ from rlzmq.learners.actor_critic import AdaptiveKLLearner
 
 __all__ = ["PPOLearner", "PPOTorchLearner"]
 
+# The last epoch's (value predictions, targets, mask), for statistics that need all of them at once.
+_VALUES = "values"
+
 
 class PPOLearner(AdaptiveKLLearner):
     """Trains actor-critic modules with PPO (arXiv:1707.06347).
@@ -28,11 +31,6 @@ class PPOLearner(AdaptiveKLLearner):
     """
 
     config: PPOConfig
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        # Value predictions and targets of the last epoch, for statistics that need all of them at once.
-        self._values: dict[str, deque[tuple[Tensor, Tensor, Tensor | None]]] = {}
 
     def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
         """Return the config's pipeline, with PPO's pieces at the beginning and the end.
@@ -47,10 +45,6 @@ class PPOLearner(AdaptiveKLLearner):
             )
             add_estimator(pipeline, estimator)
         return pipeline
-
-    def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
-        super().before_gradient_based_update(timesteps=timesteps)
-        self._values.clear()
 
     def compute_loss_for_module(
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
@@ -69,10 +63,10 @@ class PPOLearner(AdaptiveKLLearner):
         kl = entropy = None
         if settings.use_kl_loss and (kl_coeff or self.is_last_epoch):
             old_dist = dist_cls.from_logits(batch[Columns.ACTION_DIST_INPUTS])
-            with torch.set_grad_enabled(kl_coeff != 0.0):
+            with nullcontext() if kl_coeff else torch.no_grad():
                 kl = old_dist.kl(dist)
         if entropy_coeff or self.is_last_epoch:
-            with torch.set_grad_enabled(entropy_coeff != 0.0):
+            with nullcontext() if entropy_coeff else torch.no_grad():
                 entropy = dist.entropy()
         values: Tensor | None = None
         targets: Any = None
@@ -101,9 +95,7 @@ class PPOLearner(AdaptiveKLLearner):
             module_id, {name: term for name, term in zip(names, terms[1:], strict=True) if term is not None}
         )
         if values is not None and self.is_last_epoch:
-            if module_id not in self._values:
-                self._values[module_id] = deque(maxlen=self.num_minibatches_per_epoch)
-            self._values[module_id].append((values.detach(), targets, mask))
+            self._stats.log(module_id, {_VALUES: (values.detach(), targets, mask)})
         return terms.loss
 
     def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
@@ -111,8 +103,8 @@ class PPOLearner(AdaptiveKLLearner):
         self._log_value_stats()
 
     def _log_value_stats(self) -> None:
-        for module_id, parts in self._values.items():
-            values, targets = (torch.cat([part[i].flatten() for part in parts]) for i in (0, 1))  # type: ignore[union-attr]
+        for module_id, parts in self._stats.newest(_VALUES, self.num_minibatches_per_epoch).items():
+            values, targets = (torch.cat([part[i].flatten() for part in parts]) for i in (0, 1))
             masks = [part[2].flatten() for part in parts if part[2] is not None]
             mask = torch.cat(masks) if masks else None
             if mask is not None:

@@ -113,12 +113,12 @@ class _Loss(torch.autograd.Function):
             entropy = mean(entropy_B)
             if entropy_coeff:
                 by_entropy_B = mean.gradient(torch.ones_like(entropy_B), -entropy_coeff)
-                loss = torch.sub(loss, entropy, alpha=entropy_coeff)
+                loss = loss - entropy * entropy_coeff
         if kl_B is not None:
             mean_kl = mean(kl_B)
             if kl_coeff:
                 by_kl_B = mean.gradient(torch.ones_like(kl_B), kl_coeff)
-                loss = torch.add(loss, mean_kl, alpha=kl_coeff)
+                loss = loss + mean_kl * kl_coeff
         if loss is policy_loss:
             loss = loss.clone()
         ctx.save_for_backward(by_logp_B, by_values_B, by_entropy_B, by_kl_B)
