@@ -107,6 +107,7 @@ class _Child:
                 self._on_message,
                 options=local_options(self._boot["max_message_bytes"]),
                 routing_id=self._boot["routing_id"].encode(),
+                packs=True,
                 name=f"actor {self._role}",
             )
             self._socket.connect(self._boot["address"])

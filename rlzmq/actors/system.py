@@ -119,6 +119,7 @@ class ActorSystem:
             "ROUTER",
             self._on_message,
             options=local_options(self._max_message_bytes),
+            packs=True,
             name="actor system",
         )
         self._address = self._router.bind(self._directory.address("actors"))

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -56,6 +57,7 @@ class EdgeReader:
         self._is_running = False
         self._is_detached = False
         self._first_frame: zmq.Frame | None = None
+        self._received: deque[list[Frame]] = deque()  # messages that arrived as one
         self._fd = int(raw.get(zmq.FD))
         self._loop.add_reader(self._fd, self._turn)
 
@@ -73,7 +75,11 @@ class EdgeReader:
             self._schedule()
 
     def _has_work(self) -> bool:
-        return bool(self._get(_EVENTS) & _POLLIN) and self._on_message is not None
+        return self._on_message is not None and bool(self._received or self._get(_EVENTS) & _POLLIN)
+
+    def _split(self, frames: list[Frame]) -> Sequence[list[Frame]]:
+        """Return the messages in a received one; a subclass that packs several overrides this."""
+        return (frames,)
 
     def _flush(self) -> None:
         """Send queued messages; a subclass that sends overrides this."""
@@ -101,22 +107,30 @@ class EdgeReader:
                 self._schedule()
 
     def _receive(self, on_message: MessageHandler) -> None:
-        receive = self._raw.recv
         for _ in range(self._max_per_tick):
-            try:
-                part = receive(_NOBLOCK, False)
-            except zmq.Again:
-                return
-            except zmq.ZMQError as error:
-                if error.errno in (zmq.ETERM, zmq.ENOTSOCK):
-                    self.detach()
+            if not self._received:
+                self._flush()
+                if not self._receive_one():
                     return
-                raise
-            self._first_frame = part
-            frames: list[Frame] = [part.bytes if len(part) < _SMALL_BYTES else part.buffer]
-            while part.more:
-                part = receive(_NOBLOCK, False)
-                frames.append(part.bytes if len(part) < _SMALL_BYTES else part.buffer)
-            on_message(frames)
+            on_message(self._received.popleft())
             if self._is_detached:
                 return
+
+    def _receive_one(self) -> bool:
+        receive = self._raw.recv
+        try:
+            part = receive(_NOBLOCK, False)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.ETERM, zmq.ENOTSOCK):
+                self.detach()
+                return False
+            raise
+        self._first_frame = part
+        frames: list[Frame] = [part.bytes if len(part) < _SMALL_BYTES else part.buffer]
+        while part.more:
+            part = receive(_NOBLOCK, False)
+            frames.append(part.bytes if len(part) < _SMALL_BYTES else part.buffer)
+        self._received.extend(self._split(frames))
+        return True

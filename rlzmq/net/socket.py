@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import zmq
 
@@ -18,6 +20,15 @@ from rlzmq.net.edge_reader import EdgeReader, Frame, MessageHandler
 from rlzmq.net.events import EventHandler, SocketMonitor
 from rlzmq.net.keys import CurveClient, CurveServer
 from rlzmq.net.options import CONTROL, SocketOptions
+from rlzmq.wire.errors import WireError
+from rlzmq.wire.packed_frames import (
+    MAX_PACKED_BYTES,
+    MAX_PACKED_FRAMES,
+    PACKED,
+    pack_frames,
+    sizes_of,
+    unpack_frames,
+)
 
 __all__ = ["DrainSocket", "Frame", "SendTicket"]
 
@@ -29,6 +40,8 @@ _TYPES = {
 _MORE, _LAST = int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.NOBLOCK)
 _EVENTS, _POLLIN, _POLLOUT = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.POLLOUT)
 _CANNOT_RECEIVE = (zmq.PUB, zmq.PUSH)
+_Messages: TypeAlias = list[tuple[Sequence[Any], list[int]]]  # frames and their sizes
+_MAX_BATCH = 64  # messages that leave as one: its receiver begins while the next ones are made
 _COPY_BELOW_BYTES = 16 * 1024  # measured: below this size copying is faster than passing the buffer
 
 
@@ -51,6 +64,24 @@ class SendTicket:
         return not self._is_queued and self._tracker is not None and self._tracker.done
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """Messages to one peer that leave as one."""
+
+    ticket: SendTicket | None
+    messages: _Messages = field(default_factory=list)
+    num_bytes: int = 0
+    num_frames: int = 0
+
+    def has_room(self, sizes: list[int]) -> bool:
+        return (
+            self.ticket is None
+            and len(self.messages) < _MAX_BATCH
+            and self.num_frames + len(sizes) <= MAX_PACKED_FRAMES
+            and self.num_bytes + sum(sizes) <= MAX_PACKED_BYTES
+        )
+
+
 class DrainSocket(EdgeReader):
     """One zmq socket, used by one task on one thread.
 
@@ -63,8 +94,8 @@ class DrainSocket(EdgeReader):
     ``on_writable`` is called once when the queue has emptied again. Order is kept. No socket guarantees
     delivery: protocols that need it use acknowledgements.
 
-    A ROUTER always has MANDATORY and HANDOVER set and no send limit, so it never queues; bound its
-    memory by credits.
+    A ROUTER always has MANDATORY and HANDOVER set and no send limit, so it queues nothing but what ``packs`` lets wait;
+    bound its memory by credits.
 
     Args:
         context: The process's context.
@@ -80,6 +111,10 @@ class DrainSocket(EdgeReader):
         insecure: Lets ``bind`` take a TCP address without keys.
         on_event: Called with connection events.
         on_writable: Called when the send queue has emptied after a refusal.
+        packs: Whether small frames are packed into one (`rlzmq.wire.packed_frames`), for a ROUTER or DEALER whose
+            peers do so, too. Messages to one peer from the handler of one received message, or of several that
+            arrived packed, leave packed as well: all but the first, when the handler has returned. So nothing waits
+            for a later event, and the busier the sockets are, the fewer messages zmq carries.
         name: The socket's name in error texts.
 
     Raises:
@@ -106,6 +141,7 @@ class DrainSocket(EdgeReader):
         insecure: bool = False,
         on_event: EventHandler | None = None,
         on_writable: Callable[[], None] | None = None,
+        packs: bool = False,
         name: str = "",
     ) -> None:
         if zmq_type not in _TYPES:
@@ -116,9 +152,12 @@ class DrainSocket(EdgeReader):
         self._curve = curve
         self._insecure = insecure
         self._on_writable = on_writable
-        self._is_router = zmq_type == "ROUTER"
-        self._queue: deque[tuple[Sequence[Any], int, SendTicket | None]] = deque()
+        self._num_ids = int(zmq_type == "ROUTER")  # frames in front of a message that name its peer
+        self._packs = packs
+        self._queues: dict[bytes, deque[_Waiting]] = {}  # by peer
+        self._num_queued_messages = 0
         self._num_queued_bytes = 0
+        self._has_sent_to: set[bytes] = set()  # peers, in this turn
         self._has_refused = False
         self._locks: list[AddressLock] = []
         self._monitor: SocketMonitor | None = None
@@ -205,7 +244,7 @@ class DrainSocket(EdgeReader):
     @property
     def num_queued_messages(self) -> int:
         """Messages that wait in the socket's own queue because the peer is slow or away."""
-        return len(self._queue)
+        return self._num_queued_messages
 
     @property
     def num_queued_bytes(self) -> int:
@@ -227,39 +266,73 @@ class DrainSocket(EdgeReader):
             True if the message was sent or queued; False if the queue is full and nothing was taken.
 
         Raises:
-            PeerLostError: On a ROUTER, when the peer is not connected.
+            PeerLostError: On a ROUTER, when the peer is not connected; a message that is packed with earlier ones
+                is lost instead.
             ProtocolError: A frame is larger than the channel carries.
             ClosedError: The socket was closed.
         """
         self._check_usable()
-        num_bytes = self._check_size(frames)
-        if not self._queue and self._try_send(frames, ticket):
+        sizes = sizes_of(frames)
+        if max(sizes) > self.options.max_message_bytes:
+            raise ProtocolError(
+                f"a frame of {max(sizes)} bytes is larger than the {self.options.max_message_bytes} bytes "
+                f"that {self.name} carries: send smaller pieces or raise max_message_bytes on both sides"
+            )
+        peer = bytes(frames[0]) if self._num_ids else b""
+        must_wait = peer in self._queues
+        if self._packs and self._is_running:
+            must_wait |= peer in self._has_sent_to
+            self._has_sent_to.add(peer)
+        if not must_wait and self._try_send(self._as_sent([(frames, sizes)]), ticket):
             self.recheck()
             return True
-        is_full = (
-            len(self._queue) >= self.options.max_queued_messages
-            or self._num_queued_bytes + num_bytes > self.options.max_queued_bytes
-        )
-        if is_full and self._queue:
+        num_bytes = sum(sizes)
+        if self._is_full(num_bytes) and self._is_running:
+            self._send_queued()
+        if self._queues and self._is_full(num_bytes):
             self._has_refused = True
             self.recheck()
             return False
-        self._queue.append((frames, num_bytes, ticket))
-        self._num_queued_bytes += num_bytes
+        self._enqueue(peer, frames, sizes, ticket)
         self.recheck()
         return True
 
-    def _check_size(self, frames: Sequence[Any]) -> int:
-        num_bytes = 0
-        for frame in frames:
-            size = frame.nbytes if hasattr(frame, "nbytes") else len(frame)
-            if size > self.options.max_message_bytes:
-                raise ProtocolError(
-                    f"a frame of {size} bytes is larger than the {self.options.max_message_bytes} bytes "
-                    f"that {self.name} carries: send smaller pieces or raise max_message_bytes on both sides"
-                )
-            num_bytes += size
-        return num_bytes
+    def _is_full(self, num_bytes: int) -> bool:
+        return (
+            self._num_queued_messages >= self.options.max_queued_messages
+            or self._num_queued_bytes + num_bytes > self.options.max_queued_bytes
+        )
+
+    def _enqueue(
+        self, peer: bytes, frames: Sequence[Any], sizes: list[int], ticket: SendTicket | None
+    ) -> None:
+        queue = self._queues.setdefault(peer, deque())
+        last = queue[-1] if queue and self._packs and ticket is None else None
+        if last is None or not last.has_room(sizes):
+            if queue and self._is_running:
+                self._send_queued()
+                queue = self._queues.setdefault(peer, deque())
+            last = _Waiting(ticket)
+            queue.append(last)
+        last.messages.append((frames, sizes))
+        last.num_bytes += sum(sizes)
+        last.num_frames += len(sizes)
+        self._num_queued_messages += 1
+        self._num_queued_bytes += sum(sizes)
+
+    def _as_sent(self, messages: _Messages) -> Sequence[Any]:
+        """Return the frames in which messages to one peer leave."""
+        first, num = messages[0][0], self._num_ids
+        if not self._packs or (len(messages) == 1 and len(first) < num + 2):
+            return first
+        return [*first[:num], *pack_frames([(frames[num:], sizes[num:]) for frames, sizes in messages])]
+
+    def _split(self, frames: list[Frame]) -> Sequence[list[Frame]]:
+        ids, first = frames[: self._num_ids], frames[self._num_ids : self._num_ids + 1]
+        if self._packs and first and first[0][:2] == PACKED:
+            with contextlib.suppress(WireError):  # left to the receiver, who refuses it
+                return [[*ids, *message] for message in unpack_frames(frames[self._num_ids :])]
+        return (frames,)
 
     def _try_send(self, frames: Sequence[Any], ticket: SendTicket | None) -> bool:
         """Pass one message to libzmq; return False if it has no room now."""
@@ -297,23 +370,35 @@ class DrainSocket(EdgeReader):
         return error
 
     def _has_work(self) -> bool:
-        events = self._get(_EVENTS)
-        can_receive = events & _POLLIN and self._on_message is not None
-        return bool(can_receive or (self._queue and events & _POLLOUT))
+        return super()._has_work() or bool(self._queues and self._get(_EVENTS) & _POLLOUT)
 
     def _flush(self) -> None:
-        for _ in range(self._max_per_tick):
-            if not self._queue:
-                break
-            frames, num_bytes, ticket = self._queue[0]
-            if not self._try_send(frames, ticket):
-                return
-            self._queue.popleft()
-            self._num_queued_bytes -= num_bytes
-        if self._has_refused and not self._queue:
+        self._send_queued()
+        if self._has_refused and not self._queues:
             self._has_refused = False
             if self._on_writable is not None:
                 self._on_writable()
+
+    def _send_queued(self) -> None:
+        self._has_sent_to.clear()
+        if not self._queues or not self._get(_EVENTS) & _POLLOUT:
+            return
+        num_left = self._max_per_tick
+        for peer, queue in list(self._queues.items()):
+            while queue and num_left > 0:
+                waiting = queue[0]
+                try:
+                    if not self._try_send(self._as_sent(waiting.messages), waiting.ticket):
+                        break
+                except PeerLostError:  # it was there a moment ago: lost with it, as if sent then
+                    if waiting.ticket is not None:
+                        waiting.ticket._is_queued, waiting.ticket._tracker = False, zmq.MessageTracker()
+                queue.popleft()
+                num_left -= len(waiting.messages)
+                self._num_queued_messages -= len(waiting.messages)
+                self._num_queued_bytes -= waiting.num_bytes
+            if not queue:
+                del self._queues[peer]
 
     # -- sender and close ------------------------------------------------------------------------------
 
@@ -349,9 +434,11 @@ class DrainSocket(EdgeReader):
         """
         if self._raw.closed:
             return
+        if self._is_running:
+            self._send_queued()
         self.detach()
-        self._queue.clear()
-        self._num_queued_bytes = 0
+        self._queues.clear()
+        self._num_queued_messages = self._num_queued_bytes = 0
         if self._monitor is not None:
             self._monitor.close()
         self._raw.close(self.options.linger_ms if linger_ms is None else linger_ms)

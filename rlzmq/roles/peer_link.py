@@ -124,6 +124,7 @@ class PeerLink(abc.ABC):
             options=options,
             routing_id=f"{self.core.name}.{self.core.uuid}".encode()[:255],
             curve=self.curve,
+            packs=True,
             name=self.core.name,
         )
         self._socket.connect(self._address)

@@ -67,6 +67,7 @@ class Conversation:
             routing_id=f"asks.{new_peer_id()}".encode(),
             curve=self._curve,
             on_event=self._on_event,
+            packs=True,
             name="conversation",
         )
         self._socket.connect(self._address)

@@ -37,7 +37,12 @@ class FakePeer:
         self.context = Context()
         self.loop = asyncio.get_running_loop()
         self.socket = DrainSocket(
-            self.context, "DEALER", self.on_message, options=_OPTIONS, routing_id=core.uuid.encode()
+            self.context,
+            "DEALER",
+            self.on_message,
+            options=_OPTIONS,
+            packs=True,
+            routing_id=core.uuid.encode(),
         )
         self.socket.connect(addresses["data"])
         self.is_connected = asyncio.Event()

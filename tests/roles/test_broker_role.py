@@ -187,7 +187,9 @@ async def test_hostile_bytes_are_refused_and_counted_and_the_run_goes_on():
     addresses = await broker.start()
     answers: list[Any] = []
     context = Context()
-    attacker = DrainSocket(context, "DEALER", lambda frames: answers.append(decode_message(frames)[0]))
+    attacker = DrainSocket(
+        context, "DEALER", lambda frames: answers.append(decode_message(frames)[0]), packs=True
+    )
     attacker.connect(addresses["data"])
     fragment = encode_fragment(Fragment("r", 1, 0, 0, 5, 1, 0, -1, {}), [], None)
     for frames in (

@@ -53,7 +53,13 @@ class Door:
         received: asyncio.Queue[Any] = asyncio.Queue()
         curve = CurveClient(self.keys.server.public, self.keys.clients[role]) if from_outside else None
         socket = DrainSocket(
-            self.context, "DEALER", received.put_nowait, options=LARGE, curve=curve, routing_id=role.encode()
+            self.context,
+            "DEALER",
+            received.put_nowait,
+            options=LARGE,
+            curve=curve,
+            routing_id=role.encode(),
+            packs=True,
         )
         socket.connect(self.addresses["remote_data" if from_outside else "data"])
         return socket, received

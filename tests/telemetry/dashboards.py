@@ -102,7 +102,9 @@ class MadeUpBroker:
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
         context = Context()
         options = SocketOptions(max_message_bytes=MAX_MESSAGE_BYTES)
-        self._socket = DrainSocket(context, "ROUTER", self._answer, options=options, name="made-up")
+        self._socket = DrainSocket(
+            context, "ROUTER", self._answer, options=options, packs=True, name="made-up"
+        )
         self._socket.bind(f"ipc://{self.path}")
         self._is_up.set()
         await self._ended.wait()

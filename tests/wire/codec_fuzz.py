@@ -37,6 +37,7 @@ from rlzmq.wire.fragment_message import (
     unpack_blobs,
     unpack_ranges,
 )
+from rlzmq.wire.packed_frames import pack_frames, sizes_of, unpack_frames
 from rlzmq.wire.values import pack_blob, pack_value, unpack_blob, unpack_value
 
 
@@ -57,6 +58,10 @@ Decoder = Callable[[list[bytes]], Any]
 
 def _wire(frames: list[Any]) -> list[bytes]:
     return [bytes(memoryview(frame).cast("B")) if memoryview(frame).nbytes else b"" for frame in frames]
+
+
+def _packed(*messages: list[bytes]) -> list[bytes]:
+    return pack_frames([(frames, sizes_of(frames)) for frames in messages])
 
 
 def corpus() -> list[tuple[list[bytes], Decoder]]:
@@ -92,6 +97,7 @@ def corpus() -> list[tuple[list[bytes], Decoder]]:
         (_wire(pack_ranges(ranges)), unpack_ranges),
         (_wire(pack_blobs([b"abc", b"", b"x" * 50])), unpack_blobs),
         ([buffer.tobytes()], lambda f: open_publication(f[0])),
+        (_packed([b"header", b"column" * 9, bytes(9000)], [b"another", b""]), unpack_frames),
     ]
     cases += fragment_cases()
     for message in typed:

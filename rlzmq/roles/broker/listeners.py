@@ -192,6 +192,7 @@ class BrokerListeners:
                 options=options,
                 curve=curve,
                 on_event=self._on_connection if door == _REMOTE else None,
+                packs=zmq_type == "ROUTER",
                 name=f"broker {name}",
             )
             for zmq_type, options, name in (("ROUTER", data, "data"), ("PUB", weights, "weights"))

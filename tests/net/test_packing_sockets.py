@@ -1,0 +1,283 @@
+"""Sockets that pack: fewer frames on the way, the same messages in the same order at its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import zmq
+
+from rlzmq.core.errors import PeerLostError
+from rlzmq.core.socket_directory import SocketDirectory
+from rlzmq.net.context import Context
+from rlzmq.net.options import CHUNKS, CONTROL
+from rlzmq.net.socket import DrainSocket, SendTicket
+from rlzmq.wire.packed_frames import PACKED, pack_frames, sizes_of
+
+pytestmark = pytest.mark.timeout(60)
+DEADLINE_S = 20
+
+
+@pytest.fixture
+def context() -> Iterator[Context]:
+    with Context() as context:
+        yield context
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    with SocketDirectory() as directory:
+        yield directory.address("r")
+
+
+def packed(*messages: list[bytes]) -> list[Any]:
+    return pack_frames([(frames, sizes_of(frames)) for frames in messages])
+
+
+class Inbox:
+    """Collects messages."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[list[Any]] = asyncio.Queue()
+
+    def __call__(self, frames: list[Any]) -> None:
+        self.queue.put_nowait(frames)
+
+    async def take(self, num: int) -> list[list[Any]]:
+        async with asyncio.timeout(DEADLINE_S):
+            return [await self.queue.get() for _ in range(num)]
+
+
+def pair(
+    context: Context, address: str, on_router: Any, on_dealer: Any, **options: Any
+) -> tuple[DrainSocket, DrainSocket]:
+    router = DrainSocket(context, "ROUTER", on_router, options=CHUNKS, packs=True, **options)
+    router.bind(address)
+    dealer = DrainSocket(context, "DEALER", on_dealer, options=CHUNKS, packs=True, routing_id=b"d")
+    dealer.connect(address)
+    return router, dealer
+
+
+@pytest.fixture
+def num_zmq_messages(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Frames of each message received by a socket, as zmq delivers them."""
+    received: list[int] = []
+    split = DrainSocket._split
+    monkeypatch.setattr(
+        DrainSocket, "_split", lambda self, frames: received.append(len(frames)) or split(self, frames)
+    )
+    return received
+
+
+async def test_small_frames_travel_as_one(
+    context: Context, address: str, num_zmq_messages: list[int]
+) -> None:
+    inbox = Inbox()
+    _, dealer = pair(context, address, inbox, None)
+    columns = [bytes(10), b"", bytes(8191)]
+    large = bytearray(8192)
+    dealer.send([b"header", *columns])
+    dealer.send([b"header", large, *columns])
+    dealer.send([b"only"])
+    assert await inbox.take(3) == [
+        [b"d", b"header", *columns],
+        [b"d", b"header", large, *columns],
+        [b"d", b"only"],
+    ]
+    assert num_zmq_messages == [2, 3, 2]  # with the sender's id
+
+
+async def test_answers_to_messages_that_came_together_leave_together(
+    context: Context, address: str, num_zmq_messages: list[int]
+) -> None:
+    def answer(frames: list[Any]) -> None:
+        for number in range(200):
+            assert router.send([frames[0], frames[1], b"%d" % number])
+
+    inbox = Inbox()
+    router, dealer = pair(context, address, answer, inbox)
+    dealer.send([b"a"])
+    assert await inbox.take(200) == [[b"a", b"%d" % number] for number in range(200)]
+    assert num_zmq_messages == [2, 1, 1, 1, 1, 1]  # 1, 64, 64, 64 and 7 answers
+    assert router.num_queued_messages == router.num_queued_bytes == 0
+
+
+async def test_each_peer_gets_its_own_in_order(context: Context, address: str) -> None:
+    inboxes = [Inbox() for _ in range(3)]
+    num_known = 0
+    all_known = asyncio.Event()
+
+    def answer(frames: list[Any]) -> None:
+        nonlocal num_known
+        num_known += 1
+        if num_known == 3:
+            for number in range(150):
+                for peer in (b"0", b"1", b"2"):
+                    assert router.send(
+                        [peer, b"to " + peer, b"%d" % number, bytes(9000 * (number % 40 == 39))]
+                    )
+            all_known.set()
+
+    router = DrainSocket(context, "ROUTER", answer, options=CHUNKS, packs=True)
+    router.bind(address)
+    for index, inbox in enumerate(inboxes):
+        dealer = DrainSocket(context, "DEALER", inbox, options=CHUNKS, packs=True, routing_id=b"%d" % index)
+        dealer.connect(address)
+        dealer.send([b"hello"])
+    for index, inbox in enumerate(inboxes):
+        messages = await inbox.take(150)
+        assert [frames[:2] for frames in messages] == [
+            [b"to %d" % index, b"%d" % number] for number in range(150)
+        ]
+        assert [len(frames[2]) for frames in messages[38:41]] == [0, 9000, 0]
+
+
+@pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning")
+async def test_a_handler_that_raises_loses_no_message_that_came_with_it(
+    context: Context, address: str
+) -> None:
+    raised = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, details: raised.append(details["exception"]))
+    inbox = Inbox()
+
+    def on_message(frames: list[Any]) -> None:
+        if frames[1] == b"bad":
+            raise ValueError("refused")
+        inbox(frames)
+
+    router = DrainSocket(context, "ROUTER", on_message, options=CHUNKS, packs=True)
+    router.bind(address)
+    dealer = DrainSocket(context, "DEALER", None, routing_id=b"d")
+    dealer.connect(address)
+    dealer.send(packed([b"bad"], [b"1"], [b"bad"], [b"2"]))
+    assert await inbox.take(2) == [[b"d", b"1"], [b"d", b"2"]]
+    assert [str(error) for error in raised] == ["refused", "refused"]
+
+
+async def test_messages_that_came_together_are_handled_in_bounded_turns(
+    context: Context, address: str
+) -> None:
+    handled = 0
+    done = asyncio.Event()
+
+    def on_message(frames: list[Any]) -> None:
+        nonlocal handled
+        handled += 1
+        if handled == 64:
+            done.set()
+
+    _, dealer = pair(context, address, on_message, None, max_per_tick=4)
+    dealer._try_send(packed(*[[b"x"]] * 64), None)
+    most = last = 0
+    while not done.is_set():
+        await asyncio.sleep(0)
+        most, last = max(most, handled - last), handled
+    assert most <= 8
+
+
+async def test_closing_ends_the_delivery_of_what_came_together(context: Context, address: str) -> None:
+    received = []
+    closed = asyncio.Event()
+
+    def on_message(frames: list[Any]) -> None:
+        received.append(frames)
+        router.close()
+        closed.set()
+
+    router, dealer = pair(context, address, on_message, None)
+    dealer._try_send(packed(*[[b"x"]] * 9), None)
+    await asyncio.wait_for(closed.wait(), DEADLINE_S)
+    await asyncio.sleep(0)
+    assert received == [[b"d", b"x"]]
+
+
+async def test_what_a_handler_sends_before_it_closes_the_socket_arrives(
+    context: Context, address: str
+) -> None:
+    def answer(frames: list[Any]) -> None:
+        for number in range(5):
+            router.send([frames[0], b"%d" % number])
+        router.close()
+
+    inbox = Inbox()
+    router, dealer = pair(context, address, answer, inbox)
+    dealer.send([b"x"])
+    assert await inbox.take(5) == [[b"%d" % number] for number in range(5)]
+
+
+async def test_what_only_looks_packed_is_left_to_the_receiver(context: Context, address: str) -> None:
+    inbox = Inbox()
+    _, dealer = pair(context, address, inbox, None)
+    dealer._try_send([PACKED + b"\t"], None)
+    dealer._try_send([b""], None)
+    dealer._try_send([PACKED + b"\2\0\1\0\0\0\2\0\0\0a", b"surplus"], None)
+    assert await inbox.take(3) == [
+        [b"d", PACKED + b"\t"],
+        [b"d", b""],
+        [b"d", PACKED + b"\2\0\1\0\0\0\2\0\0\0a", b"surplus"],
+    ]
+
+
+async def test_messages_to_a_peer_that_leaves_meanwhile_are_lost(context: Context, address: str) -> None:
+    """Later sends tell, as after any message that was under way when its peer died."""
+    done = asyncio.Event()
+    ticket = SendTicket()
+
+    def answer(frames: list[Any]) -> None:
+        send = router._try_send
+        router._try_send = lose  # type: ignore[method-assign]
+        router.send([b"d", b"1"])
+        router.send([b"d", b"2"], ticket)
+        router._send_queued()
+        router._try_send = send  # type: ignore[method-assign]
+        done.set()
+
+    def lose(frames: Any, ticket: SendTicket | None) -> bool:
+        if frames[1] == b"1":
+            return True
+        raise PeerLostError("gone")
+
+    router, dealer = pair(context, address, answer, None)
+    dealer.send([b"x"])
+    await asyncio.wait_for(done.wait(), DEADLINE_S)
+    assert ticket.done
+    assert router.num_queued_messages == router.num_queued_bytes == 0
+    with pytest.raises(PeerLostError):
+        router.send([b"nobody", b"x"])
+
+
+async def test_a_slow_peer_gets_what_waited_in_few_messages(
+    context: Context, address: str, num_zmq_messages: list[int]
+) -> None:
+    inbox = Inbox()
+    dealer = DrainSocket(
+        context, "DEALER", None, options=replace(CONTROL, immediate=True), packs=True, routing_id=b"d"
+    )
+    dealer.connect(address)
+    messages = [[b"%d" % number, bytes(300)] for number in range(100)]
+    ticket = SendTicket()
+    for number, frames in enumerate(messages):
+        assert dealer.send(frames, ticket if number == 30 else None)
+    assert dealer.num_queued_messages == 100
+    router = DrainSocket(context, "ROUTER", inbox, packs=True)
+    router.bind(address)
+    assert await inbox.take(100) == [[b"d", *frames] for frames in messages]
+    assert num_zmq_messages == [2] * 4  # 30, the one with a ticket, 64, 5
+    assert ticket._tracker is not None
+
+
+async def test_a_peer_of_an_older_release_would_name_the_versions(context: Context, address: str) -> None:
+    raw = zmq.Context()
+    try:
+        router = raw.socket(zmq.ROUTER)
+        router.bind(address)
+        dealer = DrainSocket(context, "DEALER", None, packs=True)
+        dealer.connect(address)
+        dealer.send([b"\x02\x01", b"x"])
+        assert await asyncio.to_thread(router.poll, 1000 * DEADLINE_S)
+        assert router.recv_multipart()[1][:2] == PACKED
+    finally:
+        raw.destroy(0)
