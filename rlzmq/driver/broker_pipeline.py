@@ -31,6 +31,7 @@ from rlzmq.driver.driver_link import DriverLink
 from rlzmq.driver.join_files import JoinKeys, pack_config
 from rlzmq.driver.process_health import Watchdog, watch_stopped
 from rlzmq.driver.report_reader import MetaCheck, ReportReader
+from rlzmq.driver.supervision import Supervisor
 from rlzmq.driver.update_results import Accounting, UpdateResult
 from rlzmq.protocol.events import Report
 from rlzmq.roles.compatibility import spaces_digest
@@ -46,7 +47,7 @@ _GOODBYE_S = 3.0
 _MISSED = frozenset({"hung", "silent", "lost"})
 
 
-class BrokerPipeline:
+class BrokerPipeline(Supervisor):
     """Runs updates with runners and learners that communicate through a broker process.
 
     Args:
@@ -68,6 +69,7 @@ class BrokerPipeline:
         join_keys: JoinKeys | None = None,
         control_address: str | None = None,
     ) -> None:
+        super().__init__()
         self._config = config
         self._join_keys = join_keys
         self._control_address = control_address
@@ -78,8 +80,6 @@ class BrokerPipeline:
         self._run_id = uuid.uuid4().hex
         self._broker: BrokerKeeper | FoundBroker | None = None
         self._driver: DriverLink | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._place_of: dict[str, int] = {}
         self._index_of: dict[str, int] = {}
         self._ranks: list[str] = []
@@ -92,7 +92,7 @@ class BrokerPipeline:
             status=self._status,
             handles=self._handles,
             form_anew=self._form_anew,
-            give_up=self._break,
+            give_up=self.fail,
         )
         self._reader = ReportReader(
             MetaCheck(config, connectors.spaces),
@@ -146,7 +146,7 @@ class BrokerPipeline:
         )
         learners.supervisor.begin_lineage = self._begin_lineage
         learners.supervisor.watch_failures()
-        self._run_task(watch_stopped(self._handles, self._on_stopped))
+        self._start(watch_stopped(self._handles, self._on_stopped), "watch stopped processes")
 
     async def _take_over(self, epoch: int) -> None:
         """Take over a standalone broker that may have served other drivers.
@@ -183,7 +183,7 @@ class BrokerPipeline:
         self._place_of[peer_id] = self._index_of[name] = index
         self._peer_of[index] = peer_id
         self._driver.expect("runner", name)
-        self._run_task(self._watch(handle, name))
+        self._start(self._watch(handle, name), f"watch {name}")
 
     async def _connect_learner(self, handle: Any) -> None:
         await handle.connect(
@@ -229,11 +229,6 @@ class BrokerPipeline:
         _, version = await self._learners.get_inference_weights()
         return int(version)
 
-    def _run_task(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def _watch(self, handle: Any, name: str) -> None:
         """End the run if a runner's code raises an error. The supervisor handles the end of its process."""
         try:
@@ -243,16 +238,10 @@ class BrokerPipeline:
             self._driver.excuse("runner", name)
             return
         except Exception as error:
-            self._break(error)
+            self.fail(error)
             return
         _log.warning("%s left the broker (%s). Restarting it.", handle.name, ended)
         handle.kill()
-
-    def _break(self, error: BaseException) -> None:
-        """End the run with this error, which every wait for an update raises."""
-        if not self._broken.done():
-            self._broken.set_exception(error)
-            self._broken.exception()  # mark as retrieved: there may be no waiter
 
     # -- for the watchdog -----------------------------------------------------------------------
 
@@ -288,14 +277,16 @@ class BrokerPipeline:
         if self._journal is not None:
             self._journal.num_failures += event == "journal_failed"
         if notice.role == "learner" and event in _MISSED:
-            self._run_task(self._learners.supervisor.suspect(notice.name, event, detail))
+            self._start(
+                self._learners.supervisor.suspect(notice.name, event, detail), f"suspect {notice.name}"
+            )
             return
         index = self._index_of.get(notice.name)
         if notice.role != "runner" or index is None:
             return  # an external runner cannot be restarted here
         runners = self._runners.supervisor
         if event in _MISSED:
-            self._run_task(runners.suspect(index, event, detail))
+            self._start(runners.suspect(index, event, detail), f"suspect {notice.name}")
         elif event in ("bad_fragment", "quarantined") and detail.startswith(f"{self._peer_of.get(index)}/"):
             runners.blame(index, detail)  # otherwise the notice concerns the previous process
 
@@ -304,11 +295,12 @@ class BrokerPipeline:
         if isinstance(self._broker, BrokerKeeper) and handle is self._broker.handle:
             self._broker.end_stopped()
         elif handle in self._learners.handles:
-            self._run_task(self._learners.supervisor.suspect(handle.name, "lost", "SIGSTOP"))
-        elif handle in self._runners.handles:
-            self._run_task(
-                self._runners.supervisor.suspect(self._runners.handles.index(handle), "lost", "SIGSTOP")
+            self._start(
+                self._learners.supervisor.suspect(handle.name, "lost", "SIGSTOP"), f"suspect {handle.name}"
             )
+        elif handle in self._runners.handles:
+            index = self._runners.handles.index(handle)
+            self._start(self._runners.supervisor.suspect(index, "lost", "SIGSTOP"), f"suspect {handle.name}")
 
     def _send_connector_state(self, state: Any) -> None:
         assert self._driver is not None
@@ -430,8 +422,8 @@ class BrokerPipeline:
     async def _unless_broken(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         try:
-            await asyncio.wait((task, self._broken), return_when=asyncio.FIRST_COMPLETED)
-            (task if task.done() else self._broken).result()
+            await asyncio.wait((task, self.failed), return_when=asyncio.FIRST_COMPLETED)
+            (task if task.done() else self.failed).result()
         finally:
             task.cancel()
 
@@ -439,7 +431,7 @@ class BrokerPipeline:
         assert self._driver is not None
         assert self._broker is not None
         failures = [
-            self._broken,
+            self.failed,
             self._runners.supervisor.failed,
             self._learners.supervisor.failed,
             self._broker.failed,
@@ -540,10 +532,7 @@ class BrokerPipeline:
         for supervisor in (self._runners.supervisor, self._learners.supervisor):
             if supervisor is not None:
                 await supervisor.stop()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await super().stop()
         if self._driver is not None:  # first, so that leaving peers are not reported
             await self._driver.stop()
         handles = [*self._runners.handles, *self._learners.handles]

@@ -19,6 +19,7 @@ from rlzmq.net.context import Context
 from rlzmq.net.keys import CurveClient, KeyPair
 from rlzmq.net.options import SocketOptions
 from rlzmq.net.shared_frames import SharedFrames
+from rlzmq.net.shared_memory import SegmentPool
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.events import Instruction, Leave, Received, Send, Stop, Tick
 from rlzmq.roles.remote_trace import RemoteTrace
@@ -79,8 +80,10 @@ class PeerLink(abc.ABC):
         self._context: Context | None = None
         self._socket: DrainSocket | None = None
         self._shared: SharedFrames | None = None
+        self._segments: SegmentPool | None = None  # for what this process sends
         if self.is_local:
-            self._shared = SharedFrames(lambda _, frames: self._send(frames), self.on_frames_needed)
+            self._segments = SegmentPool()
+            self._shared = SharedFrames(lambda _, frames: self._send(frames), self._on_frames_needed)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._trace = RemoteTrace(lambda message, payload: self.do([Send(b"", message, tuple(payload))]))
@@ -103,9 +106,6 @@ class PeerLink(abc.ABC):
 
     def open_sockets(self, context: Context) -> None:  # noqa: B027
         """Open further sockets; subclasses extend it."""
-
-    def on_frames_needed(self, peer: bytes, reason: str) -> None:  # noqa: B027
-        """Note that the broker cannot open this process's shared memory; for links that send some."""
 
     async def start(self) -> None:
         """Connect and register; return before the broker has answered."""
@@ -131,6 +131,11 @@ class PeerLink(abc.ABC):
         self.open_sockets(self._context)
         self.register()
         self._tick()
+
+    def _on_frames_needed(self, peer: bytes, reason: str) -> None:
+        """Send nothing more in shared memory."""
+        if self._segments is not None:
+            self._segments.turn_off(f"the broker cannot open it ({reason})")
 
     def register(self) -> None:
         """Send HELLO; a learner does so once its group is formed."""
@@ -209,6 +214,12 @@ class PeerLink(abc.ABC):
         if trace.is_remote() and self.core.is_welcome:
             self._trace.tick()
         self._timer = self._loop.call_later(TICK_S, self._tick)
+
+    async def stop(self) -> None:
+        """Deliver finished work, send GOODBYE and close."""
+        if not self.core.is_stopped:
+            self.handle(Leave())
+        await self.close()
 
     async def close(self) -> None:
         """Close the sockets; sent messages are delivered for up to half a second. Idempotent."""

@@ -25,13 +25,11 @@ from rlzmq.core.process_memory import end_if_out_of_memory
 from rlzmq.core.space_plain import space_from_plain
 from rlzmq.learners.distributed import DesynchronizedError
 from rlzmq.modules.weights import WeightsLayout
-from rlzmq.net.shared_memory import SegmentPool
 from rlzmq.protocol.events import (
     DecodeShard,
     DropShards,
     GroupFormed,
     Instruction,
-    Leave,
     NewWeights,
     RunUpdate,
     ShardDecoded,
@@ -93,7 +91,6 @@ class LearnerLink(PeerLink):
         self._arrivals = arrivals
         self._shards: dict[tuple[int, int], dict[int, tuple[Any, DecodeShard]]] = {}
         self._layout: Any = None
-        self._segments = SegmentPool() if self.is_local else None  # filled by the learner thread
         self._synced_module_ids: list[str] | None = None
         self._rank = 0
         self._generation = -1
@@ -102,11 +99,6 @@ class LearnerLink(PeerLink):
         self._observation_space = space_from_plain(observation_space)
         self._stores_module_outputs = stores_module_outputs
         self.group_lost: asyncio.Future[str] = self._loop.create_future()
-
-    def on_frames_needed(self, peer: bytes, reason: str) -> None:
-        """Put no more weights in shared memory."""
-        if self._segments is not None:
-            self._segments.turn_off(f"the broker cannot open it ({reason})")
 
     def register(self) -> None:
         """Do nothing: registration follows in `form`."""
@@ -315,9 +307,3 @@ class LearnerLink(PeerLink):
             self.fail(done.exception())
         else:
             self.handle(done.result())
-
-    async def stop(self) -> None:
-        """Send GOODBYE and close."""
-        if not self.core.is_stopped:
-            self.handle(Leave())
-        await self.close()

@@ -24,7 +24,6 @@ from rlzmq.core.stage_timers import (
 from rlzmq.net.context import Context
 from rlzmq.net.options import SocketOptions
 from rlzmq.net.shared_frames import FOLDED_TOPIC
-from rlzmq.net.shared_memory import SegmentPool
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.events import (
     ApplyConnectorState,
@@ -32,7 +31,6 @@ from rlzmq.protocol.events import (
     FragmentSampled,
     Instruction,
     LeaseFailed,
-    Leave,
     ReceivedWeights,
     StartLease,
 )
@@ -158,7 +156,6 @@ class RunnerLink(PeerLink):
         self._weights_socket: DrainSocket | None = None
         self._timers = StageTimers()  # of the event loop, for the next fragment
         self._idle = IdleTime(self._timers)
-        self._segments = SegmentPool() if self.is_local else None  # filled by the sampler thread
         self._recorded: dict[int, str] = {}  # accepted and not committed, for the history
 
     def open_sockets(self, context: Context) -> None:
@@ -176,11 +173,6 @@ class RunnerLink(PeerLink):
             name=f"{self.core.name} weights",
         )
         self._weights_socket.connect(self._weights_address)
-
-    def on_frames_needed(self, peer: bytes, reason: str) -> None:
-        """Put no more fragments in shared memory."""
-        if self._segments is not None:
-            self._segments.turn_off(f"the broker cannot open it ({reason})")
 
     @ends_link
     def _on_weights(self, received: list[Any]) -> None:
@@ -298,12 +290,6 @@ class RunnerLink(PeerLink):
                 faults.at("runner.sent")
 
         self.when_done(self._run_blocking(job), finish)
-
-    async def stop(self) -> None:
-        """Deliver sampled fragments, send GOODBYE and close."""
-        if not self.core.is_stopped:
-            self.handle(Leave())
-        await self.close()
 
     async def close(self) -> None:
         """Close the sockets. Idempotent."""
