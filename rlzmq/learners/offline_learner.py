@@ -1,4 +1,7 @@
-"""OfflineLearner: base class of the learners that train on recorded data."""
+"""OfflineLearner: base class of the learners that train on recorded data, and estimates of returns from such data.
+
+The estimators are those of Precup et al. 2000, "Eligibility Traces for Off-Policy Policy Evaluation".
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import optree
 import torch
+from numpy.typing import NDArray
 
 from rlzmq.connectors.rl_modules import initial_state
 from rlzmq.core.errors import ConfigurationError
@@ -19,17 +23,20 @@ from rlzmq.core.tree import space_filler
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.learner import TorchLearner
-from rlzmq.learners.off_policy_estimators import estimated_returns, recorded_returns
 from rlzmq.learners.offline_source import OfflineShards
 from rlzmq.learners.sources import BatchSource, FreshBatch
 from rlzmq.replay.shards import OpenedShards, open_shards
 
-__all__ = ["OfflineLearner"]
+__all__ = ["OfflineLearner", "estimated_returns", "recorded_returns"]
 
 _log = logging.getLogger(__name__)
 
 # Options of a pass over batches that only computes losses.
 _NO_UPDATE = {"num_epochs": 0, "minibatch_size": None, "num_minibatches": None}
+
+Floats = NDArray[np.float64]
+# Bound of a ratio's logarithm, so that no weight overflows.
+_MAX_LOG_RATIO = 500.0
 
 
 class _HasHeldOutInput(Protocol):
@@ -310,3 +317,47 @@ def _fits(space: gym.Space[Any], column: Any) -> bool:
         and (np.asarray(one).dtype.kind == "f" or leaf.dtype.kind in "biu")
         for one, leaf in zip(optree.tree_leaves(wanted), optree.tree_leaves(column), strict=True)
     )
+
+
+def recorded_returns(rewards_B: Floats, lengths_E: NDArray[np.int64], gamma: float) -> Floats:
+    """Return each episode's discounted return Σ γ^t r_t, float64 [E].
+
+    Args:
+        rewards_B: Rewards of all episodes' steps, one episode after the other.
+        lengths_E: Number of steps of each episode, >= 1.
+        gamma: γ.
+    """
+    return np.add.reduceat(rewards_B * gamma ** _times(lengths_E), _starts(lengths_E))
+
+
+def estimated_returns(
+    log_ratios_B: Floats, rewards_B: Floats, lengths_E: NDArray[np.int64], gamma: float, *, per_decision: bool
+) -> Floats:
+    """Return each episode's estimate of the policy's discounted return, float64 [E]. Their mean has no bias.
+
+    With ρ_t = π(a_t|s_t) / μ(a_t|s_t), importance sampling weights the whole return by the product of all ρ. Per
+    decision (PDIS), each reward is weighted by the product of the ρ up to its step, which varies less.
+
+    Args:
+        log_ratios_B: log ρ of all episodes' steps.
+        rewards_B, lengths_E, gamma: See `recorded_returns`.
+        per_decision: Whether to estimate per decision.
+    """
+    starts_E = _starts(lengths_E)
+    if not per_decision:
+        totals_E = np.add.reduceat(log_ratios_B, starts_E)
+        return np.exp(np.minimum(totals_E, _MAX_LOG_RATIO)) * recorded_returns(rewards_B, lengths_E, gamma)
+    sums_B = log_ratios_B.cumsum()
+    sums_B -= (sums_B[starts_E] - log_ratios_B[starts_E]).repeat(lengths_E)
+    return recorded_returns(np.exp(np.minimum(sums_B, _MAX_LOG_RATIO)) * rewards_B, lengths_E, gamma)
+
+
+def _starts(lengths_E: NDArray[np.int64]) -> NDArray[np.int64]:
+    starts: NDArray[np.int64] = lengths_E.cumsum() - lengths_E
+    return starts
+
+
+def _times(lengths_E: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return each step's index in its episode, int64 [B]."""
+    times: NDArray[np.int64] = np.arange(lengths_E.sum()) - _starts(lengths_E).repeat(lengths_E)
+    return times

@@ -22,7 +22,7 @@ from rlzmq import (
     PPOConfig,
     SingleAgentEpisode,
 )
-from rlzmq.learners.off_policy_estimators import estimated_returns, recorded_returns
+from rlzmq.learners.offline_learner import estimated_returns, recorded_returns
 from rlzmq.replay import open_shards, write_shard
 
 CARTPOLE = gym.spaces.Box(-1.0, 1.0, (4,), np.float32), gym.spaces.Discrete(2)

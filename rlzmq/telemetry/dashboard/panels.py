@@ -1,9 +1,15 @@
-"""The content of a run's panels as plain values: stages, lag, drops, runners, events."""
+"""The content of a run's panels as plain values: stages, lag, drops, runners, events; and curves for a picture.
+
+Curves are reduced to the picture's width: exact for few points, the extremes of each pixel for many.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rlzmq.algorithms.results import NUM_LAGS
 from rlzmq.algorithms.verdict import judge
@@ -12,7 +18,11 @@ from rlzmq.telemetry.dashboard.metrics_tail import MetricsTail
 from rlzmq.telemetry.dashboard.watched import WatchedRun
 from rlzmq.telemetry.metric_paths import value_at
 
-__all__ = ["panels_of"]
+__all__ = ["Columns", "curves_for_width", "panels_of"]
+
+Columns: TypeAlias = Mapping[str, NDArray[np.float64]]
+"""Columns of one run ``[N]``: ``"x"``, ascending, ``"mean"``, and the bounds ``"low"`` and ``"high"``."""
+_Y = ("mean", "low", "high")
 
 
 def panels_of(run: WatchedRun) -> dict[str, Any]:
@@ -60,3 +70,86 @@ def _grid(run: WatchedRun) -> dict[str, Any]:
         )
         grid |= runner_grid(None) | {"problem": reason}
     return {"run": run.run_id, "num_healthy": healthy, **grid}
+
+
+def curves_for_width(
+    runs: Sequence[Columns], width: int, begin: float | None = None, end: float | None = None
+) -> tuple[NDArray[np.float64], list[dict[str, NDArray[np.float64]]]]:
+    """Return common x values and the curves of all runs at them.
+
+    If all runs together have more than four points per pixel, each pixel has two x values: the curve's smallest and
+    largest value there, in their original order, with the extremes of ``low`` and ``high``.
+
+    Args:
+        runs: The runs.
+        width: Width of the picture in pixels.
+        begin, end: The x range; None: that of the data. One point beyond each end is included.
+
+    Returns:
+        x ``[M]``, at most ``4 * width`` values, and ``mean``, ``low``, ``high`` of each run ``[M]``; NaN
+        where a run has no value.
+    """
+    runs = [_finite(run) for run in runs]
+    ends = [run["x"][[0, -1]] for run in runs if len(run["x"])]
+    if not ends:
+        nothing = np.empty(0)
+        return nothing, [dict.fromkeys(_Y, nothing) for _ in runs]
+    begin = min(float(both[0]) for both in ends) if begin is None else begin
+    end = max(float(both[1]) for both in ends) if end is None else end
+    seen = [_between(run, begin, end) for run in runs]
+    if sum(len(run["x"]) for run in seen) <= 4 * width or end <= begin:
+        return _exactly(seen)
+    return _by_pixel(seen, np.linspace(begin, end, width + 1))
+
+
+def _finite(run: Columns) -> Columns:
+    is_known = np.isfinite(run["x"]) & np.isfinite(run["mean"])
+    return run if is_known.all() else {name: values[is_known] for name, values in run.items()}
+
+
+def _between(run: Columns, begin: float, end: float) -> Columns:
+    first = max(int(np.searchsorted(run["x"], begin, "left")) - 1, 0)
+    last = int(np.searchsorted(run["x"], end, "right")) + 1
+    return {name: values[first:last] for name, values in run.items()}
+
+
+def _exactly(
+    runs: Sequence[Columns],
+) -> tuple[NDArray[np.float64], list[dict[str, NDArray[np.float64]]]]:
+    x = np.unique(np.concatenate([run["x"] for run in runs]))
+    curves = []
+    for run in runs:
+        places = np.searchsorted(x, run["x"])
+        curve = {name: np.full(len(x), np.nan) for name in _Y}
+        for name in _Y:
+            curve[name][places] = run[name]
+        curves.append(curve)
+    return x, curves
+
+
+def _by_pixel(
+    runs: Sequence[Columns], edges: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], list[dict[str, NDArray[np.float64]]]]:
+    width = len(edges) - 1
+    pixel = edges[1] - edges[0]
+    x = (edges[:-1, None] + pixel * np.array([0.25, 0.75])).ravel()
+    curves = []
+    for run in runs:
+        bounds = np.searchsorted(run["x"], edges)
+        bounds[0], bounds[-1] = 0, len(run["x"])  # includes the points next to the range
+        filled = np.flatnonzero(np.diff(bounds))
+        starts = bounds[filled]
+        curve = {name: np.full((width, 2), np.nan) for name in _Y}
+        if len(filled):
+            mean = run["mean"]
+            places = np.array(
+                [
+                    sorted((start + part.argmin(), start + part.argmax()))
+                    for start, part in zip(starts, np.split(mean, starts[1:]), strict=True)
+                ]
+            )
+            curve["mean"][filled] = mean[places]
+            curve["low"][filled] = np.fmin.reduceat(run["low"], starts)[:, None]
+            curve["high"][filled] = np.fmax.reduceat(run["high"], starts)[:, None]
+        curves.append({name: values.ravel() for name, values in curve.items()})
+    return x, curves

@@ -19,10 +19,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.telemetry.dashboard.curves import Columns, curves_for_width
 from rlzmq.telemetry.dashboard.exported import metrics_of
 from rlzmq.telemetry.dashboard.gate import Gate
-from rlzmq.telemetry.dashboard.panels import panels_of
+from rlzmq.telemetry.dashboard.panels import Columns, curves_for_width, panels_of
 from rlzmq.telemetry.dashboard.watched import Watched, WatchedRun
 from rlzmq.telemetry.prometheus import CONTENT_TYPE, prometheus_text
 from rlzmq.telemetry.runs import X_AXES

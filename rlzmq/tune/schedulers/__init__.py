@@ -5,9 +5,13 @@ from typing import TYPE_CHECKING
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.tune.schedulers.asha import ASHAScheduler, AsyncHyperBandScheduler, HyperBandScheduler
 from rlzmq.tune.schedulers.base import FIFOScheduler, TrialScheduler
-from rlzmq.tune.schedulers.median import MedianStoppingRule
+from rlzmq.tune.schedulers.early_stopping import (
+    ASHAScheduler,
+    AsyncHyperBandScheduler,
+    HyperBandScheduler,
+    MedianStoppingRule,
+)
 from rlzmq.tune.schedulers.pb2 import PB2
 from rlzmq.tune.schedulers.pbt import PopulationBasedTraining
 
