@@ -139,7 +139,7 @@ class ConfigValues(
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the value of a setting, or `default` if there is no such setting."""
-        return getattr(self, name) if name in self else default
+        return getattr(self, name) if name in self._values else default
 
     def keys(self) -> list[str]:
         """Return the names of all settings."""

@@ -174,17 +174,20 @@ def _gathered(episodes: EpisodeBatch, plan: LearnerPlan, rows: _Rows) -> dict[st
         column = np.zeros(len(rows), np.bool_)
         column[rows.last] = flags
         columns[name] = column
-    real = np.ones(len(rows), np.bool_)
-    real[rows.extra] = False
+    added = plan.extra_columns(episodes)
+    if plan.add_one_ts or added:
+        real = np.ones(len(rows), np.bool_)
+        real[rows.extra] = False
     if plan.add_one_ts:
         columns[Columns.LOSS_MASK] = real
     if plan.next_observations:
         following = rows.observations + 1
-        following[rows.extra] -= 1
+        if plan.add_one_ts:
+            following[rows.extra] -= 1
         columns[Columns.NEXT_OBS] = plan.observations(episodes, following, rows.chunks)
     if plan.infos:
         columns[Columns.INFOS] = [episodes.infos.get(slot, {}) for slot in rows.observations.tolist()]
-    for name, values in plan.extra_columns(episodes).items():
+    for name, values in added.items():
         columns[name] = tree_map(lambda leaf: _spread(leaf, real), values)
     return columns
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -331,11 +330,11 @@ class LearnerBase(Checkpointable):
         self._on_modules_changed()
 
     def _set_source_modules(self) -> None:
-        """Pass the set of modules to a source that keeps data.
+        """Pass the set of modules to a source that stores steps by module.
 
         If `policies_to_train` is a function, it may choose any of them, depending on the data.
         """
-        if not self.source.keeps_data:
+        if not self.source.divides_by_module:
             return
         module_ids = [
             module_id for module_id, (num_trainable, _) in self._num_parameters().items() if num_trainable
@@ -397,7 +396,10 @@ class LearnerBase(Checkpointable):
             elif name == "weights_seq_no":
                 state[name] = self.weights_seq_no
             elif name == "counters":
-                state[name] = {counter: copy.copy(getattr(self, counter)) for counter in _COUNTERS}
+                values = ((counter, getattr(self, counter)) for counter in _COUNTERS)
+                state[name] = {
+                    counter: dict(value) if isinstance(value, dict) else value for counter, value in values
+                }
                 if self.source.progress is not None:
                     state[name]["source_progress"] = self.source.progress.get_state()
             elif name == "learner_connector":

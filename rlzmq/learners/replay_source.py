@@ -141,11 +141,15 @@ class EpisodeReplay(BatchSource):
             buffer, batch_size=batch_size, train_ratio=plan.train_ratio, warm_up=plan.warm_up, **options
         )
 
+    @property
+    def divides_by_module(self) -> bool:
+        return isinstance(self.buffer, MultiAgentEpisodeReplayBuffer)
+
     def set_modules(self, module_ids: Collection[str], trained: Collection[str]) -> None:
-        if isinstance(self.buffer, MultiAgentEpisodeReplayBuffer):
-            self._modules, self._trained = frozenset(module_ids), frozenset(trained)
-            for module_id in self.buffer.buffers.keys() - self._modules:
-                self.buffer.remove_module(module_id)
+        assert isinstance(self.buffer, MultiAgentEpisodeReplayBuffer)
+        self._modules, self._trained = frozenset(module_ids), frozenset(trained)
+        for module_id in self.buffer.buffers.keys() - self._modules:
+            self.buffer.remove_module(module_id)
 
     def add(self, episodes: Any) -> None:
         for batch in batches_of(episodes):

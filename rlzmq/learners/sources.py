@@ -58,6 +58,11 @@ class BatchSource(ABC):
         """Set this rank's index and the number of ranks; called before each update."""
         self._rank = rank, num_ranks
 
+    @property
+    def divides_by_module(self) -> bool:
+        """Whether steps are stored by module, so that `set_modules` is called."""
+        return False
+
     def set_modules(self, module_ids: Collection[str], trained: Collection[str]) -> None:  # noqa: B027
         """Set the learner's modules. Called before each update and after a module was removed.
 

@@ -72,12 +72,12 @@ class DQNLearner(ReplayLearner):
         if start := int(module.action_space.start):
             actions_B = actions_B - start
         following = {Columns.OBS: batch[Columns.NEXT_OBS]} if mask is None else _unrolled(batch)
-        with torch.no_grad():
-            target = module.forward_target(following)
-            chooser = target
-            if settings.double_q:
+        target = module.forward_target(following)
+        chooser = target
+        if settings.double_q:
+            with torch.no_grad():
                 chooser = module.compute_q_values(following) if mask is None else fwd_out
-            next_actions_B = next_rows(chooser["qf_preds"]).argmax(-1)
+        next_actions_B = next_rows(chooser["qf_preds"]).argmax(-1)
         shared = {
             "rewards_B": rows(batch[Columns.REWARDS]).float(),
             "discounts_B": rows(discounts(batch, config.gamma)),

@@ -68,7 +68,8 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
         self.encoder: Any = RecurrentEncoder(encoder, config) if self._recurrent else encoder
         self.af: MLP = self._head(config, int(self.action_space.n))
         self.vf: MLP | None = self._head(config, 1) if self.dueling else None
-        self.register_buffer("atoms", torch.linspace(v_min, v_max, self.num_atoms), persistent=False)
+        if self.num_atoms > 1:
+            self.register_buffer("atoms", torch.linspace(v_min, v_max, self.num_atoms), persistent=False)
         if not self.inference_only:
             self.make_target_networks()
 
@@ -114,7 +115,8 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
     @torch.no_grad()
     def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Tensor]:
         """Return the target networks' values, with the keys of `compute_q_values`."""
-        return self._values(batch, *(target for _, target in self.get_target_network_pairs()))
+        vf = None if self.vf is None else self._target_vf
+        return self._values(batch, self._target_encoder, self._target_af, vf)
 
     def _values(self, batch: dict[str, Any], encoder: Any, af: Any, vf: Any = None) -> dict[str, Tensor]:
         obs, mask = self._mask.split(batch[Columns.OBS])

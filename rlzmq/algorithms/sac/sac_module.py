@@ -19,10 +19,10 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.modules.apis import InferenceOnlyAPI, TargetNetworkAPI
 from rlzmq.modules.default_models.heads import ObservationMask, PolicyHead, apply_action_mask
 from rlzmq.modules.default_models.mlp import MLP
-from rlzmq.modules.default_models.streams import build_encoder
+from rlzmq.modules.default_models.streams import MultiStreamEncoder, build_encoder
 from rlzmq.modules.distributions import TorchSquashedGaussian
 from rlzmq.modules.rl_module import TorchRLModule
-from rlzmq.modules.structure import parameters_of
+from rlzmq.modules.structure import StructureCache, parameters_of
 
 __all__ = ["Critic", "DefaultSACModule", "critic_values", "require_box"]
 
@@ -84,6 +84,7 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
             if self.has_temperature:
                 self.log_alpha: nn.Parameter = nn.Parameter(torch.tensor(math.log(alpha)))
             self.make_target_networks()
+            self._critic_parameters = StructureCache(_parameters_of)
 
     def make_target_networks(self) -> None:
         self.target_qfs: nn.ModuleList = copy.deepcopy(self.qfs).requires_grad_(False)
@@ -116,7 +117,7 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
             qf_preds = q.gather(-1, index[:, None, None].expand(-1, q.shape[1], 1)).squeeze(-1)
         else:
             qf_preds = self._predictions(q)
-        with _without_gradients(self.qfs):
+        with _without_gradients(self._critic_parameters.of([self.qfs])):
             q_curr, logp = self._soft_values(logits, obs, self.qfs)
         return {
             Columns.ACTION_DIST_INPUTS: logits,
@@ -186,20 +187,30 @@ class Critic(nn.Module):
             output_dim=num_outputs,
         )
 
-    def forward(self, inputs: Any) -> Tensor:
-        values: Tensor = self.head(self.encoder(inputs))
+    def forward(self, inputs: Any, vectors: Tensor | None = None) -> Tensor:
+        """Return the values for inputs, or for their vector parts [B, N], if they have no others."""
+        features = self.encoder(inputs) if vectors is None else self.encoder.vectors(vectors)
+        values: Tensor = self.head(features)
         return values
 
 
 def critic_values(critics: nn.ModuleList, inputs: Any) -> Tensor:
     """Return the values of all critics, [B, C, K]."""
-    return torch.stack([critic(inputs) for critic in critics], 1)
+    encoder = next(iter(critics)).encoder
+    vectors = None
+    if isinstance(encoder, MultiStreamEncoder) and encoder.fusion is None:
+        vectors = encoder.concatenated(inputs)  # the same for all
+    return torch.stack([critic(inputs, vectors) for critic in critics], 1)
+
+
+def _parameters_of(modules: list[nn.Module]) -> list[Tensor]:
+    return [parameter for module in modules for parameter in parameters_of(module)]
 
 
 @contextmanager
-def _without_gradients(module: nn.Module) -> Iterator[None]:
-    """Use the module's parameters as constants in the block."""
-    parameters = [p for p in parameters_of(module) if p.requires_grad]
+def _without_gradients(parameters: list[Tensor]) -> Iterator[None]:
+    """Use parameters as constants in the block."""
+    parameters = [p for p in parameters if p.requires_grad]
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:

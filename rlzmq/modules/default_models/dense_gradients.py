@@ -37,6 +37,8 @@ def tanh_(x: Tensor) -> Tensor:
 
 
 _aten = torch.ops.aten
+# torch.no_grad() would take longer than a small layer.
+_set_grad_enabled = torch._C._set_grad_enabled
 
 # Activation → function of the output's gradient, which it may overwrite, and the output.
 _DERIVATIVES: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
@@ -94,13 +96,16 @@ def record(layers: Sequence[Layer], x: Tensor) -> Tensor | None:
                 return None
     kept = [x]
     linear = nn.functional.linear
-    with torch.no_grad():
+    _set_grad_enabled(False)
+    try:
         for parameters, _, activation in layers:
             assert parameters is not None
             x = linear(x, parameters["weight"], parameters["bias"])
             if activation is not None:
                 x = activation(x)
             kept.append(x)
+    finally:
+        _set_grad_enabled(True)
     networks.append((x.requires_grad_(), layers, kept))
     return x
 

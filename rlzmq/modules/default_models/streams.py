@@ -100,14 +100,18 @@ class MultiStreamEncoder(nn.Module):
             )
         self.output_dim: int = widths[0] if self.fusion is None else self.fusion.output_dim
 
+    def concatenated(self, obs: Any) -> Tensor:
+        """Return all vector parts as one vector per row, the input of `vectors`; it depends on no parameter."""
+        parts = [
+            to_vector(_part(obs, path))
+            for to_vector, path in zip(self.to_vectors, self._vector_paths, strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
     def forward(self, obs: Any) -> Tensor:
         streams = []
         if self.vectors is not None:
-            parts = [
-                to_vector(_part(obs, path))
-                for to_vector, path in zip(self.to_vectors, self._vector_paths, strict=True)
-            ]
-            streams.append(self.vectors(parts[0] if len(parts) == 1 else torch.cat(parts, -1)))
+            streams.append(self.vectors(self.concatenated(obs)))
         if self.fusion is None:
             features: Tensor = streams[0]
             return features
