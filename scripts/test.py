@@ -14,7 +14,7 @@ from pathlib import Path
 from _venv import ROOT, ensure_venv, run
 
 _PYTEST = ("-m", "pytest", "-p", "tests.support.progress")
-_WORKERS = str(min(4, max(2, (os.cpu_count() or 2) // 2)))
+_WORKERS = str(min(4, max(3, (os.cpu_count() or 2) // 2)))
 
 
 def main() -> int:
@@ -25,7 +25,7 @@ def main() -> int:
         run(python, "-m", "ruff", "format", "--check", "."),
     ]
     # Hundreds of processes import these. If PYTHONDONTWRITEBYTECODE is set, none of them would keep the compiled code.
-    run(python, "-m", "compileall", "-q", "rlzmq", "tests")
+    run(python, "-m", "compileall", "-q", "-j", "0", "rlzmq", "tests")
     # Types are checked and the documentation is built while the tests run, which mostly wait for processes.
     beside = [[str(python), "-m", "mypy"]]
     if not sys.argv[1:]:
@@ -47,9 +47,11 @@ def _tests(python: Path, arguments: list[str]) -> Iterator[int]:
     if arguments:
         yield run(python, *_PYTEST, *arguments)
         return
+    run(python, "-m", "tests.support.rewritten")
     # Half of a test's time is waiting for processes. Tests with time limits run after the others.
     yield run(python, *_PYTEST, "-m", "not slow and not alone", "-n", _WORKERS, "--dist", "worksteal")
-    yield run(python, *_PYTEST, "-m", "alone and not slow")
+    files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.alone" in path.read_text()]
+    yield run(python, *_PYTEST, "-m", "alone and not slow", *files)
 
 
 if __name__ == "__main__":

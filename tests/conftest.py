@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from rlzmq.actors import forkserver
 from tests.support.warm import WARM
+from tests.support.warm_process import WarmPopen, with_popen
 
 # How the terminal is that the tests are started from, or which rank of a job, is nothing to them.
 _OF_THE_CALLER = (
@@ -40,6 +41,9 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 
+forkserver.subprocess = with_popen(WarmPopen)  # type: ignore[attr-defined]
+
+
 @pytest.fixture(autouse=True)
 def same_draws() -> None:
     """The generators that a test did not seed itself begin at the same place, whatever ran before it."""
@@ -63,5 +67,5 @@ def fork_server() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def warm_fork_server(request: pytest.FixtureRequest) -> None:
     """For the folders whose tests start processes from this one."""
-    if request.path.parent.name in ("actors", "algorithms", "cli", "runtime", "security"):
+    if request.path.parent.name in ("actors", "algorithms", "cli", "driver", "security"):
         request.getfixturevalue("fork_server")

@@ -1,9 +1,9 @@
 """WarmPopen: Python programs in processes that find torch and rlzmq imported, which takes a new interpreter seconds.
 
 One server per test process imports the modules and is then cloned for each program: a process of its own, and a child
-of the test's (as of `subprocess`), with its own arguments, directory, variables and files. The program's own fork
-server (`rlzmq.actors.forkserver`) is a fork of it in the same way, unless the program has started threads before. Not
-for tests of imports, of interpreter options or of what a process without torch does.
+of the test's (as of `subprocess`), with its own arguments, directory, variables and files. The fork server of the tests
+(`rlzmq.actors.forkserver`) is such a clone; a program's own one is a fork of the program, unless that has started
+threads before. Not for tests of imports, of interpreter options or of what a process without torch does.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -27,12 +28,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, AnyStr, NoReturn
 
+from rlzmq.actors import forkserver
 from tests.support.warm import WARM
 
-__all__ = ["WarmPopen", "run_warm"]
+__all__ = ["WarmPopen", "run_warm", "with_popen"]
 
 _ROOT = Path(__file__).parents[2]
-_MAX_BYTES = 256 * 1024
+_MAX_BYTES, _MAX_FDS = 256 * 1024, 8
+_FREE_FD = 500  # above those that a test process opens
 _ARGS_BYTES = 1000  # of a program's arguments, to be seen in the process table
 _CLI = (
     "attach",
@@ -57,20 +60,26 @@ class WarmPopen(subprocess.Popen[AnyStr]):
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
         (_, _, _, pass_fds, cwd, env, _, _, _, stdin, _, _, stdout, _, stderr, *_) = rest
-        starts_session = rest[20]
-        is_other = args[0] != sys.executable or args[1] not in ("-m", "-c") or pass_fds or starts_session
-        if _CLONE_NUMBER is None or is_other:
+        if _CLONE_NUMBER is None or args[0] != sys.executable or args[1] not in ("-m", "-c", "-P"):
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
-        fds = [given if given != -1 else own for own, given in enumerate((stdin, stdout, stderr))]
+        standard = (given if given != -1 else own for own, given in enumerate((stdin, stdout, stderr)))
+        fds = dict(enumerate(standard)) | {fd: fd for fd in pass_fds}
         order = {
             "args": list(map(str, args[1:])),
             "cwd": str(cwd or os.getcwd()),
             "env": dict(env or os.environ),
+            "fds": list(fds),
+            "starts_session": rest[20],
         }
-        self.pid = _Server.get().start(order, fds)
+        self.pid = _Server.get().start(order, list(fds.values()))
         self._child_created = True
         self._close_pipe_fds(*rest[9:15])  # type: ignore[attr-defined]
+
+
+def with_popen(popen: Any) -> Any:
+    """Return the module `subprocess` with another `Popen`, for a module that uses it."""
+    return types.SimpleNamespace(**{**vars(subprocess), "Popen": popen})
 
 
 def run_warm(*args: str, timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -121,16 +130,19 @@ class _Server:
 def _serve(control: socket.socket) -> dict[str, Any]:
     """Clone this process for each order; return an order in the clone that carries it out."""
     while True:
-        data, fds, _, _ = socket.recv_fds(control, _MAX_BYTES, 3)
+        data, fds, _, _ = socket.recv_fds(control, _MAX_BYTES, _MAX_FDS)
         if not data:
             sys.exit()
         pid = _clone()
         if pid == 0:
             control.close()
-            for number, fd in enumerate(fds):
+            order = dict(json.loads(data))
+            aside = [fcntl.fcntl(fd, fcntl.F_DUPFD, _FREE_FD) for fd in fds]
+            os.closerange(3, _FREE_FD)
+            for number, fd in zip(order.pop("fds"), aside, strict=True):
                 os.dup2(fd, number)
                 os.close(fd)
-            return dict(json.loads(data))
+            return order
         for fd in fds:
             os.close(fd)
         control.send(str(pid).encode())
@@ -177,6 +189,7 @@ class _ForkedServer(subprocess.Popen[bytes]):
 
 def _become_fork_server(args: Any, fds: list[int], env: dict[str, str]) -> NoReturn:
     try:
+        forkserver.subprocess = subprocess  # type: ignore[attr-defined]
         os.setsid()
         os.environ.update(env)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -197,15 +210,21 @@ def _show_arguments(args: list[str]) -> None:
     ctypes.memmove(begin, line.ljust(end - begin, b"\0"), end - begin)
 
 
-def _run(args: list[str], cwd: str, env: dict[str, str]) -> None:
+def _run(args: list[str], cwd: str, env: dict[str, str], starts_session: bool) -> None:
     """Run a program as ``python args…``; end as it ends."""
+    if starts_session:
+        os.setsid()
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    sys.path[:1] = ["" if args[0] == "-c" else cwd, *filter(None, env.get("PYTHONPATH", "").split(":"))]
     _show_arguments(args)
-    forkserver = importlib.import_module("rlzmq.actors.forkserver")
-    forkserver.subprocess = types.SimpleNamespace(**{**vars(subprocess), "Popen": _ForkedServer})  # type: ignore[attr-defined]
+    of_user = filter(None, env.get("PYTHONPATH", "").split(":"))
+    if args[0] == "-P":
+        sys.path[:1] = of_user
+        args = args[1:]
+    else:
+        sys.path[:1] = ["" if args[0] == "-c" else cwd, *of_user]
+        forkserver.subprocess = with_popen(_ForkedServer)  # type: ignore[attr-defined]
     kind, program, *sys.argv[1:] = args
     if kind == "-m":
         runpy.run_module(program, run_name="__main__", alter_sys=True)
