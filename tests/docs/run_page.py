@@ -1,9 +1,9 @@
 """Runs the Python blocks of pages on small settings: each page in order, in one namespace, as a script ``__main__``.
 A page may also be a script itself, which gets the arguments that follow it, or a notebook.
 
-Usage: ``python run_page.py MODULE…``; the modules are for the fork server. One page a line comes by stdin, as a JSON
-list of its path, the directory to run it in, and a script's arguments; for each one a line goes to stdout: a JSON
-text, empty or what was raised. Blocks with ``await`` or ``async for`` at the top are run on an event loop.
+Usage: ``python -m tests.docs.run_page MODULE…``; the modules are for the fork server. One page a line comes by stdin,
+as a JSON list of its path, the directory to run it in, and a script's arguments; for each one a line goes to stdout: a
+JSON text, empty or what was raised. Blocks with ``await`` or ``async for`` at the top are run on an event loop.
 """
 
 import ast
@@ -15,6 +15,7 @@ import re
 import sys
 import traceback
 import types
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -100,6 +101,7 @@ _SCRIPTS: list[types.ModuleType] = []  # classes of a page live as long as the p
 
 def _main() -> None:
     with os.fdopen(os.dup(1), "w") as answers:
+        warnings.filterwarnings("error", category=DeprecationWarning, module="rlzmq$")
         os.dup2(2, 1)  # what a page prints is no answer, nor what the fork server's children print
 
         from rlzmq.actors import forkserver

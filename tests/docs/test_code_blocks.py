@@ -24,9 +24,9 @@ from rlzmq import PPOConfig
 from rlzmq.envs.examples import MultiAgentCartPole
 from tests.docs.pages import BUILT, PAGES, name_of
 from tests.support.warm import WARM
+from tests.support.warm_process import WarmPopen
 
 ROOT = Path(__file__).parents[2]
-RUN_PAGE = Path(__file__).with_name("run_page.py")
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
 TESTED_ALONE = {"league_connect_four"}  # by test_examples.py: it takes further arguments
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
@@ -49,8 +49,8 @@ class Pages:
             self._start(directory, said)
 
     def _start(self, directory: Path, said: IO[str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "error::DeprecationWarning:rlzmq", str(RUN_PAGE), *WARM],
+        self._process: subprocess.Popen[str] = WarmPopen(
+            [sys.executable, "-m", "tests.docs.run_page", *WARM],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True,
             env={**os.environ, "TMPDIR": str(directory), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
