@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from rlzmq.net.shared_memory import MIN_FOLDED_BYTES, Segment, min_shared_bytes, read_segment
+from rlzmq.net.shared_memory import Segment, min_shared_bytes, read_segment
 from rlzmq.wire.codec import WIRE_VERSION, Buffer, decode_head, encode_opaque
 from rlzmq.wire.errors import SchemaError, WireError, wire_decoder
 from rlzmq.wire.schema import FOLDED, FRAMES_NEEDED, from_header, to_header
@@ -80,7 +80,7 @@ class SharedFrames:
         answer: Callable[[bytes, list[Buffer]], object],
         on_frames_needed: Callable[[bytes, str], object],
     ) -> None:
-        self._min_bytes = min_shared_bytes(MIN_FOLDED_BYTES)
+        self._min_bytes = min_shared_bytes()
         self._answer = answer
         self._on_frames_needed = on_frames_needed
         self._in_need: set[bytes] = set()

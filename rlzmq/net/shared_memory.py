@@ -32,7 +32,6 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
-    "MIN_FOLDED_BYTES",
     "MIN_SHARED_BYTES",
     "Segment",
     "SegmentPool",
@@ -40,11 +39,8 @@ __all__ = [
     "read_segment",
 ]
 
-MIN_SHARED_BYTES = 1 << 20
+MIN_SHARED_BYTES = 1 << 18
 """Bytes of a message's arrays from which sharing them is cheaper than copying them through a socket."""
-
-MIN_FOLDED_BYTES = 1 << 18
-"""Bytes from which sharing is cheaper for what is written into shared memory anyway, or has several receivers."""
 
 _NONCE_BYTES = 16
 _ALIGNMENT_BYTES = 64  # of each array; the nonce has the first such line
@@ -57,12 +53,12 @@ _MAX_IDLE_FILLINGS = 64
 _log = logging.getLogger("rlzmq")
 
 
-def min_shared_bytes(default: int = MIN_SHARED_BYTES) -> int:
-    """Return the number of bytes from which arrays are shared: the default, or ``RLZMQ_MIN_SHARED_BYTES``.
+def min_shared_bytes() -> int:
+    """Return the number of bytes from which arrays are shared: the constant, or ``RLZMQ_MIN_SHARED_BYTES``.
 
     With the variable, tests make small fragments use shared memory (1), or large ones sockets.
     """
-    return int(os.environ.get("RLZMQ_MIN_SHARED_BYTES", default))
+    return int(os.environ.get("RLZMQ_MIN_SHARED_BYTES", MIN_SHARED_BYTES))
 
 
 class Segment(mmap.mmap):
@@ -187,7 +183,7 @@ class SegmentPool:
             num_bytes: Its size.
             fill: Called with the array ``uint8[num_bytes]`` to write its content into, at a multiple of 64 bytes.
         """
-        if self._is_off or num_bytes < min_shared_bytes(MIN_FOLDED_BYTES):
+        if self._is_off or num_bytes < self._min_bytes:
             return None
         flat = self._filled(_ALIGNMENT_BYTES + num_bytes, lambda memory: fill(memory[_ALIGNMENT_BYTES:]))
         return None if flat is None else flat[_ALIGNMENT_BYTES:]

@@ -331,7 +331,8 @@ class DrainSocket(EdgeReader):
         ids, first = frames[: self._num_ids], frames[self._num_ids : self._num_ids + 1]
         if self._packs and first and first[0][:2] == PACKED:
             with contextlib.suppress(WireError):  # left to the receiver, who refuses it
-                return [[*ids, *message] for message in unpack_frames(frames[self._num_ids :])]
+                messages = unpack_frames(frames[self._num_ids :])
+                return [[*ids, *message] for message in messages] if ids else messages
         return (frames,)
 
     def _try_send(self, frames: Sequence[Any], ticket: SendTicket | None) -> bool:

@@ -43,7 +43,7 @@ def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
         ("large", 1_400_000, False, ""),
         ("small, keys", 2_300, True, "≥ 0.6"),
     ):
-        kinds = ["rlzmq", "memory", "plain", "asyncio"] if title == "large" else ["rlzmq", "plain", "asyncio"]
+        kinds = ["memory", "rlzmq", "plain", "asyncio"] if title == "large" else ["rlzmq", "plain", "asyncio"]
         settings = {"num_bytes": options.num_bytes or num_bytes, "has_keys": has_keys}
         sides = {kind: Side(runner, {"kind": kind, **settings}) for kind in kinds}
         yield Comparison(title, sides, unit="messages/s", goal=goal, turns=9, turn_s=1.0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlzmq.net import shared_frames
 from rlzmq.net.shared_frames import SharedFrames
-from rlzmq.net.shared_memory import MIN_FOLDED_BYTES, MIN_SHARED_BYTES, Segment, SegmentPool
+from rlzmq.net.shared_memory import MIN_SHARED_BYTES, Segment, SegmentPool
 from rlzmq.wire.codec import Buffer, encode, encode_opaque
 from rlzmq.wire.errors import WireError
 from rlzmq.wire.messages import decode_message
@@ -94,7 +94,7 @@ def test_other_messages_are_sent_as_they_are() -> None:
     for frames in (
         [b"\2\7"],
         [b"\2\7", np.zeros(2 * MIN_SHARED_BYTES, np.uint8)],
-        [b"\2\7", message()[1][: MIN_FOLDED_BYTES - 1]],  # a small part of a segment
+        [b"\2\7", message()[1][: MIN_SHARED_BYTES - 1]],  # a small part of a segment
         [],
         [b""],
     ):

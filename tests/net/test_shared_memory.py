@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from rlzmq.net import shared_memory
-from rlzmq.net.shared_memory import MIN_FOLDED_BYTES, MIN_SHARED_BYTES, Segment, SegmentPool, read_segment
+from rlzmq.net.shared_memory import MIN_SHARED_BYTES, Segment, SegmentPool, read_segment
 from tests.support.forked import child_unmaps_only_its_own
 
 LARGE = MIN_SHARED_BYTES
@@ -77,7 +77,7 @@ def test_arrays_in_a_segment_equal_what_was_put_there() -> None:
 
 
 def test_an_array_is_written_into_a_segment_that_others_can_hold() -> None:
-    content = np.random.default_rng(0).integers(0, 255, MIN_FOLDED_BYTES, np.uint8)
+    content = np.random.default_rng(0).integers(0, 255, MIN_SHARED_BYTES, np.uint8)
     pool = SegmentPool()
     made = pool.make(len(content), lambda memory: np.copyto(memory, content))
     assert made is not None
@@ -86,9 +86,9 @@ def test_an_array_is_written_into_a_segment_that_others_can_hold() -> None:
     again = pool.make(len(content), lambda memory: memory.fill(1))  # the first one is still held
     assert again is not None
     np.testing.assert_array_equal(made, content)
-    assert pool.make(MIN_FOLDED_BYTES - 1, lambda memory: memory.fill(1)) is None
+    assert pool.make(MIN_SHARED_BYTES - 1, lambda memory: memory.fill(1)) is None
     pool.turn_off("a test")
-    assert pool.make(MIN_FOLDED_BYTES, lambda memory: memory.fill(1)) is None
+    assert pool.make(MIN_SHARED_BYTES, lambda memory: memory.fill(1)) is None
 
 
 def test_small_arrays_and_objects_stay_where_they_are() -> None:
