@@ -6,8 +6,7 @@
 | `TrainingLoop`, `Iterations`           | the order of an iteration; reports of its training steps    |
 | `Evaluation`                           | the evaluation runners and rounds                           |
 | `RunModules`                           | the modules of learners and runners                         |
-| `CurrentPolicies`                      | policies with the current weights                           |
-| `RunState`, `CheckpointKeeper`         | the state as a tree; automatic checkpoints                  |
+| `CheckpointKeeper`                     | automatic checkpoints                                       |
 | `CallbackDispatch`                     | the calls of callbacks                                      |
 """
 
@@ -28,14 +27,12 @@ from rlzmq.algorithms.checkpoints import (
     resume_config,
     write_algorithm,
 )
-from rlzmq.algorithms.current_policies import CurrentPolicies
 from rlzmq.algorithms.evaluation import Evaluation
 from rlzmq.algorithms.module_changes import NewRules
 from rlzmq.algorithms.offline_to_online import online_state, starts_online_run
 from rlzmq.algorithms.policy import Policy
 from rlzmq.algorithms.run_modules import RunModules
-from rlzmq.algorithms.run_state import RunState
-from rlzmq.algorithms.state_tree import to_parts
+from rlzmq.algorithms.state_tree import select, to_parts, to_tree, wants
 from rlzmq.algorithms.training_loop import Iterations, TrainingLoop
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import trace as run_trace
@@ -86,8 +83,8 @@ class AsyncAlgorithm:
         self._iterations = Iterations(config, self.session, self.metrics)
         self._evaluation = Evaluation(config, self.session, self._dispatch, self.metrics)
         self._modules = RunModules(config, self.session, self._evaluation)
-        self._state = RunState(self.session, self._evaluation, self._modules, self._iterations)
-        self._policies = CurrentPolicies(self.session)
+        # The policies of `compute_action`, and the number of weight changes at their creation.
+        self._policies: tuple[int, dict[Any, Policy]] = (-1, {})
         self._keeper = CheckpointKeeper(self)
         self._loop = TrainingLoop(
             self.session, self._iterations, self._evaluation, self._keeper, self._dispatch, self.metrics
@@ -373,7 +370,19 @@ class AsyncAlgorithm:
             KeyError: There is no such module or agent.
         """
         self._check_running()
-        return await self._policies.make(module_id=module_id, agent_id=agent_id)
+        session = self.session
+        config, spaces = session.config, {"__env_single__": session.spaces}
+        modules = config.get_multi_rl_module_spec(spaces=spaces, inference_only=True).build(seed=config.seed)
+        modules.set_state(await session.learner_group.get_weights())
+        return Policy(
+            config,
+            modules,
+            spaces=session.spaces,
+            connector_state=session.get_connector_state(),
+            module_id=module_id,
+            agent_id=agent_id,
+            num_env_steps_sampled=session.accounting.sampled,
+        )
 
     async def compute_action(
         self,
@@ -397,14 +406,15 @@ class AsyncAlgorithm:
             ValueError: The observation does not fit the observation space.
         """
         self._check_running()
-        return await self._policies.compute_action(
-            observation,
-            explore=explore,
-            reward=reward,
-            begins_episode=begins_episode,
-            module_id=module_id,
-            agent_id=agent_id,
-        )
+        if self._policies[0] != self.session.num_weight_changes:
+            self._policies = self.session.num_weight_changes, {}
+        kept = self._policies[1]
+        key = module_id, agent_id
+        if key not in kept:
+            kept[key] = await self.get_policy(module_id=module_id, agent_id=agent_id)
+        if begins_episode:
+            kept[key].reset()
+        return kept[key].compute_action(observation, explore=explore, reward=reward)
 
     # -- checkpoints ----------------------------------------------------------------------------
 
@@ -424,7 +434,19 @@ class AsyncAlgorithm:
             ValueError: A component is unknown.
         """
         self._check_running()
-        return await self._state.get(components, not_components)
+
+        def is_wanted(name: str) -> bool:
+            return wants(name, components, not_components)
+
+        await self._iterations.settle()
+        parts = await self.session.get_state(
+            with_runners=is_wanted("env_runners"), with_replay=is_wanted("learner_group")
+        )
+        if is_wanted("eval_env_runners") or is_wanted("evaluation"):
+            parts |= await self._evaluation.get_state()
+        parts["algorithm"] = self._iterations.get_state()
+        parts["modules"] = self._modules.get_state()
+        return select(to_tree(parts), components, not_components)
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the output of `get_state`: modules, learners, runners, connectors and counters.
@@ -441,7 +463,16 @@ class AsyncAlgorithm:
             KeyError: The state has weights of a module that the run lacks.
         """
         self._check_running()
-        if await self._state.set(state):
+        parts = to_parts(state)
+        await self._iterations.settle()
+        if "modules" in parts:
+            await self._modules.set_state(parts["modules"])
+        else:
+            self._modules.check(parts.get("learner_group/learner", {}).get("rl_module", {}))
+        await self.session.set_state(parts)
+        self._iterations.set_state(parts.get("algorithm", {}))
+        await self._evaluation.set_state(parts)
+        if "algorithm" in parts:  # the state of a whole run
             await self._dispatch.call("on_checkpoint_loaded")
 
     async def save_to_path(self, path: str | Path | None = None) -> str:
