@@ -674,7 +674,7 @@ def store(place: Path, options: argparse.Namespace, seen: Seen) -> None:
     place.mkdir(parents=True)
     rng = random.Random(options.seed)
     code = (
-        "import sys, time; from rlzmq.roles.learner.rendezvous import StoreServer; s = StoreServer('127.0.0.1', 0); "
+        "import sys, time; from rlzmq.roles.learner.formation import StoreServer; s = StoreServer('127.0.0.1', 0); "
         "print(s.port, flush=True); sys.stdin.read()"
     )
     server = subprocess.Popen(
@@ -708,7 +708,7 @@ def store(place: Path, options: argparse.Namespace, seen: Seen) -> None:
     works = subprocess.run(
         [
             sys.executable, "-c",
-            "from rlzmq.roles.learner.rendezvous import open_store; import sys; s = open_store(sys.argv[1], 1); "
+            "from rlzmq.roles.learner.formation import open_store; import sys; s = open_store(sys.argv[1], 1); "
             "s.set('a', 'b'); assert s.get('a') == b'b'", f"tcp://127.0.0.1:{port}",
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, timeout=60, check=False,

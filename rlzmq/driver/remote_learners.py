@@ -29,8 +29,8 @@ from rlzmq.net.events import SocketEvent
 from rlzmq.net.options import SocketOptions
 from rlzmq.net.socket import DrainSocket
 from rlzmq.roles.compatibility import package_version
+from rlzmq.roles.learner.formation import StoreServer
 from rlzmq.roles.learner.learner_role import LearnerRole
-from rlzmq.roles.learner.rendezvous import StoreServer
 from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES
 from rlzmq.wire.codec import kind_of
 from rlzmq.wire.errors import UnknownVersionError, WireError

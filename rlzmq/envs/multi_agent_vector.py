@@ -15,7 +15,7 @@ from rlzmq.envs.multi_agent_env import AgentDict, agent_spaces
 from rlzmq.envs.multi_agent_replay import MultiAgentHistory
 from rlzmq.envs.registry import EnvContext, EnvEntry, make_env, resolve_env
 from rlzmq.envs.sync_vector import Recover
-from rlzmq.episodes.step_dicts import as_flag
+from rlzmq.episodes.step_values import as_flag
 
 __all__ = ["SyncVectorMultiAgentEnv", "make_multi_agent_vec"]
 

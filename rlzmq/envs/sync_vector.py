@@ -19,8 +19,7 @@ from rlzmq.core.errors import EnvError
 from rlzmq.envs.env_state import Replay, env_state
 from rlzmq.envs.observation_check import misfit
 from rlzmq.envs.step_history import ActionHistory, StepHistory
-from rlzmq.episodes.rewards import REWARD_TYPES, as_reward
-from rlzmq.episodes.step_dicts import as_flag
+from rlzmq.episodes.step_values import REWARD_TYPES, as_flag, as_reward
 
 __all__ = ["LeanSyncVectorEnv", "Recover", "SparseStep"]
 

@@ -12,7 +12,7 @@ from rlzmq.episodes.agent_timelines import AgentTrack
 from rlzmq.episodes.batch_columns import ragged_arange
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.rewards import as_reward
+from rlzmq.episodes.step_values import as_reward
 
 __all__ = ["AgentRows", "track_leftovers"]
 

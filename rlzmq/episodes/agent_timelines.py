@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from rlzmq.core.errors import MultiAgentEnvError
-from rlzmq.episodes.rewards import REWARD_TYPES, add_up, can_add_up, kept_reward
-from rlzmq.episodes.step_dicts import checked_flags
+from rlzmq.episodes.step_values import REWARD_TYPES, add_up, can_add_up, checked_flags, kept_reward
 
 __all__ = [
     "ALL_AGENTS",

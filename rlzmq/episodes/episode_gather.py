@@ -19,9 +19,9 @@ from rlzmq.core.tree import (
 from rlzmq.episodes.batch_columns import ID_LISTS, TABLE, BatchColumns, ragged_arange
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
-from rlzmq.episodes.rewards import as_rewards
 from rlzmq.episodes.shared_columns import unread_infos
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.episodes.step_values import as_rewards
 
 __all__ = ["compact", "concat", "from_episodes"]
 

@@ -20,8 +20,8 @@ from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.multi_agent_chunks import MultiAgentChunks
 from rlzmq.episodes.multi_agent_getters import MultiAgentGetters
 from rlzmq.episodes.multi_agent_state import timeline_from_plain, timeline_to_plain
-from rlzmq.episodes.rewards import as_reward
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.episodes.step_values import as_reward
 from rlzmq.episodes.steps_by_agent import StepDicts
 
 __all__ = ["MultiAgentEpisode", "default_agent_to_module_mapping_fn"]

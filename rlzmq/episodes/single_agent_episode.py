@@ -16,7 +16,7 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_chunks import EpisodeChunks
 from rlzmq.episodes.episode_columns import REWARD_SPACE, EpisodeColumns, InfosBuffer
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
-from rlzmq.episodes.rewards import REWARD_TYPES, as_rewards, kept_reward, kept_rewards
+from rlzmq.episodes.step_values import REWARD_TYPES, as_rewards, kept_reward, kept_rewards
 
 __all__ = ["SingleAgentEpisode"]
 

@@ -13,7 +13,7 @@ from rlzmq.algorithms.ppo import PPOConfig
 from rlzmq.core.errors import MultiAgentEnvError
 from rlzmq.envs.multi_agent_env import MultiAgentEnv
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
-from rlzmq.episodes.step_dicts import checked_infos, checked_rewards
+from rlzmq.episodes.step_values import checked_infos, checked_rewards
 from rlzmq.runners.multi.module_rows import ModuleStore
 from rlzmq.runners.multi.ongoing_episodes import LiveEpisode
 from tests.runners.multi_agent_envs import AGENTS, RestlessAgentsEnv

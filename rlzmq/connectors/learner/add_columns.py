@@ -10,7 +10,7 @@ from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.core.tree import tree_zeros_like
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_columns import located
-from rlzmq.episodes.rewards import as_rewards
+from rlzmq.episodes.step_values import as_rewards
 
 __all__ = [
     "AddColumnsFromEpisodesToTrainBatch",

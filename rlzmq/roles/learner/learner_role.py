@@ -22,9 +22,13 @@ from rlzmq.learners.torch_threads import set_torch_threads
 from rlzmq.modules.structure import has_convolutions
 from rlzmq.modules.weights import WeightsLayout
 from rlzmq.roles.learner.arrival_log import ArrivalLog
-from rlzmq.roles.learner.formation import connecting_timeout_s
+from rlzmq.roles.learner.formation import (
+    connecting_timeout_s,
+    guarded_connections,
+    interface_for,
+    open_store,
+)
 from rlzmq.roles.learner.learner_link import LearnerLink
-from rlzmq.roles.learner.rendezvous import guarded_connections, interface_for, open_store
 from rlzmq.roles.peer_link import PeerRole
 from rlzmq.wire.values import pack_blob, unpack_blob
 

@@ -15,7 +15,7 @@ from rlzmq.episodes.agent_timelines import Pending
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
-from rlzmq.episodes.step_dicts import checked_infos, checked_rewards
+from rlzmq.episodes.step_values import checked_infos, checked_rewards
 from rlzmq.runners.episode_sampler import ACTION_COLUMNS, EpisodeSampler, fill_outputs
 from rlzmq.runners.module_step import to_numpy
 from rlzmq.runners.multi.module_mapping import checked_mapping

@@ -19,8 +19,7 @@ from rlzmq.episodes.agent_timelines import (
 from rlzmq.episodes.episode_state import plain_infos
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.multi_agent_state import timeline_from_plain, timeline_to_plain
-from rlzmq.episodes.rewards import REWARD_TYPES
-from rlzmq.episodes.step_dicts import FLAG_TYPES, checked_infos, checked_rewards
+from rlzmq.episodes.step_values import FLAG_TYPES, REWARD_TYPES, checked_infos, checked_rewards
 from rlzmq.runners.multi.module_rows import ModuleStore
 
 __all__ = ["AgentRecord", "LiveEpisode"]
