@@ -12,7 +12,7 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,11 +61,16 @@ def configure(task: Preset, mode: str, seed: int) -> Any:
     return config.training(train_batch_size_per_learner=batch // ranks)
 
 
-def mean_return(metrics: dict[str, Any]) -> float:
-    """Return the newest episodes' mean return, of several modules the worst one; NaN before the first episode."""
+def mean_return(metrics: dict[str, Any], trained: Collection[str] | None = None) -> float:
+    """Return the newest episodes' mean return, of several modules the worst trained one; NaN before the first episode.
+
+    Args:
+        metrics: ``result["env_runners"]``.
+        trained: ``config.policies_to_train``.
+    """
     by_module = metrics.get("module_episode_return_mean", {})
     if len(by_module) > 1:
-        return float(min(by_module.values()))
+        return float(min(by_module[module_id] for module_id in trained or by_module))
     return float(metrics.get("episode_return_mean", math.nan))
 
 
@@ -126,7 +131,7 @@ def learn(
             result = algo.train()
             log(result)
             steps = result["num_env_steps_sampled_lifetime"]
-            mean = mean_return(result["env_runners"])
+            mean = mean_return(result["env_runners"], config.policies_to_train)
             curve.append((steps, mean))
             if verbose and result["training_iteration"] % 10 == 0:
                 print(f"  {steps:>8} {mean:9.2f}  {time.perf_counter() - start:6.1f} s", flush=True)

@@ -33,8 +33,8 @@ class Preset:
         env: The environment; a pattern such as ``"ALE/*"`` if the settings are for several.
         tables: The settings, one table per setter.
         source: The origin of the settings, and what they are good for.
-        target: Mean return of the newest episodes that the settings reach (of each agent, if there are several);
-            None: not tried.
+        target: Mean return of the newest episodes that the settings reach (of each trained module, if there
+            are several); None: not tried.
         budget: Number of env steps within which the target is reached.
         seeds: Number of env steps to the target for each seed, in one process: sampled, or trained on recorded data.
         curve: ``(env steps, mean return of the newest episodes)`` of the first seed.

@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
     presets = [preset for name in names for preset in presets_of(name).values()]
     for preset in presets:
         curve = f"  {sparkline(preset)}" if preset.curve else ""
-        print(f"{preset.algorithm:<7} {preset.name:<24} {_result(preset)}{curve}")
+        print(f"{preset.algorithm:<7} {preset.name:<24} {_result(preset)}{curve}\n        {preset.source}")
     print("\nrlzmq presets ppo cartpole shows one; rlzmq train ppo --preset NAME trains with it.")
     return 0
 
@@ -78,11 +78,10 @@ def _show(preset: Preset) -> None:
 
 def _result(preset: Preset) -> str:
     """Describe what the preset's runs reached."""
-    if preset.target is None or not preset.seeds:
-        return "not tried to a target" if preset.target is None else f"return {preset.target:g}"
-    count = len(preset.seeds)
+    if preset.target is None:
+        return "not tried to a target"
     middle = median(preset.seeds.values())
-    return f"return {preset.target:g} after {middle:,.0f} env steps ({count} seed{'s' * (count > 1)})"
+    return f"return {preset.target:g} after {middle:,.0f} env steps ({len(preset.seeds)} seeds)"
 
 
 def sparkline(preset: Preset) -> str:

@@ -273,8 +273,7 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
     print(f"{why}; {time.perf_counter() - start:.1f} s")
     print(f"accounting: {algorithm.accounting}")
     print(f"metrics     {path / 'metrics.jsonl'}")
-    if options.dashboard:
-        print(f"dashboard   rlzmq dashboard {shlex.quote(str(path))}")
+    print(f"watch       rlzmq dashboard {shlex.quote(str(path))}")
     if saved is not None:
         options_there = "".join(f" --import {shlex.quote(module)}" for module in options.import_)
         print(f"evaluate    rlzmq evaluate {shlex.quote(str(saved))}{options_there}")

@@ -126,5 +126,5 @@ class RandomEnv(gym.Env[Any, Any]):
 
 
 def module_of_agent(agent_id: Any, episode: Any = None) -> str:
-    """Return ``"p0"`` for agent 0, and so on: a ``policy_mapping_fn`` with one module per agent."""
-    return f"p{agent_id}"
+    """Return ``"p0"`` for agent 0, and so on, and text as it is: a ``policy_mapping_fn`` with one module per agent."""
+    return agent_id if isinstance(agent_id, str) else f"p{agent_id}"

@@ -25,12 +25,13 @@ def test_every_preset_is_valid_and_says_where_it_is_from(preset: Preset) -> None
             config.offline_data(input_="recorded")
         config.learners(num_learners=num_learners).validate()
     assert preset.source
-    assert (preset.target is None) == (preset.budget is None)
-    assert preset.target is not None or not preset.seeds
+    assert (preset.target is None) == (preset.budget is None) == (not preset.seeds)
+    assert preset.target is None or len(preset.seeds) >= 3
     assert all(0 < steps <= (preset.budget or 0) for steps in preset.seeds.values())
     steps = [steps for steps, _ in preset.curve]
     assert steps == sorted(set(steps))
-    assert not (steps and preset.seeds) or steps[-1] == preset.seeds["1"]
+    assert not steps or steps[-1] == preset.seeds["1"]
+    assert not steps or preset.curve[-1][1] >= (preset.target or 0)
     assert find_preset(preset.algorithm, preset.name.upper()) is preset
     assert preset_for(preset.algorithm, preset.name) is preset
 
@@ -71,15 +72,16 @@ def test_a_checkpoint_with_a_presets_code_needs_no_trust() -> None:
 
 def test_the_command_lists_all_presets_and_shows_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["presets"]) == 0
-    listed = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in listed[: len(PRESETS)]] == [[p.algorithm, p.name] for p in PRESETS]
+    listed = capsys.readouterr().out.splitlines()[: 2 * len(PRESETS)]
+    assert [line.split()[:2] for line in listed[::2]] == [[p.algorithm, p.name] for p in PRESETS]
+    assert [line.strip() for line in listed[1::2]] == [p.source for p in PRESETS]
     assert main(["presets", "ppo", "cartpole"]) == 0
     shown = capsys.readouterr().out
     assert f"seed 1: {presets_of('ppo')['CartPole-v1'].seeds['1']:,} env steps" in shown
     _, _, text = shown.partition("$ rlzmq train ppo --preset 'CartPole-v1'\n")
     assert PPOConfig.from_toml(text).to_dict() == PPOConfig.preset("cartpole").to_dict()
     assert main(["presets", "sac"]) == 0
-    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()[:-2]} == {"sac"}
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()[:-2:2]} == {"sac"}
     assert main(["presets", "pp"]) == 78
     assert "Did you mean 'ppo'" in capsys.readouterr().err
 

@@ -436,7 +436,7 @@ def test_train_shows_its_run_with_its_runners_and_takes_the_page_with_it(tmp_pat
         assert main(["top", str(tmp_path / "run"), "--count", "1"]) == 0
         train.process.send_signal(2)
         assert train.end() == 130
-        assert "dashboard   rlzmq dashboard run" in train.output
+        assert "watch       rlzmq dashboard run" in train.output
         with pytest.raises(ConnectionRefusedError):
             page.ask("/")
 
