@@ -115,15 +115,8 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
             keeps_episodes=self.n_step_range[1] > 1 or self._trains_sequences,
         )
 
-    def validate(self) -> None:
-        """Check the settings of AlgorithmConfig, and those of the replay buffer.
-
-        Raises:
-            ConfigurationError: Settings are inconsistent; the text names them.
-        """
-        super().validate()
-        if not self._validate_config:
-            return
+    def _check_own_settings(self) -> None:
+        super()._check_own_settings()
         if self.num_epochs != 1 or self.minibatch_size is not None:
             raise ConfigurationError(
                 f"config.num_epochs={self.num_epochs}, config.minibatch_size={self.minibatch_size}: each batch drawn "

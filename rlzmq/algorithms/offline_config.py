@@ -22,15 +22,8 @@ class OfflineConfig(AlgorithmConfig):
             super().update_plan(), env_steps_per_rank=0, staleness=0, max_policy_lag=0, open_updates=1
         )
 
-    def validate(self) -> None:
-        """Check the settings of AlgorithmConfig, and that there is data and nothing samples.
-
-        Raises:
-            ConfigurationError: Settings are inconsistent; the text names them.
-        """
-        super().validate()
-        if not self._validate_config:
-            return
+    def _check_own_settings(self) -> None:
+        super()._check_own_settings()
         name = type(self).__name__
         if self.is_multi_agent:
             raise ConfigurationError(
@@ -72,15 +65,8 @@ class OfflineActorCriticConfig(OfflineConfig):
     _learning_rates: ClassVar[str]
     """Names of the three learning rates, for error messages."""
 
-    def validate(self) -> None:
-        """Check the settings of OfflineConfig, that actions are normalized, and that `lr` is not set.
-
-        Raises:
-            ConfigurationError: Settings are inconsistent; the text names them.
-        """
-        super().validate()
-        if not self._validate_config:
-            return
+    def _check_own_settings(self) -> None:
+        super()._check_own_settings()
         check_no_compiled_update(self)
         check_no_lr(self, self._learning_rates)
         if not self.normalize_actions:

@@ -165,6 +165,10 @@ class BaseConfig(DerivedValues):
         self._check_is_resolved()
         if self._validate_config:
             check(self)
+            self._check_own_settings()
+
+    def _check_own_settings(self) -> None:
+        """Raise ConfigurationError if the settings that an algorithm adds are inconsistent."""
 
     def _check_is_resolved(self) -> None:
         """Raise an error if a value of the config is a search object."""

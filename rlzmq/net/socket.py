@@ -233,12 +233,6 @@ class DrainSocket(EdgeReader):
         self._raw.disconnect(address)
         self.recheck()
 
-    def subscribe(self, topic: bytes) -> None:
-        """Add a topic prefix to a SUB socket."""
-        self._check_usable()
-        self._raw.set(zmq.SUBSCRIBE, topic)
-        self.recheck()
-
     # -- sending -------------------------------------------------------------------------------------
 
     @property

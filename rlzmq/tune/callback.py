@@ -14,7 +14,7 @@ __all__ = ["Callback", "SearchTrial", "check_callbacks"]
 
 
 class SearchTrial(Protocol):
-    """A trial, as callbacks and the functions that name trials see it. ``str(trial)`` is its name.
+    """A trial, as schedulers, callbacks and the functions that name trials see it. ``str(trial)`` is its name.
 
     Attributes:
         trial_id: Its id.
@@ -37,6 +37,10 @@ class SearchTrial(Protocol):
     @property
     def evaluated_params(self) -> dict[str, Any]:
         """Its searched values by path, except those of functions."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the trial waits for a free slot: it is new, or paused."""
 
     @property
     def is_finished(self) -> bool:

@@ -66,15 +66,8 @@ class DQNConfig(OffPolicyConfig, DQNTrainingSettings):
     def _default_model_config(self) -> dict[str, Any]:
         return {name: self._values[name] for name in _OF_MODULE}
 
-    def validate(self) -> None:
-        """Check the settings of OffPolicyConfig and those of DQN.
-
-        Raises:
-            ConfigurationError: Settings are inconsistent; the text names them.
-        """
-        super().validate()
-        if not self._validate_config:
-            return
+    def _check_own_settings(self) -> None:
+        super()._check_own_settings()
         epsilon = self.epsilon
         values = [value for _, value in epsilon] if isinstance(epsilon, list) else [epsilon]
         if not all(0.0 <= value <= 1.0 for value in values):

@@ -57,14 +57,9 @@ class IQLConfig(OfflineActorCriticConfig, IQLTrainingSettings):
     def _default_model_config(self) -> dict[str, Any]:
         return {"twin_q": self.twin_q}
 
-    def validate(self) -> None:
-        """Check the settings of OfflineActorCriticConfig, and the expectile.
-
-        Raises:
-            ConfigurationError: Settings are inconsistent; the text names them.
-        """
-        super().validate()
-        if self._validate_config and self.expectile in (0.0, 1.0):
+    def _check_own_settings(self) -> None:
+        super()._check_own_settings()
+        if self.expectile in (0.0, 1.0):
             raise ConfigurationError(
                 f"config.expectile={self.expectile}: expected a number between 0 and 1, both excluded. The larger, the "
                 "nearer are the values to those of the best recorded actions; 0.5 to 0.9 are usual."

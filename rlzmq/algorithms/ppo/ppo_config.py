@@ -70,14 +70,9 @@ class PPOConfig(AlgorithmConfig, PPOTrainingSettings):
     def _default_model_config(self) -> dict[str, Any]:
         return {"vf_share_layers": False}
 
-    def validate(self) -> None:
-        """Check the settings of AlgorithmConfig, and that GAE has a critic.
-
-        Raises:
-            ConfigurationError: Settings are inconsistent; the text names them.
-        """
-        super().validate()
-        if self._validate_config and self.use_gae and not self.use_critic:
+    def _check_own_settings(self) -> None:
+        super()._check_own_settings()
+        if self.use_gae and not self.use_critic:
             raise ConfigurationError(
                 "config.use_gae=True needs config.use_critic=True: advantages are estimated with the value function. "
                 "Set .training(use_gae=False), too."

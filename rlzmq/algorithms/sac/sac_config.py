@@ -56,12 +56,6 @@ class SACConfig(OffPolicyConfig, SACTrainingSettings):
     def _default_model_config(self) -> dict[str, Any]:
         return {"twin_q": self.twin_q, "initial_alpha": self.initial_alpha}
 
-    def validate(self) -> None:
-        """Check the settings of OffPolicyConfig, and that `lr` is not set.
-
-        Raises:
-            ConfigurationError: Settings are inconsistent; the text names them.
-        """
-        super().validate()
-        if self._validate_config:
-            check_no_lr(self, "actor_lr, critic_lr and alpha_lr")
+    def _check_own_settings(self) -> None:
+        super()._check_own_settings()
+        check_no_lr(self, "actor_lr, critic_lr and alpha_lr")

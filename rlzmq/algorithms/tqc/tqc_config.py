@@ -46,16 +46,11 @@ class TQCConfig(SACConfig, TQCTrainingSettings):
             "initial_alpha": self.initial_alpha,
         }
 
-    def validate(self) -> None:
-        """Check the settings of SACConfig, and that some quantiles remain.
-
-        Raises:
-            ConfigurationError: Settings are inconsistent; the text names them.
-        """
-        super().validate()
-        if self._validate_config and not self.twin_q:
+    def _check_own_settings(self) -> None:
+        super()._check_own_settings()
+        if not self.twin_q:
             raise ConfigurationError("config.twin_q=False has no effect: TQC has n_critics. Set n_critics=1.")
-        if self._validate_config and self.top_quantiles_to_drop_per_net >= self.n_quantiles:
+        if self.top_quantiles_to_drop_per_net >= self.n_quantiles:
             raise ConfigurationError(
                 f"config.top_quantiles_to_drop_per_net={self.top_quantiles_to_drop_per_net} leaves none of "
                 f"n_quantiles={self.n_quantiles}. Set at most {self.n_quantiles - 1}."

@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.telemetry.metric_paths import Mode, check_mode, number_at
-from rlzmq.tune.config_paths import TrialConfig
+from rlzmq.tune.callback import SearchTrial
 
-__all__ = ["CONTINUE", "PAUSE", "STOP", "Decision", "FIFOScheduler", "ScheduledTrial", "TrialScheduler"]
-
-
-class ScheduledTrial(Protocol):
-    """A trial, as schedulers see it."""
-
-    trial_id: str
-    config: TrialConfig
-    last_result: dict[str, Any]
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the trial waits for a free slot: it is new, or paused."""
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the trial has ended."""
+__all__ = ["CONTINUE", "PAUSE", "STOP", "Decision", "FIFOScheduler", "TrialScheduler"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +26,7 @@ class Decision:
 
     action: Literal["continue", "pause", "stop"] = "continue"
     saves: bool = False
-    exploits: ScheduledTrial | None = None
+    exploits: SearchTrial | None = None
     changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -91,7 +75,7 @@ class TrialScheduler:
                 f"{name} compares trials: set TuneConfig(metric=…, mode='max' or 'min')."
             )
 
-    def on_trial_add(self, trial: ScheduledTrial) -> None:
+    def on_trial_add(self, trial: SearchTrial) -> None:
         """Register a new or resumed trial."""
 
     def observe(self, trial_id: str, time: float, score: float) -> None:
@@ -103,14 +87,14 @@ class TrialScheduler:
             score: The metric; negated if `mode` is "min", so that large scores are good.
         """
 
-    def on_trial_result(self, trial: ScheduledTrial, result: Mapping[str, Any]) -> Decision:
+    def on_trial_result(self, trial: SearchTrial, result: Mapping[str, Any]) -> Decision:
         """Return the decision about a trial after this result."""
         return CONTINUE
 
-    def on_trial_end(self, trial: ScheduledTrial) -> None:
+    def on_trial_end(self, trial: SearchTrial) -> None:
         """Record that a trial has ended."""
 
-    def choose(self, waiting: Sequence[ScheduledTrial]) -> ScheduledTrial:
+    def choose(self, waiting: Sequence[SearchTrial]) -> SearchTrial:
         """Return the trial to run next."""
         return waiting[0]
 

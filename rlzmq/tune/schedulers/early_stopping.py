@@ -14,7 +14,8 @@ import numpy as np
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.telemetry.metric_paths import Mode
-from rlzmq.tune.schedulers.base import CONTINUE, PAUSE, STOP, Decision, ScheduledTrial, TrialScheduler
+from rlzmq.tune.callback import SearchTrial
+from rlzmq.tune.schedulers.base import CONTINUE, PAUSE, STOP, Decision, TrialScheduler
 
 __all__ = ["ASHAScheduler", "AsyncHyperBandScheduler", "HyperBandScheduler", "MedianStoppingRule"]
 
@@ -75,7 +76,7 @@ class ASHAScheduler(TrialScheduler):
         """Record a result at the last rung that the trial has reached."""
         self._enter(trial_id, time, score)
 
-    def on_trial_result(self, trial: ScheduledTrial, result: Mapping[str, Any]) -> Decision:
+    def on_trial_result(self, trial: SearchTrial, result: Mapping[str, Any]) -> Decision:
         """Return STOP at `max_t`, or if the trial's score at a rung is not among the best."""
         time, score = self.time_of(result), self.score_of(result)
         if time is None or score is None:
@@ -159,7 +160,7 @@ class MedianStoppingRule(TrialScheduler):
         """Record a result."""
         self._results.setdefault(trial_id, []).append((time, score))
 
-    def on_trial_result(self, trial: ScheduledTrial, result: Mapping[str, Any]) -> Decision:
+    def on_trial_result(self, trial: SearchTrial, result: Mapping[str, Any]) -> Decision:
         """Return STOP (PAUSE without `hard_stop`) for a trial that is worse than the median."""
         time, score = self.time_of(result), self.score_of(result)
         if time is None or score is None:

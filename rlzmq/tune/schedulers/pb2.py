@@ -14,8 +14,9 @@ import numpy.typing as npt
 from rlzmq.config.search_space import uniform
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.telemetry.metric_paths import flatten
+from rlzmq.tune.callback import SearchTrial
 from rlzmq.tune.config_paths import config_value
-from rlzmq.tune.schedulers.base import Decision, ScheduledTrial
+from rlzmq.tune.schedulers.base import Decision
 from rlzmq.tune.schedulers.pbt import PopulationBasedTraining
 
 __all__ = ["PB2"]
@@ -61,7 +62,7 @@ class PB2(PopulationBasedTraining):
             tuple[float, ...]
         ] = []  # time, score before, values in units of the bounds, growth
 
-    def on_trial_result(self, trial: ScheduledTrial, result: Mapping[str, Any]) -> Decision:
+    def on_trial_result(self, trial: SearchTrial, result: Mapping[str, Any]) -> Decision:
         """Record what an interval's values were worth; see PopulationBasedTraining."""
         time, score = self.time_of(result), self.score_of(result)
         if time is not None and score is not None and self.is_due(trial, time):
@@ -72,14 +73,14 @@ class PB2(PopulationBasedTraining):
             self._before[trial.trial_id] = time, score
         return super().on_trial_result(trial, result)
 
-    def note_exploited(self, trial: ScheduledTrial, source_result: Mapping[str, Any]) -> None:
+    def note_exploited(self, trial: SearchTrial, source_result: Mapping[str, Any]) -> None:
         """Record that the trial continues from a checkpoint with this last result."""
         super().note_exploited(trial, source_result)
         time, score = self.time_of(source_result), self.score_of(source_result)
         if time is not None and score is not None:
             self._before[trial.trial_id] = time, score
 
-    def _explore(self, source: ScheduledTrial) -> dict[str, Any]:
+    def _explore(self, source: SearchTrial) -> dict[str, Any]:
         chosen = self._rng.uniform(size=len(self._bounds))
         if len(self._intervals) >= _FEWEST:
             chosen = self._best_candidate(source)
@@ -89,7 +90,7 @@ class PB2(PopulationBasedTraining):
             changed[path] = round(value) if isinstance(config_value(source.config, path), int) else value
         return changed if self.custom_explore_fn is None else dict(self.custom_explore_fn(changed))
 
-    def _best_candidate(self, source: ScheduledTrial) -> _Array:
+    def _best_candidate(self, source: SearchTrial) -> _Array:
         """Return the candidate with the largest upper confidence bound, in units of the bounds."""
         rows = np.array(self._intervals[-_MOST:])
         times, scores, growth = rows[:, 0] / self.perturbation_interval, rows[:, 1], _standard(rows[:, -1])
@@ -119,7 +120,7 @@ class PB2(PopulationBasedTraining):
         width = math.sqrt(0.2 + max(0.0, math.log(0.4 * seen)))
         return np.asarray(candidates[np.argmax(mean + width * np.sqrt(np.maximum(variance, 0.0)))])
 
-    def _units(self, trial: ScheduledTrial) -> list[float]:
+    def _units(self, trial: SearchTrial) -> list[float]:
         """Return the trial's values as positions between their bounds: 0 to 1."""
         return [
             (config_value(trial.config, path) - lower) / (upper - lower)

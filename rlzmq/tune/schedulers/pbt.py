@@ -14,8 +14,9 @@ from rlzmq.config.search_space import Domain, Numeric
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.telemetry.metric_paths import Mode, flatten, value_at
+from rlzmq.tune.callback import SearchTrial
 from rlzmq.tune.config_paths import config_value
-from rlzmq.tune.schedulers.base import CONTINUE, PAUSE, Decision, ScheduledTrial, TrialScheduler
+from rlzmq.tune.schedulers.base import CONTINUE, PAUSE, Decision, TrialScheduler
 
 __all__ = ["PopulationBasedTraining"]
 
@@ -88,11 +89,11 @@ class PopulationBasedTraining(TrialScheduler):
                     f"hyperparam_mutations[{path!r}]={mutation!r}: expected a list, a search object or a function."
                 )
         self._rng = np.random.default_rng(self.seed)
-        self._trials: list[ScheduledTrial] = []
+        self._trials: list[SearchTrial] = []
         self._scores: dict[str, float] = {}
         self._compared_at: dict[str, float] = {}
 
-    def on_trial_add(self, trial: ScheduledTrial) -> None:
+    def on_trial_add(self, trial: SearchTrial) -> None:
         """Add a trial to the population."""
         self._trials.append(trial)
         self._compared_at[trial.trial_id] = self.time_of(trial.last_result) or 0.0
@@ -101,7 +102,7 @@ class PopulationBasedTraining(TrialScheduler):
         """Record the last score of a resumed trial."""
         self._scores[trial_id] = score
 
-    def on_trial_result(self, trial: ScheduledTrial, result: Mapping[str, Any]) -> Decision:
+    def on_trial_result(self, trial: SearchTrial, result: Mapping[str, Any]) -> Decision:
         """Return whether the trial continues, saves its state for others, or continues from another's checkpoint."""
         for path in (self.time_attr, str(self.metric)):
             if self.require_attrs and value_at(result, path) is None:
@@ -125,24 +126,24 @@ class PopulationBasedTraining(TrialScheduler):
             return Decision(action, exploits=source, changes=self._explore(source))  # type: ignore[arg-type]
         return PAUSE if others_wait else Decision(saves=trial in top)
 
-    def is_due(self, trial: ScheduledTrial, time: float) -> bool:
+    def is_due(self, trial: SearchTrial, time: float) -> bool:
         """Return whether the trial is compared with the others at this time."""
         interval = time - self._compared_at[trial.trial_id]
         return time >= self.burn_in_period and interval >= self.perturbation_interval
 
-    def on_trial_end(self, trial: ScheduledTrial) -> None:
+    def on_trial_end(self, trial: SearchTrial) -> None:
         """Remove the trial from the population."""
         self._scores.pop(trial.trial_id, None)
 
-    def note_exploited(self, trial: ScheduledTrial, source_result: Mapping[str, Any]) -> None:
+    def note_exploited(self, trial: SearchTrial, source_result: Mapping[str, Any]) -> None:
         """Record that the trial continues from a checkpoint with this last result."""
         self._compared_at[trial.trial_id] = self.time_of(source_result) or 0.0
 
-    def choose(self, waiting: Sequence[ScheduledTrial]) -> ScheduledTrial:
+    def choose(self, waiting: Sequence[SearchTrial]) -> SearchTrial:
         """Return the trial whose last comparison is the oldest."""
         return min(waiting, key=lambda trial: self._compared_at[trial.trial_id])
 
-    def _quantiles(self) -> tuple[list[ScheduledTrial], list[ScheduledTrial]]:
+    def _quantiles(self) -> tuple[list[SearchTrial], list[SearchTrial]]:
         """Return the worst and the best of the running and waiting trials."""
         ranked = sorted(
             (trial for trial in self._trials if trial.trial_id in self._scores and not trial.is_finished),
@@ -155,7 +156,7 @@ class PopulationBasedTraining(TrialScheduler):
             number = len(ranked) // 2
         return ranked[:number], ranked[-number:]
 
-    def _explore(self, source: ScheduledTrial) -> dict[str, Any]:
+    def _explore(self, source: SearchTrial) -> dict[str, Any]:
         """Return the source's config values, with mutations."""
         changed = {
             path: self._perturbed(mutation, config_value(source.config, path))
