@@ -105,13 +105,14 @@ def test_a_notebooks_cells_run_on_one_event_loop(notebook: Path, tmp_path: Path,
     pages.run(notebook, tmp_path)
 
 
+@pytest.mark.timeout(600)  # they train until there is something to see
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebook_runs_in_jupyter(notebook: Path, tmp_path: Path) -> None:
     nbclient = pytest.importorskip("nbclient", reason="python3 scripts/test_optional.py installs it")
     pytest.importorskip("ipykernel")
     nbformat = importlib.import_module("nbformat")
     book = nbformat.read(notebook, as_version=4)
-    nbclient.NotebookClient(book, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert rich_outputs(json.loads(nbformat.writes(book))) == rich_outputs(json.loads(notebook.read_text()))
 
 
