@@ -25,7 +25,7 @@ def test_every_preset_is_valid_and_says_where_it_is_from(preset: Preset) -> None
             config.offline_data(input_="recorded")
         config.learners(num_learners=num_learners).validate()
     assert preset.source
-    assert (preset.target is None) == (preset.budget is None) == (not preset.seeds)
+    assert (preset.target is None) == (preset.budget is None) == (not preset.seeds) == (not preset.curve)
     assert preset.target is None or len(preset.seeds) >= 3
     assert all(0 < steps <= (preset.budget or 0) for steps in preset.seeds.values())
     steps = [steps for steps, _ in preset.curve]
