@@ -22,6 +22,7 @@ import numpy as np
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import make_directories, opener, write_text
+from rlzmq.core.machine import num_usable_cores
 from rlzmq.core.version import __version__
 from rlzmq.telemetry.event_log import EVENTS, EventLog
 
@@ -77,6 +78,7 @@ class RunDirectory:
             text = f"# {error}\n"
         write_text(path / "config.toml", text)
         write_text(path / "run.json", json.dumps(_facts(config, train), indent=1))
+        write_text(path / "requirements.txt", _installed_packages())
         return cls(path)
 
     @staticmethod
@@ -184,7 +186,33 @@ def _facts(config: BaseConfig, train: Sequence[str]) -> dict[str, Any]:
             "numpy": np.__version__,
         },
         "machine": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "hardware": {
+            "processor": _value_after("model name", "/proc/cpuinfo") or platform.processor(),
+            "num_usable_cores": num_usable_cores(),
+            "memory": _value_after("MemTotal", "/proc/meminfo"),
+            "gpus": [torch.cuda.get_device_name(gpu) for gpu in range(torch.cuda.device_count())],
+        },
     }
+
+
+def _value_after(name: str, path: str) -> str | None:
+    """Return the value of the first line ``name: value`` of a file in /proc; None where there is none."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)
+
+
+def _installed_packages() -> str:
+    """Return all installed packages with their versions, in pip's form, by the names of their folders."""
+    found = (
+        re.fullmatch(r"(.+?)-([^-]+)\.dist-info", folder.name)
+        for place in sys.path
+        if Path(place).is_dir()
+        for folder in Path(place).glob("*.dist-info")
+    )
+    return "".join(sorted(f"{name}=={version}\n" for name, version in {m.groups() for m in found if m}))
 
 
 def _git_state() -> dict[str, Any] | None:

@@ -136,6 +136,18 @@ def test_the_directory_says_what_was_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert RunDirectory.newest_path("ppo", config) == later
 
 
+def test_the_directory_says_on_what_was_run(tmp_path: Path) -> None:
+    RunDirectory.create(tmp_path, PPOConfig().environment("CartPole-v1")).close()
+    hardware = json.loads((tmp_path / "run.json").read_text())["hardware"]
+    assert hardware["num_usable_cores"] >= 1
+    assert hardware["memory"].endswith("kB")
+    assert hardware["processor"]
+    assert isinstance(hardware["gpus"], list)
+    packages = (tmp_path / "requirements.txt").read_text().splitlines()
+    assert f"numpy=={np.__version__}" in packages
+    assert all(line.count("==") == 1 for line in packages)
+
+
 def test_a_config_that_holds_code_leaves_a_note_in_place_of_toml(tmp_path: Path) -> None:
     config = PPOConfig().environment(lambda env_config: None)
     directory = RunDirectory.create(tmp_path / "run", config)
