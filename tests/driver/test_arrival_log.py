@@ -76,7 +76,9 @@ CASES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.slow) if c == "impala" else c for c in CASES]
+)
 def test_a_recorded_run_is_repeated_bit_for_bit(case: str, tmp_path: Path) -> None:
     config = CASES[case](tmp_path)
     with config.build() as algo:

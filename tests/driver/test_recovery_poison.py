@@ -202,7 +202,7 @@ class NeverFinite(PPOTorchLearner):
 
 
 @pytest.mark.parametrize(
-    ("num_env_runners", "num_learners"), [pytest.param(0, 0, marks=pytest.mark.slow), (1, 2)]
+    ("num_env_runners", "num_learners"), [(0, 0), pytest.param(1, 2, marks=pytest.mark.slow)]
 )
 def test_a_loss_that_is_never_finite_ends_the_run(num_env_runners: int, num_learners: int) -> None:
     config: PPOConfig = small(num_env_runners, num_learners).training(learner_class=NeverFinite)

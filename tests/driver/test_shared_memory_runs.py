@@ -74,7 +74,9 @@ def serial_weights() -> dict[str, np.ndarray]:
     return train(large(0, 0))
 
 
-@pytest.mark.parametrize(("num_env_runners", "num_learners"), [(1, 1), (1, 0), (0, 1)])
+@pytest.mark.parametrize(
+    ("num_env_runners", "num_learners"), [(1, 1), pytest.param(1, 0, marks=pytest.mark.slow), (0, 1)]
+)
 def test_fragments_in_shared_memory_are_trained_bit_for_bit_as_in_a_serial_run(
     num_env_runners: int, num_learners: int, serial_weights: dict[str, np.ndarray]
 ) -> None:
@@ -107,8 +109,8 @@ def test_without_shared_memory_the_run_is_the_same(
     [
         "runner.sent@runner-1:kill:2",  # nobody but the socket knows of the segment
         "broker.Fragment:kill:3",  # held and in the ledger, not acknowledged
-        "broker.ShardReady:kill:2",
-        "learner.Shard@learner-1:kill:3",
+        pytest.param("broker.ShardReady:kill:2", marks=pytest.mark.slow),
+        pytest.param("learner.Shard@learner-1:kill:3", marks=pytest.mark.slow),
         "learner.train@learner-0:kill:2",
     ],
 )

@@ -12,7 +12,7 @@ from rlzmq.wire.fragment_message import FragmentRange
 from rlzmq.wire.schema import FragmentId
 
 # More: python scripts/simulate_faults.py --schedules 100000
-_NUM_SCHEDULES = 1000
+_NUM_SCHEDULES = 500
 
 
 @pytest.mark.parametrize("first", range(0, _NUM_SCHEDULES, 250))

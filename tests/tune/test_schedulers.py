@@ -252,11 +252,12 @@ def chase(run_config: tune.RunConfig, scheduler: TrialScheduler | None) -> tune.
     ).fit()  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scheduler",
     [
         PopulationBasedTraining(hyperparam_mutations={"rate": tune.uniform(0, 1)}, seed=0),
-        pytest.param(PB2(hyperparam_bounds={"rate": (0, 1)}, seed=0), marks=pytest.mark.slow),
+        PB2(hyperparam_bounds={"rate": (0, 1)}, seed=0),
     ],
 )
 def test_a_population_beats_random_search_in_the_same_budget(
