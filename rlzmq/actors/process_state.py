@@ -9,7 +9,7 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from rlzmq.core.machine import OpenedProcess
+from rlzmq.core.opened_process import OpenedProcess
 
 __all__ = ["FORK_SERVER_NAME", "descendants", "end_family", "is_stopped"]
 

@@ -13,6 +13,7 @@ import tyro
 from rlzmq.cli.parsing import parse
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.printable import cut, printable
+from rlzmq.telemetry.metric_paths import flatten
 
 __all__ = ["CkptOptions", "run"]
 
@@ -76,22 +77,19 @@ def _diff(first: str, second: str) -> int:
 
 def _parts(components: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the leaves of each component by their paths; the learner's parts and modules are parts of their own."""
-    parts: dict[str, dict[str, Any]] = {}
+    found: dict[str, Any] = {}
     for component, state in components.items():
-        parts[component] = {}
-        for keys, leaf in _leaves(state):
-            depth = 0 if component != _LEARNER else 2 if keys[0] == "rl_module" else 1
-            parts.setdefault("/".join([component, *keys[:depth]]), {})["/".join(keys[depth:])] = leaf
-    return parts
-
-
-def _leaves(tree: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for key, value in tree.items():
-        keys = (*above, str(key))
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, keys)
-        else:
-            yield keys, value
+        if component != _LEARNER:
+            found[component] = state
+            continue
+        for name, part in state.items():
+            modules = part.items() if name == "rl_module" else ()
+            found |= {f"{component}/{name}/{module_id}": module for module_id, module in modules}
+            if name != "rl_module":
+                found[f"{component}/{name}"] = part
+    return {
+        part: flatten(state) if isinstance(state, Mapping) else {"": state} for part, state in found.items()
+    }
 
 
 def _differences(part: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str]:

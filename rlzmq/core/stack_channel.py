@@ -12,7 +12,7 @@ import signal
 import time
 from pathlib import Path
 
-from rlzmq.core.machine import OpenedProcess
+from rlzmq.core.opened_process import OpenedProcess
 
 __all__ = ["find_stack_channel", "open_stack_channel", "read_stacks"]
 

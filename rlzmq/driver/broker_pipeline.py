@@ -29,10 +29,11 @@ from rlzmq.driver.broker_supervision import BrokerKeeper, FoundBroker, RunJourna
 from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.driver.driver_link import DriverLink
 from rlzmq.driver.join_files import JoinKeys, pack_config
-from rlzmq.driver.process_health import Watchdog, watch_stopped
+from rlzmq.driver.process_health import watch_stopped
 from rlzmq.driver.report_reader import MetaCheck, ReportReader
 from rlzmq.driver.supervision import Supervisor
 from rlzmq.driver.update_results import Accounting, UpdateResult
+from rlzmq.driver.watchdog import Watchdog
 from rlzmq.protocol.events import Report
 from rlzmq.roles.compatibility import spaces_digest
 from rlzmq.roles.fragment_data import num_left_out

@@ -6,7 +6,7 @@ import gc
 import logging
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -193,7 +193,7 @@ class LearnerRanks(LearnerBase):
                 modules = self.module.values()
                 self._num_threads = auto_num_threads(self.config, self.device, modules, num_ranks)
             wanted = self._num_threads
-        return nullcontext() if wanted in (None, torch.get_num_threads()) else torch_threads(wanted)
+        return torch_threads(wanted)
 
     def leave_distributed(self) -> None:
         """Leave the group, if there is one. Allowed right after a failure of the group."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlzmq.core.machine import OpenedProcess, start_mark
+from rlzmq.core.opened_process import OpenedProcess, start_mark
 from rlzmq.core.stack_channel import read_stacks
 
 ROOT = Path(__file__).parents[2]
