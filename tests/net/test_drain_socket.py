@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 from chaos_proxy import ChaosProxy
+from inbox import DEADLINE_S, Inbox
 
 from rlzmq.core.errors import ClosedError, ConfigurationError, PeerLostError, ProtocolError
 from rlzmq.core.socket_directory import SocketDirectory
@@ -21,7 +22,6 @@ from rlzmq.net.options import CHUNKS, CONTROL, SocketOptions, weights_options
 from rlzmq.net.socket import DrainSocket, SendTicket
 
 pytestmark = pytest.mark.timeout(60)
-DEADLINE_S = 20
 
 
 @pytest.fixture
@@ -34,19 +34,6 @@ def context() -> Iterator[Context]:
 def directory() -> Iterator[SocketDirectory]:
     with SocketDirectory() as directory:
         yield directory
-
-
-class Inbox:
-    """Collects messages; ``await inbox.get()`` is the next one."""
-
-    def __init__(self) -> None:
-        self.queue: asyncio.Queue[list[Any]] = asyncio.Queue()
-
-    def __call__(self, frames: list[Any]) -> None:
-        self.queue.put_nowait(frames)
-
-    async def get(self) -> list[Any]:
-        return await asyncio.wait_for(self.queue.get(), DEADLINE_S)
 
 
 @contextlib.asynccontextmanager

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import zmq
+from inbox import DEADLINE_S, Inbox
 
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.socket_directory import SocketDirectory
@@ -18,7 +19,6 @@ from rlzmq.net.socket import DrainSocket, SendTicket
 from rlzmq.wire.packed_frames import PACKED, pack_frames, sizes_of
 
 pytestmark = pytest.mark.timeout(60)
-DEADLINE_S = 20
 
 
 @pytest.fixture
@@ -35,20 +35,6 @@ def address() -> Iterator[str]:
 
 def packed(*messages: list[bytes]) -> list[Any]:
     return pack_frames([(frames, sizes_of(frames)) for frames in messages])
-
-
-class Inbox:
-    """Collects messages."""
-
-    def __init__(self) -> None:
-        self.queue: asyncio.Queue[list[Any]] = asyncio.Queue()
-
-    def __call__(self, frames: list[Any]) -> None:
-        self.queue.put_nowait(frames)
-
-    async def take(self, num: int) -> list[list[Any]]:
-        async with asyncio.timeout(DEADLINE_S):
-            return [await self.queue.get() for _ in range(num)]
 
 
 def pair(
