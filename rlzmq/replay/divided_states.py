@@ -52,6 +52,7 @@ def _multi_agent(modules: dict[str, Any], like: Mapping[str, Any]) -> dict[str, 
     return {
         "modules": modules,
         "env_steps": {"chunks": {}, "num_added": len(numbers), "first": 0},
+        "agents": {},
         "num_episodes_added": len(episodes),
         "rng": like["rng"],
     }

@@ -46,6 +46,7 @@ class EpisodeReplayBuffer:
 
     Attributes:
         on_removed: Called with the slots of steps that were removed.
+        on_episode: Called with an episode's id and 1 when its first step is stored, -1 when its last one is removed.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class EpisodeReplayBuffer:
         self._keeps_extra_model_outputs = keeps_extra_model_outputs
         self._rng = np.random.default_rng(seed)
         self.on_removed: Callable[[IntArray], None] = lambda slots: None
+        self.on_episode: Callable[[str, int], None] = lambda episode_id, change: None
         self._store = self._new_store()
         self._num_sampled = self._num_items_sampled = self._num_redrawn = 0
         self._actual_n_steps: deque[float] = deque(maxlen=metrics_num_episodes_for_smoothing)
@@ -79,7 +81,10 @@ class EpisodeReplayBuffer:
 
     def _new_store(self) -> StepStore:
         return StepStore(
-            self.capacity, self._forget, keeps_extra_model_outputs=self._keeps_extra_model_outputs
+            self.capacity,
+            self._forget,
+            on_episode=lambda episode_id, change: self.on_episode(episode_id, change),
+            keeps_extra_model_outputs=self._keeps_extra_model_outputs,
         )
 
     def _forget(self, slots: IntArray) -> None:

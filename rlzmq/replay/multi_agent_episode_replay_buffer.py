@@ -15,7 +15,14 @@ from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.replay.episode_replay_buffer import EpisodeReplayBuffer, IntArray, check_samples_episodes, drawn_n
+from rlzmq.replay.agent_steps import AgentCounts, EnvSteps
+from rlzmq.replay.episode_replay_buffer import (
+    _SLOT_MASK,
+    EpisodeReplayBuffer,
+    IntArray,
+    check_samples_episodes,
+    drawn_n,
+)
 from rlzmq.replay.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
 
 __all__ = ["MultiAgentEpisodeReplayBuffer", "MultiAgentPrioritizedEpisodeReplayBuffer", "joined"]
@@ -75,7 +82,8 @@ class MultiAgentEpisodeReplayBuffer:
         self.buffers: dict[str, EpisodeReplayBuffer] = {}
         self.keeps_extra_model_outputs = keeps_extra_model_outputs
         self._rng = np.random.default_rng(seed)
-        self._env_steps = _EnvSteps()
+        self._env_steps = EnvSteps()
+        self._agents = AgentCounts()
         self._num_episodes_added = 0
         self._num_not_kept = 0
         self._marked: tuple[int, int] | None = None  # the two numbers above at the last `mark`
@@ -149,7 +157,7 @@ class MultiAgentEpisodeReplayBuffer:
         """Return counts of all modules together, and the modules' counts, as dicts by module id.
 
         Env steps and episodes are counted as evicted once no agent's step of them is stored. Those of a module are its
-        agents' steps and their parts of episodes.
+        agents' steps and their parts of episodes. ``num_agent_…`` are dicts by agent id.
         """
         by_module: dict[str, dict[str, float]] = {name: {} for name in _NAMES_BY_MODULE.values()}
         for module_id, buffer in self.buffers.items():
@@ -161,9 +169,9 @@ class MultiAgentEpisodeReplayBuffer:
             "num_env_steps_added_lifetime": self._env_steps.num_added,
             "num_env_steps_evicted_lifetime": self._env_steps.num_added - len(self),
             "num_episodes_added_lifetime": self._num_episodes_added,
-            "num_agent_steps_stored": sum(map(len, self.buffers.values())),
             "num_agent_steps_not_kept": self._num_not_kept,
             "num_bytes_stored": self.num_bytes,
+            **self._agents.get_metrics(),
             **{name: values for name, values in by_module.items() if values},
         }
 
@@ -208,20 +216,28 @@ class MultiAgentEpisodeReplayBuffer:
         chunks.agent_ids = None
         buffer = self._buffer_of(module_id)
         num_before = buffer.get_added_timesteps()
+        agents = self._agents.add(chunks)
         slots = self._add_chunks(buffer, chunks, weight)
         first_observations = np.cumsum(rows.counts)[mine] - chunks.length - 1
         env_ts = rows.obs_env_ts[ragged_arange(first_observations, chunks.length)]
         numbers = self._env_steps.numbers_of(episodes, chunks.length, env_ts)
         store = buffer._store
-        self._env_steps.store(module_id, store.num_slots, slots, numbers[store.serial[slots] - num_before])
+        places = store.serial[slots] - num_before
+        self._env_steps.store(module_id, store.num_slots, slots, numbers[places])
+        self._agents.store(module_id, store.num_slots, slots, agents[places])
 
     def _buffer_of(self, module_id: str) -> EpisodeReplayBuffer:
         if module_id not in self.buffers:
             buffer = self.buffers[module_id] = self._new_buffer(module_id)
-            buffer.on_removed = partial(self._env_steps.remove, module_id)
+            buffer.on_removed = partial(self._on_removed, module_id)
+            buffer.on_episode = self._agents.on_episode
             if self._marked is not None:
                 buffer.mark()
         return self.buffers[module_id]
+
+    def _on_removed(self, module_id: str, slots: IntArray) -> None:
+        self._env_steps.remove(module_id, slots)
+        self._agents.remove(module_id, slots)
 
     def remove_module(self, module_id: str) -> None:
         """Remove all steps of a module. `undo` does not restore them."""
@@ -231,6 +247,7 @@ class MultiAgentEpisodeReplayBuffer:
             if self._marked is not None:
                 self._marked = self._marked[0], self._marked[1] + len(buffer)
             self._env_steps.remove_module(module_id)
+            self._agents.remove_module(module_id, buffer._store.episode_ids)
 
     def _add_chunks(self, buffer: Any, chunks: EpisodeBatch, weight: Any) -> IntArray:
         """Add chunks to a module's buffer; return the slots of those new steps that were not evicted at once."""
@@ -245,6 +262,7 @@ class MultiAgentEpisodeReplayBuffer:
         """Make later calls of `add` and `remove` undoable, until the next `mark`."""
         self._marked = self._num_episodes_added, self._num_not_kept
         self._env_steps.mark()
+        self._agents.mark()
         for buffer in self.buffers.values():
             buffer.mark()
 
@@ -255,6 +273,7 @@ class MultiAgentEpisodeReplayBuffer:
         for buffer in self.buffers.values():
             buffer.undo()
         self._env_steps.undo()
+        self._agents.undo()
         self._num_episodes_added, self._num_not_kept = self._marked
 
     # -- out ------------------------------------------------------------------------------------------
@@ -339,6 +358,8 @@ class MultiAgentEpisodeReplayBuffer:
             )
         for module_id, batch in result.items():
             batch.module_ids = [module_id] * len(batch)
+            keys = batch.columns["replay_key"][batch.step_slots()]
+            self._agents.sampled(module_id, keys & _SLOT_MASK)
         return result
 
     def _sample_synchronized(
@@ -389,13 +410,14 @@ class MultiAgentEpisodeReplayBuffer:
         return {
             "modules": modules,
             "env_steps": self._env_steps.get_state(),
+            "agents": self._agents.get_state(),
             "num_episodes_added": self._num_episodes_added,
             "rng": self._rng.bit_generator.state,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the output of `get_state`, replacing all stored steps. The capacity is unchanged."""
-        self.buffers, self._env_steps = {}, _EnvSteps()
+        self.buffers, self._env_steps, self._agents = {}, EnvSteps(), AgentCounts()
         self._env_steps.set_state(state["env_steps"])
         for module_id, own in state["modules"].items():
             buffer = self._buffer_of(module_id)
@@ -404,131 +426,13 @@ class MultiAgentEpisodeReplayBuffer:
             # If the capacity is smaller than before, only the newest steps are stored.
             numbers = np.asarray(own["env_steps"], np.int64)[-len(slots) :]
             self._env_steps.store(module_id, buffer._store.num_slots, slots, numbers)
+            agents = self._agents.numbers_of(own["episode_ids"], own["length"])[-len(slots) :]
+            self._agents.store(module_id, buffer._store.num_slots, slots, agents)
+        self._agents.set_state(state["agents"])
         self._num_episodes_added = int(state["num_episodes_added"])
         if self._marked is not None:
             self.mark()
         self._rng.bit_generator.state = state["rng"]
-
-
-class _EnvSteps:
-    """Maps stored agent steps to the env steps at which they began. Env steps are numbered in the order of arrival.
-
-    Attributes:
-        num_added: Number of env steps added.
-        num_stored: Number of env steps with at least one stored agent step.
-    """
-
-    def __init__(self) -> None:
-        self.num_added = self.num_stored = 0
-        self._by_slot: dict[str, IntArray] = {}  # module id → number of the env step, -1: none
-        self._counts = np.zeros(0, np.int32)  # stored agent steps by env step, starting at number _first
-        self._first = 0
-        # Ongoing episodes: for each chunk its first env step's time and number.
-        self._chunks: dict[str, list[tuple[int, int]]] = {}
-        # `num_added` at the last mark, and the entries of _chunks at that time for the episodes changed since.
-        self._marked = 0
-        self._chunks_before: dict[str, list[tuple[int, int]]] = {}
-
-    def add(self, batch: MultiAgentEpisodeBatch) -> int:
-        """Number the env steps of a batch; return how many of its episodes are new."""
-        num_new = 0
-        lengths = (batch.env_t - batch.env_t_started).tolist()
-        for episode_id, begin, length in zip(
-            batch.episode_ids, batch.env_t_started.tolist(), lengths, strict=True
-        ):
-            if length:
-                num_new += episode_id not in self._chunks
-                self._chunks_before.setdefault(episode_id, self._chunks.get(episode_id, [])[:])
-                self._chunks.setdefault(episode_id, []).append((begin, self.num_added))
-                self.num_added += length
-        self._counts = np.concatenate([self._counts, np.zeros(sum(lengths), np.int32)])
-        return num_new
-
-    def forget_done(self, batch: MultiAgentEpisodeBatch) -> None:
-        """Drop the chunks of the batch's episodes that have ended."""
-        for e in np.flatnonzero(batch.terminated | batch.truncated).tolist():
-            self._chunks.pop(batch.episode_ids[e], None)
-
-    def mark(self) -> None:
-        """Make later calls of `add` and `forget_done` undoable."""
-        self._marked, self._chunks_before = self.num_added, {}
-
-    def undo(self) -> None:
-        """Drop the env steps added since `mark` that have no stored agent step any more."""
-        for episode_id, chunks in self._chunks_before.items():
-            if chunks:
-                self._chunks[episode_id] = chunks
-            else:
-                self._chunks.pop(episode_id, None)
-        self._chunks_before = {}
-        self.num_added = self._marked
-        self._first = min(self._first, self.num_added)
-        self._counts = self._counts[: self.num_added - self._first].copy()
-
-    def numbers_of(self, episode_ids: list[str], lengths: IntArray, env_ts: IntArray) -> IntArray:
-        """Return the numbers of env steps, int64 [lengths.sum()].
-
-        Args:
-            episode_ids: Episode ids of C agents' chunks.
-            lengths: int64 [C], number of steps of each chunk.
-            env_ts: int64 [lengths.sum()], env steps within the episodes; one before the first known step counts as
-                that step.
-        """
-        numbers, end = np.empty(len(env_ts), np.int64), 0
-        for episode_id, length in zip(episode_ids, lengths.tolist(), strict=True):
-            begin, end = end, end + length
-            times, first = np.array(self._chunks[episode_id]).T
-            chunk = np.maximum(np.searchsorted(times, env_ts[begin:end], "right") - 1, 0)
-            numbers[begin:end] = first[chunk] + np.maximum(env_ts[begin:end] - times[chunk], 0)
-        return numbers
-
-    def store(self, module_id: str, num_slots: int, slots: IntArray, numbers: IntArray) -> None:
-        """Record the env steps of newly stored steps, whose slots are below `num_slots`."""
-        known = self._by_slot.get(module_id, np.empty(0, np.int64))
-        if len(known) < num_slots:
-            known = np.concatenate([known, np.full(num_slots - len(known), -1, np.int64)])
-            self._by_slot[module_id] = known
-        known[slots] = numbers
-        unique, counts = np.unique(numbers - self._first, return_counts=True)
-        self.num_stored += int((self._counts[unique] == 0).sum())
-        self._counts[unique] += counts.astype(np.int32)
-
-    def remove(self, module_id: str, slots: IntArray) -> None:
-        """Drop the env steps of removed steps."""
-        known = self._by_slot.get(module_id, np.empty(0, np.int64))
-        slots = slots[slots < len(known)]
-        numbers = known[slots]
-        known[slots] = -1
-        unique, counts = np.unique(numbers[numbers >= 0] - self._first, return_counts=True)
-        self._counts[unique] -= counts.astype(np.int32)
-        self.num_stored -= int((self._counts[unique] == 0).sum())
-        num_empty = int(np.argmax(self._counts > 0)) if self.num_stored else 0
-        if num_empty > len(self._counts) // 2:
-            self._counts, self._first = self._counts[num_empty:].copy(), self._first + num_empty
-
-    def remove_module(self, module_id: str) -> None:
-        """Drop the env steps of all steps of a module."""
-        self.remove(module_id, np.arange(len(self._by_slot.get(module_id, ()))))
-        self._by_slot.pop(module_id, None)
-
-    def of_slots(self, module_id: str, slots: IntArray) -> IntArray:
-        """Return the env steps of stored steps."""
-        numbers: IntArray = self._by_slot[module_id][slots]
-        return numbers
-
-    def get_state(self) -> dict[str, Any]:
-        """Return all state except the stored steps."""
-        chunks = {episode_id: np.array(parts, np.int64) for episode_id, parts in self._chunks.items()}
-        return {"chunks": chunks, "num_added": self.num_added, "first": self._first}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the output of `get_state`; `store` adds the stored steps afterwards."""
-        self.num_added, self._first = int(state["num_added"]), int(state["first"])
-        self._counts = np.zeros(self.num_added - self._first, np.int32)
-        self._chunks = {
-            str(episode_id): [(int(t), int(number)) for t, number in parts]
-            for episode_id, parts in state["chunks"].items()
-        }
 
 
 class MultiAgentPrioritizedEpisodeReplayBuffer(MultiAgentEpisodeReplayBuffer):

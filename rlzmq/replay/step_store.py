@@ -74,6 +74,7 @@ class StepStore:
     Args:
         capacity: Maximum number of steps; a single stretch may exceed it.
         on_removed: Called with the slots of removed steps.
+        on_episode: Called with an episode's id and 1 when its first step is stored, -1 when its last one is removed.
         keeps_extra_model_outputs: Whether to store columns besides observations, actions and rewards.
 
     Attributes:
@@ -105,10 +106,11 @@ class StepStore:
         capacity: int,
         on_removed: Callable[[IntArray], None] = lambda slots: None,
         *,
+        on_episode: Callable[[str, int], None] = lambda episode_id, change: None,
         keeps_extra_model_outputs: bool = True,
     ) -> None:
         self.capacity = capacity
-        self._on_removed = on_removed
+        self._on_removed, self._on_episode = on_removed, on_episode
         self._keeps_extra_model_outputs = keeps_extra_model_outputs
         self.columns: dict[str, Any] = {}
         self.num_slots = self._bytes_per_slot = 0
@@ -243,8 +245,7 @@ class StepStore:
                 stretch = Stretch(episode_id, t_starts[c])
                 self._stretches[stretch] = None
                 self._newest[episode_id] = stretch
-                self.num_episodes_added += episode_id not in self._num_stretches
-                self._num_stretches[episode_id] += 1
+                self.num_episodes_added += self._count_stretches(episode_id, 1)
                 path = slots
             else:
                 assert stretch is not None
@@ -298,10 +299,7 @@ class StepStore:
         stretch.is_stored = False
         if self._newest.get(stretch.episode_id) is stretch:
             del self._newest[stretch.episode_id]
-        self._num_stretches[stretch.episode_id] -= 1
-        if not self._num_stretches[stretch.episode_id]:
-            del self._num_stretches[stretch.episode_id]
-            self.num_episodes_evicted += 1
+        self.num_episodes_evicted += self._count_stretches(stretch.episode_id, -1)
         slots = np.concatenate(stretch.slots)
         self._remove_steps(slots[:-1])
         self._give_back(slots)
@@ -353,14 +351,11 @@ class StepStore:
                 pieces.append(piece)
             begin = end + 1
         stretch.is_stored = False
-        self._num_stretches[stretch.episode_id] += len(pieces) - 1
         if self._newest.get(stretch.episode_id) is stretch:
             del self._newest[stretch.episode_id]
             if pieces and removed[-1] < stretch.num_steps - 1:
                 self._newest[stretch.episode_id] = pieces[-1]
-        if not self._num_stretches[stretch.episode_id]:
-            del self._num_stretches[stretch.episode_id]
-            self.num_episodes_evicted += 1
+        self.num_episodes_evicted += self._count_stretches(stretch.episode_id, len(pieces) - 1)
         self.num_evicted += len(removed)
         return pieces
 
@@ -385,6 +380,17 @@ class StepStore:
                 ]
                 before += num
         return origins
+
+    def _count_stretches(self, episode_id: str, change: int) -> bool:
+        """Change an episode's number of stretches; return whether its first one came or its last one went."""
+        before = self._num_stretches[episode_id]
+        self._num_stretches[episode_id] = after = before + change
+        if not after:
+            del self._num_stretches[episode_id]
+        if before and after:
+            return False
+        self._on_episode(episode_id, 1 if after else -1)
+        return True
 
     def _remove_steps(self, slots: IntArray) -> None:
         """Remove steps from `_steps`; its last entries fill the gaps."""
@@ -421,10 +427,7 @@ class StepStore:
             if added.is_new:
                 del self._stretches[stretch]
                 del self._newest[stretch.episode_id]
-                self._num_stretches[stretch.episode_id] -= 1
-                if not self._num_stretches[stretch.episode_id]:
-                    del self._num_stretches[stretch.episode_id]
-                    self.num_episodes_added -= 1
+                self.num_episodes_added -= self._count_stretches(stretch.episode_id, -1)
 
     # -- slots ----------------------------------------------------------------------------------------
 

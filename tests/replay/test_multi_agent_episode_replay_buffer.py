@@ -226,9 +226,10 @@ def test_what_was_added_since_a_mark_can_be_undone(cls: Any) -> None:
         buffer.undo()
         after = buffer.get_metrics()
         for name, value in before.items():
-            assert (after[name]["p"] == value["p"]) if isinstance(value, dict) else (after[name] == value), (
-                name
-            )
+            if isinstance(value, dict):
+                assert {id_: after[name][id_] for id_ in value} == value, name
+            else:
+                assert after[name] == value, name
     buffer.undo()
     assert buffer.get_added_timesteps() == 5
     buffer.add(open_episode.slice(slice(2, 6)))
@@ -367,3 +368,61 @@ def test_episodes_are_counted_once_and_agents_parts_by_module(cls: Any) -> None:
             buffer.get_num_episodes_evicted(module) == buffer.buffers[module].get_num_episodes_evicted() > 0
         )
     assert buffer.get_num_episodes("unknown") == buffer.get_num_episodes_evicted("unknown") == 0
+
+
+def agent_metrics(buffer: Any) -> dict[str, dict[str, int]]:
+    return {name: value for name, value in buffer.get_metrics().items() if name in AGENT_COUNTS}
+
+
+AGENT_COUNTS = (
+    "num_agent_steps_stored",
+    "num_agent_steps_added_lifetime",
+    "num_agent_steps_evicted_lifetime",
+    "num_agent_steps_sampled_lifetime",
+    "num_agent_episodes",
+    "num_agent_episodes_added_lifetime",
+    "num_agent_episodes_evicted_lifetime",
+)
+
+
+@pytest.mark.parametrize("cls", BUFFERS)
+def test_steps_and_parts_of_episodes_are_counted_by_agent(cls: Any) -> None:
+    buffer = cls(9, seed=1)
+    open_episode = episode_of(9, 5, agents="bc", end="")
+    for index in range(3):
+        buffer.add(episode_of(index, 4, agents="abc" if index else "ab"))
+    buffer.add(open_episode.slice(slice(0, 2)))
+    for mode in ("independent", "synchronized"):
+        samples = buffer.sample_modules(20, replay_mode=mode)
+    buffer.sample_modules(8, modules_to_sample=["q"], batch_length_T=2)
+    metrics = agent_metrics(buffer)
+    for agent in "abc":
+        stored = {
+            observed
+            for module in "pq"
+            for observed in all_observations(buffer, module)
+            if observed % 10 == "abc".index(agent)
+        }
+        assert metrics["num_agent_steps_stored"][agent] == len(stored)
+        assert metrics["num_agent_episodes"][agent] == len({observed // 1000 for observed in stored})
+        for kind, num in (("steps", len(stored)), ("episodes", metrics["num_agent_episodes"][agent])):
+            added = metrics[f"num_agent_{kind}_added_lifetime"][agent]
+            assert added - metrics[f"num_agent_{kind}_evicted_lifetime"][agent] == num
+    assert metrics["num_agent_steps_added_lifetime"] == {"a": 12, "b": 14, "c": 10}
+    assert metrics["num_agent_episodes_added_lifetime"] == {"a": 3, "b": 4, "c": 3}
+    assert sum(metrics["num_agent_steps_evicted_lifetime"].values()) > 0
+    sampled = metrics["num_agent_steps_sampled_lifetime"]
+    assert (sampled["a"], sampled["b"] + sampled["c"]) == tuple(map(buffer.get_sampled_timesteps, "pq"))
+    assert sampled["a"] == 20 + len(samples["p"])
+    restored = cls(9)
+    restored.set_state(buffer.get_state())
+    assert agent_metrics(restored) == metrics
+    buffer.mark()
+    buffer.add(open_episode.slice(slice(2, 5)))
+    buffer.undo()
+    buffer.remove_module("q")
+    after = agent_metrics(buffer)
+    for name in ("num_agent_steps_added_lifetime", "num_agent_episodes_added_lifetime"):
+        assert after[name] == metrics[name]
+    for name in ("num_agent_steps_stored", "num_agent_episodes"):
+        assert (after[name]["b"], after[name]["c"]) == (0, 0)
