@@ -156,7 +156,7 @@ def test_three_ranks_are_equal_and_deterministic(tmp_path: Path) -> None:
     assert results[0][0] is SharedGradients
 
 
-@pytest.mark.parametrize(("case", "hosts"), [("mlp", "aabb"), ("mlp", "aba"), ("modules", "abb")])
+@pytest.mark.parametrize(("case", "hosts"), [("mlp", "aabb"), ("modules", "aba")])
 def test_ranks_of_several_hosts_sum_within_each_host_first(tmp_path: Path, case: str, hosts: str) -> None:
     results = []
     for number, names in enumerate((hosts, hosts, "a" * len(hosts))):
