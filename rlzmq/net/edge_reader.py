@@ -3,7 +3,7 @@
 The descriptor of a zmq socket becomes readable once for each change of the socket's state; any call
 on the socket may consume that edge. Only this module has to follow these rules:
 
-* on a wake-up, receive until EAGAIN;
+* on a wake-up, receive until EAGAIN, or look at EVENTS if the socket only sends;
 * after any other call on the socket (a send, a bind), check EVENTS again;
 * handle at most ``max_per_tick`` messages per turn, then continue by ``call_soon``, so that one busy
   socket does not starve the loop;
@@ -99,6 +99,8 @@ class EdgeReader:
         try:
             if self._on_message is not None:
                 self._receive(self._on_message)
+            else:
+                self._get(_EVENTS)  # consumes the edge: without it, the loop would wake up again at once
             if not self._is_detached:
                 self._flush()
         finally:

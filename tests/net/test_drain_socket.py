@@ -140,6 +140,39 @@ async def test_a_busy_socket_leaves_turns_to_others(context: Context, directory:
     assert max(num_between) <= 16
 
 
+@pytest.mark.parametrize("loop_factory", [uvloop.new_event_loop, asyncio.new_event_loop])
+def test_a_socket_that_only_sends_lets_the_loop_sleep(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """A subscription wakes the publisher's loop once, not until the next message is sent."""
+
+    async def run(context: Context, directory: SocketDirectory) -> None:
+        num_turns = 0
+        was_woken = asyncio.Event()
+
+        class CountsTurns(DrainSocket):
+            def _turn(self) -> None:
+                nonlocal num_turns
+                num_turns += 1
+                was_woken.set()
+                super()._turn()
+
+        publisher = CountsTurns(context, "PUB", None)
+        subscriber = DrainSocket(context, "SUB", lambda frames: None, subscriptions=[b"x"])
+        subscriber.connect(publisher.bind(directory.address("w")))
+        await asyncio.wait_for(was_woken.wait(), DEADLINE_S)
+        for _ in range(300):
+            await asyncio.sleep(0)
+        assert num_turns < 100
+
+    with (
+        Context() as context,
+        SocketDirectory() as directory,
+        asyncio.Runner(loop_factory=loop_factory) as runner,
+    ):
+        runner.run(run(context, directory))
+
+
 async def test_a_router_refuses_a_peer_that_is_not_there(
     context: Context, directory: SocketDirectory
 ) -> None:
