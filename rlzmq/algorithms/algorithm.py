@@ -42,12 +42,18 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
         config: The config. One that is not frozen is copied, validated and frozen first.
     """
 
-    config_class: ClassVar[Any] = None
+    config_class: ClassVar[type[BaseConfig] | str] = "AlgorithmConfig"
+    """This algorithm's config class, or the name of a built-in one, which is then imported on request."""
 
     @classmethod
     def get_default_config(cls) -> Any:
         """Return this algorithm's config with its defaults; custom algorithms override it or set `config_class`."""
-        return (cls.config_class or config_class_named("AlgorithmConfig"))(algo_class=cls)
+        return cls._config_class()(algo_class=cls)
+
+    @classmethod
+    def _config_class(cls) -> Any:
+        own = cls.config_class
+        return config_class_named(own) if isinstance(own, str) else own
 
     def __init__(self, config: BaseConfig) -> None:
         _check_is_config(type(self), config)
@@ -151,10 +157,11 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
         if cls is Algorithm:
             algo_class = chosen._algorithm_class()
             check_algorithm_class(path, algo_class)
-        if algo_class.config_class is not None and not isinstance(chosen, algo_class.config_class):
+        expected = algo_class._config_class()
+        if not isinstance(chosen, expected):
             raise ConfigurationError(
                 f"{path} was saved with a {type(chosen).__name__}; {algo_class.__name__} expects a "
-                f"{algo_class.config_class.__name__}. Use Algorithm.from_checkpoint()."
+                f"{expected.__name__}. Use Algorithm.from_checkpoint()."
             )
         algorithm = algo_class(chosen._for_build(None, True))
         try:
@@ -222,7 +229,7 @@ def _check_is_config(algorithm: type[Algorithm], config: BaseConfig) -> None:
     """
     if isinstance(config, BaseConfig):
         return
-    own = algorithm.config_class.__name__ if algorithm.config_class is not None else "AlgorithmConfig"
+    own = algorithm._config_class().__name__
     text = f"{own}().environment({config!r})" if isinstance(config, str) else f"{own}().environment(…)"
     if isinstance(config, dict):
         text = f"{own}.from_dict({{…}})"

@@ -2,19 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from rlzmq.algorithms.algorithm import Algorithm
-from rlzmq.algorithms.appo.appo_config import APPOConfig
-from rlzmq.algorithms.bc.bc_config import BCConfig
-from rlzmq.algorithms.cql.cql_config import CQLConfig
-from rlzmq.algorithms.dqn.dqn_config import DQNConfig
-from rlzmq.algorithms.impala.impala_config import IMPALAConfig
-from rlzmq.algorithms.iql.iql_config import IQLConfig
-from rlzmq.algorithms.marwil.marwil_config import MARWILConfig
-from rlzmq.algorithms.ppo.ppo_config import PPOConfig
-from rlzmq.algorithms.sac.sac_config import SACConfig
-from rlzmq.algorithms.tqc.tqc_config import TQCConfig
 
 __all__ = ["APPO", "BC", "CQL", "DQN", "IMPALA", "IQL", "MARWIL", "PPO", "SAC", "TQC"]
 
@@ -22,58 +10,58 @@ __all__ = ["APPO", "BC", "CQL", "DQN", "IMPALA", "IQL", "MARWIL", "PPO", "SAC", 
 class PPO(Algorithm):
     """PPO (arXiv:1707.06347). An update is of exactly `total_train_batch_size` env steps under the newest weights."""
 
-    config_class = PPOConfig
+    config_class = "PPOConfig"
 
 
 class IMPALA(Algorithm):
     """IMPALA (arXiv:1802.01561). Runners sample ahead of the learner."""
 
-    config_class: ClassVar[type[IMPALAConfig]] = IMPALAConfig
+    config_class = "IMPALAConfig"
 
 
 class APPO(IMPALA):
     """APPO (arXiv:1912.00167, arXiv:1707.06347). Runners sample ahead of the learner, which clips its objective."""
 
-    config_class: ClassVar[type[APPOConfig]] = APPOConfig
+    config_class = "APPOConfig"
 
 
 class DQN(Algorithm):
     """DQN (arXiv:1312.5602), with a replay buffer."""
 
-    config_class = DQNConfig
+    config_class = "DQNConfig"
 
 
 class SAC(Algorithm):
     """SAC (arXiv:1812.05905), with a replay buffer."""
 
-    config_class: ClassVar[type[SACConfig]] = SACConfig
+    config_class = "SACConfig"
 
 
 class TQC(SAC):
     """TQC (arXiv:2005.04269), with a replay buffer."""
 
-    config_class: ClassVar[type[TQCConfig]] = TQCConfig
+    config_class = "TQCConfig"
 
 
 class BC(Algorithm):
     """Behavior cloning of recorded steps."""
 
-    config_class = BCConfig
+    config_class = "BCConfig"
 
 
 class MARWIL(Algorithm):
     """MARWIL (Wang et al., NeurIPS 2018), on whole recorded episodes."""
 
-    config_class = MARWILConfig
+    config_class = "MARWILConfig"
 
 
 class CQL(Algorithm):
     """CQL (arXiv:2006.04779), on recorded steps."""
 
-    config_class = CQLConfig
+    config_class = "CQLConfig"
 
 
 class IQL(Algorithm):
     """IQL (arXiv:2110.06169), on recorded steps."""
 
-    config_class = IQLConfig
+    config_class = "IQLConfig"
