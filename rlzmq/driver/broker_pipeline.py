@@ -25,12 +25,13 @@ from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults
 from rlzmq.core.errors import ConfigurationError, PeerLostError
-from rlzmq.driver.broker_supervision import BrokerKeeper, FoundBroker, RunJournal
+from rlzmq.driver.broker_supervision import BrokerKeeper, FoundBroker
 from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.driver.driver_link import DriverLink
 from rlzmq.driver.join_files import JoinKeys, pack_config
 from rlzmq.driver.process_health import watch_stopped
 from rlzmq.driver.report_reader import MetaCheck, ReportReader
+from rlzmq.driver.run_journal import RunJournal
 from rlzmq.driver.supervision import Supervisor
 from rlzmq.driver.update_results import Accounting, UpdateResult
 from rlzmq.driver.watchdog import Watchdog

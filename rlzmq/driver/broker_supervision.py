@@ -1,13 +1,12 @@
 """The broker of a run: BrokerKeeper restarts it on the same addresses if it dies or hangs; FoundBroker is standalone.
 
 Peers reconnect, notice the new incarnation and send the broker what they hold, so no accepted data is lost
-(`rlzmq.protocol.broker.core`). RunJournal recovers the data of the previous run from the broker's journal.
+(`rlzmq.protocol.broker.core`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import sys
 import time
@@ -26,7 +25,7 @@ from rlzmq.roles.broker.broker_role import BrokerRole
 from rlzmq.roles.remote_peer import Conversation
 from rlzmq.wire.messages import Config, ConfigRequest, Refused
 
-__all__ = ["BrokerKeeper", "FoundBroker", "RunJournal"]
+__all__ = ["BrokerKeeper", "FoundBroker"]
 
 _log = logging.getLogger("rlzmq.driver")
 
@@ -37,9 +36,6 @@ _BEAT_DEADLINE_S = 3.0
 _MAX_BEAT_DEADLINE_S = 30.0
 
 _WAIT_S = 30.0  # the broker may still be starting
-# Number of versions by which journal data may be older than the checkpoint, since updates train data of their own
-# version.
-_MAX_LAG = 0
 
 
 class BrokerKeeper(Supervisor):
@@ -278,50 +274,3 @@ class FoundBroker(Supervisor):
 
     def worked(self) -> None:
         """Do nothing, since the broker is not supervised here."""
-
-
-class RunJournal:
-    """The journal of the previous run, read once before the run's first update and restored once.
-
-    Args:
-        broker: The BrokerKeeper, whose current broker writes the journal.
-
-    Attributes:
-        is_due: Whether it has not been restored yet.
-        num_failures: How often brokers failed to write it.
-    """
-
-    def __init__(self, broker: BrokerKeeper) -> None:
-        self._broker = broker
-        self._terms = (-1, 0)
-        self.is_due: bool = True
-        self.num_failures = 0
-
-    async def read(self, next_update: int) -> list[str]:
-        """Read the journal of the previous run, before continuing from a checkpoint.
-
-        Args:
-            next_update: The checkpoint's weights version; -1: the run starts from scratch.
-
-        Returns:
-            Runners whose fragments are recovered. If they continued from the checkpoint, they would sample these again.
-        """
-        if not self.is_due:
-            return []
-        self._terms = next_update, _MAX_LAG
-        names: list[str] = await self._broker.handle.read_journal(*self._terms)
-        return names
-
-    async def recall(self, generation: int) -> None:
-        """Send the result of `read` to the broker, in the lineage that has just begun."""
-        counts = await self._broker.handle.recall(generation, *self._terms)
-        self.is_due = False
-        if counts:
-            text = ", ".join(f"{reason} {num_steps}" for reason, num_steps in sorted(counts.items()))
-            _log.warning("env steps in the journal of the previous run: %s", text)
-
-    async def note_checkpoint(self, next_update: int) -> None:
-        """Record that a checkpoint contains all updates below this one."""
-        # If this message is lost, a new broker only keeps more than necessary.
-        with contextlib.suppress(PeerLostError):
-            await self._broker.handle.checkpoint_covers(next_update)

@@ -27,7 +27,8 @@ from rlzmq.core.stage_timers import NUM_VECTOR_STEPS_PER_SAMPLE, StageTimers
 from rlzmq.envs.registry import EnvContext
 from rlzmq.episodes.bad_values import BadValue
 from rlzmq.replay.episode_recorder import EpisodeRecorder
-from rlzmq.runners.env_failures import BadSteps, EnvFailures, Reproduction, close_env
+from rlzmq.runners.bad_steps import BadSteps
+from rlzmq.runners.env_failures import EnvFailures, Reproduction, close_env
 from rlzmq.runners.episode_metrics import EpisodeMetrics
 from rlzmq.runners.request import SampleRequest
 from rlzmq.runners.runner_state import EnvRunnerState, own_config
