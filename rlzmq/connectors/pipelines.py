@@ -320,8 +320,8 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
         ConfigurationError: A piece handles only last observations, so it belongs into env-to-module pipelines.
     """
 
-    # The pieces, and their plan.
-    _planned: tuple[list[ConnectorV2], LearnerPlan | None] | None = None
+    # The pipeline's pieces, the same with nested pipelines expanded, and their plan.
+    _planned: tuple[list[ConnectorV2], list[ConnectorV2], LearnerPlan | None] | None = None
 
     def _recompute_output_spaces(self) -> None:
         self._planned = None
@@ -363,10 +363,12 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
         """Return the plan for whole columns; None if a piece needs the per-episode protocol."""
         if self.watches_pieces:
             return None
-        pieces = flat_pieces(self.connectors)
-        if self._planned is None or pieces != self._planned[0]:  # pieces are compared by identity
-            self._planned = pieces, learner_plan(pieces)
-        return self._planned[1]
+        known = self._planned
+        if known is None or not known[0] == known[1] == self.connectors:  # pieces are compared by identity
+            pieces = flat_pieces(self.connectors)
+            if known is None or pieces != known[1]:
+                known = self._planned = [*self.connectors], pieces, learner_plan(pieces)
+        return known[2]
 
 
 def _checked(piece: Any) -> ConnectorV2:

@@ -104,6 +104,18 @@ class LearnerPlan:
     multi_agent: bool
     device: Any
 
+    @property
+    def is_default(self) -> bool:
+        """Whether single-agent rows are the steps' own columns, with or without next observations."""
+        return not (
+            self.observation_pieces
+            or self.column_pieces
+            or self.add_one_ts
+            or self.infos
+            or self.estimator is not None
+            or self.multi_agent
+        )
+
     def observations(self, batch: EpisodeBatch, slots: IntArray, chunks: IntArray) -> Any:
         """Return the module's observations at any slots: gathered, then transformed.
 

@@ -65,7 +65,9 @@ class EpisodeBatch(BatchColumns):
         ValueError: The lengths of the table's parts differ.
     """
 
-    __slots__ = ()
+    __slots__ = ("_source",)  # used by a subclass whose instances become an EpisodeBatch
+
+    _source: Any
 
     # -- episodes -------------------------------------------------------------------------------------
 

@@ -28,8 +28,9 @@ from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 if TYPE_CHECKING:
     from rlzmq.connectors.learner.whole_batch_estimator import WholeBatchEstimator
     from rlzmq.connectors.plans import LearnerPlan
+    from rlzmq.replay.transitions import Transitions
 
-__all__ = ["fused_columns"]
+__all__ = ["fused_columns", "transition_columns"]
 
 # On a GPU, the estimator's forward pass is split into blocks of this many bytes of observations.
 _BLOCK_BYTES = 256 * 2**20
@@ -58,7 +59,7 @@ def fused_columns(
     Returns:
         The train batch; None if a piece of the pipeline, or the data, requires the per-episode protocol.
     """
-    plan = getattr(learner_connector, "columnar_plan", lambda: None)()
+    plan = _plan_of(learner_connector)
     if plan is None or plan.multi_agent != isinstance(episodes, MultiAgentEpisodeBatch):
         return None
     if isinstance(episodes, MultiAgentEpisodeBatch):
@@ -79,6 +80,28 @@ def fused_columns(
         if columns:
             result[module_id] = columns
     return result
+
+
+def transition_columns(learner_connector: Any, module: Any, drawn: Transitions) -> dict[str, Any] | None:
+    """Return the default module's columns for transitions of a replay buffer: what `fused_columns` makes of them.
+
+    Returns:
+        Column → CPU tensor ``[rows, ...]``; None if a piece of the pipeline, or the module, needs the episodes.
+    """
+    plan = _plan_of(learner_connector)
+    if plan is None or not plan.is_default or DEFAULT_MODULE_ID not in module:
+        return None
+    if module[DEFAULT_MODULE_ID].is_stateful():
+        return None
+    return {
+        name: to_tensor(column) if type(column) is np.ndarray else tree_map(to_tensor, column)
+        for name, column in drawn.rows(next_observations=plan.next_observations).items()
+    }
+
+
+def _plan_of(learner_connector: Any) -> LearnerPlan | None:
+    plan: LearnerPlan | None = getattr(learner_connector, "columnar_plan", lambda: None)()
+    return plan
 
 
 def _chunks_of(episodes: MultiAgentEpisodeBatch, module_id: str) -> EpisodeBatch | None:

@@ -83,9 +83,10 @@ class ModuleRows:
         self._infos: list[Any] | None = columns.pop(Columns.INFOS, None)
         leaves: list[Any] = list(columns.values())
         self._names, self._treespec = list(columns), None
-        if [leaf for leaf in leaves if not isinstance(leaf, Tensor)]:  # trees or arrays
+        if set(map(type, leaves)) != {Tensor}:  # trees or arrays
             leaves, self._treespec = optree.tree_flatten(columns)  # type: ignore[arg-type]
-        self._leaves = [leaf if isinstance(leaf, Tensor) else _as_tensor(leaf) for leaf in leaves]
+            leaves = [leaf if isinstance(leaf, Tensor) else _as_tensor(leaf) for leaf in leaves]
+        self._leaves = leaves
         if not self._leaves:
             raise ValueError("a module's train batch has no columns")
         self.num_rows: int = int(self._leaves[0].shape[0])
@@ -95,7 +96,7 @@ class ModuleRows:
         self.minibatch_rows: int = minibatch_rows or self.num_rows
         # Every minibatch contains all rows, so their order does not matter and no row is moved.
         self._whole = self.minibatch_rows == self.num_rows
-        self._stream = CyclicRows(self.num_rows, rng)
+        self._stream = None if self._whole else CyclicRows(self.num_rows, rng)
         self._device = device
         if device.type != "cpu":
             resident = self._whole or self._num_bytes <= _RESIDENT_BYTES
@@ -105,7 +106,7 @@ class ModuleRows:
 
     def minibatches(self, num_minibatches: int) -> Iterator[dict[str, Any]]:
         """Yield the next `num_minibatches` minibatches: column name → tree of ``[minibatch_rows, ...]``."""
-        if self._whole:
+        if self._stream is None:
             for _ in range(num_minibatches):
                 yield self._assemble(self._leaves, None)
             return

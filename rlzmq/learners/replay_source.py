@@ -32,6 +32,10 @@ REPLAY_KEY = "replay_key"
 """Column of sampled batches, int64: identifies the first step of a row."""
 
 
+_OF_TRANSITIONS = {"rng", "n_step", "gamma", "beta"}
+# Arguments of `sample` that `sample_transitions` has, too.
+
+
 @dataclass(frozen=True)
 class BurnIn:
     """The burn-in before the drawn steps of a stateful module's sequences.
@@ -80,6 +84,10 @@ class BurnIn:
             return rows
 
         batch.initial_state = tree_map(states, batch.columns[Columns.STATE_OUT], self.initial_state)
+
+
+def _samples_as_ours(buffer: EpisodeReplayBuffer) -> bool:
+    return type(buffer).sample is EpisodeReplayBuffer.sample
 
 
 def divide_states(states: Sequence[Mapping[str, Any]], num_ranks: int) -> list[dict[str, Any]] | None:
@@ -179,12 +187,14 @@ class EpisodeReplay(BatchSource):
 
     def _draw(self, module_id: str, num_items: int, rng: np.random.Generator) -> EpisodeBatch:
         """Draw items from the steps of one module."""
-        burn_in = self.burn_ins.get(module_id)
+        burn_in, buffer = self.burn_ins.get(module_id), self.buffer
         options = {**self.options, "rng": rng, **({} if burn_in is None else burn_in.options)}
-        if isinstance(self.buffer, MultiAgentEpisodeReplayBuffer):
-            batch = self.buffer.sample_modules(num_items, modules_to_sample=[module_id], **options)[module_id]
+        if isinstance(buffer, MultiAgentEpisodeReplayBuffer):
+            batch = buffer.sample_modules(num_items, modules_to_sample=[module_id], **options)[module_id]
+        elif options.keys() <= _OF_TRANSITIONS and buffer.batch_length_T == 1 and _samples_as_ours(buffer):
+            return buffer.sample_transitions(num_items, **options)
         else:
-            batch = self.buffer.sample(num_items, **options)
+            batch = buffer.sample(num_items, **options)
         if burn_in is not None:
             burn_in.extend(batch)
         return batch

@@ -15,7 +15,8 @@ from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
-from rlzmq.learners.fused_batch import fused_columns
+from rlzmq.learners.fused_batch import fused_columns, transition_columns
+from rlzmq.replay.transitions import Transitions
 
 __all__ = ["TrainBatch", "TrainBatchBuilder"]
 
@@ -118,6 +119,11 @@ class TrainBatchBuilder:
         return train_batch
 
     def _of_episodes(self, episodes: Any, keeps_forward: bool) -> TrainBatch:
+        if isinstance(episodes, Transitions) and self.use_fused_path:
+            rows = transition_columns(self.learner_connector, self.module, episodes)
+            if rows is not None:
+                num_rows = episodes.num_rows
+                return TrainBatch({DEFAULT_MODULE_ID: rows}, num_rows, {DEFAULT_MODULE_ID: num_rows})
         episodes = _without_nesting(episodes)
         columns: dict[str, dict[str, Any]] | None = None
         versions = None

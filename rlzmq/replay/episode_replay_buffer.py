@@ -14,6 +14,7 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.replay.step_store import NONE, STEP_COLUMNS, StepStore
+from rlzmq.replay.transitions import Transitions, item_ids
 
 __all__ = ["EpisodeReplayBuffer"]
 
@@ -268,19 +269,35 @@ class EpisodeReplayBuffer:
         starts = self._draw(num, rng)
         if min_batch_length_T > 1:
             starts = self._redraw_short(starts, min(min_batch_length_T, length), rng)
-        if length > 1:
-            batch = self._sequences(starts, length, lookback)
-        else:
-            batch = self._transitions(starts, drawn_n(n_step, num, rng), gamma, beta)
-            self._note_n_steps(batch, n_step)
-        return self._filled(batch, include_infos, include_extra_model_outputs)
+        if length == 1:
+            drawn = self._transitions(starts, n_step, drawn_n(n_step, num, rng), gamma, beta)
+            return self._filled(drawn, drawn.slots(), include_infos, include_extra_model_outputs)
+        return self._filled(
+            *self._sequences(starts, length, lookback), include_infos, include_extra_model_outputs
+        )
 
-    def _note_n_steps(self, batch: EpisodeBatch, n_step: int | tuple[int, int] | None) -> None:
-        """Note the mean number of rewards in a sum; without `n_step`, drop the column."""
-        if n_step is None:
-            del batch.columns["n_step"]
-        else:
-            self._actual_n_steps.append(1.0 if n_step == 1 else float(batch.columns["n_step"].mean()))
+    def sample_transitions(
+        self,
+        num: int,
+        *,
+        rng: np.random.Generator,
+        n_step: int | tuple[int, int] | None = None,
+        gamma: float = 0.99,
+        beta: float = 0.0,
+    ) -> Transitions:
+        """Sample transitions for a learner: those of `sample`, whose episodes are created when they are first read.
+
+        Until they are, nothing may be added or removed.
+
+        Args:
+            num: Number of transitions, >= 1.
+            rng, n_step, gamma, beta: See `sample`.
+        """
+        self._check_sample(n_step, 1)
+        starts = self._draw(num, rng)
+        drawn = self._transitions(starts, n_step, drawn_n(n_step, num, rng), gamma, beta)
+        self._num_sampled += num
+        return drawn
 
     def _check_sample(self, n_step: int | tuple[int, int] | None, length: int) -> None:
         least, most = n_range(n_step)
@@ -340,12 +357,19 @@ class EpisodeReplayBuffer:
             path[:, k + 1] = np.where(path[:, k] == NONE, NONE, self._store.next[path[:, k]])
         return path
 
-    def _transitions(self, starts: IntArray, n: IntArray, gamma: float, beta: float) -> EpisodeBatch:
+    def _transitions(
+        self,
+        starts: IntArray,
+        n_step: int | tuple[int, int] | None,
+        n: IntArray | int,
+        gamma: float,
+        beta: float,
+    ) -> Transitions:
         store = self._store
         last = starts  # slot of the last step in the sum
         num_summed = np.ones(len(starts), np.int64)
         rewards = store.columns[Columns.REWARDS]
-        most = int(n.max())
+        most = n if isinstance(n, int) else int(n.max())
         sums = rewards[starts].astype(np.float64) if most > 1 else rewards[starts]
         for k in range(1, most):
             following = store.next[last]
@@ -355,25 +379,18 @@ class EpisodeReplayBuffer:
             last = np.where(goes_on, following, last)
             num_summed += goes_on
             sums += np.where(goes_on, gamma**k * rewards[last].astype(np.float64), 0.0)
-        slots = np.empty(2 * len(starts), np.int64)
-        slots[::2], slots[1::2] = starts, store.next[last]
-        return EpisodeBatch(
-            {
-                "slots": slots,
-                Columns.REWARDS: sums.astype(rewards.dtype, copy=False).repeat(2),
-                "weights": self._weights(starts, beta).repeat(2),
-                "n_step": num_summed.repeat(2),
-                "replay_key": self._keys(starts).repeat(2),
-            },
-            start=np.arange(0, 2 * len(starts), 2),
-            length=np.ones(len(starts), np.int64),
-            t_started=store.t[starts],
-            terminated=store.terminated[last],
-            truncated=store.truncated[last],
-            **self._described(len(starts)),
-        )
+        values: dict[str, NDArray[Any]] = {
+            Columns.REWARDS: sums if most == 1 else sums.astype(rewards.dtype, copy=False),
+            "weights": self._weights(starts, beta),
+            "replay_key": self._keys(starts),
+        }
+        if n_step is not None:
+            values["n_step"] = num_summed
+            self._actual_n_steps.append(1.0 if n_step == 1 else float(num_summed.mean()))
+        return Transitions(store, starts, last, values, first_item=self._note_items(len(starts)))
 
-    def _sequences(self, starts: IntArray, length: int, lookback: int) -> EpisodeBatch:
+    def _sequences(self, starts: IntArray, length: int, lookback: int) -> tuple[EpisodeBatch, IntArray]:
+        """Return sequences without the stored columns, and the slot of each of their columns' rows."""
         store = self._store
         path = self._walk(starts, length)
         before = np.empty((len(starts), lookback), np.int64)
@@ -386,28 +403,31 @@ class EpisodeReplayBuffer:
         num_steps = is_there[:, lookback:].sum(axis=1) - 1
         last = path[np.arange(len(starts)), num_steps - 1]
         counts = is_there.sum(axis=1)
-        return EpisodeBatch(
-            {"slots": whole[is_there], "replay_key": self._keys(whole[is_there])},
+        slots = whole[is_there]
+        first = self._note_items(len(starts))
+        batch = EpisodeBatch(
+            {"replay_key": self._keys(slots)},
             start=np.cumsum(counts) - counts + num_before,
             length=num_steps,
             lookback=num_before,
             t_started=store.t[starts],
             terminated=store.terminated[last],
             truncated=store.truncated[last],
-            **self._described(len(starts)),
+            episode_ids=item_ids(first, len(starts)),
+            observation_space=store.observation_space,
+            action_space=store.action_space,
         )
+        return batch, slots
 
-    def _described(self, num: int) -> dict[str, Any]:
-        first = self._num_items_sampled
+    def _note_items(self, num: int) -> int:
+        """Count items; return the number of the first."""
         self._num_items_sampled += num
-        return {
-            "episode_ids": [f"replay-{i}" for i in range(first, first + num)],
-            "observation_space": self._store.observation_space,
-            "action_space": self._store.action_space,
-        }
+        return self._num_items_sampled - num
 
-    def _filled(self, batch: EpisodeBatch, infos: bool, extra_model_outputs: bool) -> EpisodeBatch:
-        slots, columns = batch.columns.pop("slots"), self._store.columns
+    def _filled(
+        self, batch: EpisodeBatch, slots: IntArray, infos: bool, extra_model_outputs: bool
+    ) -> EpisodeBatch:
+        columns = self._store.columns
         for name, column in columns.items():
             if name not in batch.columns and (name in STEP_COLUMNS or extra_model_outputs):
                 batch.columns[name] = tree_rows(column, slots)
@@ -503,10 +523,10 @@ def n_range(n_step: int | tuple[int, int] | None) -> tuple[int, int]:
     return (1, 1) if n_step is None else (n_step, n_step) if isinstance(n_step, int) else n_step
 
 
-def drawn_n(n_step: int | tuple[int, int] | None, num: int, rng: np.random.Generator) -> IntArray:
-    """Return an n for each of `num` transitions, int64 [num]."""
+def drawn_n(n_step: int | tuple[int, int] | None, num: int, rng: np.random.Generator) -> IntArray | int:
+    """Return the n of `num` transitions: one for all, or int64 [num]."""
     least, most = n_range(n_step)
-    return np.full(num, least) if least == most else rng.integers(least, most, num, endpoint=True)
+    return least if least == most else rng.integers(least, most, num, endpoint=True)
 
 
 def _as_batches(episodes: Any) -> list[EpisodeBatch]:

@@ -391,10 +391,10 @@ class MultiAgentEpisodeReplayBuffer:
             counts = end - begin
             rows = ragged_arange(begin, counts)
             buffer = self.buffers[module_id]
-            batch = buffer._transitions(slots[rows], np.repeat(n, counts), gamma, 0.0)
-            buffer._note_n_steps(batch, n_step)
+            of_rows = n if isinstance(n, int) else n.repeat(counts)
+            batch = buffer._transitions(slots[rows], n_step, of_rows, gamma, 0.0)
             result[module_id] = buffer._filled(
-                batch, includes["include_infos"], includes["include_extra_model_outputs"]
+                batch, batch.slots(), includes["include_infos"], includes["include_extra_model_outputs"]
             )
         return result
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
+from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.defaults import add_next_observations
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.update_plan import ReplayRatio, UpdatePlan
 from rlzmq.episodes.columns import ORIGIN
@@ -23,7 +26,9 @@ from rlzmq.learners.replay_source import EpisodeReplay
 from rlzmq.learners.sources import CircularBuffer, FreshBatch
 from rlzmq.learners.unusable import LeftOut
 from rlzmq.replay import EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer, open_shards, write_shard
+from rlzmq.replay.transitions import Transitions
 from tests.learners.cases import SquareLearner, episode, square_learner
+from tests.learners.test_train_batch import assert_identical
 
 
 class OneStep(int):
@@ -174,6 +179,52 @@ def test_what_is_drawn_goes_through_the_learner_connector() -> None:
     }
     assert learner.seen["obs"].shape == (8, 4)
     assert source.buffer._tree.total > 40
+
+
+@pytest.mark.parametrize("kind", [EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer])
+@pytest.mark.parametrize("n_step", [1, (1, 3)])
+@pytest.mark.parametrize("next_observations", [False, True])
+def test_drawn_transitions_give_the_train_batch_of_their_episodes(
+    kind: Any, n_step: Any, next_observations: bool
+) -> None:
+    source = EpisodeReplay(kind(500, seed=0), batch_size=16, train_ratio=1.0, n_step=n_step, gamma=0.9)
+    source.add(fresh(0, 40))
+
+    def drawn() -> EpisodeBatch:
+        (batch,) = source.batches(1, np.random.default_rng(7))
+        assert type(batch) is Transitions
+        return batch
+
+    learner = square_learner(minibatch_size=None, num_epochs=1)
+    if next_observations:
+        add_next_observations(learner._learner_connector)
+    build = learner._builder.build
+    rows, first = build(episodes=drawn()), drawn()
+    assert len(first) == first.num_env_steps == 16
+    assert type(first) is EpisodeBatch, "it has been read"
+    others = [build(episodes=first), build(episodes=pickle.loads(pickle.dumps(drawn())))]
+    learner._builder.use_fused_path = False
+    others.append(build(episodes=drawn()))
+    assert ("new_obs" in rows.columns["default_policy"]) == next_observations
+    for other in others:
+        assert_identical(rows, other)
+
+
+def test_a_piece_of_the_users_gets_the_drawn_transitions_as_episodes() -> None:
+    class CountsEpisodes(ConnectorV2):
+        seen: ClassVar[list[int]] = []
+
+        def __call__(self, *, batch: Any, episodes: Any, **kwargs: Any) -> Any:
+            self.seen.append(sum(len(one) == 1 for one in episodes))
+            return batch
+
+    source = EpisodeReplay(EpisodeReplayBuffer(500, seed=0), batch_size=16, train_ratio=1.0, n_step=2)
+    source.add(fresh(0, 40))
+    learner = square_learner(minibatch_size=None, num_epochs=1)
+    learner._learner_connector.prepend(CountsEpisodes())
+    (batch,) = source.batches(1, np.random.default_rng(7))
+    assert learner._builder.build(episodes=batch).num_env_steps == 16
+    assert CountsEpisodes.seen == [16]
 
 
 def test_a_replay_source_is_no_part_of_a_state_unless_that_is_wanted() -> None:
