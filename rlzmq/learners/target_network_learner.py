@@ -17,7 +17,7 @@ from rlzmq.learners.optimizers import make_adam
 from rlzmq.modules.apis import TargetNetworkAPI
 from rlzmq.modules.structure import StructureCache, parameters_of
 
-__all__ = ["TargetNetworkLearner", "TargetNetworkUpdates", "TargetNetworks", "discounts", "huber_loss"]
+__all__ = ["TargetNetworkLearner", "TargetNetworkUpdates", "TargetNetworks", "discounts", "target_outputs"]
 
 # Added to the denominator of Adam's steps for parts of a module (SAC, TQC, CQL, IQL), as in RLlib.
 _EPS = 1e-7
@@ -188,6 +188,12 @@ class TargetNetworkLearner(TargetNetworkUpdates):
         self.log_target_updates()
 
 
+@torch.no_grad()
+def target_outputs(module: TargetNetworkAPI, batch: dict[str, Any]) -> Any:
+    """Return ``module.forward_target(batch)``, computed without gradients."""
+    return module.forward_target(batch)
+
+
 def discounts(batch: Mapping[str, Any], gamma: float) -> Tensor:
     """Return the factor of each row's bootstrapped value: γ^n_step, or 0 after a terminal step; float [B].
 
@@ -199,9 +205,3 @@ def discounts(batch: Mapping[str, Any], gamma: float) -> Tensor:
         n_step = torch.ones_like(terminateds, dtype=torch.int64)
     factors = torch.pow(gamma, n_step)
     return factors.masked_fill(terminateds, 0.0)
-
-
-def huber_loss(values: Tensor, targets: Tensor) -> Tensor:
-    """Return the Huber loss (δ = 1) of each element; checks of torch's function would take longer than it does."""
-    losses: Tensor = torch.ops.aten.huber_loss.default(values, targets, 0)
-    return losses

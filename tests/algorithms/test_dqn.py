@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import gymnasium as gym
@@ -27,6 +28,7 @@ from rlzmq.algorithms.dqn.dqn_loss import (
 )
 from rlzmq.algorithms.dqn.noisy_linear import NoisyLinear
 from rlzmq.learners.target_network_learner import discounts
+from rlzmq.modules.default_models.dense_gradients import backward, recorded
 from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
 
 GAMMA = 0.5
@@ -111,7 +113,8 @@ def test_actions_of_a_space_that_starts_elsewhere() -> None:
 
 def test_huber_and_importance_weights() -> None:
     loss, td_errors = mean_loss(
-        q_B=torch.tensor([1.0, 5.0]),
+        q_BA=torch.tensor([[1.0, 9.0], [9.0, 5.0]]),
+        actions_B=torch.tensor([0, 1]),
         next_q_B=torch.tensor([1.0, 8.0]),
         rewards_B=torch.tensor([1.0, 2.0]),
         discounts_B=torch.tensor([0.5, 0.0]),
@@ -120,6 +123,46 @@ def test_huber_and_importance_weights() -> None:
     )
     assert td_errors.tolist() == [0.5, 3.0]
     assert float(loss) == pytest.approx((1.0 * 0.5 * 0.5**2 + 0.25 * (3.0 - 0.5)) / 2)
+
+
+@pytest.mark.parametrize("kind", ["huber", "mse"])
+def test_the_loss_with_its_gradient_has_the_bits_of_torchs_graph(kind: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q_BA = torch.randn((33, 3), generator=generator)
+    columns = torch.randn((4, 33), generator=generator).abs()
+    losses, gradients = [], []
+    for is_recorded in (True, False):
+        leaf = q_BA.clone().requires_grad_()
+        with recorded() if is_recorded else nullcontext():
+            loss, td_errors = mean_loss(
+                q_BA=leaf,
+                actions_B=torch.arange(33) % 3,
+                next_q_B=columns[0],
+                rewards_B=columns[1],
+                discounts_B=columns[2],
+                weights_B=columns[3],
+                kind=kind,
+            )
+        assert (loss.grad_fn is None) == is_recorded
+        backward(loss)
+        losses.append(torch.cat([loss.detach()[None], td_errors]))
+        gradients.append(leaf.grad)
+    assert torch.equal(*losses)
+    assert torch.equal(*gradients)  # type: ignore[arg-type]
+
+
+def test_target_networks_run_without_gradients_also_in_modules_of_ones_own() -> None:
+    learner = learner_with(config(), ONLINE, TARGET)
+    module = learner.module["default_policy"]
+    forward_target, enabled = module.forward_target, []
+
+    def spy(batch: Any) -> Any:
+        enabled.append(torch.is_grad_enabled())
+        return forward_target(batch)
+
+    module.forward_target = spy
+    loss_of(learner, obs=S0, new_obs=S1, rewards=2.0)
+    assert enabled == [False]
 
 
 def test_a_dueling_heads_advantages_are_centred_over_actions() -> None:

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
-from rlzmq.modules.default_models.dense_gradients import backward, recorded, tanh_
+from rlzmq.modules.default_models.dense_gradients import (
+    backward,
+    is_recorded,
+    recorded,
+    tanh_,
+    with_known_gradient,
+)
 
 OBS = torch.randn(7, 3, generator=torch.Generator().manual_seed(1))
 
@@ -150,3 +156,29 @@ def test_what_an_update_that_failed_has_recorded_is_forgotten() -> None:
     backward(loss)
     assert all(parameter.grad is None for parameter in module.parameters())
     assert all(parameter.grad is not None for parameter in other.parameters())
+
+
+@pytest.mark.parametrize("is_centred", [False, True])
+@pytest.mark.parametrize("factor", [None, 0.5])
+def test_a_loss_with_a_known_gradient_needs_no_graph(factor: float | None, is_centred: bool) -> None:
+    module = module_of("relu")
+    found = []
+    for is_known in (True, False):
+        module.zero_grad(set_to_none=True)
+        with recorded():
+            outputs = module.forward_train({"obs": OBS})["action_dist_inputs"]
+            if is_centred:
+                outputs = outputs - outputs.mean(-1, keepdim=True)
+            assert is_recorded(outputs)
+            assert not is_recorded(outputs.detach())
+            if is_known:
+                values = outputs.detach()
+                loss = with_known_gradient(values.square().sum(), outputs, 2.0 * values)
+                assert loss.grad_fn is None
+            else:
+                loss = outputs.square().sum()
+        assert not is_recorded(outputs)
+        backward(loss if factor is None else loss * factor)
+        found.append([p.grad for p in module.parameters() if p.grad is not None])
+    assert found[0]
+    assert all(map(torch.equal, *found))

@@ -14,7 +14,7 @@ from rlzmq.algorithms.sac.sac_loss import CriticLoss, critic_targets
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.offline_learner import OfflineLearner
-from rlzmq.learners.target_network_learner import discounts
+from rlzmq.learners.target_network_learner import discounts, target_outputs
 
 __all__ = ["CQLLearner"]
 
@@ -44,7 +44,7 @@ class CQLLearner(OfflineLearner, SACLearner):
     def compute_critic_loss(
         self, module: Any, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any], alpha: Tensor
     ) -> CriticLoss:
-        target = module.forward_target({Columns.OBS: batch[Columns.NEXT_OBS]})
+        target = target_outputs(module, {Columns.OBS: batch[Columns.NEXT_OBS]})
         is_deterministic = cast(CQLTrainingSettings, config).deterministic_backup
         targets_B = critic_targets(
             next_q_B=target["q_target_next"],

@@ -20,7 +20,7 @@ from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.learner_hooks import Scalar
 from rlzmq.learners.replay_learner import ReplayLearner, importance_weights
-from rlzmq.learners.target_network_learner import discounts
+from rlzmq.learners.target_network_learner import discounts, target_outputs
 from rlzmq.modules.apis import QNetAPI, TargetNetworkAPI
 
 __all__ = ["DQNLearner"]
@@ -72,7 +72,7 @@ class DQNLearner(ReplayLearner):
         if start := int(module.action_space.start):
             actions_B = actions_B - start
         following = {Columns.OBS: batch[Columns.NEXT_OBS]} if mask is None else _unrolled(batch)
-        target = module.forward_target(following)
+        target = target_outputs(module, following)
         chooser = target
         if settings.double_q:
             with torch.no_grad():
@@ -82,10 +82,11 @@ class DQNLearner(ReplayLearner):
             "rewards_B": rows(batch[Columns.REWARDS]).float(),
             "discounts_B": rows(discounts(batch, config.gamma)),
         }
-        q_B, weights_B = _of(q_BA, actions_B), rows(importance_weights(batch))
+        weights_B = rows(importance_weights(batch))
         if settings.num_atoms == 1:
             loss, td_errors_B = mean_loss(
-                q_B=q_B,
+                q_BA=q_BA,
+                actions_B=actions_B,
                 next_q_B=_of(next_rows(target["qf_preds"]), next_actions_B),
                 weights_B=weights_B,
                 kind=settings.td_error_loss_fn,
@@ -105,12 +106,12 @@ class DQNLearner(ReplayLearner):
             self.log_stats(module_id, distribution_stats(probs_BAZ, target["atoms"]))
         if mask is None:  # sequences are drawn uniformly
             self.note_td_errors(module_id, batch, td_errors_B)
-        values_B = q_B.detach()
+        values_BA = q_BA.detach()
         stats: dict[str, Scalar] = {
             "qf_loss": loss,
-            "qf_mean": values_B.mean,
-            "qf_max": values_B.max,
-            "qf_min": values_B.min,
+            "qf_mean": lambda: _of(values_BA, actions_B).mean(),
+            "qf_max": lambda: _of(values_BA, actions_B).max(),
+            "qf_min": lambda: _of(values_BA, actions_B).min(),
             "td_error_mean": td_errors_B.mean,
         }
         self.log_stats(module_id, stats)

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from rlzmq.learners.target_network_learner import huber_loss
+from rlzmq.learners.losses import huber_loss
+from rlzmq.modules.default_models.dense_gradients import is_recorded, with_known_gradient
 
 __all__ = ["DQNLoss", "distribution_loss", "distribution_stats", "mean_loss", "project_distribution"]
 
@@ -25,7 +28,8 @@ class DQNLoss(NamedTuple):
 
 def mean_loss(
     *,
-    q_B: Tensor,
+    q_BA: Tensor,
+    actions_B: Tensor,
     next_q_B: Tensor,
     rewards_B: Tensor,
     discounts_B: Tensor,
@@ -35,7 +39,8 @@ def mean_loss(
     """Return the weighted mean of the rows' losses against y = r + discount · q'. TD errors are |q - y|.
 
     Args:
-        q_B: Values of the actions taken.
+        q_BA: Values of all actions.
+        actions_B: The actions taken, int64, from 0.
         next_q_B: The target network's values of the next actions.
         rewards_B: Sums of n rewards.
         discounts_B: γ^n, or 0 after a terminal step.
@@ -43,11 +48,34 @@ def mean_loss(
         kind: "huber" with δ = 1, or "mse" without the factor ½.
     """
     targets_B = (rewards_B + discounts_B * next_q_B).detach()
+    if is_recorded(q_BA):
+        return _mean_loss_with_gradient(q_BA, actions_B, targets_B, weights_B, kind)
+    q_B = q_BA.gather(1, actions_B[:, None]).squeeze(1)
     if kind == "huber":
         losses_B = huber_loss(q_B, targets_B)
     else:
         losses_B = functional.mse_loss(q_B, targets_B, reduction="none")
     return DQNLoss((weights_B * losses_B).mean(), (q_B - targets_B).abs().detach())
+
+
+def _mean_loss_with_gradient(
+    q_BA: Tensor, actions_B: Tensor, targets_B: Tensor, weights_B: Tensor, kind: Literal["huber", "mse"]
+) -> DQNLoss:
+    """Return `mean_loss` with its gradient, to the bits of torch's graph, at a fraction of the graph's time."""
+    of_actions = np.arange(len(q_BA)), actions_B.numpy()
+    q: NDArray[np.float32] = q_BA.detach().numpy()
+    weights: NDArray[np.float32] = weights_B.numpy()
+    errors = q[of_actions] - targets_B.numpy()
+    td_errors = np.abs(errors)
+    if kind == "huber":
+        losses = np.where(td_errors < 1.0, 0.5 * td_errors * td_errors, td_errors - 0.5)
+        slopes = np.minimum(np.maximum(errors, -1.0), 1.0)
+    else:
+        losses, slopes = errors * errors, 2.0 * errors
+    gradient = np.zeros_like(q)
+    gradient[of_actions] = slopes * (weights * np.float32(1.0 / len(q)))
+    loss = torch.from_numpy(weights * losses).mean()
+    return DQNLoss(with_known_gradient(loss, q_BA, torch.from_numpy(gradient)), torch.from_numpy(td_errors))
 
 
 def project_distribution(

@@ -112,7 +112,6 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
     def compute_q_values(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         return self._values(batch, self.encoder, self.af, self.vf)
 
-    @torch.no_grad()
     def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Tensor]:
         """Return the target networks' values, with the keys of `compute_q_values`."""
         vf = None if self.vf is None else self._target_vf

@@ -12,7 +12,7 @@ from rlzmq.algorithms.sac.sac_loss import critic_stats
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.offline_learner import OfflineLearner
-from rlzmq.learners.target_network_learner import TargetNetworkLearner, discounts
+from rlzmq.learners.target_network_learner import TargetNetworkLearner, discounts, target_outputs
 
 __all__ = ["IQLLearner"]
 
@@ -46,7 +46,7 @@ class IQLLearner(OfflineLearner, TargetNetworkLearner):
         module: Any = self.module[module_id].unwrapped()
         q_BC, values_B = (module.require_output(fwd_out, name) for name in ("qf_preds", "vf_preds"))
         logits = module.require_output(fwd_out, Columns.ACTION_DIST_INPUTS)
-        target = module.forward_target(batch)
+        target = target_outputs(module, batch)
         advantages_B = target["qf_target_preds"] - values_B
         dist = module.get_train_action_dist_cls().from_logits(logits)
         value_loss = expectile_loss(advantages_B, settings.expectile)

@@ -21,7 +21,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.learner_hooks import Scalar
 from rlzmq.learners.replay_learner import ReplayLearner, importance_weights
-from rlzmq.learners.target_network_learner import discounts
+from rlzmq.learners.target_network_learner import discounts, target_outputs
 
 __all__ = ["SACLearner"]
 
@@ -86,7 +86,7 @@ class SACLearner(ReplayLearner):
         self, module: Any, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any], alpha: Tensor
     ) -> CriticLoss:
         """Return the critics' losses and the rows' TD errors; TQC and CQL override it."""
-        target = module.forward_target({Columns.OBS: batch[Columns.NEXT_OBS]})
+        target = target_outputs(module, {Columns.OBS: batch[Columns.NEXT_OBS]})
         targets_B = critic_targets(
             next_q_B=target["q_target_next"],
             next_logp_B=target["logp_next_resampled"],

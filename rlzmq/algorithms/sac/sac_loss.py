@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from rlzmq.learners.target_network_learner import huber_loss
+from rlzmq.learners.losses import huber_loss
 
 __all__ = ["CriticLoss", "actor_loss", "critic_loss", "critic_stats", "critic_targets", "temperature_loss"]
 

@@ -13,7 +13,7 @@ from rlzmq.algorithms.tqc.tqc_loss import quantile_critic_loss, quantile_targets
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.replay_learner import importance_weights
-from rlzmq.learners.target_network_learner import discounts
+from rlzmq.learners.target_network_learner import discounts, target_outputs
 
 __all__ = ["TQCLearner"]
 
@@ -25,7 +25,7 @@ class TQCLearner(SACLearner):
         self, module: Any, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any], alpha: Tensor
     ) -> CriticLoss:
         settings = cast(TQCTrainingSettings, config)
-        target = module.forward_target({Columns.OBS: batch[Columns.NEXT_OBS]})
+        target = target_outputs(module, {Columns.OBS: batch[Columns.NEXT_OBS]})
         next_q_BCQ = target["q_target_next"]
         targets_BK = quantile_targets(
             next_q_BCQ=next_q_BCQ,

@@ -2,7 +2,8 @@
 
 While a learner records (`recorded`), a dense network's outputs are leaves of torch's graph, and what its layers took
 and returned is kept. `backward` lets torch differentiate the loss by these leaves, then takes their gradients through
-the layers. The gradients are bit for bit those that torch computes from the same outputs.
+the layers. The gradients are bit for bit those that torch computes from the same outputs. A loss whose gradient by
+the outputs is known (`with_known_gradient`) needs no graph either.
 """
 
 from __future__ import annotations
@@ -10,13 +11,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Layer", "backward", "record", "recorded", "run_backward", "tanh_"]
+__all__ = [
+    "Layer",
+    "backward",
+    "is_recorded",
+    "record",
+    "recorded",
+    "run_backward",
+    "tanh_",
+    "with_known_gradient",
+]
 
 Layer = tuple[dict[str, Any] | None, Any, Callable[[Tensor], Tensor] | None]
 """(parameters of a dense layer or None, otherwise the module to call, activation)."""
@@ -49,13 +59,25 @@ _DERIVATIVES: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+class _KnownLoss(NamedTuple):
+    loss: Tensor
+    outputs: Tensor
+    gradient: Tensor
+
+
 class _Recording(threading.local):
-    """A thread's recorded networks: outputs [N, K]; layers; their inputs [N, D], and the outputs once more."""
+    """A thread's recorded networks and losses.
+
+    Attributes:
+        networks: Outputs [N, K]; layers; their inputs [N, D], and the outputs once more.
+        losses: Losses with a known gradient.
+    """
 
     is_on = False
 
     def __init__(self) -> None:
         self.networks: list[tuple[Tensor, Sequence[Layer], list[Tensor]]] = []
+        self.losses: list[_KnownLoss] = []
 
 
 _recording = _Recording()
@@ -68,6 +90,7 @@ def recorded() -> Iterator[None]:
     The loss must be differentiated with `backward`, once, and not by parameters of the networks.
     """
     _recording.networks.clear()
+    _recording.losses.clear()
     _recording.is_on = True
     try:
         yield
@@ -110,23 +133,59 @@ def record(layers: Sequence[Layer], x: Tensor) -> Tensor | None:
     return x
 
 
-def run_backward(loss: Tensor) -> None:
-    """Run ``loss.backward()`` without the caller's context variables in the engine's thread-local state.
+def is_recorded(outputs: Tensor) -> bool:
+    """Return whether `with_known_gradient` is allowed: float32 outputs on the CPU, while this thread records."""
+    return (
+        _recording.is_on
+        and outputs.requires_grad
+        and outputs.is_cpu
+        and outputs.dtype is torch.float32
+        and torch.is_grad_enabled()
+    )
+
+
+def with_known_gradient(loss: Tensor, outputs: Tensor, gradient: Tensor) -> Tensor:
+    """Return a loss that `backward` differentiates by `outputs` without a graph between the two.
+
+    Args:
+        loss: 0-d tensor, without a graph.
+        outputs: Outputs of networks, or what follows from them, for which `is_recorded` holds.
+        gradient: The loss's gradient by the outputs, of their shape.
+    """
+    loss.requires_grad_()
+    _recording.losses.append(_KnownLoss(loss, outputs, gradient))
+    return loss
+
+
+def run_backward(loss: Tensor, gradient: Tensor | None = None) -> None:
+    """Run ``loss.backward(gradient)`` without the caller's context variables in the engine's thread-local state.
 
     `Tensor.backward` stores them there, and every all-reduce that DistributedDataParallel starts during the call keeps
     them. Their last owner is then a gloo thread, which needs the GIL to release them. If the group is closed at that
     moment, its destructor waits for that thread while holding the GIL: a deadlock.
     """
     engine: Any = torch.autograd.Variable._execution_engine
-    one = torch.ones_like(loss)
-    engine.run_backward((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    if gradient is None:
+        gradient = torch.ones_like(loss)
+    engine.run_backward((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def backward(loss: Tensor) -> None:
     """Add the loss's gradients to those of all parameters, as ``loss.backward()`` does without recorded networks."""
     networks, _recording.networks = _recording.networks, []
-    run_backward(loss)
+    losses, _recording.losses = _recording.losses, []
+    if not any(known.loss is loss for known in losses):
+        run_backward(loss)
     with torch.no_grad():
+        for part, outputs, gradient in losses:
+            if part is not loss:
+                if part.grad is None:
+                    continue
+                gradient = gradient * part.grad
+            if outputs.grad_fn is not None:
+                run_backward(outputs, gradient)
+            else:
+                outputs.grad = gradient if outputs.grad is None else outputs.grad + gradient
         for outputs, layers, kept in reversed(networks):
             if outputs.grad is not None:
                 _through(layers, kept, outputs.grad)
