@@ -63,7 +63,7 @@ class TargetNetworkAPI(ABC):
 
     @abstractmethod
     def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> Any:
-        """Compute the target networks' outputs on a train batch; learners call it without gradients."""
+        """Compute the target networks' outputs on a train batch, without gradients."""
 
 
 class QNetAPI(ABC):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
+
 from rlzmq.algorithms.sac.sac_module import Critic, DefaultSACModule, critic_values, require_box
 from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.episodes.columns import Columns
@@ -43,6 +45,7 @@ class DefaultIQLModule(DefaultSACModule):
             "vf_preds": self.vf(obs).squeeze(-1),
         }
 
+    @torch.no_grad()
     def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Return ``qf_target_preds``, the smallest of the target critics' values, and ``vf_preds_next``, float [B]."""
         obs, next_obs = (self._mask.split(batch[name])[0] for name in (Columns.OBS, Columns.NEXT_OBS))

@@ -126,6 +126,7 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
             "logp_resampled": logp,
         }
 
+    @torch.no_grad()
     def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Return ``q_target_next`` and ``logp_next_resampled``, float [B], for the policy's actions at ``obs``."""
         logits, obs = self._logits(batch[Columns.OBS])

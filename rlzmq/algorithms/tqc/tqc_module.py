@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rlzmq.algorithms.sac.sac_module import DefaultSACModule, require_box
@@ -29,6 +30,7 @@ class DefaultTQCModule(DefaultSACModule):
     def _combined(self, outputs: Tensor) -> Tensor:
         return outputs.mean((1, 2))
 
+    @torch.no_grad()
     def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Return ``q_target_next`` [B, C, Q] and ``logp_next_resampled`` [B] for the policy's actions at ``obs``."""
         logits, obs = self._logits(batch[Columns.OBS])
