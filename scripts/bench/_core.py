@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -180,10 +180,7 @@ class Contender:
 
     def prioritize(self) -> None:
         """Give all its processes the nice value for the scheduler's groups."""
-        if self._autogroup is not None:
-            for process in self._tree():
-                with contextlib.suppress(OSError):
-                    Path(f"/proc/{process.pid}/autogroup").write_text(str(self._autogroup))
+        prioritize(self._tree(), self._autogroup)
 
     def turn(self, seconds: float, *, starts_processes: bool = False) -> Measurement:
         """Have it make a turn; with `starts_processes` the nice value is given to those, too."""
@@ -253,6 +250,14 @@ class Contender:
             with contextlib.suppress(psutil.Error):
                 total += sum(process.cpu_times()[:4])  # of children that ended, too
         return total
+
+
+def prioritize(processes: Iterable[psutil.Process], autogroup: int | None) -> None:
+    """Give the scheduler's groups of these processes a nice value (Linux); None: leave them as they are."""
+    if autogroup is not None:
+        for process in processes:
+            with contextlib.suppress(OSError):
+                Path(f"/proc/{process.pid}/autogroup").write_text(str(autogroup))
 
 
 def _shared_files(pid: int) -> set[Path]:

@@ -3,7 +3,7 @@
 CartPole-v1 with two runner processes and a learner process. For each update, in milliseconds: the learner
 connector, the rest of the update, and the time between two updates, with the part of it in which the next batch had
 not arrived. For each runner, the share of the time in which it samples or encodes what it sampled, so that the rest is
-waiting; and the cores that each process used.
+waiting; and the processor time of each process.
 """
 
 from __future__ import annotations
@@ -16,16 +16,21 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
+
+from scripts.bench._core import prioritize
+
+if TYPE_CHECKING:
+    import psutil
 
 
 def report(options: argparse.Namespace) -> Iterator[str]:
     for name in ("impala", "appo"):
-        yield busy_share(name, options.seconds or 30.0)
+        yield busy_share(name, options.seconds or 30.0, options.autogroup)
 
 
-def busy_share(name: str, seconds: float) -> str:
+def busy_share(name: str, seconds: float, autogroup: int | None) -> str:
     """Train for some seconds; return lines with the times of the learner, the runners and the cores."""
     import psutil
 
@@ -44,13 +49,16 @@ def busy_share(name: str, seconds: float) -> str:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "trace")
         with config.debugging(trace=str(path)).build_algo() as algo:
-            before = algo.train()["num_env_steps_sampled_lifetime"]
+            result = algo.train()
+            before = result["num_env_steps_sampled_lifetime"]
             processes = {
                 str(event["args"]["name"]): psutil.Process(event["pid"])
                 for event in read_trace(path)
                 if event["name"] == "process_name"
             }
-            cpu_before = {role: sum(process.cpu_times()[:2]) for role, process in processes.items()}
+            prioritize(processes.values(), autogroup)
+            cpu_before = {role: _cpu_s(process) for role, process in processes.items()}
+            version = result["learners"]["__all_modules__"]["weights_seq_no"]
             psutil.cpu_percent()
             began_at = time.perf_counter()
             while (elapsed_s := time.perf_counter() - began_at) < seconds:
@@ -60,10 +68,8 @@ def busy_share(name: str, seconds: float) -> str:
                 times["update"].append(timers["learner_thread_update_timer"])
                 times["between"].append(timers["learner_thread_in_queue_wait_timer"])
             all_cores = psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1)
-            cores = {
-                role: (sum(process.cpu_times()[:2]) - cpu_before[role]) / elapsed_s
-                for role, process in processes.items()
-            }
+            cpu_s = {role: _cpu_s(process) - cpu_before[role] for role, process in processes.items()}
+            num_updates = learners["weights_seq_no"] - version
             steps = result["num_env_steps_sampled_lifetime"] - before
         events = [
             event
@@ -80,12 +86,18 @@ def busy_share(name: str, seconds: float) -> str:
         own = [event for event in events if event["pid"] == process.pid and event["ph"] == "X"]
         sampling_s = sum(event["dur"] for event in own if event["name"] in ("sample", "encode")) * 1e-6
         share = f", samples for {sampling_s / elapsed_s:.0%} of the time" if sampling_s else ""
-        lines.append(f"        {role:10} {cores[role]:.2f} cores{share}")
-    used = sum(cores.values())
-    lines.append(
-        f"        {'all':10} {used:.2f} cores; with other work {all_cores:.2f} of {psutil.cpu_count()}"
-    )
+        lines.append(f"        {role:12} {_processor(cpu_s[role], elapsed_s, num_updates)}{share}")
+    used = _processor(sum(cpu_s.values()), elapsed_s, num_updates)
+    lines.append(f"        {'all':12} {used}; with other work {all_cores:.2f} of {psutil.cpu_count()} cores")
     return "\n".join(lines)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    return float(sum(process.cpu_times()[:2]))
+
+
+def _processor(cpu_s: float, elapsed_s: float, num_updates: int) -> str:
+    return f"{cpu_s / elapsed_s:.2f} cores, {1e3 * cpu_s / num_updates:.1f} ms of processor time per update"
 
 
 def _missing_ms(events: Sequence[Mapping[str, Any]]) -> float:
