@@ -106,8 +106,19 @@ class RankGroup:
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank: expected 0 ≤ rank < world_size={world_size}, got {rank}.")
-        device = device or torch.device("cuda" if backend == "nccl" else "cpu")
-        self._begin(rank, world_size, generation, timeout_s, device)
+        self.rank = rank
+        self.world_size = world_size
+        self.generation = generation
+        self.timeout_s = timeout_s
+        self.device: torch.device = device or torch.device("cuda" if backend == "nccl" else "cpu")
+        self.num_entered: int = 0
+        self.waited_s: float = 0.0
+        self.host_ranks: list[int] = [rank]
+        self.num_hosts: int = 1
+        self.process_group: dist.ProcessGroup | None = None
+        self._votes: SharedRows | None = None
+        self._first_ranks: dist.ProcessGroup | None = None
+        self._closed = False
         self._owns_group = not dist.is_initialized()  # torch allows only one; an existing one is kept
         # If imported later (by DistributedDataParallel), the functions of torch.distributed.nn would capture this group
         # as their default argument and keep its connections open, even after `close`.
@@ -121,24 +132,6 @@ class RankGroup:
             except BaseException:
                 self.close()
                 raise
-
-    def _begin(
-        self, rank: int, world_size: int, generation: int, timeout_s: float, device: torch.device
-    ) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self.generation = generation
-        self.timeout_s = timeout_s
-        self.device: torch.device = device
-        self.num_entered: int = 0
-        self.waited_s: float = 0.0
-        self.host_ranks: list[int] = [rank]
-        self.num_hosts: int = 1
-        self.process_group: dist.ProcessGroup | None = None
-        self._votes: SharedRows | None = None
-        self._first_ranks: dist.ProcessGroup | None = None
-        self._owns_group = False
-        self._closed = False
 
     def _meet(self, store: Store, timeout_s: float, is_called_off: Callable[[], bool]) -> None:
         """Wait until every rank has arrived. Unlike torch's own wait, name missing ranks and allow aborting."""
@@ -201,18 +194,6 @@ class RankGroup:
                 self._first_ranks = between_hosts
                 dist.all_reduce(torch.zeros(1), group=between_hosts)  # connects them, see above
         self._votes = self.share_rows(8 * _MAX_VOTES)
-
-    @classmethod
-    def of(cls, process_group: dist.ProcessGroup, *, generation: int = 0) -> RankGroup:
-        """Wrap a process group that its owner created (e.g. torchrun) and will destroy."""
-        group = cls.__new__(cls)
-        rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
-        device = torch.device("cuda" if dist.get_backend(process_group) == "nccl" else "cpu")
-        group._begin(rank, world_size, generation, dist.default_pg_timeout.total_seconds(), device)
-        group.process_group = process_group
-        with group.typed_errors("sharing memory"):
-            group._share_memory(group.timeout_s)
-        return group
 
     @property
     def shares_memory(self) -> bool:

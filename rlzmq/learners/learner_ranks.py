@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgpack  # type: ignore[import-untyped]
 import torch
@@ -25,7 +25,6 @@ from rlzmq.learners.torch_threads import auto_num_threads, torch_threads
 from rlzmq.modules.structure import StructureCache
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
     from torch._C._distributed_c10d import Store
 
     from rlzmq.learners.data_parallel import DataParallelForward
@@ -124,9 +123,7 @@ class LearnerRanks(LearnerBase):
 
     def setup_distributed(
         self,
-        process_group: dist.ProcessGroup | None = None,
         *,
-        backend: Literal["gloo", "nccl"] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         store: Store | None = None,
@@ -142,8 +139,6 @@ class LearnerRanks(LearnerBase):
         formed, and updates are those of a single learner.
 
         Args:
-            process_group: An existing torch process group, e.g. created by torchrun; otherwise the arguments below.
-            backend: None: "nccl" with GPUs, else "gloo".
             rank: Index of this learner; None: that of the constructor.
             world_size: Number of learners; None: that of the constructor.
             store: A torch.distributed Store that all ranks can reach and that outlives them.
@@ -157,11 +152,6 @@ class LearnerRanks(LearnerBase):
             ValueError: A store is needed but missing.
         """
         self.leave_distributed()
-        if process_group is not None:
-            group = RankGroup.of(process_group, generation=generation)
-            self.rank, self.num_ranks = group.rank, group.world_size
-            self.group = group if group.world_size > 1 else None
-            return
         self.rank = self.rank if rank is None else rank
         self.num_ranks = self.num_ranks if world_size is None else world_size
         if self.num_ranks == 1:
@@ -172,7 +162,7 @@ class LearnerRanks(LearnerBase):
             )
         timeout = getattr(self.config, "learner_timeout_s", 60.0) if timeout_s is None else timeout_s
         self.group = RankGroup(
-            backend=backend or ("nccl" if self.device.type == "cuda" else "gloo"),
+            backend="nccl" if self.device.type == "cuda" else "gloo",
             rank=self.rank,
             world_size=self.num_ranks,
             store=store,

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -90,9 +90,8 @@ class DrainSocket(EdgeReader):
     referenced. Frames can be passed to ``send`` of another socket without a copy.
 
     Sending: :meth:`send` never blocks. While a peer is slow, messages wait in the socket's own queue,
-    bounded in messages and bytes. If the queue is full, ``send`` returns False and takes nothing;
-    ``on_writable`` is called once when the queue has emptied again. Order is kept. No socket guarantees
-    delivery: protocols that need it use acknowledgements.
+    bounded in messages and bytes. If the queue is full, ``send`` returns False and takes nothing.
+    Order is kept. No socket guarantees delivery: protocols that need it use acknowledgements.
 
     A ROUTER always has MANDATORY and HANDOVER set and no send limit, so it queues nothing but what ``packs`` lets wait;
     bound its memory by credits.
@@ -110,7 +109,6 @@ class DrainSocket(EdgeReader):
         curve: Keys: ``CurveServer`` on the side that binds, ``CurveClient`` on the side that connects.
         insecure: Lets ``bind`` take a TCP address without keys.
         on_event: Called with connection events.
-        on_writable: Called when the send queue has emptied after a refusal.
         packs: Whether small frames are packed into one (`rlzmq.wire.packed_frames`), for a ROUTER or DEALER whose
             peers do so, too. Messages to one peer from the handler of one received message, or of several that
             arrived packed, leave packed as well: all but the first, when the handler has returned. So nothing waits
@@ -140,7 +138,6 @@ class DrainSocket(EdgeReader):
         curve: CurveServer | CurveClient | None = None,
         insecure: bool = False,
         on_event: EventHandler | None = None,
-        on_writable: Callable[[], None] | None = None,
         packs: bool = False,
         name: str = "",
     ) -> None:
@@ -151,14 +148,12 @@ class DrainSocket(EdgeReader):
         self._context = context
         self._curve = curve
         self._insecure = insecure
-        self._on_writable = on_writable
         self._num_ids = int(zmq_type == "ROUTER")  # frames in front of a message that name its peer
         self._packs = packs
         self._queues: dict[bytes, deque[_Waiting]] = {}  # by peer
         self._num_queued_messages = 0
         self._num_queued_bytes = 0
         self._has_sent_to: set[bytes] = set()  # peers, in this turn
-        self._has_refused = False
         self._locks: list[AddressLock] = []
         self._monitor: SocketMonitor | None = None
 
@@ -282,9 +277,8 @@ class DrainSocket(EdgeReader):
             return True
         num_bytes = sum(sizes)
         if self._is_full(num_bytes) and self._is_running:
-            self._send_queued()
+            self._flush()
         if self._queues and self._is_full(num_bytes):
-            self._has_refused = True
             self.recheck()
             return False
         self._enqueue(peer, frames, sizes, ticket)
@@ -304,7 +298,7 @@ class DrainSocket(EdgeReader):
         last = queue[-1] if queue and self._packs and ticket is None else None
         if last is None or not last.has_room(sizes):
             if queue and self._is_running:
-                self._send_queued()
+                self._flush()
                 queue = self._queues.setdefault(peer, deque())
             last = _Waiting(ticket)
             queue.append(last)
@@ -368,13 +362,6 @@ class DrainSocket(EdgeReader):
         return super()._has_work() or bool(self._queues and self._get(_EVENTS) & _POLLOUT)
 
     def _flush(self) -> None:
-        self._send_queued()
-        if self._has_refused and not self._queues:
-            self._has_refused = False
-            if self._on_writable is not None:
-                self._on_writable()
-
-    def _send_queued(self) -> None:
         self._has_sent_to.clear()
         if not self._queues or not self._get(_EVENTS) & _POLLOUT:
             return
@@ -430,7 +417,7 @@ class DrainSocket(EdgeReader):
         if self._raw.closed:
             return
         if self._is_running:
-            self._send_queued()
+            self._flush()
         self.detach()
         self._queues.clear()
         self._num_queued_messages = self._num_queued_bytes = 0

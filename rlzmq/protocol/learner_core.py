@@ -86,7 +86,6 @@ class LearnerCore(PeerCore):
 
     Args:
         run_id, name, uuid: See `messages.Hello`.
-        config_digest, package_version: Checked by the broker.
 
     Attributes:
         is_forming: Whether the group is being re-formed. A "fenced" refusal of its last generation is then ignored.
@@ -102,8 +101,6 @@ class LearnerCore(PeerCore):
         name: str,
         uuid: str,
         *,
-        config_digest: str = "",
-        package_version: str = "",
         timers: PeerTimers | None = None,
     ) -> None:
         super().__init__(run_id, name, uuid, timers)
@@ -114,7 +111,6 @@ class LearnerCore(PeerCore):
         self.is_forming: bool = False
         self.next_update: int = 0
         self.progress = 0
-        self._digests = (package_version, config_digest, "")
         self._at_hand: dict[int, _AtHand] = {}
         self._running: int | None = None
         self._memory = LearnerMemory()

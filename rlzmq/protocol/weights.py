@@ -60,8 +60,7 @@ class Publication:
         digest: `weights_digest` of the body. "" in shared memory, which cannot change while anyone holds it.
         layout_digest: ``WeightsLayout.digest``: names, shapes and dtypes of the parameters in the body.
         num_bytes: Size of the body.
-        has_body: False for a notice. The body is then fetched with a snapshot request, or from ``location``.
-        location: Another place of the body, e.g. the name of shared memory; "" for none.
+        has_body: False for a notice. The body is then fetched with a snapshot request.
         num_env_steps: Lifetime env steps of the run that updates received before these weights.
     """
 
@@ -72,7 +71,6 @@ class Publication:
     layout_digest: str
     num_bytes: int
     has_body: bool = True
-    location: str = ""
     num_env_steps: int = 0
 
     @property
@@ -121,9 +119,9 @@ def seal_publication(
     return header
 
 
-def notice_of(header: Publication, location: str = "") -> bytes:
+def notice_of(header: Publication) -> bytes:
     """Return a frame that announces weights without carrying them."""
-    return _prefix(replace(header, has_body=False, location=location))
+    return _prefix(replace(header, has_body=False))
 
 
 @wire_decoder
@@ -178,7 +176,6 @@ class WeightsReceiver:
         self.layout_digest = layout_digest
         self.generation = -1
         self.version = -1
-        self.announced: tuple[int, int] = (-1, -1)
         self.refused: dict[str, int] = {}
 
     @property
@@ -186,20 +183,14 @@ class WeightsReceiver:
         """(generation, version) of the applied weights; (-1, -1) before the first."""
         return (self.generation, self.version)
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether weights newer than the applied ones were announced."""
-        return self.announced > self.order
-
     def offer(self, header: Publication, body: Any) -> bool:
         """Return whether to apply these weights now; True also records them as applied.
 
-        A notice (no body) is recorded as announced and never applied. Refusals are counted in ``refused`` by reason:
+        A notice (no body) is never applied. Refusals are counted in ``refused`` by reason:
         "old", "run", "layout", "digest".
         """
         if self.run_id and header.run_id != self.run_id:
             return self._refuse("run")
-        self.announced = max(self.announced, header.order)
         if not header.has_body:
             return False
         if header.order <= self.order:

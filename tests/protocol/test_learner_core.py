@@ -85,9 +85,9 @@ def _hello(core, now=0.0) -> tuple[m.Hello, list[list[FragmentRange]]]:
 
 
 def test_hello_says_who_it_is_and_what_it_is_told_to_train():
-    core = LearnerCore("run", "learner-1", "uuid", config_digest="config", package_version="1.2")
+    core = LearnerCore("run", "learner-1", "uuid")
     (send,) = core.handle(E.GroupFormed(3, 1, 2, 7), 0.0)
-    fields = {"run_id": "run", "package_version": "1.2", "config_digest": "config", "generation": 3}
+    fields = {"run_id": "run", "generation": 3}
     place = {"rank": 1, "num_ranks": 2, "next_update": 7}
     assert send.message == m.Hello("learner", "learner-1", "uuid", 1, **fields, **place)
     assert unpack_ranges(send.payload) == []

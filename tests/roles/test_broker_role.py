@@ -65,7 +65,7 @@ async def test_a_run_trains_exact_batches(staleness):
         assert status["max_loop_lag_s"] < 5
     await broker.stop()
     await broker.stop()
-    assert await broker.wait_ended() == ("stopped", "")
+    assert await broker.ended == ("stopped", "")
 
 
 async def test_a_batch_that_would_not_outlive_the_broker_is_told_once(
@@ -256,7 +256,7 @@ async def test_the_broker_ends_when_its_driver_is_gone():
     addresses = await broker.start()
     async with _peers(lambda: FakeDriver(addresses, 1, 10)) as (driver,):
         await driver.is_connected.wait()
-    assert (await asyncio.wait_for(broker.wait_ended(), 10))[0] == "driver_lost"
+    assert (await asyncio.wait_for(broker.ended, 10))[0] == "driver_lost"
     await broker.stop()
 
 
@@ -272,7 +272,7 @@ async def test_a_broker_that_fails_says_so_and_does_nothing_more(monkeypatch: py
 
     monkeypatch.setattr(broker._core, "handle", fail)
     with pytest.raises(AssertionError, match="half done"):
-        await broker.wait_ended()
+        await broker.ended
     with pytest.raises(AssertionError, match="half done"):
         await broker.beat()
     broker._tick()
@@ -294,7 +294,7 @@ async def test_a_broker_that_fails_over_a_lost_peer_says_so_too(monkeypatch: pyt
     monkeypatch.setattr(broker._core, "handle", fail)
     broker._told.append(PeerLost(b"Lnobody"))
     with pytest.raises(AssertionError, match="half done"):
-        await asyncio.wait_for(broker.wait_ended(), 5.0)
+        await asyncio.wait_for(broker.ended, 5.0)
     with pytest.raises(AssertionError, match="half done"):
         await broker.beat()
     await broker.stop()

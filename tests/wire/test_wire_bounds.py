@@ -422,10 +422,10 @@ def test_a_publication_may_be_empty():
 
 def test_a_notice_has_no_body():
     header, _ = open_publication(_publication())
-    notice = notice_of(header, "place")
+    notice = notice_of(header)
     assert len(notice) == PUBLICATION_PREFIX_BYTES
     got, body = open_publication(notice)
-    assert got == dataclasses.replace(header, has_body=False, location="place")
+    assert got == dataclasses.replace(header, has_body=False)
     assert len(body) == 0
     with pytest.raises(ArrayMismatchError, match="weights of 8 bytes declared, 1 came"):
         open_publication(notice + b"x")

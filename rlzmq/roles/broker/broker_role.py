@@ -224,10 +224,6 @@ class BrokerRole:
             "connections": self._listeners.counts() if self._listeners is not None else {},
         }
 
-    async def wait_ended(self) -> tuple[str, str]:
-        """Wait until this broker ends, e.g. because its driver is gone; return (reason, detail)."""
-        return await self.ended
-
     # ------------------------------------------------------------------ the journal
 
     async def read_journal(self, next_update: int, max_lag: int) -> list[str]:
