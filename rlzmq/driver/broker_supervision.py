@@ -20,7 +20,7 @@ from rlzmq.driver.join_files import JoinKeys, at_host, listen_addresses, write_j
 from rlzmq.driver.process_health import lost_error
 from rlzmq.driver.supervision import Supervisor, attended, restarted, spawn_within, start_first
 from rlzmq.net.join_file import JoinFile
-from rlzmq.protocol.supervision import GiveUp, RestartPolicy, Supervision
+from rlzmq.protocol.supervision import RestartPolicy, Supervision
 from rlzmq.roles.broker.broker_role import BrokerRole
 from rlzmq.roles.remote_peer import Conversation
 from rlzmq.wire.messages import Config, ConfigRequest, Refused
@@ -99,7 +99,7 @@ class BrokerKeeper(Supervisor):
             "the broker",
             is_replaced=self._config.restart_failed_broker,
         )
-        self.num_restarts: int = self._machine.num_restarts
+        self.num_restarts: int = self._machine.incarnation
         if self._keys is not None:
             self._write_join_files(self._keys)
         self._start(self._supervise(), "supervise the broker")
@@ -175,11 +175,11 @@ class BrokerKeeper(Supervisor):
             await restarted(self._restart, self._decide, lost_error(self._handle))
 
     def _decide(self, error: BaseException) -> float | None:
-        decision = self._machine.failed(time.monotonic())
-        if not self._config.restart_failed_broker or isinstance(decision, GiveUp):
+        delay_s = self._machine.failed(time.monotonic())
+        if not self._config.restart_failed_broker or delay_s is None:
             self.fail(error)
             return None
-        return decision.delay_s
+        return delay_s
 
     async def _restart(self) -> None:
         await self._spawn()

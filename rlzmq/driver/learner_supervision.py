@@ -33,7 +33,7 @@ from rlzmq.driver.process_health import (
     why_hanging,
 )
 from rlzmq.driver.supervision import Supervisor, all_started, attended, restarted, start_first
-from rlzmq.protocol.supervision import GiveUp, Patience, RestartPolicy, Supervision
+from rlzmq.protocol.supervision import Patience, RestartPolicy, Supervision
 from rlzmq.roles.learner.formation import connecting_timeout_s
 
 __all__ = ["LearnerSupervisor"]
@@ -118,7 +118,7 @@ class LearnerSupervisor(Supervisor):
         """
         self._machines = [Supervision(_POLICY) for _ in range(num_ranks)]
         self._handles[:] = await all_started(map(self._start_first, range(num_ranks)))
-        self.num_restarts: int = sum(machine.num_restarts for machine in self._machines)
+        self.num_restarts: int = sum(machine.incarnation for machine in self._machines)
         for handle in self._handles:
             self._watch(handle)
         self._start(self._run(), "supervise learners")
@@ -456,12 +456,11 @@ class LearnerSupervisor(Supervisor):
         machine = self._machines[place]
 
         def decide(error: BaseException) -> float | None:
-            decision = machine.failed(time.monotonic())
-            if isinstance(decision, GiveUp):
+            delay_s = machine.failed(time.monotonic())
+            if delay_s is None:
                 _log.error("%s", first_line(error), extra={"error": error})
-                _log.error("learner-%d died %d times in a row: not replaced.", place, decision.num_failures)
-                return None
-            return decision.delay_s
+                _log.error("learner-%d died %d times in a row: not replaced.", place, machine.num_failures)
+            return delay_s
 
         try:
             started = await restarted(lambda: self._spawn(place, machine.incarnation), decide, error)

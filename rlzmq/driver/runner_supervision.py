@@ -25,7 +25,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import DeadlineError, PeerLostError
 from rlzmq.driver.process_health import BEAT_DEADLINE_S, first_line, lost_error, why_hanging
 from rlzmq.driver.supervision import Supervisor, all_started, attended, restarted, start_first
-from rlzmq.protocol.supervision import GiveUp, Patience, Restart, RestartPolicy, Supervision
+from rlzmq.protocol.supervision import Patience, RestartPolicy, Supervision
 
 __all__ = ["RunnerSupervisor"]
 
@@ -102,7 +102,7 @@ class RunnerSupervisor(Supervisor):
         """
         self._places = places = await all_started(map(self._start_first, range(num_runners)))
         self._handles[:] = [place.handle for place in places]
-        self.num_restarts: int = sum(place.machine.num_restarts for place in places)
+        self.num_restarts: int = sum(place.machine.incarnation for place in places)
         for place in places:
             self._start(self._supervise(place), f"supervise {place.handle}")
 
@@ -253,19 +253,19 @@ class RunnerSupervisor(Supervisor):
         """Return the number of seconds until the restart; None: no restart."""
         config = self._config
         place.first_failure = place.first_failure or error
-        decision = place.machine.failed(time.monotonic())
+        machine = place.machine
+        delay_s = machine.failed(time.monotonic())
         reason = ""
         if not config.restart_failed_env_runners:
             reason = "restart_failed_env_runners is off"
-        elif isinstance(decision, GiveUp):
-            reason = f"{decision.num_failures} failures in a row"
-        elif not place.has_worked and decision.incarnation > _MAX_FAILURES_BEFORE_ANY_WORK:
-            reason = f"{decision.incarnation} failures and no work done"
+        elif delay_s is None:
+            reason = f"{machine.num_failures} failures in a row"
+        elif not place.has_worked and machine.incarnation > _MAX_FAILURES_BEFORE_ANY_WORK:
+            reason = f"{machine.incarnation} failures and no work done"
         elif self.num_restarts >= config.max_num_env_runner_restarts:
             reason = f"max_num_env_runner_restarts={config.max_num_env_runner_restarts} is spent"
         if not reason:
-            assert isinstance(decision, Restart)
-            return decision.delay_s
+            return delay_s
         others = [other for other in self._places if other is not place and not other.is_given_up]
         if config.ignore_env_runner_failures and others:
             text = "%s The run continues without it (%s)."

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError, first_error
 from rlzmq.driver.process_health import BEAT_DEADLINE_S, first_line, why_hanging
-from rlzmq.protocol.supervision import GiveUp, Supervision
+from rlzmq.protocol.supervision import Supervision
 from rlzmq.roles.runner.env_watchdog import EXIT_ENV_HANGS
 
 __all__ = ["Supervisor", "all_started", "attended", "restarted", "spawn_within", "start_first"]
@@ -136,11 +136,11 @@ async def start_first(
         if not isinstance(error, PeerLostError) or not is_replaced or has_hung:
             raise error
         failures.append(error)
-        decision = machine.failed(time.monotonic())
-        if isinstance(decision, GiveUp) or len(failures) == _MAX_FIRST_STARTS:
+        delay_s = machine.failed(time.monotonic())
+        if delay_s is None or len(failures) == _MAX_FIRST_STARTS:
             failures[0].add_note(f"{name} was started {len(failures)} times and ended during each start.")
             raise failures[0] from None
-        return decision.delay_s
+        return delay_s
 
     return await restarted(lambda: spawn(machine.incarnation), decide)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["FAIL_FAST", "GiveUp", "Patience", "Restart", "RestartPolicy", "Supervision"]
+__all__ = ["Patience", "RestartPolicy", "Supervision"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,41 +35,24 @@ class RestartPolicy:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
 
 
-FAIL_FAST = RestartPolicy(max_restarts=0)
-"""The first death ends the run; the default."""
-
-
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """The process should be restarted after ``delay_s``, as this ``incarnation``."""
-
-    delay_s: float
-    incarnation: int
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """The restart budget is exhausted: ``num_failures`` deaths within ``window_s``."""
-
-    num_failures: int
-    window_s: float
-
-
 class Supervision:
     """Restart state of one supervised process.
 
     Attributes:
-        incarnation: Number of the current start, from 0; never used twice.
-        num_restarts: Number of restarts decided so far.
+        incarnation: Number of the current start, from 0, and so of the restarts decided so far.
     """
 
-    def __init__(self, policy: RestartPolicy = FAIL_FAST) -> None:
+    def __init__(self, policy: RestartPolicy) -> None:
         self.policy = policy
         self.incarnation: int = 0
-        self.num_restarts: int = 0
         self._failures: deque[float] = deque()
         self._num_doublings = 0
         self._started_at: float | None = None
+
+    @property
+    def num_failures(self) -> int:
+        """Number of deaths that count: within the last ``window_s`` seconds, and since the last useful work."""
+        return len(self._failures)
 
     def started(self, now: float) -> None:
         """Record a successful start (the constructor returned)."""
@@ -80,8 +63,12 @@ class Supervision:
         self._failures.clear()
         self._num_doublings = 0
 
-    def failed(self, now: float) -> Restart | GiveUp:
-        """Record a death or a failed start; return what to do."""
+    def failed(self, now: float) -> float | None:
+        """Record a death or a failed start.
+
+        Returns:
+            Seconds until the restart, as the next `incarnation`; None: the restart budget is exhausted.
+        """
         policy = self.policy
         if self._started_at is not None and now - self._started_at >= policy.window_s:
             self._num_doublings = 0
@@ -90,13 +77,12 @@ class Supervision:
         while now - self._failures[0] > policy.window_s:
             self._failures.popleft()
         if len(self._failures) > policy.max_restarts:
-            return GiveUp(len(self._failures), policy.window_s)
+            return None
         # The exponent is limited, because many doublings would overflow a float.
         delay_s = min(policy.first_delay_s * 2.0 ** min(self._num_doublings, 64), policy.max_delay_s)
         self._num_doublings += 1
-        self.num_restarts += 1
         self.incarnation += 1
-        return Restart(delay_s, self.incarnation)
+        return delay_s
 
 
 class Patience:
