@@ -35,6 +35,9 @@ __all__ = ["fused_columns", "transition_columns"]
 # On a GPU, the estimator's forward pass is split into blocks of this many bytes of observations.
 _BLOCK_BYTES = 256 * 2**20
 
+# Of these, a contiguous array of one's own becomes a tensor as it is.
+_TENSORS_OF = {np.dtype(name) for name in ("bool", "uint8", "int32", "int64", "float32")}
+
 _NOT_GATHERED = (Columns.OBS, Columns.STATE_OUT, Columns.STATE_IN, Columns.INFOS)
 
 
@@ -94,7 +97,9 @@ def transition_columns(learner_connector: Any, module: Any, drawn: Transitions) 
     if module[DEFAULT_MODULE_ID].is_stateful():
         return None
     return {
-        name: to_tensor(column) if type(column) is np.ndarray else tree_map(to_tensor, column)
+        name: torch.from_numpy(column)
+        if type(column) is np.ndarray and column.dtype in _TENSORS_OF
+        else tree_map(to_tensor, column)
         for name, column in drawn.rows(next_observations=plan.next_observations).items()
     }
 

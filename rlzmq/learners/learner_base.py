@@ -396,12 +396,7 @@ class LearnerBase(Checkpointable):
             elif name == "weights_seq_no":
                 state[name] = self.weights_seq_no
             elif name == "counters":
-                values = ((counter, getattr(self, counter)) for counter in _COUNTERS)
-                state[name] = {
-                    counter: dict(value) if isinstance(value, dict) else value for counter, value in values
-                }
-                if self.source.progress is not None:
-                    state[name]["source_progress"] = self.source.progress.get_state()
+                state[name] = self._get_counters()
             elif name == "learner_connector":
                 pipeline = self._learner_connector
                 state[name] = {} if pipeline is None else pipeline.get_state()
@@ -414,6 +409,22 @@ class LearnerBase(Checkpointable):
             else:
                 state[name] = self.get_extra_state()
         return state
+
+    def state_of_counters(self) -> dict[str, Any]:
+        """Return the components of `get_state` that each update changes, besides weights, optimizers and source."""
+        return {
+            "weights_seq_no": self.weights_seq_no,
+            "counters": self._get_counters(),
+            "metrics": self._get_metrics_state(),
+            "extra": self.get_extra_state(),
+        }
+
+    def _get_counters(self) -> dict[str, Any]:
+        counters: dict[str, Any] = {name: getattr(self, name) for name in _COUNTERS}
+        counters["num_module_steps_trained_lifetime"] = {**self.num_module_steps_trained_lifetime}
+        if self.source.progress is not None:
+            counters["source_progress"] = self.source.progress.get_state()
+        return counters
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Load the components of a state from `get_state`. Missing components keep their state.

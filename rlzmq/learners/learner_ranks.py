@@ -76,7 +76,7 @@ class UpdateStart:
         self.weights: UpdateSnapshot = learner._snapshot
         parameters, buffers = learner._tensors.of(module.unwrapped() for module in learner.module.values())
         self.weights.take(parameters, buffers, [entry.optimizer for entry in learner._optimizers])
-        self._counters = learner.get_state(["weights_seq_no", "counters", "metrics", "extra"])
+        self._counters = learner.state_of_counters()
         self.source: Any = learner.source.checkpoint()
 
     def restore(self) -> None:

@@ -81,6 +81,8 @@ class UpdateSnapshot:
 
     def restore_not_finite(self) -> None:
         """Restore the buffers that have become NaN or infinite, e.g. a BatchNorm's statistics."""
+        if not self._buffers.tensors:
+            return
         with torch.no_grad():
             for tensor, saved in zip(self._buffers.tensors, self._buffers.copies, strict=True):
                 if not tensor.is_floating_point():

@@ -188,10 +188,10 @@ class TargetNetworkLearner(TargetNetworkUpdates):
         self.log_target_updates()
 
 
-@torch.no_grad()
 def target_outputs(module: TargetNetworkAPI, batch: dict[str, Any]) -> Any:
     """Return ``module.forward_target(batch)``, computed without gradients."""
-    return module.forward_target(batch)
+    with torch.no_grad():
+        return module.forward_target(batch)
 
 
 def discounts(batch: Mapping[str, Any], gamma: float) -> Tensor:

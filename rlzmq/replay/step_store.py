@@ -218,7 +218,11 @@ class StepStore:
                 f"{sorted(names)}."
             )
         for name, column in self.columns.items():
-            tree_map(partial(_check_column, name), column, batch.columns[name])
+            other = batch.columns[name]
+            if type(column) is not np.ndarray or type(other) is not np.ndarray:
+                tree_map(partial(_check_column, name), column, other)
+            elif column.shape[1:] != other.shape[1:] or column.dtype != other.dtype:
+                _check_column(name, column, other)
 
     def _link(self, batch: EpisodeBatch, join: bool) -> tuple[IntArray, IntArray, IntArray]:
         """Allocate and link slots for chunks; return slots of steps, slots of new observations, and their sources."""
@@ -278,6 +282,9 @@ class StepStore:
         for name, column in self.columns.items():
             to, come_from = (observations, sources) if name == Columns.OBS else (steps, from_steps)
             other = batch.columns[name]
+            if type(column) is np.ndarray:
+                column[to] = other[come_from]
+                continue
             for mine, leaf in zip(tree_leaves(column), tree_leaves(other), strict=True):
                 mine[to] = leaf[come_from]
         last = steps[batch.length.cumsum() - 1]

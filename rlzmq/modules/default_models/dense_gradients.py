@@ -37,7 +37,7 @@ _MIN_NUMPY_ELEMENTS = 512
 
 def tanh_(x: Tensor) -> Tensor:
     """Compute tanh in place; without a graph on the CPU by NumPy, which takes an eighth of torch's time."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or torch.is_grad_enabled():
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return torch.tanh_(x)
     if x.numel() < _MIN_NUMPY_ELEMENTS or not x.is_cpu or x.dtype is not torch.float32:
         return torch.tanh_(x)
@@ -104,9 +104,9 @@ def record(layers: Sequence[Layer], x: Tensor) -> Tensor | None:
     It has to if nothing is recorded, for layers that are not dense, in lower precision, on a GPU, for parameters that
     are fixed or have hooks, and for inputs with a gradient, except the outputs of a recorded network.
     """
-    networks = _recording.networks
-    if not (_recording.is_on and torch.is_grad_enabled() and x.dim() == 2 and x.is_cpu):
+    if not (torch.is_grad_enabled() and _recording.is_on and x.dim() == 2 and x.is_cpu):
         return None
+    networks = _recording.networks
     if torch.is_autocast_enabled("cpu") or (
         x.requires_grad and not [1 for known in networks if known[0] is x]
     ):
@@ -176,7 +176,9 @@ def backward(loss: Tensor) -> None:
     losses, _recording.losses = _recording.losses, []
     if not any(known.loss is loss for known in losses):
         run_backward(loss)
-    with torch.no_grad():
+    is_enabled = torch.is_grad_enabled()
+    _set_grad_enabled(False)
+    try:
         for part, outputs, gradient in losses:
             if part is not loss:
                 if part.grad is None:
@@ -189,6 +191,8 @@ def backward(loss: Tensor) -> None:
         for outputs, layers, kept in reversed(networks):
             if outputs.grad is not None:
                 _through(layers, kept, outputs.grad)
+    finally:
+        _set_grad_enabled(is_enabled)
 
 
 def _through(layers: Sequence[Layer], kept: list[Tensor], gradient: Tensor) -> None:

@@ -170,13 +170,14 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         linear, steps = nn.functional.linear, self.steps()
         lead = x.shape[:-1]
-        if len(lead) > 1 and self._is_by_row:
+        is_flat = x.ndim == 2
+        if not is_flat and len(lead) > 1 and self._is_by_row:
             # Otherwise the layers' results would be views, which in-place activations copy.
             x = x.flatten(0, -2)
         if x.dtype is not torch.float32:
             first = steps[0][0] if steps else None
             x = x.to(torch.float32 if first is None else first["weight"].dtype)
-        if len(lead) == 1 and (outputs := record(steps, x)) is not None:
+        if is_flat and (outputs := record(steps, x)) is not None:
             return outputs
         is_mixed = self._has_output and torch.is_autocast_enabled(x.device.type)
         for parameters, module, activation in steps[:-1] if is_mixed else steps:
@@ -189,7 +190,7 @@ class MLP(nn.Module):
         if is_mixed:
             with torch.autocast(x.device.type, enabled=False):
                 x = self.layers[-1](x.float())
-        return x.view(*lead, x.shape[-1]) if len(lead) > 1 and self._is_by_row else x
+        return x if is_flat or len(lead) < 2 or not self._is_by_row else x.view(*lead, x.shape[-1])
 
 
 def _step(layer: nn.Module, activation: Callable[[Tensor], Tensor] | None) -> Layer:

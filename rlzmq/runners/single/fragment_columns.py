@@ -101,7 +101,7 @@ class ColumnBlock:
         """Return a block with copies of the slots ``begin … end - 1``."""
         columns = {
             name: column[:, begin:end].copy()
-            if isinstance(column, np.ndarray)
+            if type(column) is np.ndarray
             else tree_map(lambda leaf: leaf[:, begin:end].copy(), column)
             for name, column in self.columns.items()
         }
@@ -119,7 +119,7 @@ class ColumnBlock:
         """Return the columns as ``[num_envs * num_slots, ...]`` (views)."""
         return {
             name: column.reshape(-1, *column.shape[2:])
-            if isinstance(column, np.ndarray)
+            if type(column) is np.ndarray
             else tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), column)
             for name, column in self.columns.items()
         }
