@@ -42,11 +42,6 @@ class ExitStatus:
         return cls(exit_code, signal_number, tuple(report["stderr"]), last_words)
 
     @property
-    def is_clean(self) -> bool:
-        """Whether it ended by itself with exit code 0."""
-        return self.exit_code == 0
-
-    @property
     def explanation(self) -> str:
         """What follows the fact that it ended: its last words, else the end of its stderr; may be ""."""
         if self.last_words is not None:

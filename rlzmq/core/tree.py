@@ -16,7 +16,6 @@ from optree.utils import total_order_sorted
 
 __all__ = [
     "check_same_structure",
-    "has_discrete",
     "is_nested",
     "leaf_spaces",
     "num_items",
@@ -235,13 +234,6 @@ def leaf_spaces(space: Any) -> list[Any]:
     if isinstance(space, gym.spaces.Tuple):
         return [leaf for part in space.spaces for leaf in leaf_spaces(part)]
     return [space]
-
-
-def has_discrete(space: gym.Space[Any]) -> bool:
-    """Return whether a leaf of ``space`` is Discrete or MultiDiscrete, so that `one_hot` changes its values."""
-    return any(
-        isinstance(leaf, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)) for leaf in leaf_spaces(space)
-    )
 
 
 def space_filler(

@@ -30,7 +30,6 @@ __all__ = [
     "call_creator",
     "make_env",
     "register_env",
-    "registered_envs",
     "registration_of",
     "resolve_env",
 ]
@@ -144,11 +143,6 @@ def register_env(name: str, env_creator: Callable[..., Any]) -> None:
             f"environment, got {type(env_creator).__name__}."
         )
     _CREATORS[name] = env_creator
-
-
-def registered_envs() -> dict[str, Callable[..., Any]]:
-    """Return the creators registered in this process, by name (a copy)."""
-    return dict(_CREATORS)
 
 
 def registration_of(env: object) -> tuple[str, Any] | None:

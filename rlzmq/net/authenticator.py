@@ -27,8 +27,7 @@ _NUM_REQUEST_FRAMES = 6  # version, request id, domain, address, routing id, mec
 class Authenticator:
     """Authenticates the clients of all CURVE servers of one context. Start it before they bind.
 
-    A key that is not listed, another mechanism or another domain is refused and counted. Removing a key
-    stops new connections with it; close the sockets to end those that exist.
+    A key that is not listed, another mechanism or another domain is refused and counted.
 
     Args:
         context: The context whose servers it guards.
@@ -38,13 +37,11 @@ class Authenticator:
         ConfigurationError: A key is malformed, or the context has an authenticator already.
     """
 
-    def __init__(self, context: Context, roles: Mapping[str, str] | None = None) -> None:
+    def __init__(self, context: Context, roles: Mapping[str, str]) -> None:
         self._lock = threading.Lock()
-        self._roles: dict[str, str] = {}
+        self._roles = {check_public_key(public_key): role for public_key, role in roles.items()}
         self._refused: Counter[str] = Counter()
         self._num_accepted = 0
-        for public_key, role in (roles or {}).items():
-            self.allow(public_key, role)
         self._context = context
         self._raw = context.open_socket(zmq.ROUTER, self)
         self._raw.set(zmq.LINGER, 0)
@@ -54,25 +51,11 @@ class Authenticator:
             self._raw.close()
             context.forget(self)
             raise ConfigurationError(
-                "this context already has an authenticator: add the keys to that one"
+                "this context already has an authenticator: give that one all keys"
             ) from error
         self._wake_read, self._wake_write = os.pipe()
         self._thread = threading.Thread(target=self._serve, name="rlzmq-authenticator", daemon=True)
         self._thread.start()
-
-    def allow(self, public_key: str, role: str) -> None:
-        """Accept a key from now on.
-
-        Raises:
-            ConfigurationError: The text is not a key.
-        """
-        with self._lock:
-            self._roles[check_public_key(public_key)] = role
-
-    def revoke(self, public_key: str) -> None:
-        """Refuse new connections with this key."""
-        with self._lock:
-            self._roles.pop(public_key, None)
 
     @property
     def num_accepted(self) -> int:
@@ -132,6 +115,4 @@ class Authenticator:
             return None, "wrong domain"
         if mechanism != b"CURVE" or len(credentials) != 1 or len(credentials[0]) != 32:
             return None, "no key"
-        with self._lock:
-            role = self._roles.get(z85.encode(credentials[0]).decode())
-        return role, "unknown key"
+        return self._roles.get(z85.encode(credentials[0]).decode()), "unknown key"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import zmq
 
-__all__ = ["CHUNKS", "CONTROL", "SocketOptions", "weights_options"]
+__all__ = ["CONTROL", "SocketOptions"]
 
 _MIB = 1024 * 1024
 
@@ -93,21 +93,3 @@ class SocketOptions:
 
 CONTROL = SocketOptions()
 """Small messages: registration, leases, acknowledgements, calls."""
-
-CHUNKS = SocketOptions(max_message_bytes=64 * _MIB, linger_ms=2000, max_queued_bytes=256 * _MIB)
-"""Fragments and batches: messages sent before a close are still delivered, for at most 2 s."""
-
-
-def weights_options(num_bytes: int) -> SocketOptions:
-    """Return the options of a channel that carries weights snapshots.
-
-    Args:
-        num_bytes: Size of the flat parameter buffer; frames up to twice this size are accepted.
-    """
-    # A queue of one message: a slow subscriber must never make the publisher hold old versions.
-    return replace(
-        CONTROL,
-        max_message_bytes=max(2 * num_bytes, _MIB),
-        send_high_water_mark=1,
-        receive_high_water_mark=1,
-    )

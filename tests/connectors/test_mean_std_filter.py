@@ -173,7 +173,7 @@ def test_any_split_over_runners_and_synchronisations_equals_one_filter(
 )
 def test_prefix_statistics_equal_numpys(samples: np.ndarray, split: int) -> None:
     split = min(split, len(samples) - 1)
-    before = RunningStats.of_samples([samples[:split]]) if split else RunningStats()
+    before = RunningStats().with_samples([samples[:split]]) if split else RunningStats()
     means, m2s = before.prefixes(0, samples[split:])
     for k in range(len(samples) - split):
         seen = samples[: split + k + 1]

@@ -11,7 +11,6 @@ import torch
 
 from rlzmq.core.tree import (
     check_same_structure,
-    has_discrete,
     is_nested,
     num_items,
     one_hot,
@@ -133,5 +132,3 @@ def test_one_hots_of_items_and_of_batches_with_any_leading_dimensions() -> None:
     assert hot["a"][0].sum() == 6
     with pytest.raises(ValueError, match=r"expected values in 0…2 \(start of Discrete.* got 3…3"):
         one_hot(gym.spaces.Discrete(3), 3)
-    assert has_discrete(SPACE)
-    assert not has_discrete(gym.spaces.Tuple([gym.spaces.Box(0, 1)]))

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import uvloop
 from chaos_proxy import ChaosProxy
-from inbox import DEADLINE_S, Inbox
+from inbox import CHUNKS, DEADLINE_S, Inbox
 
 from rlzmq.core.errors import ClosedError, ConfigurationError, PeerLostError, ProtocolError
 from rlzmq.core.socket_directory import SocketDirectory
 from rlzmq.net.context import Context
 from rlzmq.net.events import SocketEvent
-from rlzmq.net.options import CHUNKS, CONTROL, SocketOptions, weights_options
+from rlzmq.net.options import CONTROL, SocketOptions
 from rlzmq.net.socket import DrainSocket, SendTicket
 
 pytestmark = pytest.mark.timeout(60)
@@ -397,7 +397,7 @@ async def test_unknown_socket_types_are_named(context: Context) -> None:
 async def test_subscribers_get_their_topics(context: Context, directory: SocketDirectory) -> None:
     inbox = Inbox()
     subscribed = Inbox()
-    xpub = DrainSocket(context, "XPUB", subscribed, options=weights_options(100))
+    xpub = DrainSocket(context, "XPUB", subscribed, options=replace(CONTROL, send_high_water_mark=1))
     address = xpub.bind(directory.address("w"))
     sub = DrainSocket(context, "SUB", inbox, subscriptions=[b"w"])
     sub.connect(address)

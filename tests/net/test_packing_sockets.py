@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import zmq
-from inbox import DEADLINE_S, Inbox
+from inbox import CHUNKS, DEADLINE_S, Inbox
 
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.socket_directory import SocketDirectory
 from rlzmq.net.context import Context
-from rlzmq.net.options import CHUNKS, CONTROL
+from rlzmq.net.options import CONTROL
 from rlzmq.net.socket import DrainSocket, SendTicket
 from rlzmq.wire.packed_frames import PACKED, pack_frames, sizes_of
 
@@ -217,7 +217,7 @@ async def test_messages_to_a_peer_that_leaves_meanwhile_are_lost(context: Contex
         router._try_send = lose  # type: ignore[method-assign]
         router.send([b"d", b"1"])
         router.send([b"d", b"2"], ticket)
-        router._send_queued()
+        router._flush()
         router._try_send = send  # type: ignore[method-assign]
         done.set()
 

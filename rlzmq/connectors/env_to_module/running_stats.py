@@ -33,11 +33,6 @@ class RunningStats:
         self.means: list[Float64] = list(means or ())
         self.m2s: list[Float64] = list(m2s or ())
 
-    @classmethod
-    def of_samples(cls, leaves: Sequence[Float64]) -> RunningStats:
-        """Return the statistics of samples ``[num, ...]`` per leaf."""
-        return cls().with_samples(leaves)
-
     def with_samples(self, leaves: Sequence[Float64]) -> RunningStats:
         """Return the statistics with additional samples ``[N, ...]`` per leaf."""
         num = self.num + len(leaves[0])
