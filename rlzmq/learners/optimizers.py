@@ -96,7 +96,8 @@ class OptimizerRegistry:
 
     def of_module(self, module_id: str) -> list[RegisteredOptimizer]:
         """Return the module's optimizers in order of registration."""
-        return list(self._by_module.get(module_id, {}).values())
+        known = self._by_module.get(module_id)
+        return [*known.values()] if known else []
 
     def of_modules(self, module_ids: Iterable[str]) -> list[RegisteredOptimizer]:
         """Return the optimizers that step when these modules are trained; those of `ALL_MODULES` come last."""

@@ -25,14 +25,15 @@ class StructureCache(Generic[T]):
         compute: Returns the value for a list of modules. It may depend only on their structure.
     """
 
-    __slots__ = ("_compute", "_held", "_modules", "_parts", "_sizes", "_value")
+    __slots__ = ("_compute", "_filled", "_held", "_modules", "_parts", "_sizes", "_value")
 
     def __init__(self, compute: Callable[[list[Any]], T]) -> None:
         self._compute = compute
         self._modules: list[Any] | None = None
         self._parts: list[dict[str, Any]] = []  # the parts of the modules
         self._sizes: list[int] = []  # sizes of the parts
-        self._held: list[Any] = []  # the contents of all parts, in order
+        self._filled: list[dict[str, Any]] = []  # the parts that are not empty
+        self._held: list[Any] = []  # their contents, in order
         self._value: T
 
     def of(self, modules: Iterable[Any]) -> T:
@@ -49,7 +50,7 @@ class StructureCache(Generic[T]):
             len(modules) == len(known)
             and all(map(is_, modules, known))
             and list(map(len, self._parts)) == self._sizes
-            and all(map(is_, chain.from_iterable(map(dict.values, self._parts)), self._held))
+            and all(map(is_, chain.from_iterable(map(dict.values, self._filled)), self._held))
         )
 
     def _note(self, modules: list[Any]) -> None:
@@ -62,7 +63,8 @@ class StructureCache(Generic[T]):
             for held in (part._modules, part._parameters, part._buffers)
         ]
         self._sizes = list(map(len, self._parts))
-        self._held = list(chain.from_iterable(map(dict.values, self._parts)))
+        self._filled = [part for part in self._parts if part]
+        self._held = list(chain.from_iterable(map(dict.values, self._filled)))
 
 
 def parameters_of(module: nn.Module) -> list[Tensor]:

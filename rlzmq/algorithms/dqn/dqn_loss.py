@@ -68,8 +68,8 @@ def _mean_loss_with_gradient(
     errors = q[of_actions] - targets_B.numpy()
     td_errors = np.abs(errors)
     if kind == "huber":
-        losses = np.where(td_errors < 1.0, 0.5 * td_errors * td_errors, td_errors - 0.5)
-        slopes = np.minimum(np.maximum(errors, -1.0), 1.0)
+        below = np.minimum(td_errors, 1.0)  # the rest of an error counts linearly
+        losses, slopes = below * (td_errors - 0.5 * below), np.copysign(below, errors)
     else:
         losses, slopes = errors * errors, 2.0 * errors
     gradient = np.zeros_like(q)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -153,12 +154,15 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
                 values = self.compute_q_values(batch)
         q_BA = values["qf_preds"]
         least, epsilon = torch.finfo(q_BA.dtype).min, self.epsilon.value(t)
-        if self._mask.is_there:
-            is_allowed = q_BA > least
-            probs_BA = epsilon * is_allowed / is_allowed.sum(-1, keepdim=True).clamp(min=1)
-        else:
-            probs_BA = torch.full_like(q_BA, epsilon).div_(q_BA.shape[-1])
-        probs_BA.scatter_(-1, q_BA.argmax(-1, keepdim=True), 1.0 - epsilon, reduce="add")
+        greedy_B1 = q_BA.argmax(-1, keepdim=True)
+        if not self._mask.is_there:  # there are only two probabilities
+            share = epsilon / q_BA.shape[-1]
+            log_probs_BA = torch.full_like(q_BA, math.log(share) if share else least)
+            log_probs_BA.scatter_(-1, greedy_B1, math.log(share + 1.0 - epsilon))
+            return self._acting(values, log_probs_BA)
+        is_allowed = q_BA > least
+        probs_BA = epsilon * is_allowed / is_allowed.sum(-1, keepdim=True).clamp(min=1)
+        probs_BA.scatter_(-1, greedy_B1, 1.0 - epsilon, reduce="add")
         return self._acting(values, probs_BA.log_().clamp_(min=least))
 
     def _acting(self, values: dict[str, Any], dist_inputs: Tensor) -> dict[str, Any]:
