@@ -40,6 +40,11 @@ class OfflineConfig(AlgorithmConfig):
                 f"config.num_env_runners={self.num_env_runners}: {name} trains on recorded data and samples nothing. "
                 "Set it to 0; .evaluation(evaluation_num_env_runners=…) evaluates in other processes."
             )
+        if self.min_sample_timesteps_per_iteration:
+            raise ConfigurationError(
+                f"config.min_sample_timesteps_per_iteration={self.min_sample_timesteps_per_iteration}: {name} samples "
+                "nothing, so an iteration would never end. Leave it at 0, and set min_train_timesteps_per_iteration."
+            )
         if self.offline_evaluation_interval is not None:
             self.get_held_out_input()
 

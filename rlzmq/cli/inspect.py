@@ -50,6 +50,10 @@ def run(arguments: Sequence[str]) -> int:
         place = Path(given[0])
         is_run = (place / "checkpoints").is_dir()
         return show_checkpoints(place) if is_run or not find_shards(place) else show_shards(place)
+    if given and "/" in given[0]:
+        raise ConfigurationError(
+            f"{given[0]}: there is no such directory. Name a run directory, a checkpoint, or a directory of shards."
+        )
     if given and not given[0].startswith("-"):
         given.insert(0, "--algorithm")
     options = parse(

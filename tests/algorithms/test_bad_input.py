@@ -176,6 +176,17 @@ def test_data_without_a_finite_step_ends_the_run(algorithm: str, tmp_path: Path)
         learner.update(episodes=[])
 
 
+@pytest.mark.parametrize("algorithm", OFFLINE)
+def test_an_iteration_that_waits_for_samples_is_refused_by_algorithms_that_take_none(
+    algorithm: str, tmp_path: Path
+) -> None:
+    record(tmp_path, OBSERVATIONS, OFFLINE[algorithm])
+    made = config(algorithm, OFFLINE[algorithm], tmp_path)
+    made.reporting(min_train_timesteps_per_iteration=8).validate()
+    with pytest.raises(ConfigurationError, match="never end. Leave it at 0, and set min_train_timesteps_per_iter"):
+        made.reporting(min_sample_timesteps_per_iteration=1).build()
+
+
 SETTINGS: list[tuple[dict[str, Any], str]] = [
     (
         {"train_batch_size_per_learner": 200, "replay_buffer_config": {"capacity": 100}},

@@ -72,6 +72,8 @@ def test_inspect_shows_recorded_episodes_and_files_that_cannot_be_used(
         file.write_bytes(b"")
     assert main(["inspect", str(tmp_path)]) == 78
     assert "none is usable" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path / "nothing")]) == 78
+    assert "/nothing: there is no such directory. Name a run" in capsys.readouterr().err
 
 
 def test_bad_options_are_refused(
