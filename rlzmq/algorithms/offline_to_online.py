@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlzmq.algorithms.registry import config_class_named
 from rlzmq.algorithms.state_tree import to_parts
 from rlzmq.config.base_config import BaseConfig
@@ -19,6 +21,7 @@ __all__ = ["online_state", "starts_online_run"]
 _log = logging.getLogger("rlzmq.checkpoints")
 
 _LEARNER = "learner_group/learner"
+_PAIRS = "Continue CQL and IQL as SAC, BC and MARWIL as PPO, APPO or IMPALA, with the same model_config and spaces."
 
 
 def starts_online_run(path: str | Path, config: BaseConfig) -> bool:
@@ -53,8 +56,8 @@ def online_state(
         where: The checkpoint's path, for messages.
 
     Raises:
-        CheckpointError: The online run has no module of a saved one's id, or the checkpoint lacks a network that the
-            online modules act with.
+        CheckpointError: The online run has no module of a saved one's id, the checkpoint lacks a network that the
+            online modules act with, or its networks have other shapes.
     """
     learner = to_parts(state).get(_LEARNER, {})
     if "rl_module" not in learner:
@@ -76,8 +79,16 @@ def online_state(
         if unable:
             raise CheckpointError(
                 f"{where}: {own.describe()} acts with {', '.join(unable)}, which the checkpoint lacks; it has "
-                f"{', '.join(sorted(saved_parts))}. Continue CQL and IQL as SAC, BC and MARWIL as PPO, APPO or IMPALA, "
-                "with the same model_config."
+                f"{', '.join(sorted(saved_parts))}. {_PAIRS}"
+            )
+        unfit = [
+            f"{name} has the shape {np.shape(value)}, expected {np.shape(names[name])}"
+            for name, value in weights.items()
+            if name in names and np.shape(value) != np.shape(names[name])
+        ]
+        if unfit:
+            raise CheckpointError(
+                f"{where}: {own.describe()} has other networks than the checkpoint: {'; '.join(unfit[:4])}. {_PAIRS}"
             )
         taken["rl_module"][module_id] = {
             name: value for name, value in weights.items() if _part(name) in parts

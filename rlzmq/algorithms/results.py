@@ -332,7 +332,7 @@ def _of_all_buffers(metrics: list[Any]) -> Any:
     if len(metrics) == 1:
         return first
     if not isinstance(first, dict):
-        return sum(metrics) / (len(metrics) if isinstance(first, float) else 1)
+        return sum(metrics) / len(metrics) if isinstance(first, float) else sum(metrics)
     names = dict.fromkeys(name for one in metrics for name in one)
     return {name: _of_all_buffers([one[name] for one in metrics if name in one]) for name in names}
 

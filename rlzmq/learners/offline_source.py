@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,24 +19,38 @@ from rlzmq.learners.sources import BatchSource, num_env_steps_of
 
 __all__ = ["DrawnBatches", "OfflineShards"]
 
+_log = logging.getLogger("rlzmq.learners")
+
 _KEY = "offline_key"
 _SLOT_BITS = 32
 _TRAINED_ON = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
 
 
 class DrawnBatches:
-    """Number of batches that each rank has drawn, which determines the ranks' position in their data."""
+    """Number of batches that each rank has drawn, which determines the ranks' position in their data.
 
-    def __init__(self) -> None:
+    Args:
+        num_recorded: Number of recorded env steps, for all ranks.
+    """
+
+    def __init__(self, num_recorded: int) -> None:
         self.num_drawn: int = 0
+        self.num_recorded = num_recorded
 
     def get_state(self) -> dict[str, int]:
-        """Return the count."""
-        return {"num_drawn": self.num_drawn}
+        """Return the counts."""
+        return {"num_drawn": self.num_drawn, "num_recorded": self.num_recorded}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the count."""
+        """Restore the number of batches; log a warning if it counts batches of other data."""
         self.num_drawn = int(state["num_drawn"])
+        if state["num_recorded"] != self.num_recorded:
+            _log.warning(
+                "offline data: %d env steps were recorded where this training began, and %d are here. Its further "
+                "batches are drawn from these. To continue it exactly, name the same shards in offline_data(input_=…).",
+                state["num_recorded"],
+                self.num_recorded,
+            )
 
 
 class OfflineShards(BatchSource):
@@ -72,7 +87,7 @@ class OfflineShards(BatchSource):
         columns: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self.progress: DrawnBatches = DrawnBatches()
+        self.progress: DrawnBatches = DrawnBatches(sum(shard.num_env_steps for shard in shards))
         self.batch_size = batch_size
         self._batches_per_update = batches_per_update
         self._whole_episodes = whole_episodes
@@ -239,7 +254,7 @@ class OfflineShards(BatchSource):
 
     def remove_steps(self, batch: Any, steps: NDArray[np.int64]) -> list[tuple[Any, int]]:
         self._left_out.update(batch.columns[_KEY][batch.step_slots()[steps]].tolist())
-        if len(self._left_out) == sum(shard.num_env_steps for shard in self._shards):
+        if len(self._left_out) == self.progress.num_recorded:
             raise NotFiniteError(
                 "offline data: every recorded step makes the loss or its gradients NaN or infinite."
             )
@@ -260,10 +275,11 @@ class OfflineShards(BatchSource):
         """Do nothing."""
 
     def get_state(self) -> dict[str, Any]:
-        return {"left_out": sorted(self._left_out)}
+        return {"left_out": sorted(self._left_out), "num_recorded": self.progress.num_recorded}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        self._left_out = set(map(int, state["left_out"]))
+        is_same_data = state["num_recorded"] == self.progress.num_recorded
+        self._left_out = set(map(int, state["left_out"])) if is_same_data else set()
 
 
 class _Ahead:

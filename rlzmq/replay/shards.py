@@ -174,7 +174,11 @@ def open_shards(paths: str | Path | Sequence[str | Path]) -> OpenedShards:
             try:
                 opened.shards.append(_open(file))
             except FileNotFoundError:
-                continue  # it was renamed or removed in the meantime
+                if file.is_symlink():
+                    opened.skipped.append(
+                        SkippedShard(file, f"a link to {file.readlink()}, which does not exist")
+                    )
+                # Otherwise it was renamed or removed in the meantime.
             except (OSError, ProtocolError) as error:
                 opened.skipped.append(SkippedShard(file, str(error)))
             else:

@@ -183,7 +183,9 @@ def test_an_iteration_that_waits_for_samples_is_refused_by_algorithms_that_take_
     record(tmp_path, OBSERVATIONS, OFFLINE[algorithm])
     made = config(algorithm, OFFLINE[algorithm], tmp_path)
     made.reporting(min_train_timesteps_per_iteration=8).validate()
-    with pytest.raises(ConfigurationError, match="never end. Leave it at 0, and set min_train_timesteps_per_iter"):
+    with pytest.raises(
+        ConfigurationError, match=r"never end\. Leave it at 0, and set min_train_timesteps_per_iter"
+    ):
         made.reporting(min_sample_timesteps_per_iteration=1).build()
 
 

@@ -179,6 +179,22 @@ def test_a_checkpoint_without_the_networks_of_the_policy_is_an_error(data: Path,
         assert all(np.array_equal(value, after[name]) for name, value in before.items())
 
 
+def test_a_checkpoint_with_networks_of_other_shapes_is_an_error_that_names_them(
+    data: Path, tmp_path: Path
+) -> None:
+    with offline("cql", data, bc_iters=4, num_actions=2).build() as algo:
+        algo.save_to_path(tmp_path / "checkpoint")
+    with sac().rl_module(model_config={"fcnet_hiddens": [3]}).build() as online:
+        before = learner_state(online)["rl_module"]["default_policy"]
+        with pytest.raises(
+            CheckpointError,
+            match=r"has other networks than the checkpoint: \S+weight has the shape .*, expected .* same model_config",
+        ):
+            online.restore_from_path(tmp_path / "checkpoint")
+        after = learner_state(online)["rl_module"]["default_policy"]
+        assert all(np.array_equal(value, after[name]) for name, value in before.items())
+
+
 def test_a_checkpoint_of_a_module_that_the_run_lacks_is_an_error_that_says_how_to_load_it(
     data: Path, tmp_path: Path
 ) -> None:

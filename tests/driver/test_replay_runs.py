@@ -31,6 +31,7 @@ def check(result: dict[str, Any], cut: float = 0.0) -> int:
     assert source["num_bytes"] > 0
     buffers = result["replay_buffer"]
     assert buffers["num_env_steps_stored"] == source["num_env_steps"]
+    assert isinstance(buffers["num_env_steps_stored"], int)
     assert buffers["num_bytes_stored"] == source["num_bytes"]
     if due >= BATCH:
         assert 0.0 <= RATIO - source["train_ratio"] < BATCH / (taken_in - WARM_UP) + cut * RATIO

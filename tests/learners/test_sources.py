@@ -407,13 +407,29 @@ def test_a_batch_follows_from_its_number_alone(whole_episodes: bool, tmp_path: P
     source = offline_source(shards, batch_size=20, whole_episodes=whole_episodes)
     expected = ids(drawn(source, 25))
     for first in (0, 1, 7, 24):
-        source.progress.set_state({"num_drawn": first})
+        source.progress.set_state({**source.progress.get_state(), "num_drawn": first})
         assert ids(drawn(source, 25 - first)) == expected[first:]
     source.set_rank(1, 2)
     other = offline_source(shards, 1, 2, batch_size=20, whole_episodes=whole_episodes)
     other.progress.set_state(source.progress.get_state())
     assert ids(drawn(source, 9)) == ids(drawn(other, 9))
     assert ids(drawn(source, 9)) != expected[:9]
+
+
+def test_a_position_in_other_data_is_told_and_their_steps_are_not_mixed_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shards = recorded(tmp_path)
+    source, other = offline_source(shards, batch_size=20), offline_source(shards[1:], batch_size=20)
+    (batch,) = drawn(source, 1)
+    source.remove_steps(batch, np.arange(3))
+    for restored, expected in ((offline_source(shards, batch_size=20), 3), (other, 0)):
+        assert not caplog.messages
+        restored.progress.set_state(source.progress.get_state())
+        restored.set_state(source.get_state())
+        assert restored.num_left_out == expected
+    num = [sum(shard.num_env_steps for shard in some) for some in (shards, shards[1:])]
+    assert f"{num[0]} env steps were recorded where this training began, and {num[1]} are here" in caplog.text
 
 
 def test_the_next_batch_is_read_beside_training(tmp_path: Path) -> None:
@@ -469,7 +485,10 @@ def test_a_learner_trains_on_files_without_fresh_data(tmp_path: Path) -> None:
     assert learner.weights_seq_no == 1
     assert learner.parameter_hash() != before
     state = learner.get_state()
-    assert state["counters"]["source_progress"] == {"num_drawn": 3}
+    assert state["counters"]["source_progress"] == {
+        "num_drawn": 3,
+        "num_recorded": sum(shard.num_env_steps for shard in shards),
+    }
     learner.update(episodes=[])
     after = learner.parameter_hash()
     learner.set_state(state)
