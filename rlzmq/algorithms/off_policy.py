@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -144,7 +145,7 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
             if name in ("capacity", _SMOOTHING) and (not isinstance(value, int) or value < 1):
                 what = "env steps" if name == "capacity" else "samples"
                 raise ConfigurationError(f"{where}: expected a number of {what} >= 1, got {value!r}.")
-            if name in ("alpha", "beta") and (not isinstance(value, int | float) or value < 0.0):
+            if name in ("alpha", "beta") and not (isinstance(value, int | float) and 0.0 <= value < math.inf):
                 raise ConfigurationError(f"{where}: expected a number >= 0, got {value!r}.")
         least, most = self.n_step_range
         if least > most:

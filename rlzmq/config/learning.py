@@ -10,10 +10,10 @@ from pydantic_core import PydanticCustomError
 from rlzmq.config.settings import (
     Connector,
     Fraction,
+    LearningRate,
     NonNegative,
     NonNegativeInt,
     PositiveInt,
-    Schedule,
     fixed,
     setting,
     settings,
@@ -111,7 +111,7 @@ class TrainingSettings(_LearnerCodeSettings):
     """
 
     gamma: Fraction = 0.99
-    lr: Schedule = 0.001
+    lr: LearningRate = 0.001
     grad_clip: NonNegative | None = None
     grad_clip_by: Literal["value", "norm", "global_norm"] = "global_norm"
     train_batch_size: PositiveInt = 32

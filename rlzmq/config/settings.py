@@ -27,6 +27,7 @@ from rlzmq.core.suggest import did_you_mean
 __all__ = [
     "Connector",
     "Fraction",
+    "LearningRate",
     "NonNegative",
     "NonNegativeInt",
     "NotProvided",
@@ -64,6 +65,9 @@ Positive = Annotated[float, Gt(0.0)]
 Fraction = Annotated[float, Ge(0.0), Le(1.0)]
 Schedule = float | list[tuple[float, float]]
 """A number, or ``[(0, v0), (t1, v1), …]``: piecewise linear over lifetime env steps."""
+
+LearningRate = NonNegative | list[tuple[float, NonNegative]]
+"""A `Schedule` of numbers >= 0."""
 
 Connector = Callable[[Any, Any, Any], Any] | Callable[[Any, Any], Any] | Callable[..., Any] | None
 """A callable that creates connector pieces. The explicit signatures let type checkers infer a lambda's arguments."""
@@ -292,4 +296,6 @@ def _spell(annotation: Any) -> str:
         return "a callable"
     if origin is None and isinstance(annotation, type):
         return annotation.__name__
+    if origin in (list, tuple):
+        return f"{origin.__name__}[{', '.join(map(_spell, typing.get_args(annotation)))}]"
     return str(annotation).replace("typing.", "")

@@ -197,6 +197,7 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"n_step": 160, "replay_buffer_config": {"capacity": 400}}, "Raise the capacity to 640 or more, or lower n_step"),
     ({"n_step": 300}, r"an episode of Pendulum-v1 ends after at most 200 steps .* Lower n_step to 200"),
     ({"n_step": (2, 201)}, r"n_step=\(2, 201\): an episode of Pendulum-v1 ends"),
+    ({"replay_buffer_config": {"beta": float("nan")}}, r"'beta'\]: expected a number >= 0, got nan"),
     ({"training_intensity": 1e7}, "Lower training_intensity or rollout_fragment_length, or raise train_batch_size"),
 ]  # fmt: skip
 
@@ -209,6 +210,26 @@ def test_replay_settings_that_cannot_work_are_refused(
     made: Any = get_config_class(algorithm)().environment("Pendulum-v1").training(**training)
     with pytest.raises(ConfigurationError, match=text):
         made.build()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name"),
+    [("ppo", "lr"), ("dqn", "lr"), ("sac", "critic_lr"), ("cql", "alpha_lr"), ("iql", "value_lr")],
+)
+@pytest.mark.parametrize("value", [-1e-3, float("nan"), [(0, 1e-3), (100, -1e-3)]])
+def test_a_learning_rate_below_zero_is_refused(algorithm: str, name: str, value: Any) -> None:
+    made: Any = get_config_class(algorithm)()
+    with pytest.raises(
+        ConfigurationError, match=rf"config.{name}: expected float ≥ 0.0 or list\[tuple\[float, float ≥"
+    ):
+        made.training(**{name: value})
+
+
+@pytest.mark.parametrize("epsilon", [1.5, [(0, 1.0), (100, -0.1)]])
+def test_an_epsilon_that_is_no_probability_is_refused(epsilon: Any) -> None:
+    made: Any = get_config_class("dqn")()
+    with pytest.raises(ConfigurationError, match=r"config.epsilon: expected float ≥ 0.0 and ≤ 1.0 or list"):
+        made.training(epsilon=epsilon)
 
 
 def test_a_limit_of_episodes_that_the_config_sets_counts() -> None:

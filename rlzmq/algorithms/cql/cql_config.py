@@ -8,11 +8,11 @@ from rlzmq.algorithms.offline_config import OfflineActorCriticConfig
 from rlzmq.algorithms.sac.sac_config import SACTrainingSettings
 from rlzmq.config.settings import (
     Fraction,
+    LearningRate,
     NonNegative,
     NonNegativeInt,
     Positive,
     PositiveInt,
-    Schedule,
     fixed,
     settings,
     takes,
@@ -48,9 +48,9 @@ class CQLTrainingSettings(SACTrainingSettings):
         training_intensity: Must be None: nothing is sampled.
     """
 
-    actor_lr: Schedule = 1e-4
-    critic_lr: Schedule = 1e-3
-    alpha_lr: Schedule = 1e-3
+    actor_lr: LearningRate = 1e-4
+    critic_lr: LearningRate = 1e-3
+    alpha_lr: LearningRate = 1e-3
     target_network_update_freq: NonNegativeInt = 0
     tau: Fraction = 0.005
     bc_iters: NonNegativeInt = 20_000

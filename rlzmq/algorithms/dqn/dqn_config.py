@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal, Self
 
 from rlzmq.algorithms.off_policy import OffPolicyConfig, OffPolicySettings
-from rlzmq.config.settings import NonNegativeInt, Positive, PositiveInt, Schedule, setting, settings, takes
+from rlzmq.config.settings import Fraction, NonNegativeInt, Positive, PositiveInt, setting, settings, takes
 from rlzmq.core.errors import ConfigurationError
 
 __all__ = ["DQNConfig", "DQNTrainingSettings"]
@@ -33,7 +33,7 @@ class DQNTrainingSettings(OffPolicySettings):
             which only warm up the state (R2D2, https://openreview.net/forum?id=r1lyTjAqYX).
     """
 
-    epsilon: Schedule = setting(default=[(0, 1.0), (10_000, 0.05)])
+    epsilon: Fraction | list[tuple[float, Fraction]] = setting(default=[(0, 1.0), (10_000, 0.05)])
     double_q: bool = True
     dueling: bool = True
     noisy: bool = False

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from rlzmq.algorithms.offline_config import OfflineActorCriticConfig
 from rlzmq.config.learning import TrainingSettings
-from rlzmq.config.settings import Fraction, NonNegative, NonNegativeInt, Schedule, settings, takes
+from rlzmq.config.settings import Fraction, LearningRate, NonNegative, NonNegativeInt, settings, takes
 from rlzmq.core.errors import ConfigurationError
 
 __all__ = ["IQLConfig", "IQLTrainingSettings"]
@@ -31,9 +31,9 @@ class IQLTrainingSettings(TrainingSettings):
 
     beta: NonNegative = 0.1
     expectile: Fraction = 0.8
-    actor_lr: Schedule = 3e-4
-    critic_lr: Schedule = 3e-4
-    value_lr: Schedule = 3e-4
+    actor_lr: LearningRate = 3e-4
+    critic_lr: LearningRate = 3e-4
+    value_lr: LearningRate = 3e-4
     twin_q: bool = True
     target_network_update_freq: NonNegativeInt = 0
     tau: Fraction = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal, Self
 
 from rlzmq.algorithms.off_policy import OffPolicyConfig, OffPolicySettings, check_no_lr
-from rlzmq.config.settings import Positive, Schedule, settings, takes
+from rlzmq.config.settings import LearningRate, Positive, settings, takes
 
 __all__ = ["SACConfig", "SACTrainingSettings"]
 
@@ -23,9 +23,9 @@ class SACTrainingSettings(OffPolicySettings):
             dimensions of a Box, ``0.98 log |A|`` for Discrete actions.
     """
 
-    actor_lr: Schedule = 3e-5
-    critic_lr: Schedule = 3e-4
-    alpha_lr: Schedule = 3e-4
+    actor_lr: LearningRate = 3e-5
+    critic_lr: LearningRate = 3e-4
+    alpha_lr: LearningRate = 3e-4
     twin_q: bool = True
     initial_alpha: Positive = 1.0
     target_entropy: float | Literal["auto"] | None = "auto"
