@@ -61,7 +61,6 @@ class MetricsLogger:
         self, root: bool = False, stats_cls_lookup: Mapping[str, type[StatsBase]] | None = None
     ) -> None:
         self._stats: dict[tuple[str, ...], Stat | CustomStat] = {}
-        self._root = root
         self._lookup = check_stats_cls_lookup(stats_cls_lookup)
         self._last_reduce = time.perf_counter()
 

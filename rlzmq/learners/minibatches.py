@@ -203,7 +203,6 @@ class MinibatchIterator:
                 rows = max(1, num_rows * rows // max(1, num_timesteps))
             rng = np.random.default_rng([seed, zlib.crc32(module_id.encode())]) if shuffle else None
             self.modules[module_id] = ModuleRows(batch[module_id], rows, rng, torch.device(device))
-        self._minibatch_size = minibatch_size
         counts = [
             num_minibatches_of(
                 rows.num_rows, None if minibatch_size is None else rows.minibatch_rows, num_epochs

@@ -140,18 +140,7 @@ class LearnerCore(PeerCore):
 
     # ------------------------------------------------------------------ events
 
-    def handle(
-        self,
-        event: Received
-        | GroupFormed
-        | ShardDecoded
-        | ShardFailed
-        | UpdateTrained
-        | NewWeights
-        | Leave
-        | Tick,
-        now: float,
-    ) -> list[Instruction]:
+    def handle(self, event: LearnerEvent, now: float) -> list[Instruction]:
         """Process one event and return the resulting instructions."""
         if self.is_stopped:
             return []

@@ -88,7 +88,7 @@ class UpdateReport(WireMessage):
 
 @message(66)
 class Progress(WireMessage):
-    """Progress of the open update, sent every heartbeat_s. Payload: (none).
+    """What the broker has of the driver, and whether it moves; sent every heartbeat_s. Payload: (none).
 
     Attributes:
         next_open: First update that the broker lacks. The driver repeats its requests from there.
@@ -99,17 +99,9 @@ class Progress(WireMessage):
         patience_s: How long a peer working on the update may be silent before it counts as hung.
     """
 
-    update_id: int
     next_open: int
     connector_version: int
     min_generation: int
-    num_steps_ready: int
-    num_steps_leased: int
-    num_runners: int
-    num_learners: int
-    weights_version: int
-    accounting: dict[str, int]
-    dropped: dict[str, int]
     is_paused: bool = False
     num_moves: int = 0
     patience_s: float = 0.0

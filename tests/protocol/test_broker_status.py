@@ -115,11 +115,10 @@ def test_an_observer_is_told_what_only_the_sockets_know_too():
     assert (status["extra"], status["run_id"], status["incarnation"]) == (7, "over", 5)
 
 
-def test_the_driver_is_told_where_the_next_update_stands():
+def test_the_driver_is_told_what_the_broker_has_of_it():
     bench = Bench()
     bench.driver()
-    before = _progress(bench)
-    assert (before.update_id, before.next_open, before.weights_version) == (0, 0, -1)
+    assert _progress(bench).next_open == 0
     bench.learner()
     bench.weights(0)
     for update_id in (0, 1, 3):
@@ -128,26 +127,14 @@ def test_the_driver_is_told_where_the_next_update_stands():
     bench.runner()
     bench.fragment(bench.leases()[0].lease_id, steps=18)
     progress = _progress(bench)
-    assert (progress.update_id, progress.next_open) == (0, 2)
-    assert (progress.num_steps_ready, progress.num_steps_leased) == (
-        18,
-        bench.state.leases.leased_env_steps(),
-    )
-    assert (progress.num_runners, progress.num_learners) == (1, 1)
-    assert (progress.weights_version, progress.connector_version, progress.min_generation) == (0, 4, -1)
-    assert progress.accounting == {"sampled": 18, "trained": 0, "pending": 18}
-    assert (progress.dropped, progress.is_paused) == ({}, False)
-    bench.fragment(steps=22)
-    assert _progress(bench).update_id == 1, "0 is complete"
+    assert (progress.next_open, progress.connector_version, progress.min_generation) == (2, 4, -1)
+    assert not progress.is_paused
 
 
 def test_the_driver_is_told_the_first_update_that_is_not_open():
     bench = Bench()
     bench.driver(next_update=2)
-    bench.runner()
-    bench.fragment(steps=3, version=0)
-    progress = _progress(bench)
-    assert (progress.update_id, progress.next_open, progress.num_steps_ready) == (2, 2, 3)
+    assert _progress(bench).next_open == 2
     for update_id in (2, 3, 4, 6):
         bench.open(update_id)
     assert _progress(bench).next_open == 5

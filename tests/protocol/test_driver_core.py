@@ -51,7 +51,7 @@ def _report(core, update_id=0, watermarks=(), dropped=None, accounting=None, **f
 
 
 def _progress(**fields) -> m.Progress:
-    return dataclasses.replace(m.Progress(0, 0, -1, -1, 0, 0, 0, 0, -1, {}, {}), **fields)
+    return dataclasses.replace(m.Progress(0, -1, -1), **fields)
 
 
 def _hello(core) -> tuple[m.Hello, dict[str, int]]:

@@ -462,7 +462,7 @@ def test_a_broker_that_is_paused_against_the_drivers_will_hears_so_again():
     core = _driver()
     for is_paused, wish in ((True, m.Resume), (False, m.Pause)):
         core._is_paused = not is_paused
-        progress = m.Progress(0, 0, -1, -1, 0, 0, 0, 0, -1, {}, {}, is_paused=is_paused)
+        progress = m.Progress(0, -1, -1, is_paused=is_paused)
         assert messages_in(receive(core, progress), wish)
         assert not messages_in(receive(core, dataclasses.replace(progress, is_paused=not is_paused)), wish)
 
@@ -495,7 +495,7 @@ def test_what_the_broker_lacks_is_sent_again():
     core.open_update(_update(0))
     core.open_update(_update(1))
     core.set_connector_state(4, b"state")
-    progress = m.Progress(0, 1, 3, -1, 0, 0, 0, 0, 0, {}, {})
+    progress = m.Progress(1, 3, -1)
     made = receive(core, progress)
     assert [type(i.message) for i in instructions_in(made, E.Send)] == [m.ConnectorState, m.OpenUpdate]
     assert instructions_in(made, E.Tell) == [E.Tell(progress)]

@@ -85,7 +85,7 @@ def corpus() -> list[tuple[list[bytes], Decoder]]:
         m.RunnerState(0, 5, ((1, 2),), (7, 8), True, 1, 2, -1, 10, 400),
         m.Committed(1, 5, ((7, 9),)),
         m.OpenUpdate(3, 500, 2, 3),
-        m.Progress(1, 2, -1, -1, 0, 0, 2, 2, 5, {"sampled": 5}, {"stale": 1}),
+        m.Progress(2, -1, -1),
         m.LearnerState(1, 5, (5,), (7,), (2,), (1,), 9),
         m.Shard(1, 2, 3, 1, 0, m.FragmentId("runner", 1, 2), 0, 50),
     ]

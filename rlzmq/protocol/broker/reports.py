@@ -158,26 +158,14 @@ def status_of(state: BrokerState, now: float) -> dict[str, Any]:
 
 
 def progress_of(state: BrokerState, patience_s: float) -> Progress:
-    """Return the progress of the update being collected, for the driver."""
-    update_id = state.next_plan or 0
-    update = state.terms_of(update_id)
-    oldest, newest = state.version_bounds(update) if update is not None else (0, None)
+    """Return what the broker has of the driver, and whether it moves."""
     next_open = state.next_commit or 0
     while next_open in state.open:
         next_open += 1
-    accounting = state.ledger.accounting
     return Progress(
-        update_id=update_id,
-        next_open=next_open,
-        connector_version=state.connector_version,
-        min_generation=state.min_generation,
-        num_steps_ready=state.ledger.free_steps(oldest, newest),
-        num_steps_leased=state.leases.leased_env_steps(),
-        num_runners=len(state.runners),
-        num_learners=len(state.ranks),
-        weights_version=state.weights.version if state.weights else -1,
-        accounting=accounting.counts(),
-        dropped=dict(accounting.dropped),
+        next_open,
+        state.connector_version,
+        state.min_generation,
         is_paused=state.is_paused,
         num_moves=state.num_moves,
         patience_s=patience_s,
