@@ -72,7 +72,8 @@ def export_to_minari(paths: str | Path | Sequence[str | Path], dataset_id: str, 
 
     Raises:
         ImportError: Minari is not installed (``pip install 'rlzmq[minari]'``).
-        ConfigurationError: No shard is usable, or the shards lack their spaces.
+        ConfigurationError: No shard is usable, the shards lack their spaces or the range of their actions, or `env` has
+            other actions.
     """
     minari = _minari()
     shards = open_shards(paths).shards
@@ -82,11 +83,42 @@ def export_to_minari(paths: str | Path | Sequence[str | Path], dataset_id: str, 
             f"export to Minari: the shards below {paths} were written without spaces. Give the episodes "
             "observation_space and action_space before write_shard."
         )
+    for shard in shards:
+        if shard.meta["normalize_actions"] is None and _is_scaled(spaces[1]):
+            raise ConfigurationError(
+                f"export to Minari: shards below {paths} do not say whether their actions are in [-1, 1] or within "
+                f"the bounds of {spaces[1]}. Write them with write_shard(…, normalize_actions=True), or False."
+            )
+    actions = _action_space_of(options.get("env"))
+    if actions not in (None, spaces[1]):
+        raise ConfigurationError(
+            f"export to Minari: expected env with the recorded episodes' actions {spaces[1]}, got {options['env']} "
+            f"with {actions}. Name the environment that they were recorded in."
+        )
     return minari.create_dataset_from_buffers(
         dataset_id,
         buffer=list(_buffers(shards)),
         **{"observation_space": spaces[0], "action_space": spaces[1], "jpeg_encoding": False, **options},
     )
+
+
+def _action_space_of(env: Any) -> Any:
+    """Return the action space of ``env`` of ``minari.create_dataset_from_buffers``: an env, a spec, an id or None."""
+    if env is None or isinstance(env, gym.Env):
+        return env and env.action_space
+    made = gym.make(env)
+    made.close()
+    return made.action_space
+
+
+def _is_scaled(space: Any) -> bool:
+    """Return whether actions of a module differ from those of the space."""
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        return any(
+            map(_is_scaled, space.spaces.values() if isinstance(space, gym.spaces.Dict) else space.spaces)
+        )
+    is_bounded = isinstance(space, gym.spaces.Box) and space.dtype.kind == "f" and space.is_bounded()
+    return bool(is_bounded and not ((space.low == -1.0).all() and (space.high == 1.0).all()))
 
 
 def _minari() -> Any:

@@ -83,6 +83,19 @@ def test_shards_without_spaces_cannot_be_exported(tmp_path: Path) -> None:
         export_to_minari(tmp_path, "test/none-v0")
 
 
+def test_actions_of_unknown_range_and_of_another_environment_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("minari")
+    write_shard(tmp_path / "a", [episode(0, 2)])
+    with pytest.raises(
+        ConfigurationError, match=r"in \[-1, 1\] or within the bounds of Box.*normalize_actions=True"
+    ):
+        export_to_minari(tmp_path / "a", "test/range-v0")
+    write_shard(tmp_path / "b", [episode(0, 2)], normalize_actions=True)
+    for env in ("CartPole-v1", gym.spec("CartPole-v1"), gym.make("CartPole-v1")):
+        with pytest.raises(ConfigurationError, match=r"actions Box\(.* got .*CartPole.* with Discrete\(2\)"):
+            export_to_minari(tmp_path / "b", "test/other-v0", env=env)
+
+
 def test_without_minari_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "minari", None)
     write_shard(tmp_path, [episode(0, 2)])
