@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from rlzmq.config.values import ConfigValues
 from rlzmq.core.errors import ConfigurationError
@@ -20,6 +20,11 @@ _MODULES = ("policies", "rl_module_spec", "model_config", "algorithm_config_over
 
 class DerivedValues(ConfigValues):
     """The settings and the values derived from them."""
+
+    _model_defaults: ClassVar[dict[str, Any]] = {}  # the algorithm's default model settings
+    _model_setting_names: ClassVar[
+        tuple[str, ...]
+    ] = ()  # settings of the algorithm that its modules also read
 
     @property
     def train_batch_size_per_learner(self) -> int:  # type: ignore[override]
@@ -119,14 +124,10 @@ class DerivedValues(ConfigValues):
         """For type checkers only: `__setattr__` handles assignments."""
 
     @property
-    def _default_model_config(self) -> dict[str, Any]:
-        """The algorithm's default model settings. Algorithms override this."""
-        return {}
-
-    @property
     def model_config(self) -> dict[str, Any]:
         """The model settings: the algorithm's defaults, overridden by the user's."""
-        return {**self._default_model_config, **_as_dict(self._values["model_config"])}
+        of_settings = {name: self._values[name] for name in self._model_setting_names}
+        return {**self._model_defaults, **of_settings, **_as_dict(self._values["model_config"])}
 
     def get_default_learner_class(self) -> Any:
         """Return the algorithm's Learner class."""

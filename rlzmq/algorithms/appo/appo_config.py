@@ -47,12 +47,9 @@ class APPOConfig(IMPALAConfig, APPOTrainingSettings):
     _algorithm: ClassVar[str] = "APPO"
     _learner_class: ClassVar[str] = "rlzmq.algorithms.appo.appo_learner:APPOLearner"
     _module_class: ClassVar[str] = "rlzmq.algorithms.appo.appo_module:DefaultAPPOModule"
+    _model_defaults: ClassVar[dict[str, Any]] = {"vf_share_layers": False}
 
     @takes(APPOTrainingSettings)
     def training(self) -> Self:
         """Set the training hyperparameters; see `APPOTrainingSettings`."""
         return self
-
-    @property
-    def _default_model_config(self) -> dict[str, Any]:
-        return {"vf_share_layers": False}

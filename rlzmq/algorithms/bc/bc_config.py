@@ -31,12 +31,9 @@ class BCConfig(OfflineConfig, BCTrainingSettings):
     _algorithm: ClassVar[str] = "BC"
     _learner_class: ClassVar[str] = "rlzmq.algorithms.bc.bc_learner:BCLearner"
     _module_class: ClassVar[str] = "rlzmq.modules.default_models.actor_critic:DefaultPPOTorchRLModule"
+    _model_defaults: ClassVar[dict[str, Any]] = {"vf_share_layers": False}
 
     @takes(BCTrainingSettings)
     def training(self) -> Self:
         """Set the training hyperparameters; see `BCTrainingSettings`."""
         return self
-
-    @property
-    def _default_model_config(self) -> dict[str, Any]:
-        return {"vf_share_layers": False}

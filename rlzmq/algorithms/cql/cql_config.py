@@ -75,13 +75,10 @@ class CQLConfig(OfflineActorCriticConfig, CQLTrainingSettings):
     _algorithm: ClassVar[str] = "CQL"
     _learner_class: ClassVar[str] = "rlzmq.algorithms.cql.cql_learner:CQLLearner"
     _module_class: ClassVar[str] = "rlzmq.algorithms.cql.cql_module:DefaultCQLModule"
+    _model_setting_names: ClassVar[tuple[str, ...]] = ("twin_q", "initial_alpha")
     _learning_rates: ClassVar[str] = "actor_lr, critic_lr and alpha_lr"
 
     @takes(CQLTrainingSettings)
     def training(self) -> Self:
         """Set the training hyperparameters; see `CQLTrainingSettings`."""
         return self
-
-    @property
-    def _default_model_config(self) -> dict[str, Any]:
-        return {"twin_q": self.twin_q, "initial_alpha": self.initial_alpha}

@@ -10,9 +10,6 @@ from rlzmq.core.errors import ConfigurationError
 
 __all__ = ["DQNConfig", "DQNTrainingSettings"]
 
-# Settings that the default module also reads.
-_OF_MODULE = ("dueling", "epsilon", "noisy", "sigma0", "num_atoms", "v_min", "v_max")
-
 
 @settings
 class DQNTrainingSettings(OffPolicySettings):
@@ -56,15 +53,12 @@ class DQNConfig(OffPolicyConfig, DQNTrainingSettings):
     _algorithm: ClassVar[str] = "DQN"
     _learner_class: ClassVar[str] = "rlzmq.algorithms.dqn.dqn_learner:DQNLearner"
     _module_class: ClassVar[str] = "rlzmq.algorithms.dqn.dqn_module:DefaultDQNModule"
+    _model_setting_names = ("dueling", "epsilon", "noisy", "sigma0", "num_atoms", "v_min", "v_max")
 
     @takes(DQNTrainingSettings)
     def training(self) -> Self:
         """Set the training hyperparameters; see `DQNTrainingSettings`."""
         return self
-
-    @property
-    def _default_model_config(self) -> dict[str, Any]:
-        return {name: self._values[name] for name in _OF_MODULE}
 
     def _check_own_settings(self) -> None:
         super()._check_own_settings()

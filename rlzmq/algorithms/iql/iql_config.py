@@ -46,16 +46,13 @@ class IQLConfig(OfflineActorCriticConfig, IQLTrainingSettings):
     _algorithm: ClassVar[str] = "IQL"
     _learner_class: ClassVar[str] = "rlzmq.algorithms.iql.iql_learner:IQLLearner"
     _module_class: ClassVar[str] = "rlzmq.algorithms.iql.iql_module:DefaultIQLModule"
+    _model_setting_names: ClassVar[tuple[str, ...]] = ("twin_q",)
     _learning_rates: ClassVar[str] = "actor_lr, critic_lr and value_lr"
 
     @takes(IQLTrainingSettings)
     def training(self) -> Self:
         """Set the training hyperparameters; see `IQLTrainingSettings`."""
         return self
-
-    @property
-    def _default_model_config(self) -> dict[str, Any]:
-        return {"twin_q": self.twin_q}
 
     def _check_own_settings(self) -> None:
         super()._check_own_settings()

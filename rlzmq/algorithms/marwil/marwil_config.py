@@ -43,12 +43,9 @@ class MARWILConfig(OfflineConfig, MARWILTrainingSettings):
     _algorithm: ClassVar[str] = "MARWIL"
     _learner_class: ClassVar[str] = "rlzmq.algorithms.marwil.marwil_learner:MARWILLearner"
     _module_class: ClassVar[str] = "rlzmq.modules.default_models.actor_critic:DefaultPPOTorchRLModule"
+    _model_defaults: ClassVar[dict[str, Any]] = {"vf_share_layers": False}
 
     @takes(MARWILTrainingSettings)
     def training(self) -> Self:
         """Set the training hyperparameters; see `MARWILTrainingSettings`."""
         return self
-
-    @property
-    def _default_model_config(self) -> dict[str, Any]:
-        return {"vf_share_layers": False}

@@ -60,15 +60,12 @@ class PPOConfig(AlgorithmConfig, PPOTrainingSettings):
     _algorithm: ClassVar[str] = "PPO"
     _learner_class: ClassVar[str] = "rlzmq.algorithms.ppo.ppo_learner:PPOLearner"
     _module_class: ClassVar[str] = "rlzmq.modules.default_models.actor_critic:DefaultPPOTorchRLModule"
+    _model_defaults: ClassVar[dict[str, Any]] = {"vf_share_layers": False}
 
     @takes(PPOTrainingSettings)
     def training(self) -> Self:
         """Set the training hyperparameters; see `PPOTrainingSettings`."""
         return self
-
-    @property
-    def _default_model_config(self) -> dict[str, Any]:
-        return {"vf_share_layers": False}
 
     def _check_own_settings(self) -> None:
         super()._check_own_settings()

@@ -46,15 +46,12 @@ class SACConfig(OffPolicyConfig, SACTrainingSettings):
     _algorithm: ClassVar[str] = "SAC"
     _learner_class: ClassVar[str] = "rlzmq.algorithms.sac.sac_learner:SACLearner"
     _module_class: ClassVar[str] = "rlzmq.algorithms.sac.sac_module:DefaultSACModule"
+    _model_setting_names: ClassVar[tuple[str, ...]] = ("twin_q", "initial_alpha")
 
     @takes(SACTrainingSettings)
     def training(self) -> Self:
         """Set the training hyperparameters; see `SACTrainingSettings`."""
         return self
-
-    @property
-    def _default_model_config(self) -> dict[str, Any]:
-        return {"twin_q": self.twin_q, "initial_alpha": self.initial_alpha}
 
     def _check_own_settings(self) -> None:
         super()._check_own_settings()

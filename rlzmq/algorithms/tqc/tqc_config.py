@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from rlzmq.algorithms.sac.sac_config import SACConfig, SACTrainingSettings
 from rlzmq.config.settings import NonNegativeInt, PositiveInt, settings, takes
@@ -32,19 +32,12 @@ class TQCConfig(SACConfig, TQCTrainingSettings):
     _algorithm: ClassVar[str] = "TQC"
     _learner_class: ClassVar[str] = "rlzmq.algorithms.tqc.tqc_learner:TQCLearner"
     _module_class: ClassVar[str] = "rlzmq.algorithms.tqc.tqc_module:DefaultTQCModule"
+    _model_setting_names: ClassVar[tuple[str, ...]] = ("n_critics", "n_quantiles", "initial_alpha")
 
     @takes(TQCTrainingSettings)
     def training(self) -> Self:
         """Set the training hyperparameters; see `TQCTrainingSettings`."""
         return self
-
-    @property
-    def _default_model_config(self) -> dict[str, Any]:
-        return {
-            "n_critics": self.n_critics,
-            "n_quantiles": self.n_quantiles,
-            "initial_alpha": self.initial_alpha,
-        }
 
     def _check_own_settings(self) -> None:
         super()._check_own_settings()
