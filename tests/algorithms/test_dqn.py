@@ -437,7 +437,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"training_intensity": 1e9}, "Lower training_intensity"),
     ({"num_epochs": 3}, "one gradient step"),
     ({"minibatch_size": 8}, "one gradient step"),
-    ({"epsilon": 1.5}, r"in \[0, 1\]"),
     ({"epsilon": [(0, 1.0)]}, "a schedule is a list"),
     ({"num_atoms": 3, "v_min": 1.0, "v_max": 1.0}, "v_min < v_max"),
 ]

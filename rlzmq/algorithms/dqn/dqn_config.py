@@ -62,10 +62,6 @@ class DQNConfig(OffPolicyConfig, DQNTrainingSettings):
 
     def _check_own_settings(self) -> None:
         super()._check_own_settings()
-        epsilon = self.epsilon
-        values = [value for _, value in epsilon] if isinstance(epsilon, list) else [epsilon]
-        if not all(0.0 <= value <= 1.0 for value in values):
-            raise ConfigurationError(f"config.epsilon={epsilon!r}: expected probabilities in [0, 1].")
         if self.num_atoms > 1 and not self.v_min < self.v_max:
             raise ConfigurationError(
                 f"config.v_min={self.v_min:g}, config.v_max={self.v_max:g}: expected v_min < v_max."
