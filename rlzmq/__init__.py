@@ -164,10 +164,8 @@ if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `
         TorchSquashedGaussian as TorchSquashedGaussian,
     )
     from rlzmq.config.model_config import DefaultModelConfig as DefaultModelConfig
-    from rlzmq.modules.multi_rl_module import (
-        MultiRLModule as MultiRLModule,
-        MultiRLModuleSpec as MultiRLModuleSpec,
-    )
+    from rlzmq.modules.multi_rl_module import MultiRLModule as MultiRLModule
+    from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec as MultiRLModuleSpec
     from rlzmq.modules.rl_module import RLModule as RLModule, TorchRLModule as TorchRLModule
     from rlzmq.modules.spec import RLModuleSpec as RLModuleSpec
     from rlzmq.replay import (

@@ -16,7 +16,7 @@ from rlzmq.core.errors import DeadlineError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.tracebacks import ShortTraceback
 
-__all__ = ["ActorHandle", "Exited"]
+__all__ = ["ActorHandle", "Exited", "short_name"]
 
 
 _DUMP_S = 0.2
@@ -69,7 +69,7 @@ class ActorHandle:
         >>> episodes = await runner.sample(num_episodes=3)  # doctest: +SKIP
     """
 
-    def __init__(self, link: ActorLink, actor_class: type, call_deadline_s: float | None) -> None:
+    def __init__(self, link: ActorLink, actor_class: type | str, call_deadline_s: float | None) -> None:
         self._link = link
         self._class = actor_class
         self._call_deadline_s = call_deadline_s
@@ -169,10 +169,11 @@ class ActorHandle:
         return functools.partial(self.call, name)
 
     def __dir__(self) -> list[str]:
-        return sorted({*object.__dir__(self), *_public_methods(self._class)})
+        methods = [] if isinstance(self._class, str) else _public_methods(self._class)
+        return sorted({*object.__dir__(self), *methods})
 
     def __repr__(self) -> str:
-        return f"<ActorHandle {self.name!r}: {self._class.__name__}, pid {self.pid}, {self._exited!r}>"
+        return f"<ActorHandle {self.name!r}: {short_name(self._class)}, pid {self.pid}, {self._exited!r}>"
 
     async def _within(self, deadline_s: float | None, method: str, work: Any) -> Any:
         try:
@@ -185,11 +186,13 @@ class ActorHandle:
             if deadline_s is None or not scope.expired():
                 raise  # raised by the method
             raise DeadlineError(
-                f"actor {self.name!r} ({self._class.__name__}, pid {self.pid}) gave no answer to {method}() "
+                f"actor {self.name!r} ({short_name(self._class)}, pid {self.pid}) gave no answer to {method}() "
                 f"within {deadline_s:g} s; a blocking method continues there until it returns"
             ) from error
 
     def _check_method(self, name: str) -> None:
+        if isinstance(self._class, str):
+            return  # the class is not imported here: the actor decides
         found = inspect.getattr_static(self._class, name, None)
         if found is None and hasattr(self._class, "__getattr__"):
             return  # methods may be generated on demand: the actor decides
@@ -198,7 +201,12 @@ class ActorHandle:
                 hint = f" It is not a method: await handle.apply(lambda actor: actor.{name})."
             else:
                 hint = did_you_mean(name, _public_methods(self._class))
-            raise AttributeError(f"actor class {self._class.__name__} has no method {name!r}.{hint}")
+            raise AttributeError(f"actor class {short_name(self._class)} has no method {name!r}.{hint}")
+
+
+def short_name(actor_class: type | str) -> str:
+    """Return the name of a class, which may be given as "package.module:Class"."""
+    return actor_class.rpartition(":")[2] if isinstance(actor_class, str) else actor_class.__name__
 
 
 def _public_methods(actor_class: type) -> list[str]:

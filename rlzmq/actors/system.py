@@ -20,11 +20,12 @@ from rlzmq.actors import by_value
 from rlzmq.actors.child import local_options
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.actors.forkserver import ForkServer, get_fork_server
-from rlzmq.actors.handle import ActorHandle
+from rlzmq.actors.handle import ActorHandle, short_name
 from rlzmq.actors.links import LocalLink, ProcessLink
 from rlzmq.actors.messages import decode_message
 from rlzmq.actors.process_state import is_stopped
 from rlzmq.core import faults
+from rlzmq.core.class_names import class_from_name
 from rlzmq.core.errors import ClosedError, ConfigurationError, DeadlineError
 from rlzmq.core.files import make_directories
 from rlzmq.core.socket_directory import SocketDirectory, process_directory
@@ -197,7 +198,7 @@ class ActorSystem:
 
     async def spawn(
         self,
-        actor_class: type,
+        actor_class: type | str,
         *args: Any,
         name: str | None = None,
         in_process: bool = False,
@@ -208,7 +209,7 @@ class ActorSystem:
 
         Args:
             actor_class: Any class. Class and arguments travel by value, from this process to its own
-                child only.
+                child only. Or a class's name, "package.module:Class": only the actor's process imports it.
             args, kwargs: The constructor's arguments.
             name: Shown in error texts, in front of stderr lines and as the thread's name; made from the
                 class's name if None. Must be unique among the actors that run.
@@ -225,18 +226,21 @@ class ActorSystem:
             DeadlineError: It took longer than ``deadline_s``; the text has the stacks of its threads.
             TypeError: ``actor_class`` is not a class, or an argument cannot be sent to another process.
         """
-        if not isinstance(actor_class, type):
+        if not isinstance(actor_class, type | str):
             raise TypeError(f"spawn needs a class, got {actor_class!r}: spawn(MyClass, arguments…)")
         await self.start()
-        role = self._take_name(actor_class, name)
+        class_name = short_name(actor_class)
+        role = self._take_name(class_name, name)
         if in_process:
-            local = LocalLink(role, actor_class.__name__)
+            if isinstance(actor_class, str):
+                actor_class = class_from_name(actor_class, object)
+            local = LocalLink(role, class_name)
             self._local_links.append(local)
             local.exited.add_done_callback(lambda _: self._local_links.remove(local))
             await self._construct(local, local.construct(lambda: actor_class(*args, **kwargs)), deadline_s)
             return ActorHandle(local, actor_class, self._call_deadline_s)
-        payload = by_value.dumps((actor_class, args, kwargs), f"{actor_class.__name__} or its arguments")
-        link = self._fork(role, actor_class)
+        payload = by_value.dumps((actor_class, args, kwargs), f"{class_name} or its arguments")
+        link = self._fork(role, class_name)
         await self._construct(link, link.construct(self._settings(link), payload), deadline_s)
         return ActorHandle(link, actor_class, self._call_deadline_s)
 
@@ -291,7 +295,7 @@ class ActorSystem:
                 _log.warning("The fork server (pid %d) was stopped; continuing it.", server.pid)
                 server.send_signal(signal.SIGCONT)
 
-    def _fork(self, role: str, actor_class: type) -> ProcessLink:
+    def _fork(self, role: str, class_name: str) -> ProcessLink:
         server = get_fork_server()
         if server is not self._server:  # the previous one died
             self._own_directory(server)
@@ -304,7 +308,7 @@ class ActorSystem:
         def send(frames: list[Any]) -> None:
             router.send([routing_id.encode(), *frames])
 
-        link = ProcessLink(child, role, actor_class.__name__, routing_id, send)
+        link = ProcessLink(child, role, class_name, routing_id, send)
         self._links[routing_id] = link
         link.exited.add_done_callback(
             lambda _: self._loop and self._loop.call_later(_FORGET_AFTER_S, self._forget, routing_id)
@@ -338,12 +342,11 @@ class ActorSystem:
         }
         return json.dumps(settings).encode()
 
-    def _take_name(self, actor_class: type, name: str | None) -> str:
+    def _take_name(self, class_name: str, name: str | None) -> str:
         if name is None:
-            base = actor_class.__name__
-            number = self._name_counts.get(base, 0)
-            self._name_counts[base] = number + 1
-            return f"{base}-{number}"
+            number = self._name_counts.get(class_name, 0)
+            self._name_counts[class_name] = number + 1
+            return f"{class_name}-{number}"
         if not name or "/" in name or len(name) > 100 or not name.isprintable():
             raise ConfigurationError(
                 f"{name!r} cannot name an actor: expected 1 to 100 printable characters, no '/'"

@@ -6,27 +6,25 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from rlzmq.algorithms import module_specs
 from rlzmq.algorithms.presets import find_preset
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.plain import load_named
+from rlzmq.connectors import defaults
 from rlzmq.core.lazy import LazyModule
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
+from rlzmq.modules.spec import RLModuleSpec
 
 if TYPE_CHECKING:
-    from rlzmq.algorithms import async_algorithm, module_specs
+    from rlzmq.algorithms import async_algorithm
     from rlzmq.algorithms.algorithm import Algorithm
-    from rlzmq.connectors import defaults
     from rlzmq.connectors.pipelines import EnvToModulePipeline, LearnerConnectorPipeline, ModuleToEnvPipeline
     from rlzmq.driver import sync_groups
     from rlzmq.learners.learner import Learner
-    from rlzmq.modules import spec
-    from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
-else:  # imported only for types, since these import torch, which a config does not need
+    from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
+else:  # they import sockets, which a config does not need
     async_algorithm = LazyModule("rlzmq.algorithms.async_algorithm")
-    module_specs = LazyModule("rlzmq.algorithms.module_specs")
-    defaults = LazyModule("rlzmq.connectors.defaults")
-    spec = LazyModule("rlzmq.modules.spec")
     sync_groups = LazyModule("rlzmq.driver.sync_groups")
 
 __all__ = ["AlgorithmConfig"]
@@ -147,13 +145,13 @@ class AlgorithmConfig(BaseConfig):
 
     # -- modules --------------------------------------------------------------------------------
 
-    def get_default_rl_module_spec(self) -> spec.RLModuleSpec:
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
         """Return the algorithm's default RLModuleSpec (without spaces). Algorithms override this."""
-        return spec.RLModuleSpec(module_class=load_named(self._module_class) if self._module_class else None)
+        return RLModuleSpec(module_class=self._module_class or None)
 
     def get_rl_module_spec(
         self, env: Any = None, spaces: Mapping[str, Any] | None = None, inference_only: bool | None = None
-    ) -> spec.RLModuleSpec:
+    ) -> RLModuleSpec:
         """Return the RLModuleSpec of a single-agent config's only module."""
         specs = self.get_multi_rl_module_spec(env=env, spaces=spaces, inference_only=bool(inference_only))
         return specs.rl_module_specs[DEFAULT_MODULE_ID]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rlzmq.algorithms.callback_dispatch import CallbackDispatch
 from rlzmq.algorithms.checkpoint_keeper import CheckpointKeeper
@@ -30,21 +30,26 @@ from rlzmq.algorithms.checkpoints import (
 from rlzmq.algorithms.evaluation import Evaluation
 from rlzmq.algorithms.module_changes import NewRules
 from rlzmq.algorithms.offline_to_online import online_state, starts_online_run
-from rlzmq.algorithms.policy import Policy
 from rlzmq.algorithms.run_modules import RunModules
 from rlzmq.algorithms.state_tree import select, to_parts, to_tree, wants
 from rlzmq.algorithms.training_loop import Iterations, TrainingLoop
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import trace as run_trace
 from rlzmq.core.errors import ClosedError
+from rlzmq.core.lazy import LazyModule
 from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.driver.module_configs import PLACES
 from rlzmq.driver.session import Session
 from rlzmq.driver.update_results import Accounting
-from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
+from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
+
+if TYPE_CHECKING:
+    from rlzmq.algorithms import policy
+else:  # it imports torch, which this process needs only to act
+    policy = LazyModule("rlzmq.algorithms.policy")
 
 __all__ = ["AsyncAlgorithm"]
 
@@ -84,7 +89,7 @@ class AsyncAlgorithm:
         self._evaluation = Evaluation(config, self.session, self._dispatch, self.metrics)
         self._modules = RunModules(config, self.session, self._evaluation)
         # The policies of `compute_action`, and the number of weight changes at their creation.
-        self._policies: tuple[int, dict[Any, Policy]] = (-1, {})
+        self._policies: tuple[int, dict[Any, policy.Policy]] = (-1, {})
         self._keeper = CheckpointKeeper(self)
         self._loop = TrainingLoop(
             self.session, self._iterations, self._evaluation, self._keeper, self._dispatch, self.metrics
@@ -360,7 +365,7 @@ class AsyncAlgorithm:
 
     # -- acting ---------------------------------------------------------------------------------
 
-    async def get_policy(self, *, module_id: str | None = None, agent_id: Any = None) -> Policy:
+    async def get_policy(self, *, module_id: str | None = None, agent_id: Any = None) -> policy.Policy:
         """Return a Policy with the current weights and connectors. Further training does not change it.
 
         Args:
@@ -374,7 +379,7 @@ class AsyncAlgorithm:
         config, spaces = session.config, {"__env_single__": session.spaces}
         modules = config.get_multi_rl_module_spec(spaces=spaces, inference_only=True).build(seed=config.seed)
         modules.set_state(await session.learner_group.get_weights())
-        return Policy(
+        return policy.Policy(
             config,
             modules,
             spaces=session.spaces,

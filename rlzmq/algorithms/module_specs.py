@@ -12,7 +12,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.episodes.multi_agent_episode import default_agent_to_module_mapping_fn
-from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
+from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runners.multi.module_mapping import module_spaces
 
@@ -56,8 +56,8 @@ def multi_rl_module_spec(
         filled[module_id] = spec
     outer = config.rl_module_spec if isinstance(config.rl_module_spec, MultiRLModuleSpec) else None
     result = MultiRLModuleSpec(rl_module_specs=filled, inference_only=inference_only)
-    if outer is not None and outer.multi_rl_module_class is not None:
-        result.multi_rl_module_class = outer.multi_rl_module_class
+    if outer is not None:
+        result.multi_rl_module_class = outer.given_class
         result.model_config = outer.model_config
     return result
 

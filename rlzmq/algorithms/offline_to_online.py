@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,9 @@ from rlzmq.algorithms.state_tree import to_parts
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.checkpoint import find_inside, read_manifest
 from rlzmq.core.errors import CheckpointError
-from rlzmq.modules.multi_rl_module import MultiRLModule
+
+if TYPE_CHECKING:
+    from rlzmq.modules.multi_rl_module import MultiRLModule
 
 __all__ = ["online_state", "starts_online_run"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlzmq.algorithms.module_changes import training, with_module, without_module
 from rlzmq.config.base_config import BaseConfig
@@ -11,9 +11,11 @@ from rlzmq.core.class_names import class_name
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.plain import NotPlainError
 from rlzmq.core.space_plain import space_to_plain
-from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
-from rlzmq.modules.rl_module import RLModule
+from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
+
+if TYPE_CHECKING:
+    from rlzmq.modules.rl_module import RLModule
 
 __all__ = ["modules_to_store", "stored_spec", "with_stored_modules"]
 
@@ -39,7 +41,7 @@ def modules_to_store(
     plain_spaces = _plain_or_none(lambda: [space_to_plain(space) for space in spaces])
     return {
         "specs": specs,
-        "multi_rl_module_class": class_name(filled.multi_rl_module_class),
+        "multi_rl_module_class": class_name(filled.given_class),
         "overrides": overrides,
         "spaces": plain_spaces,
         "trained": {

@@ -186,7 +186,7 @@ def check_run_directory(options: DoctorOptions) -> Iterator[Finding]:
 
 def check_loopback(options: DoctorOptions) -> Iterator[Finding]:
     """Check loopback TCP, over which the learners of one machine connect."""
-    from rlzmq.learners.distributed import loopback_interface
+    from rlzmq.core.machine import loopback_interface
 
     start = time.perf_counter()
     with (

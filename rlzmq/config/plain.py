@@ -56,10 +56,10 @@ CONFIG_TAG, SPEC_TAG, MULTI_SPEC_TAG = (
     "__rl_module_spec__",
     "__multi_rl_module_spec__",
 )
-# The spec classes are in a higher layer and import torch, so they are imported only when a spec is read.
+# The spec classes are in a higher layer, so they are imported only when a spec is read.
 _SPEC_CLASSES = {
     SPEC_TAG: "rlzmq.modules.spec:RLModuleSpec",
-    MULTI_SPEC_TAG: "rlzmq.modules.multi_rl_module:MultiRLModuleSpec",
+    MULTI_SPEC_TAG: "rlzmq.modules.multi_rl_module_spec:MultiRLModuleSpec",
 }
 _CLASSES = ("module_class", "multi_rl_module_class", "config_class")
 _OWN = "rlzmq."

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 __all__ = ["describe_batch", "explain_pipeline"]
 
@@ -39,6 +38,8 @@ def explain_pipeline(
     **call: Any,
 ) -> str:
     """See `ConnectorPipelineV2.explain`."""
+    import torch
+
     generator = (shared_data or {}).get("generator")
     trial_data = _copied({k: v for k, v in (shared_data or {}).items() if k != "generator"})
     if generator is not None:
@@ -64,7 +65,7 @@ def explain_pipeline(
 
 def _copied(data: Any) -> Any:
     """Return a deep copy with detached tensors, since torch deep-copies only leaf tensors."""
-    tensors = [value for value in _leaves(data) if isinstance(value, torch.Tensor)]
+    tensors = [value for value in _leaves(data) if hasattr(value, "detach")]
     return copy.deepcopy(data, {id(tensor): tensor.detach().clone() for tensor in tensors})
 
 

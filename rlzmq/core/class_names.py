@@ -12,9 +12,9 @@ from rlzmq.core.errors import ConfigurationError
 __all__ = ["attribute_at", "callable_names", "class_from_name", "class_name"]
 
 
-def class_name(cls: type[Any]) -> str:
-    """Return ``"package.module:Qualified.Name"`` of a class."""
-    return f"{cls.__module__}:{cls.__qualname__}"
+def class_name(cls: type[Any] | str) -> str:
+    """Return ``"package.module:Qualified.Name"`` of a class, which may be given by this name."""
+    return cls if isinstance(cls, str) else f"{cls.__module__}:{cls.__qualname__}"
 
 
 def attribute_at(module: ModuleType, qualname: str) -> Any:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from pathlib import Path
 
-__all__ = ["boot_id", "num_usable_cores", "process_space"]
+__all__ = ["boot_id", "loopback_interface", "num_usable_cores", "process_space"]
 
 
 def boot_id() -> str:
@@ -36,3 +37,8 @@ def num_usable_cores() -> int:
     except (OSError, ValueError):
         return num_cores
     return num_cores if quota == "max" else max(1, min(num_cores, int(quota) // int(period)))
+
+
+def loopback_interface() -> str:
+    """Return the name of this machine's loopback interface."""
+    return "lo0" if sys.platform == "darwin" else "lo"

@@ -12,6 +12,7 @@ COMPONENT_LEARNER_GROUP = "learner_group"
 COMPONENT_MODULE_TO_ENV_CONNECTOR = "module_to_env_connector"
 COMPONENT_OPTIMIZER = "optimizer"
 COMPONENT_RL_MODULE = "rl_module"
+LEARNER_PATH = f"{COMPONENT_LEARNER_GROUP}/{COMPONENT_LEARNER}"
 
 # -- parts of a result --------------------------------------------------------------------------
 

@@ -5,19 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ConfigurationError, PeerLostError
+from rlzmq.core.lazy import LazyModule
 from rlzmq.driver.process_config import config_for_runners
 from rlzmq.driver.runner_calls import RunnerCalls
 from rlzmq.driver.runner_supervision import RunnerSupervisor
 from rlzmq.driver.supervision import attended, spawn_within
 from rlzmq.roles.fragment_data import sample_with_metrics
-from rlzmq.roles.runner.runner_role import EnvRunnerRole, make_env_runner
 from rlzmq.wire.values import pack_blob, unpack_blob
 
+if TYPE_CHECKING:
+    from rlzmq.roles.runner import runner_role
+else:  # it imports torch, which only a local runner needs here
+    runner_role = LazyModule("rlzmq.roles.runner.runner_role")
+
 __all__ = ["AsyncEnvRunnerGroup", "flatten_episodes"]
+
+# Name of the actor class of a runner: only the runner imports it, since it imports torch.
+_ROLE = "rlzmq.roles.runner.runner_role:EnvRunnerRole"
 
 _log = logging.getLogger("rlzmq.driver")
 
@@ -74,7 +82,7 @@ class AsyncEnvRunnerGroup(RunnerCalls):
         if not self._samples and self._system is None:
             return
         if num == 0 and (self._system is None or self._is_evaluation):
-            self.local_env_runner = make_env_runner(self.config, self._worker_index(0))
+            self.local_env_runner = runner_role.make_env_runner(self.config, self._worker_index(0))
             if self.synced_module_ids is not None:
                 self.local_env_runner.change_modules(self.config, self.synced_module_ids)
             return
@@ -94,7 +102,7 @@ class AsyncEnvRunnerGroup(RunnerCalls):
         start_s, reset_s = self.config.process_start_timeout_s, self.config.env_reset_timeout_s
         timeout_s = start_s + reset_s if start_s and reset_s else 0.0
         spawn = self._system.spawn(
-            EnvRunnerRole,
+            _ROLE,
             self._sent_config(),
             self._worker_index(0 if local else index + 1),
             incarnation,

@@ -5,25 +5,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.checkpointable import read_part, write_part
 from rlzmq.core.errors import PeerLostError
+from rlzmq.core.lazy import LazyModule
+from rlzmq.core.names import LEARNER_PATH
 from rlzmq.driver.async_env_runner_group import asyncio_gather
 from rlzmq.driver.episode_sharding import shard_batch, shard_episodes
 from rlzmq.driver.learner_supervision import LearnerSupervisor
 from rlzmq.driver.module_configs import one_less, one_more, weights_to_load
 from rlzmq.driver.process_config import config_for_learners
 from rlzmq.driver.supervision import attended, spawn_within
-from rlzmq.learners.learner_base import LearnerBase
 from rlzmq.learners.rank_modules import RANK_MODULES
 from rlzmq.learners.replay_source import divide_states
 from rlzmq.learners.sources import num_env_steps_of
 from rlzmq.modules.saving import read_module_states
-from rlzmq.modules.weights import WeightsLayout
-from rlzmq.roles.learner.formation import form_group
-from rlzmq.roles.learner.learner_role import LearnerRole, make_learner
+from rlzmq.roles.learner.formation import LEARNER_ROLE, form_group
+
+if TYPE_CHECKING:
+    from rlzmq.modules import weights as module_weights
+    from rlzmq.roles.learner import learner_role
+else:  # they import torch, which only a local learner needs here
+    module_weights = LazyModule("rlzmq.modules.weights")
+    learner_role = LazyModule("rlzmq.roles.learner.learner_role")
 
 __all__ = ["AsyncLearnerGroup"]
 
@@ -81,7 +87,7 @@ class AsyncLearnerGroup:
         """Create the learners and form their process group."""
         num = self.config.num_learners
         if self._system is None:
-            self.local_learner = make_learner(self.config, self.module_spec)
+            self.local_learner = learner_role.make_learner(self.config, self.module_spec)
             return
         if num > 1 and self._door is None:
             self._system.preload(RANK_MODULES)
@@ -94,7 +100,7 @@ class AsyncLearnerGroup:
         local = self.config.num_learners == 0
         timeout_s = self.config.process_start_timeout_s
         spawn = self._system.spawn(
-            LearnerRole,
+            LEARNER_ROLE,
             self.config if local else config_for_learners(self.config),
             self.module_spec,
             rank,
@@ -287,7 +293,7 @@ class AsyncLearnerGroup:
 
     async def save_to_path(self, path: str | Path | None = None) -> str:
         """Write rank 0's state as a checkpoint (see Checkpointable.save_to_path)."""
-        return write_part(path, LearnerBase.checkpoint_name, await self.get_state(), type(self))
+        return write_part(path, LEARNER_PATH, await self.get_state(), type(self))
 
     async def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
         """Load the state of a checkpoint on every rank.
@@ -306,7 +312,7 @@ class AsyncLearnerGroup:
             states = read_module_states(path, module_id or None)
             await self.set_weights({module_id: states} if module_id else states)
         else:
-            await self.set_state(read_part(path, LearnerBase.checkpoint_name, part))
+            await self.set_state(read_part(path, LEARNER_PATH, part))
 
     async def get_weights(self) -> dict[str, Any]:
         """Return rank 0's weights, ``{module id: {name: array}}``."""
@@ -435,7 +441,9 @@ class AsyncLearnerGroup:
         module_ids = self.synced_module_ids if module_ids is None else module_ids
         if self.local_learner is not None:
             learner = self.local_learner
-            layout = WeightsLayout.of(learner.module, inference_only=True, module_ids=module_ids)
+            layout = module_weights.WeightsLayout.of(
+                learner.module, inference_only=True, module_ids=module_ids
+            )
             return layout.snapshot(learner.module), learner.weights_seq_no
         snapshot, version = await self._on_rank_0(lambda handle: handle.get_inference_weights(module_ids))
         return snapshot, version

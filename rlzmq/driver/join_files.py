@@ -12,6 +12,8 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.addresses import split_tcp
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.space_plain import space_from_plain, space_to_plain
+from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
+from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.net.join_file import JoinFile
 from rlzmq.net.keys import CurveServer, KeyPair
 from rlzmq.roles.compatibility import package_version
@@ -137,9 +139,6 @@ def unpack_config(blob: Any) -> tuple[str, dict[str, Any]]:
     Raises:
         ConfigurationError: The frame is invalid or from another version of rlzmq, or names an unknown class.
     """
-    from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
-    from rlzmq.modules.spec import RLModuleSpec
-
     data = unpack_blob(blob)
     theirs = data.get("rlzmq") if isinstance(data, dict) else None
     if theirs != package_version():

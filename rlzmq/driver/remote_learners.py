@@ -29,8 +29,7 @@ from rlzmq.net.events import SocketEvent
 from rlzmq.net.options import SocketOptions
 from rlzmq.net.socket import DrainSocket
 from rlzmq.roles.compatibility import package_version
-from rlzmq.roles.learner.formation import StoreServer
-from rlzmq.roles.learner.learner_role import LearnerRole
+from rlzmq.roles.learner.formation import LEARNER_ROLE, StoreServer
 from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES
 from rlzmq.wire.codec import kind_of
 from rlzmq.wire.errors import UnknownVersionError, WireError
@@ -179,7 +178,7 @@ class RemoteLearnerListener:
             lambda frames: self.send(routing, frames, must=True),
         )
         self._links[routing] = link
-        handle = ActorHandle(link, LearnerRole, None)
+        handle = ActorHandle(link, LEARNER_ROLE, None)
         _log.info("%s is %s", handle.name, hello.name)
         num_ranks = max(config.num_learners, 1)
         timeout_s = config.process_start_timeout_s

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Final
 from rlzmq.actors.system import ActorSystem
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.checkpointable import Checkpointable
+from rlzmq.core.names import LEARNER_PATH
 from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.driver.async_learner_group import AsyncLearnerGroup
 from rlzmq.driver.synchronous import Forwarded, Synchronous, blocking, runner_for
-from rlzmq.learners.learner_base import LearnerBase
 
 __all__ = ["EnvRunnerGroup", "LearnerGroup", "synchronous_parallel_sample"]
 
@@ -42,7 +42,7 @@ class LearnerGroup(_OwnProcesses, Synchronous[AsyncLearnerGroup], Checkpointable
         module_spec: The MultiRLModuleSpec with its spaces.
     """
 
-    checkpoint_name: ClassVar[str] = LearnerBase.checkpoint_name
+    checkpoint_name: ClassVar[str] = LEARNER_PATH
 
     def __init__(self, *, config: BaseConfig, module_spec: Any) -> None:
         self._begin(

@@ -26,7 +26,7 @@ from rlzmq.learners.shared_rows import SharedRows
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["DesynchronizedError", "RankGroup", "Vote", "loopback_interface", "parameter_hash"]
+__all__ = ["DesynchronizedError", "RankGroup", "Vote", "parameter_hash"]
 
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 # Texts of a failed collective (gloo, NCCL, the stores). Any other RuntimeError is a bug and is not converted.
@@ -426,11 +426,6 @@ def parameter_hash(state: Mapping[str, Any]) -> str:
         digest.update(f"{name}|{array.dtype.str}|{array.shape}|".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
-
-
-def loopback_interface() -> str:
-    """Return the name of this machine's loopback interface."""
-    return "lo0" if sys.platform == "darwin" else "lo"
 
 
 @contextmanager

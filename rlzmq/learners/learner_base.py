@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.checkpointable import Checkpointable
-from rlzmq.core.names import ALL_MODULES
+from rlzmq.core.names import ALL_MODULES, LEARNER_PATH
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
@@ -58,7 +58,7 @@ _OTHER_ALGORITHM = (
 class LearnerBase(Checkpointable):
     """The part of a Learner that owns its state. For its use, see `rlzmq.learners.learner.Learner`."""
 
-    checkpoint_name = "learner_group/learner"
+    checkpoint_name = LEARNER_PATH
 
     @classmethod
     def rl_module_required_apis(cls) -> list[type]:

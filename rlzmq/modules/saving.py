@@ -28,7 +28,7 @@ _MODULES = f"{_LEARNER}/rl_module"
 # The spec classes by the kind in a checkpoint. They are given by name, because their files import this one.
 _SPECS = {
     "single": "rlzmq.modules.spec:RLModuleSpec",
-    "multi": "rlzmq.modules.multi_rl_module:MultiRLModuleSpec",
+    "multi": "rlzmq.modules.multi_rl_module_spec:MultiRLModuleSpec",
 }
 
 

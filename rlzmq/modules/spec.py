@@ -3,29 +3,64 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, overload
 
 import gymnasium as gym
-import torch
 
 from rlzmq.config.model_config import DefaultModelConfig, model_config_to_dict
 from rlzmq.config.plain import SPEC_TAG
 from rlzmq.core.class_names import class_from_name, class_name
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.lazy import LazyModule
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.space_plain import space_from_plain, space_to_plain
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.modules.rl_module import RLModule
 
-__all__ = ["RLModuleSpec", "seeded"]
+if TYPE_CHECKING:
+    from rlzmq.modules import rl_module
+    from rlzmq.modules.rl_module import RLModule
+else:  # it imports torch, which only the modules themselves need
+    rl_module = LazyModule("rlzmq.modules.rl_module")
+
+__all__ = ["ModuleClass", "RLModuleSpec", "seeded"]
+
+T = TypeVar("T")
 
 # Named by strings, not imported: a single-agent run needs no MultiRLModuleSpec, a custom module no default models.
 _DEFAULT_CLASS = "rlzmq.modules.default_models.actor_critic:DefaultActorCriticModule"
-_MULTI_CLASS = "rlzmq.modules.multi_rl_module:MultiRLModuleSpec"
+_MULTI_CLASS = "rlzmq.modules.multi_rl_module_spec:MultiRLModuleSpec"
+
+
+class ModuleClass(Generic[T]):
+    """A spec's attribute for a class of modules. If it is set to the class's name, reading it imports the class.
+
+    Processes that only hand a spec on need no torch.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, spec: None, owner: type) -> None: ...
+
+    @overload
+    def __get__(self, spec: object, owner: type) -> T: ...
+
+    def __get__(self, spec: object | None, owner: type) -> Any:
+        if spec is None:
+            return None  # a dataclass reads its field's default
+        value = vars(spec)[self._name]
+        if isinstance(value, str):
+            value = vars(spec)[self._name] = class_from_name(value, rl_module.RLModule)
+        return value
+
+    def __set__(self, spec: object, value: T | str) -> None:
+        vars(spec)[self._name] = value
 
 
 @dataclasses.dataclass
@@ -33,7 +68,8 @@ class RLModuleSpec:
     """The description from which a module is built.
 
     Args:
-        module_class: A subclass of RLModule; None: the default actor-critic module.
+        module_class: A subclass of RLModule, or its name ("package.module:Class"), which is imported when the class is
+            used; None: the default actor-critic module.
         observation_space: One agent's observation space after the env-to-module pipeline.
         action_space: One agent's action space.
         inference_only: Whether to build only the parts that acting needs.
@@ -50,7 +86,7 @@ class RLModuleSpec:
 
     plain_tag: ClassVar[str] = SPEC_TAG
 
-    module_class: type[RLModule] | None = None
+    module_class: ModuleClass[type[RLModule] | None] = ModuleClass()
     observation_space: gym.Space[Any] | None = None
     action_space: gym.Space[Any] | None = None
     inference_only: bool = False
@@ -65,8 +101,10 @@ class RLModuleSpec:
                 f"RLModuleSpec(catalog_class={catalog_class!r}): there are no catalogs here. The default models "
                 "follow from model_config; for other networks give your own TorchRLModule as module_class"
             )
-        cls: Any = self.module_class
-        if cls is not None and not (isinstance(cls, type) and issubclass(cls, RLModule)):
+        cls: Any = vars(self)["module_class"]
+        if not isinstance(cls, str | None) and not (
+            isinstance(cls, type) and issubclass(cls, rl_module.RLModule)
+        ):
             raise ConfigurationError(
                 f"RLModuleSpec(module_class=…): expected a subclass of RLModule, got {cls!r}"
             )
@@ -83,7 +121,7 @@ class RLModuleSpec:
             ConfigurationError: A space is missing, or the default models have no such setting.
             UnsupportedSpaceError: If the default models cannot handle a space.
         """
-        module_class = self.module_class or class_from_name(_DEFAULT_CLASS, RLModule)
+        module_class = self.module_class or class_from_name(_DEFAULT_CLASS, rl_module.RLModule)
         with seeded(seed, module_id):
             try:
                 module = module_class(
@@ -122,7 +160,7 @@ class RLModuleSpec:
                 ``model_config`` dicts are merged key by key either way.
         """
         for field in dataclasses.fields(RLModuleSpec):
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            mine, theirs = vars(self)[field.name], vars(other)[field.name]
             if field.name == "model_config":
                 if theirs is None or mine is None:
                     merged = mine if theirs is None else theirs
@@ -139,7 +177,7 @@ class RLModuleSpec:
 
     def copy(self) -> Self:
         """Return a copy that can be changed independently (spaces and settings are shared)."""
-        return dataclasses.replace(self)
+        return copy.copy(self)
 
     def as_multi_rl_module_spec(self) -> Any:
         """Return a MultiRLModuleSpec with this spec as ``"default_policy"``."""
@@ -166,7 +204,7 @@ class RLModuleSpec:
             ConfigurationError: A DefaultModelConfig contains an initializer without a name.
         """
         return {
-            "module_class": None if self.module_class is None else class_name(self.module_class),
+            "module_class": None if (cls := vars(self)["module_class"]) is None else class_name(cls),
             "observation_space": space_to_plain(self.observation_space),
             "action_space": space_to_plain(self.action_space),
             "inference_only": self.inference_only,
@@ -192,7 +230,7 @@ class RLModuleSpec:
                 raise ConfigurationError(f"RLModuleSpec has no field {key!r}.{did_you_mean(key, known)}")
         named = plain.get("module_class")
         if module_class is None and named is not None:
-            module_class = class_from_name(named, RLModule)
+            module_class = class_from_name(named, rl_module.RLModule)
         return cls(
             module_class=module_class,
             observation_space=space_from_plain(plain.get("observation_space")),
@@ -210,6 +248,8 @@ def seeded(seed: int | None, module_id: str) -> Iterator[None]:
     if seed is None:
         yield
         return
+    import torch
+
     with torch.random.fork_rng(devices=[]):
         # A module without a name is the one that single-agent code calls "default_policy".
         crc = zlib.crc32((module_id or "default_policy").encode())

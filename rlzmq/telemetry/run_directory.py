@@ -15,6 +15,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -36,6 +37,7 @@ _log = logging.getLogger("rlzmq.telemetry")
 # Number of lines kept while the disk is full, some kB each.
 _MAX_UNWRITTEN = 10_000
 _MAX_LOCK_TRIES = 100
+_GPUS = Path("/proc/driver/nvidia/gpus")
 _GIT_S = 2.0  # a large repository on a slow disk is not worth waiting for
 
 
@@ -166,8 +168,6 @@ def _label(name: str, config: BaseConfig) -> str:
 
 
 def _facts(config: BaseConfig, train: Sequence[str]) -> dict[str, Any]:
-    import torch
-
     return {
         "command": sys.argv,
         "train": list(train),
@@ -182,7 +182,7 @@ def _facts(config: BaseConfig, train: Sequence[str]) -> dict[str, Any]:
         "versions": {
             "rlzmq": __version__,
             "python": platform.python_version(),
-            "torch": torch.__version__,
+            "torch": metadata.version("torch"),  # importing it would take 134 MB of memory
             "numpy": np.__version__,
         },
         "machine": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -190,7 +190,7 @@ def _facts(config: BaseConfig, train: Sequence[str]) -> dict[str, Any]:
             "processor": _value_after("model name", "/proc/cpuinfo") or platform.processor(),
             "num_usable_cores": num_usable_cores(),
             "memory": _value_after("MemTotal", "/proc/meminfo"),
-            "gpus": [torch.cuda.get_device_name(gpu) for gpu in range(torch.cuda.device_count())],
+            "gpus": [_value_after("Model", str(path)) for path in sorted(_GPUS.glob("*/information"))],
         },
     }
 

@@ -100,6 +100,7 @@ def run_rank(pipe: Connection, rank: int, num_ranks: int, net: str, exchange: st
     """Make an update at each message, and answer when it is done."""
     import torch.distributed as dist
 
+    from rlzmq.core.machine import loopback_interface
     from rlzmq.learners import distributed
     from scripts.bench._updates import RANK_CASES, learner_of, make_episodes
 
@@ -115,7 +116,7 @@ def run_rank(pipe: Connection, rank: int, num_ranks: int, net: str, exchange: st
             world_size=num_ranks,
             store=dist.FileStore(f"{directory}/store", num_ranks),
             generation=1,
-            interface=distributed.loopback_interface(),
+            interface=loopback_interface(),
         )
         learner.adopt_newest_state()
     while True:

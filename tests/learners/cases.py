@@ -15,7 +15,7 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.learners.learner import Learner
-from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
+from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.rl_module import TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
 

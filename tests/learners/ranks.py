@@ -12,7 +12,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from rlzmq.learners.distributed import RankGroup, loopback_interface
+from rlzmq.core.machine import loopback_interface
+from rlzmq.learners.distributed import RankGroup
 
 _context = multiprocessing.get_context("forkserver")
 # torch._dynamo: DistributedDataParallel imports it, which takes each process a second

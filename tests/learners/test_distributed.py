@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from rlzmq.core.errors import PeerLostError
+from rlzmq.core.machine import loopback_interface
 from rlzmq.learners.data_parallel import DataParallelForward
-from rlzmq.learners.distributed import DesynchronizedError, RankGroup, loopback_interface, parameter_hash
+from rlzmq.learners.distributed import DesynchronizedError, RankGroup, parameter_hash
 from tests.learners.ranks import DiedError, form_group, run_ranks
 
 

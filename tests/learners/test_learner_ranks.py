@@ -17,8 +17,8 @@ from torch import Tensor, no_grad
 
 from rlzmq.algorithms.results import merge_learner_results
 from rlzmq.core.errors import PeerLostError
+from rlzmq.core.machine import loopback_interface
 from rlzmq.core.metrics import MetricsLogger
-from rlzmq.learners.distributed import loopback_interface
 from rlzmq.learners.learner import Learner
 from rlzmq.learners.learner_ranks import COMPARE_EVERY_UPDATES
 from rlzmq.learners.replay_source import EpisodeReplay

@@ -20,11 +20,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlzmq.core.errors import PeerLostError
+from rlzmq.core.machine import loopback_interface
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners import distributed
 from rlzmq.learners.data_parallel import DataParallelForward
-from rlzmq.learners.distributed import RankGroup, loopback_interface
+from rlzmq.learners.distributed import RankGroup
 from rlzmq.learners.learner import Learner
 from rlzmq.learners.shared_gradients import SharedGradients
 from rlzmq.learners.shared_rows import SharedRows

@@ -27,7 +27,7 @@ from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.learners.learner import Learner
 from rlzmq.learners.sources import CircularBuffer
 from rlzmq.learners.unusable import LeftOut
-from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
+from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from tests.learners.cases import (
     ACTION_SPACE,

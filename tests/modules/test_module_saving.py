@@ -12,7 +12,7 @@ import torch
 
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.modules.default_models import DefaultActorCriticModule
-from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
+from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.rl_module import RLModule, TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
 

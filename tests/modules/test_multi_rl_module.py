@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlzmq.modules.multi_rl_module import MultiRLModule, MultiRLModuleSpec
+from rlzmq.modules.multi_rl_module import MultiRLModule
+from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.rl_module import TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
 

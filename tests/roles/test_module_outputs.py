@@ -13,7 +13,8 @@ from rlzmq import PPOConfig, RLModuleSpec
 from rlzmq.core.names import WEIGHTS_SEQ_NO
 from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.modules.rl_module import TorchRLModule
-from rlzmq.roles.learner.batch_check import BatchCheck, module_outputs
+from rlzmq.roles.learner.batch_check import BatchCheck
+from rlzmq.roles.learner.module_outputs import module_outputs
 from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
 
 

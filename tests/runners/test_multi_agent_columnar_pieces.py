@@ -24,7 +24,7 @@ from rlzmq.connectors.env_to_module import (
 from rlzmq.connectors.learner import ComputeReturnsToGo, FrameStackingLearner
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
-from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
+from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runners.multi.episode_sampler import MultiAgentEpisodeSampler
 from rlzmq.runners.multi.fused_sampler import FusedMultiAgentSampler

@@ -17,7 +17,7 @@ from rlzmq.envs.examples import MultiAgentCartPole
 from rlzmq.envs.multi_agent_env import MultiAgentEnv
 from rlzmq.envs.pettingzoo_env import ParallelPettingZooEnv, PettingZooEnv
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
-from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
+from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runners.multi.episode_sampler import MultiAgentEpisodeSampler
 from rlzmq.runners.multi.fused_sampler import FusedMultiAgentSampler

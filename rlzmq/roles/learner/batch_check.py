@@ -1,12 +1,10 @@
 """Checks of a fragment before it is trained: finite values within their spaces, and a consistent structure.
 
-The columns that a module adds to episodes are known from a trial step (`module_outputs`).
+The columns that a module adds to episodes are known from a trial step (`roles.learner.module_outputs`).
 """
 
 from __future__ import annotations
 
-import copy
-import logging
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
@@ -16,17 +14,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import optree
-import torch
 from numpy.typing import NDArray
 
-from rlzmq.core.tree import tree_stack
 from rlzmq.episodes.bad_values import find_bad_values
 from rlzmq.episodes.batch_columns import ragged_arange
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
-from rlzmq.modules.rl_module import RLModule
-from rlzmq.runners.module_step import ModuleStep
 
-__all__ = ["BatchCheck", "module_outputs"]
+__all__ = ["BatchCheck"]
 
 # Leaf path → (shape of one step, kind of dtype).
 _Form = dict[str, tuple[tuple[int, ...], str]]
@@ -34,9 +28,6 @@ _MAX_AGENTS = 10_000
 _MAX_OTHERS = 100
 # At most this many batches of another form in a row are refused before their form is adopted.
 _NUM_PROVEN = 3
-
-_log = logging.getLogger("rlzmq.learner")
-_NUM_ROWS = 2
 
 
 class BatchCheck:
@@ -311,41 +302,3 @@ def _misfit(expected: _Form, actual: _Form, *, may_lack: bool) -> str:
                 f"got {got_shape} and {got_kind!r}"
             )
     return ""
-
-
-def module_outputs(module: RLModule, *, explore: bool) -> dict[str, Any]:
-    """Return the columns that a runner's step with this module adds to episodes, actions left out.
-
-    A copy of the module acts on observations drawn from its space, so neither the module nor torch's random state
-    changes.
-
-    Args:
-        module: One policy's module, e.g. a learner's.
-        explore: Whether runners explore.
-
-    Returns:
-        Trees of arrays ``[rows, ...]`` by name; {} if the module cannot be tried, e.g. because it has no spaces or
-        reads columns of custom connector pieces.
-    """
-    try:
-        with torch.random.fork_rng(devices=[]):
-            own = copy.deepcopy(module.unwrapped())
-            own.inference_only = True
-            if isinstance(own, torch.nn.Module):
-                own = own.cpu().eval()
-            space = copy.deepcopy(own.observation_space)
-            if space is None:
-                return {}
-            space.seed(0)
-            step = ModuleStep(own, torch.Generator())
-            step.begin(explore=explore)
-            state = step.initial_state(_NUM_ROWS) if step.is_stateful else None
-            columns, _ = step(tree_stack([space.sample() for _ in range(_NUM_ROWS)]), state, 0)
-    except Exception as error:
-        _log.debug("no trial step of module %s: %s", type(module).__name__, error)
-        return {}
-    return {
-        name: column
-        for name, column in columns.items()
-        if name not in (Columns.ACTIONS, Columns.ACTIONS_FOR_ENV)
-    }

@@ -28,9 +28,10 @@ from typing import Any
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.addresses import split_tcp
 from rlzmq.core.errors import ConfigurationError, PeerLostError
-from rlzmq.learners.distributed import loopback_interface
+from rlzmq.core.machine import loopback_interface
 
 __all__ = [
+    "LEARNER_ROLE",
     "StoreServer",
     "connecting_timeout_s",
     "form_group",
@@ -38,6 +39,9 @@ __all__ = [
     "interface_for",
     "open_store",
 ]
+
+# Name of the actor class of a rank: only the rank imports it, since it imports torch.
+LEARNER_ROLE = "rlzmq.roles.learner.learner_role:LearnerRole"
 
 # An unreachable machine does not close its connections: a collective would wait until its timeout. With these
 # settings the system probes the other side after a second of silence, and drops the connection after three.

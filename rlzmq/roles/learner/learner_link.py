@@ -40,7 +40,8 @@ from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.protocol.weights import PUBLICATION_PREFIX_BYTES, new_publication_buffer, seal_publication
 from rlzmq.roles.fragment_data import open_steps
 from rlzmq.roles.learner.arrival_log import ArrivalLog
-from rlzmq.roles.learner.batch_check import BatchCheck, module_outputs
+from rlzmq.roles.learner.batch_check import BatchCheck
+from rlzmq.roles.learner.module_outputs import module_outputs
 from rlzmq.roles.peer_link import Curve, PeerLink, ends_link, new_peer_id
 from rlzmq.wire.fragment_message import FragmentRange
 from rlzmq.wire.schema import FragmentId
