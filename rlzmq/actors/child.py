@@ -19,9 +19,8 @@ import numpy as np
 
 from rlzmq.actors import by_value
 from rlzmq.actors.event_loop import new_event_loop
-from rlzmq.actors.host import ActorHost, CallServer
+from rlzmq.actors.host import ActorHost, CallServer, constructed
 from rlzmq.actors.messages import Call, Cancel, Result, Shutdown, decode_message, pack, pack_snapshot
-from rlzmq.core.class_names import class_from_name
 from rlzmq.core.errors import ProtocolError
 from rlzmq.core.process_memory import share_one_arena
 from rlzmq.core.socket_directory import process_directory, set_multiprocessing_directory
@@ -141,10 +140,7 @@ class _Child:
 
     async def _construct(self, data: bytes) -> list[Any]:
         def make() -> Any:
-            actor_class, args, kwargs = by_value.loads(data)
-            if isinstance(actor_class, str):
-                actor_class = class_from_name(actor_class, object)
-            return actor_class(*args, **kwargs)
+            return constructed(*by_value.loads(data))
 
         try:
             await self._host.construct(make)

@@ -21,11 +21,11 @@ from rlzmq.actors.child import local_options
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.actors.forkserver import ForkServer, get_fork_server
 from rlzmq.actors.handle import ActorHandle, short_name
+from rlzmq.actors.host import constructed
 from rlzmq.actors.links import LocalLink, ProcessLink
 from rlzmq.actors.messages import decode_message
 from rlzmq.actors.process_state import is_stopped
 from rlzmq.core import faults
-from rlzmq.core.class_names import class_from_name
 from rlzmq.core.errors import ClosedError, ConfigurationError, DeadlineError
 from rlzmq.core.files import make_directories
 from rlzmq.core.socket_directory import SocketDirectory, process_directory
@@ -232,12 +232,11 @@ class ActorSystem:
         class_name = short_name(actor_class)
         role = self._take_name(class_name, name)
         if in_process:
-            if isinstance(actor_class, str):
-                actor_class = class_from_name(actor_class, object)
             local = LocalLink(role, class_name)
             self._local_links.append(local)
             local.exited.add_done_callback(lambda _: self._local_links.remove(local))
-            await self._construct(local, local.construct(lambda: actor_class(*args, **kwargs)), deadline_s)
+            construct = local.construct(lambda: constructed(actor_class, args, kwargs))
+            await self._construct(local, construct, deadline_s)
             return ActorHandle(local, actor_class, self._call_deadline_s)
         payload = by_value.dumps((actor_class, args, kwargs), f"{class_name} or its arguments")
         link = self._fork(role, class_name)

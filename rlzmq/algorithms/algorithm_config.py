@@ -98,7 +98,7 @@ class AlgorithmConfig(BaseConfig):
 
     def _default_algo_class(self) -> Any:
         """Return the Algorithm class of this config class or of its nearest base."""
-        public = importlib.import_module("rlzmq")  # explains a failing import of torch
+        public = importlib.import_module("rlzmq")  # explains a failing import
         return getattr(public, self._algorithm) if self._algorithm else None
 
     # -- connectors -----------------------------------------------------------------------------

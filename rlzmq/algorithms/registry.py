@@ -1,6 +1,6 @@
 """Algorithms by name, for the command line and for checkpoints.
 
-Classes are imported only on request, since an algorithm imports torch.
+Classes are imported only on request, since an algorithm imports most of the package.
 """
 
 from __future__ import annotations
