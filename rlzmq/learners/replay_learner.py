@@ -152,6 +152,14 @@ class ReplayLearner(TargetNetworkLearner):
                 f"max_seq_len={longest}, and a sequence trains at least two steps after the burn-in. Lower burn_in_len "
                 "to at most max_seq_len - 2, or raise max_seq_len."
             )
+        capacity = settings.replay_buffer_config["capacity"]
+        if longest > capacity // plan.num_ranks // 4:
+            # Stretches of episodes have at most a quarter of a rank's capacity.
+            raise ConfigurationError(
+                f"{where} is stateful, config.replay_buffer_config['capacity']={capacity}: its model_config has "
+                f"max_seq_len={longest}, and a sequence may span a quarter of a learner's buffer. Raise the capacity "
+                f"to {4 * longest * plan.num_ranks} or more, or lower max_seq_len."
+            )
         if plan.num_ranks > 1 and not plan.keeps_episodes:
             raise ConfigurationError(
                 f"{where} is stateful: with {plan.num_ranks} learners each must get whole episodes. Set "

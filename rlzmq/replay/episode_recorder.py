@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.files import make_directories
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.episode_joining import join_chunks
 from rlzmq.replay.shards import write_shard
@@ -32,6 +34,9 @@ class EpisodeRecorder:
     Attributes:
         num_episodes: Number of episodes written.
         num_env_steps: Number of env steps written.
+
+    Raises:
+        ConfigurationError: `directory` cannot be created, or is a file.
     """
 
     num_env_steps: int
@@ -46,6 +51,13 @@ class EpisodeRecorder:
         normalize_actions: bool | None = None,
     ) -> None:
         self._directory = Path(directory)
+        try:
+            make_directories(self._directory)
+        except OSError as error:
+            raise ConfigurationError(
+                f"episodes cannot be recorded in {directory}: {error}. Name a directory in offline_data(output=…) that "
+                "every env runner can write to."
+            ) from None
         self._max_env_steps = max_env_steps
         self._writes_unfinished = writes_unfinished
         self._normalize_actions = normalize_actions

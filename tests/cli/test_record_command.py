@@ -84,4 +84,4 @@ def test_bad_options_are_refused(
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert main(["record", str(checkpoint), "--output", str(blocked), "--episodes", "1"]) == 78
-    assert "expected 1 new episodes, got 0" in capsys.readouterr().err
+    assert f"episodes cannot be recorded in {blocked}: " in capsys.readouterr().err

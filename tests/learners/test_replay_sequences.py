@@ -226,6 +226,10 @@ def test_both_paths_give_the_same_sequences() -> None:
         (config(n_step=(1, 2)), r"n_step=\(1, 2\)"),
         (config(burn_in_len=LONGEST - 1), r"burn_in_len=5: .* max_seq_len=6, .* at most max_seq_len - 2"),
         (config(burn_in_len=0, model={"max_seq_len": 1}), "max_seq_len=1"),
+        (
+            config(burn_in_len=0, model={"max_seq_len": 251}),
+            r"'capacity'\]=1000: .* max_seq_len=251, .* Raise the capacity to 1004 or more",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_stateful_modules_are_refused(made: DQNConfig, message: str) -> None:

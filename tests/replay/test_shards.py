@@ -202,8 +202,13 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     blocked = tmp_path / "data"
-    blocked.write_text("a file")
     recorder = EpisodeRecorder(blocked, max_env_steps=1)
+    blocked.rmdir()
+    blocked.write_text("a file")
+    with pytest.raises(
+        ConfigurationError, match=r"cannot be recorded in .*data: .* Name a directory in offline_data"
+    ):
+        EpisodeRecorder(blocked, max_env_steps=1)
     for seed in range(3):
         recorder.add(EpisodeBatch.from_episodes(episodes(1, seed)))
     recorder.close()
