@@ -95,7 +95,11 @@ class ForkedChild:
     def _on_status(self) -> None:
         assert self._status is not None
         try:
-            data = self._status.recv(MAX_REPORT_BYTES)
+            try:
+                data = self._status.recv(MAX_REPORT_BYTES)
+            except ConnectionResetError:
+                # The fork server closed its end before it read all requests; what it had sent can still be read.
+                data = self._status.recv(MAX_REPORT_BYTES)
         except BlockingIOError:
             return
         except OSError:

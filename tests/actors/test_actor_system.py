@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -20,7 +23,7 @@ from actor_checks import is_gone
 from actor_classes import Recorder, Stopper
 
 from rlzmq.actors import forkserver
-from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.actors.exit_status import ActorLostError, ExitStatus, exit_report
 from rlzmq.actors.handle import ActorHandle
 from rlzmq.actors.system import ActorSystem
 from rlzmq.core.errors import (
@@ -495,3 +498,17 @@ async def test_a_stopped_fork_server_is_continued(system: ActorSystem) -> None:
     forkserver.get_fork_server().send_signal(signal.SIGSTOP)
     again = await system.spawn(Recorder)
     assert await again.add(1) == 1
+
+
+async def test_an_exit_is_reported_although_requests_were_not_read() -> None:
+    """The fork server closes its socket when it has reported the end, whatever came meanwhile."""
+    (status, their_status), (channel, their_channel) = (
+        socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)
+    )
+    child = forkserver.ForkedChild(status, channel, session=0)
+    with their_channel, contextlib.closing(child):
+        child.kill()
+        their_status.send(json.dumps(exit_report(-signal.SIGKILL, ["last line"], None)).encode())
+        their_status.close()
+        status_of_child = await child.exited
+    assert status_of_child == ExitStatus(None, signal.SIGKILL, ("last line",))

@@ -119,7 +119,7 @@ async def test_a_hundred_runners_that_could_send_more_than_fits_are_held_back_an
         lambda: FakeLearner(addresses, watch),
         *makers,
     ) as (driver, learner, *runners):
-        await asyncio.wait_for(driver.finished, 60)
+        await asyncio.wait_for(driver.finished, 100)
         _check(driver, learner, batch)
         assert len((await broker.status())["runners"]) == 100
         assert all(runner.has_sampled.is_set() for runner in runners)
