@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
@@ -21,6 +22,19 @@ from rlzmq.driver.synchronous import Forwarded, Synchronous, blocking, runner_fo
 from rlzmq.driver.update_results import Accounting
 
 __all__ = ["Algorithm"]
+
+_logger = logging.getLogger("rlzmq.algorithms")
+
+# Methods that RLlib calls itself, so that overriding them has an effect there.
+_NOT_CALLED = {
+    "cleanup": "override stop(), or use the callback on_algorithm_end",
+    "evaluate": "evaluation(custom_evaluation_function=…); your own code may call an override",
+    "get_state": "store what is yours beside the checkpoint, after save_to_path()",
+    "load_checkpoint": "use the callback on_checkpoint_loaded",
+    "restore_env_runners": "use the callback on_env_runners_recreated",
+    "set_state": "use the callback on_checkpoint_loaded",
+    "step": "override training_step()",
+}
 
 
 class Algorithm(Synchronous[AsyncAlgorithm]):
@@ -45,6 +59,16 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
     config_class: ClassVar[type[BaseConfig] | str] = "AlgorithmConfig"
     """This algorithm's config class, or the name of a built-in one, which is then imported on request."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in sorted(_NOT_CALLED.keys() & vars(cls).keys()):
+            _logger.warning(
+                "%s.%s: no run calls this method of RLlib's; instead: %s.",
+                cls.__name__,
+                name,
+                _NOT_CALLED[name],
+            )
+
     @classmethod
     def get_default_config(cls) -> Any:
         """Return this algorithm's config with its defaults; custom algorithms override it or set `config_class`."""
@@ -59,6 +83,13 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
         _check_is_config(type(self), config)
         if not config.is_frozen:
             config = config._for_build(None, True)
+        self.setup(config)
+
+    def setup(self, config: BaseConfig) -> None:
+        """Start the run. The constructor calls this; overrides call it first, with the frozen config.
+
+        Whatever an override needs of the run's processes is there afterwards (`env_runner_group`, `learner_group`).
+        """
         overrides_step = type(self).training_step is not Algorithm.training_step
         self._async = _WithSyncTrainingStep(config) if overrides_step else AsyncAlgorithm(config)
         self._async._dispatch.algorithm = self

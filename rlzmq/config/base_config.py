@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,6 +34,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.envs.multi_agent_env import MultiAgentEnv, agent_spaces
 from rlzmq.envs.registry import EnvEntry, make_env, resolve_env
+from rlzmq.envs.vector import check_space
 
 __all__ = ["BaseConfig", "single_spaces_of"]
 
@@ -208,8 +210,11 @@ class BaseConfig(DerivedValues):
         try:
             self._check_agents(made)
             observation_space, action_space = single_spaces_of(made)
-        finally:
-            made.close()
+        except BaseException:
+            with contextlib.suppress(Exception):  # the first error counts
+                made.close()
+            raise
+        made.close()
         return self.observation_space or observation_space, self.action_space or action_space
 
     def _check_agents(self, env: Any) -> None:
@@ -293,6 +298,12 @@ def single_spaces_of(env: Any) -> tuple[Any, Any]:
         return env.single_observation_spaces, env.single_action_spaces
     if isinstance(env, MultiAgentEnv):
         return agent_spaces(env)
-    observation_space = getattr(env, "single_observation_space", None) or env.observation_space
-    action_space = getattr(env, "single_action_space", None) or env.action_space
+    observation_space = getattr(env, "single_observation_space", None) or getattr(
+        env, "observation_space", None
+    )
+    action_space = getattr(env, "single_action_space", None) or getattr(env, "action_space", None)
+    where = type(env).__name__
+    for name, space in (("observation_space", observation_space), ("action_space", action_space)):
+        if space is None:
+            check_space(None, name, where=where)
     return observation_space, action_space

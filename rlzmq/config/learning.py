@@ -49,10 +49,15 @@ class _LearnerCodeSettings:
         learner_class: The Learner class (None: the algorithm's default).
         learner_connector: Callable ``(observation_space, action_space)`` that returns a connector piece or a list of
             pieces.
+        add_default_connectors_to_learner_pipeline: Whether the default connector pieces follow those of
+            `learner_connector`.
+        learner_config_dict: Free-form settings for custom learners, read as ``self.config.learner_config_dict``.
     """
 
     learner_class: type | None = None
     learner_connector: Connector = None
+    add_default_connectors_to_learner_pipeline: bool = True
+    learner_config_dict: dict[str, Any] = setting(default={})
 
 
 @settings
@@ -63,12 +68,8 @@ class LearnersSettings(_LearnerCodeSettings):
         num_learners: Number of learner processes (DDP ranks); 0: the driver's process trains.
         num_gpus_per_learner: GPUs per learner; more than 0 selects CUDA and NCCL.
         num_cpus_per_learner: Must be "auto", 0 or 1, which are equivalent; see torch_num_threads.
-        num_aggregator_actors_per_learner: Must be 0: each learner runs its own connector pipeline.
         max_requests_in_flight_per_learner: Must be 3; has no effect, as updates run one after the other.
         local_gpu_idx: Index of the GPU that a learner in the driver's process uses.
-        add_default_connectors_to_learner_pipeline: Whether the default connector pieces follow those of
-            `learner_connector`.
-        learner_config_dict: Free-form settings for custom learners, read as ``self.config.learner_config_dict``.
         torch_num_threads: Number of torch threads in each runner and learner process. "auto": 1; but a learner on the
             CPU whose modules have convolutions trains with up to 8: its share of the cores, less one for each env
             runner if they sample meanwhile (`staleness` >= 1).
@@ -79,15 +80,10 @@ class LearnersSettings(_LearnerCodeSettings):
     num_cpus_per_learner: NonNegative | Literal["auto"] = fixed(
         default="auto", others=(0, 1), instead="set learners(torch_num_threads=…)."
     )
-    num_aggregator_actors_per_learner: NonNegativeInt = fixed(
-        default=0, instead="each learner runs its own connector pipeline."
-    )
     max_requests_in_flight_per_learner: PositiveInt = fixed(
         default=3, instead="an update begins when the previous one is committed."
     )
     local_gpu_idx: NonNegativeInt = 0
-    add_default_connectors_to_learner_pipeline: bool = True
-    learner_config_dict: dict[str, Any] = setting(default={})
     torch_num_threads: PositiveInt | Literal["auto"] = "auto"
 
 

@@ -58,6 +58,8 @@ _OWN_LEARNER_CODE = (
     "give your code as training(learner_connector=…), or write shards that hold what it returns."
 )
 _QUEUES = "env runners, broker and learners wait for each other without polling."
+_AGGREGATOR_SETTINGS = "num_aggregator_actors_per_learner max_requests_in_flight_per_aggregator_actor"
+_NO_AGGREGATORS = "there are no aggregators: each learner runs its own connector pipeline."
 _STALENESS = "training(staleness=…) sets how many updates the env runners may sample ahead."
 _NETWORKS = "set the networks with rl_module(model_config=…)."
 _ON_DATA = "a learner computes its own loss on recorded data: evaluation(offline_evaluation_interval=…)."
@@ -88,12 +90,8 @@ RLLIB_ONLY: tuple[RLlibOnly, ...] = (
         "exploration_config",
         "modules explore in forward_exploration; DQN has training(epsilon=…).",
     ),
-    *_ignored(
-        "learners",
-        _EVERY_CONFIG,
-        "max_requests_in_flight_per_aggregator_actor",
-        "there are no aggregators: each learner runs its own connector pipeline.",
-    ),
+    *_ignored("learners", _EVERY_CONFIG, _AGGREGATOR_SETTINGS, _NO_AGGREGATORS),
+    *_ignored("training", _EVERY_CONFIG, _AGGREGATOR_SETTINGS, _NO_AGGREGATORS),
     *_one_value(
         "learners",
         _EVERY_CONFIG,
@@ -138,12 +136,7 @@ RLLIB_ONLY: tuple[RLlibOnly, ...] = (
         {"entropy_coeff_schedule": None},
         "give training(entropy_coeff=[(0, v0), (t1, v1), …]).",
     ),
-    *_one_value(
-        "training",
-        "IMPALAConfig",
-        {"num_aggregation_workers": 0},
-        "each learner runs its own connector pipeline.",
-    ),
+    *_ignored("training", "IMPALAConfig", "num_aggregation_workers", _NO_AGGREGATORS),
     *_ignored(
         "training",
         "IMPALAConfig",

@@ -9,6 +9,7 @@ import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from types import CodeType, FrameType, ModuleType, TracebackType
 
+from rlzmq.core.rllib_names import instead_of
 from rlzmq.core.suggest import did_you_mean
 
 __all__ = ["MissingNameFinder", "hidden_modules", "import_failure"]
@@ -65,6 +66,8 @@ class MissingNameFinder:
         if algorithm.lower() in _ALGORITHMS_ELSEWHERE:
             has = [name for name in self._exports if f"{name}Config" in self._exports and name != "Algorithm"]
             return f": rlzmq {self._version} has no {algorithm}. Its algorithms: {', '.join(has)}."
+        if instead := instead_of(name, self._exports):
+            return f". It is RLlib's; instead: {instead}."
         return "." + did_you_mean(name, self._exports)
 
     def _module_hint(self, path: str) -> str:

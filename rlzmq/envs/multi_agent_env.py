@@ -192,7 +192,7 @@ class GroupAgentsWrapper(MultiAgentEnv):
                     raise ConfigurationError(
                         f"Agent {agent_id!r} is in two groups: {self._group_of[agent_id]!r} and {group!r}."
                     )
-                if agent_id not in env.possible_agents:
+                if env.possible_agents and agent_id not in env.possible_agents:
                     raise ConfigurationError(
                         f"Group {group!r}: unknown agent {agent_id!r}; expected some of "
                         f"{list(env.possible_agents)}."
@@ -211,6 +211,7 @@ class GroupAgentsWrapper(MultiAgentEnv):
                 [env.get_action_space(agent_id) for agent_id in members]
             )
         self.observation_spaces, self.action_spaces = observation_spaces, action_spaces
+        self.observation_space, self.action_space = obs_space, act_space  # those of every group, as in RLlib
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

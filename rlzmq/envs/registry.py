@@ -218,8 +218,9 @@ def make_env(env: object, env_config: Mapping[str, Any] | None = None) -> Any:
         env: Anything that `resolve_env` accepts.
         env_config: The environment's settings, or a whole `EnvContext`. A Gymnasium id gets the items as keyword
             arguments. A class or callable gets the context as its first argument, or no argument if it has no
-            parameters. If its first parameter has a default and is not named like a config (``config``,
-            ``env_config``, ``context``, …), it gets the items as keyword arguments.
+            parameters. If its first parameter is not named like a config (``config``, ``env_config``, ``context``, …)
+            and has a default, is one of the items, or is not the only one without a default, it gets the items as
+            keyword arguments.
 
     Returns:
         A ``gymnasium.Env`` (or ``MultiAgentEnv``), not yet reset.
@@ -277,10 +278,26 @@ def call_creator(entry: EnvEntry, context: EnvContext, **extra: Any) -> Any:
             )
         return creator(**extra)
     first = parameters[0]
-    if first.kind is not first.KEYWORD_ONLY and (
-        first.kind is not first.VAR_KEYWORD
-        and (first.default is first.empty or first.name in _CONTEXT_PARAMETERS)
-    ):
+    required = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    takes_context = first.kind not in (first.KEYWORD_ONLY, first.VAR_KEYWORD) and (
+        first.name in _CONTEXT_PARAMETERS
+        or (first.default is first.empty and first.name not in context and required[1:] == [])
+    )
+    missing = [name for name in required if name != first.name] if takes_context else required
+    missing = [name for name in missing if takes_context or name not in context]
+    if missing:
+        how = (
+            f"give {missing[0]!r} a default, or take it from {first.name!r}, which is the whole env_config"
+            if takes_context
+            else f"set config.environment(env_config={{{', '.join(f'{name!r}: …' for name in missing)}}})"
+        )
+        raise ConfigurationError(f"{entry.label} needs {', '.join(map(repr, missing))}: {how}.")
+    if takes_context:
         return creator(context, **extra)
     known = {parameter.name for parameter in parameters}
     unknown = [key for key in context if key not in known]

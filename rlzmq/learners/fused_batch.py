@@ -280,7 +280,8 @@ def _evaluate(
     """Return the module's outputs that the estimator needs, for all rows, on the CPU; and those of `forward_train`.
 
     The latter are those of the last block of rows; on the CPU there is only one. They have their graph if
-    `keeps_graph`.
+    `keeps_graph`. Columns that the module sets in its batch (an action mask taken out of the observations) replace
+    those in `columns`, as they do in the pipeline.
     """
     num_rows = int(tree_leaves(columns[Columns.OBS])[0].shape[0])
     if device.type == "cpu":
@@ -291,6 +292,7 @@ def _evaluate(
         )
         per_block = max(1, _BLOCK_BYTES // max(1, bytes_per_row))
     parts = []
+    rewritten: list[dict[str, Any]] = []
     fwd_out: dict[str, Any] = {}
     with torch.no_grad():
         for begin in range(0, num_rows, per_block):
@@ -299,11 +301,19 @@ def _evaluate(
                 for name, column in columns.items()
                 if name != Columns.INFOS
             }
+            given = dict(block)
             if estimator.uses_forward_train:
                 with torch.set_grad_enabled(keeps_graph):
                     fwd_out = module.forward_train(block)
             outputs = estimator.evaluate(module, block, fwd_out)
             parts.append({name: out.cpu() for name, out in outputs.items()})
+            rewritten.append(
+                {name: column for name, column in block.items() if column is not given.get(name)}
+            )
+    for name in rewritten[0] if rewritten else ():
+        columns[name] = tree_map(
+            lambda *leaves: torch.cat([leaf.cpu() for leaf in leaves]), *(block[name] for block in rewritten)
+        )
     if len(parts) == 1:
         return parts[0], fwd_out
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, fwd_out

@@ -245,6 +245,10 @@ class LearnerBase(Checkpointable):
         """
         self._optimizers.register(module_id, optimizer_name, optimizer, params, lr_or_lr_schedule)
 
+    def rl_module_is_compatible(self, module: Any) -> bool:
+        """Return whether the module has parameters to train: whether it is a ``torch.nn.Module``."""
+        return isinstance(module, torch.nn.Module)
+
     def get_optimizer(
         self, module_id: str = DEFAULT_MODULE_ID, optimizer_name: str = DEFAULT_OPTIMIZER
     ) -> Optimizer:

@@ -119,6 +119,8 @@ class EnvFailures:
         runner.num_env_failures += 1
         runner._num_failures_in_a_row += 1
         text = self._describe(error, env_index, where, way)
+        if expected := _interface_of(error, where):  # a new environment would do the same
+            self._stop(expected, text, error, way)
         if not getattr(config, "restart_failed_sub_environments", False):
             self._stop(
                 "Set config.fault_tolerance(restart_failed_sub_environments=True) to continue with a new one.",
@@ -188,6 +190,29 @@ class EnvFailures:
             f"{which} of env runner {runner.worker_index} raised {type(error).__name__} in {where}(): {said} "
             f"{describe_runner(runner)}. {how}"
         )
+
+
+_RESETS = "Expected def reset(self, *, seed=None, options=None), which returns (observation, info)."
+_STEPS = "Expected that step(action) returns (observation, reward, terminated, truncated, info)."
+
+
+def _interface_of(error: BaseException, where: str) -> str | None:
+    """Return what an environment's method must take and return; None if the error has another cause."""
+    if type(error) not in (TypeError, ValueError):
+        return None
+    text = str(error)
+    if "unpack" in text:
+        if where == "step" and ("(expected 5" in text or "non-iterable" in text):
+            return _STEPS
+        if where == "reset" and ("(expected 2" in text or "non-iterable" in text):
+            return _RESETS
+    if (
+        isinstance(error, TypeError)
+        and where == "reset"
+        and "reset() got an unexpected keyword argument" in text
+    ):
+        return _RESETS
+    return None
 
 
 def describe_runner(runner: FailingRunner) -> str:

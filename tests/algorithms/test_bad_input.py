@@ -10,7 +10,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from rlzmq import ConfigurationError, EpisodeBatch, NotFiniteError, SingleAgentEpisode, UnsupportedSpaceError
+from rlzmq import (
+    ConfigurationError,
+    EpisodeBatch,
+    NotFiniteError,
+    PPOConfig,
+    SingleAgentEpisode,
+    UnsupportedSpaceError,
+)
 from rlzmq.algorithms.registry import get_config_class
 from rlzmq.replay import write_shard
 
@@ -237,3 +244,31 @@ def test_a_limit_of_episodes_that_the_config_sets_counts() -> None:
     with pytest.raises(ConfigurationError, match="Lower n_step to 10 or less"):
         made.training(n_step=11).validate()
     made.training(n_step=10).validate()
+
+
+class NoSpaces(gym.Env[Any, Any]):
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.zeros(1, np.float32), {}
+
+
+class NoEnv:
+    pass
+
+
+class HalfWrapper(gym.Wrapper[Any, Any, Any, Any]):
+    def __init__(self, config: Any) -> None:
+        pass  # forgets super().__init__(env)
+
+
+@pytest.mark.parametrize("env", [NoSpaces, NoEnv, HalfWrapper])
+def test_an_env_without_spaces_is_named_with_what_is_missing(env: type) -> None:
+    with pytest.raises(
+        ConfigurationError, match=rf"observation_space of {env.__name__}: expected a gymnasium\.spaces\.Space"
+    ):
+        PPOConfig().environment(env).build()
+
+
+@pytest.mark.parametrize("rate", [-1e-3, float("nan"), [(0, 1e-3), (100, -1e-3)]])
+def test_a_learning_rate_is_a_number_from_0_up(rate: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"config\.lr=.*a learning rate is a number from 0 up"):
+        PPOConfig().environment("CartPole-v1").training(lr=rate).build()

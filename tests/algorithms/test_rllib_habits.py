@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+import gymnasium as gym
+import numpy as np
 import pytest
+import torch
 
 import rlzmq
 from rlzmq import (
+    PPO,
     AlgorithmConfig,
+    DefaultPPOTorchRLModule,
     Learner,
+    MultiAgentEnv,
     NotProvided,
     PPOConfig,
     PPOTorchLearner,
@@ -82,6 +88,106 @@ def test_the_module_spec_is_the_default_one_until_it_is_set() -> None:
     assert PPOConfig().rl_module_spec.module_class is rlzmq.DefaultPPOTorchRLModule
     spec = RLModuleSpec(model_config={"fcnet_hiddens": [3]})
     assert PPOConfig().rl_module(rl_module_spec=spec).rl_module_spec is spec
+
+
+def test_training_takes_what_learners_takes() -> None:
+    config = PPOConfig().training(
+        learner_config_dict={"my_setting": 1}, add_default_connectors_to_learner_pipeline=False
+    )
+    assert config.learner_config_dict == {"my_setting": 1}
+    assert not config.add_default_connectors_to_learner_pipeline
+
+
+def test_an_algorithms_setup_may_be_overridden() -> None:
+    class WithMore(PPO):
+        def setup(self, config: Any) -> None:
+            super().setup(config)
+            self.num_learners = self.learner_group.foreach_learner(lambda learner: learner.config.lr)
+
+    with PPOConfig(algo_class=WithMore).environment("CartPole-v1").training(lr=0.25).build() as algo:
+        assert isinstance(algo, WithMore)
+        assert list(algo.num_learners) == [0.25]
+
+
+def test_a_method_that_only_rllib_calls_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    type("Cleans", (PPO,), {"cleanup": lambda self: None})
+    assert [record.getMessage() for record in caplog.records] == [
+        "Cleans.cleanup: no run calls this method of RLlib's; instead: override stop(), or use the callback "
+        "on_algorithm_end."
+    ]
+
+
+class MasksActions(DefaultPPOTorchRLModule):
+    """RLlib's form of action masking: `compute_values`, called first, takes the mask out of the batch."""
+
+    def __init__(self, *, observation_space: Any, **kwargs: Any) -> None:
+        super().__init__(observation_space=observation_space["observations"], **kwargs)
+
+    def split(self, batch: dict[str, Any]) -> dict[str, Any]:
+        batch["action_mask"] = batch["obs"].pop("action_mask")
+        batch["obs"] = batch["obs"].pop("observations")
+        return batch
+
+    def masked(self, outputs: dict[str, Any], mask: torch.Tensor) -> dict[str, Any]:
+        return {**outputs, "action_dist_inputs": outputs["action_dist_inputs"] + mask.log().clamp(min=-1e30)}
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        batch = self.split(batch)
+        return self.masked(super()._forward(batch, **kwargs), batch["action_mask"])
+
+    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return self.masked(super()._forward_train(batch, **kwargs), batch["action_mask"])
+
+    def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> torch.Tensor:
+        if isinstance(batch["obs"], dict):
+            self.split(batch)
+        return super().compute_values(batch, embeddings)
+
+
+class OnlySecondAction(gym.Env[Any, Any]):
+    observation_space = gym.spaces.Dict(
+        action_mask=gym.spaces.Box(0, 1, (3,), np.float32),
+        observations=gym.spaces.Box(-1, 1, (2,), np.float32),
+    )
+    action_space = gym.spaces.Discrete(3)
+
+    def observe(self) -> Any:
+        return {"action_mask": np.eye(3, dtype=np.float32)[1], "observations": np.zeros(2, np.float32)}
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return self.observe(), float(action == 1), self.t == 5, False, {}
+
+
+def test_a_module_may_rewrite_its_train_batch_in_compute_values() -> None:
+    config = (
+        PPOConfig()
+        .environment(OnlySecondAction)
+        .rl_module(rl_module_spec=RLModuleSpec(module_class=MasksActions))
+        .training(train_batch_size_per_learner=50, minibatch_size=25, num_epochs=1)
+    )
+    with config.build() as algo:
+        assert algo.train()["env_runners"]["episode_return_mean"] == 5.0
+
+
+class NamesNoAgents(MultiAgentEnv):
+    action_space = observation_space = gym.spaces.Discrete(2)
+
+
+def test_agents_of_an_env_that_names_none_can_be_grouped() -> None:
+    pair = gym.spaces.Tuple([gym.spaces.Discrete(2)] * 2)
+    grouped = NamesNoAgents().with_agent_groups({"both": [0, 1]}, obs_space=pair, act_space=pair)
+    assert grouped.possible_agents == ["both"]
+
+
+def test_a_learner_tells_which_modules_have_parameters() -> None:
+    learner = PPOConfig().environment("CartPole-v1").build_learner()
+    assert learner.rl_module_is_compatible(learner.module["default_policy"])
+    assert not learner.rl_module_is_compatible(object())
 
 
 def test_override_finds_a_misspelt_method() -> None:

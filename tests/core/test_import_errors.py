@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import rlzmq
+from rlzmq.core.rllib_names import instead_of
 
 FROM_THE_TOP = "Public names come from the top level: from rlzmq import"
 ONLY_PPO = "rlzmq 0.1.0 has no {}. Its algorithms: APPO, BC, CQL, DQN, IMPALA, IQL, MARWIL, PPO, SAC, TQC."
@@ -35,6 +36,19 @@ ONLY_PPO = "rlzmq 0.1.0 has no {}. Its algorithms: APPO, BC, CQL, DQN, IMPALA, I
             "import rlzmq.algorithms.dreamerv3",
             "No module named 'rlzmq.algorithms.dreamerv3': " + ONLY_PPO.format("DreamerV3"),
         ),
+        (
+            "from rlzmq import try_import_torch",
+            "cannot import name 'try_import_torch' from 'rlzmq'. It is RLlib's; instead: import torch.",
+        ),
+        (
+            "from rlzmq import DQNTorchLearner",
+            "cannot import name 'DQNTorchLearner' from 'rlzmq'. It is RLlib's; instead: DQNLearner.",
+        ),
+        (
+            "from rlzmq import PPOCatalog",
+            "cannot import name 'PPOCatalog' from 'rlzmq'. It is RLlib's; instead: networks are torch.nn.Modules that "
+            "a TorchRLModule builds in setup().",
+        ),
         ("from rlzmq.env import MultiAgentEnv", f"No module named 'rlzmq.env'. {FROM_THE_TOP} …"),
         (
             "from rlzmq.env.multi_agent_env import MultiAgentEnv",
@@ -54,6 +68,10 @@ def test_a_name_that_is_not_there_is_told_where_it_lives(statement: str, text: s
     with pytest.raises(ImportError) as caught:
         exec(statement, {})
     assert str(caught.value) == text
+
+
+def test_no_public_name_is_explained_as_one_of_rllibs_only() -> None:
+    assert [name for name in rlzmq.__all__ if instead_of(name, ()) is not None] == []
 
 
 def test_looking_for_a_name_without_importing_it_is_answered_as_everywhere() -> None:

@@ -43,6 +43,28 @@ def test_a_class_gets_the_context() -> None:
     assert (env.config.worker_index, env.config.vector_index) == (2, 3)
 
 
+class TakesTwo(gym.Env[Any, Any]):
+    def __init__(self, size: int, speed: float) -> None:
+        self.size, self.speed = size, speed
+
+
+class TakesContextAndMore(gym.Env[Any, Any]):
+    def __init__(self, config: EnvContext, speed: float) -> None:
+        self.config = config
+
+
+def test_parameters_without_defaults_get_the_items_of_their_names() -> None:
+    made = make_env(TakesTwo, {"size": 7, "speed": 2.5})
+    assert (made.size, made.speed) == (7, 2.5)
+    assert make_env(lambda size: TakesKeywords(size), {"size": 4}).size == 4
+    with pytest.raises(ConfigurationError, match=r"TakesTwo needs 'speed'.*env_config=\{'speed': …\}"):
+        make_env(TakesTwo, {"size": 7})
+    with pytest.raises(
+        ConfigurationError, match=r"needs 'speed': give 'speed' a default, or take it from 'config'"
+    ):
+        make_env(TakesContextAndMore, {"speed": 1.0})
+
+
 def test_a_class_with_defaults_gets_keywords() -> None:
     assert make_env(TakesKeywords, {"size": 7}).size == 7
     assert make_env(TakesKeywords).size == 3

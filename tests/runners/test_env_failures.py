@@ -330,3 +330,43 @@ def test_observations_outside_of_their_space_are_refused_at_the_first_reset() ->
         SingleAgentEnvRunner(config=config).sample_lease(1)
     config.environment(disable_env_checking=True)
     assert SingleAgentEnvRunner(config=config).sample_lease(1).num_env_steps == 3
+
+
+class OldStep(FailsAt):
+    def step(self, action: Any) -> Any:
+        return np.zeros(1, np.float32), 1.0, False, {}
+
+
+class StepOfNothing(FailsAt):
+    def step(self, action: Any) -> Any:
+        return None
+
+
+class OldReset(FailsAt):
+    def reset(self, **kwargs: Any) -> Any:
+        return np.zeros(1, np.float32)
+
+
+class ResetWithoutSeed(FailsAt):
+    def reset(self) -> Any:
+        return super().reset()
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        (OldStep, "(observation, reward, terminated, truncated, info)"),
+        (StepOfNothing, "(observation, reward, terminated, truncated, info)"),
+        (OldReset, "returns (observation, info)"),
+        (ResetWithoutSeed, "def reset(self, *, seed=None, options=None)"),
+    ],
+)
+def test_a_method_of_another_interface_ends_the_run_at_once_and_names_the_right_one(
+    make_runner: Any, env: type[FailsAt], expected: str
+) -> None:
+    env.made = 0
+    runner = make_runner({"fails_at": 0, "failing": []}, num_envs=1, env=env)
+    with pytest.raises(EnvError) as caught:
+        runner.sample_lease(4)
+    assert expected in str(caught.value)
+    assert env.made <= 2  # one for the spaces, one that failed
