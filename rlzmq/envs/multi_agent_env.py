@@ -211,7 +211,10 @@ class GroupAgentsWrapper(MultiAgentEnv):
                 [env.get_action_space(agent_id) for agent_id in members]
             )
         self.observation_spaces, self.action_spaces = observation_spaces, action_spaces
-        self.observation_space, self.action_space = obs_space, act_space  # those of every group, as in RLlib
+        if obs_space is not None:  # those of every group, as in RLlib
+            self.observation_space = obs_space
+        if act_space is not None:
+            self.action_space = act_space
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -182,6 +182,7 @@ def test_agents_of_an_env_that_names_none_can_be_grouped() -> None:
     pair = gym.spaces.Tuple([gym.spaces.Discrete(2)] * 2)
     grouped = NamesNoAgents().with_agent_groups({"both": [0, 1]}, obs_space=pair, act_space=pair)
     assert grouped.possible_agents == ["both"]
+    assert (grouped.observation_space, grouped.action_space) == (pair, pair)
 
 
 def test_a_learner_tells_which_modules_have_parameters() -> None:
