@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any
 
 from rlzmq.config.derived import DerivedValues
@@ -186,10 +185,6 @@ def _check_overrides(config: DerivedValues) -> None:
 
 
 def _check_schedule(name: str, value: Any) -> None:
-    if name.endswith("lr") and value is not None:
-        rates = [point[1] for point in value] if isinstance(value, list) else [value]
-        if not all(0 <= rate < math.inf for rate in rates):
-            raise ConfigurationError(f"config.{name}={value!r}: a learning rate is a number from 0 up.")
     if not isinstance(value, list):
         return
     times = [point[0] for point in value]

@@ -266,9 +266,3 @@ def test_an_env_without_spaces_is_named_with_what_is_missing(env: type) -> None:
         ConfigurationError, match=rf"observation_space of {env.__name__}: expected a gymnasium\.spaces\.Space"
     ):
         PPOConfig().environment(env).build()
-
-
-@pytest.mark.parametrize("rate", [-1e-3, float("nan"), [(0, 1e-3), (100, -1e-3)]])
-def test_a_learning_rate_is_a_number_from_0_up(rate: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"config\.lr=.*a learning rate is a number from 0 up"):
-        PPOConfig().environment("CartPole-v1").training(lr=rate).build()
