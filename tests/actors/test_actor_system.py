@@ -506,6 +506,7 @@ async def test_an_exit_is_reported_although_requests_were_not_read() -> None:
         socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)
     )
     child = forkserver.ForkedChild(status, channel, session=0)
+    child.started.cancel()  # nobody waits for it
     with their_channel, contextlib.closing(child):
         child.kill()
         their_status.send(json.dumps(exit_report(-signal.SIGKILL, ["last line"], None)).encode())
