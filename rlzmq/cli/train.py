@@ -33,6 +33,7 @@ from rlzmq.telemetry.view import make_view
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig
+    from rlzmq.core.checkpoint_series import Found
 
 __all__ = ["TrainOptions", "apply_preset", "run"]
 
@@ -194,11 +195,13 @@ def _stored_settings(options: Any) -> dict[str, Any] | None:
     from rlzmq.algorithms.checkpoints import load_config
     from rlzmq.core.checkpoint_series import find_checkpoint
 
-    found = find_checkpoint(place).path
-    if found is None:
+    found = find_checkpoint(place)
+    if found.path is None:
+        if options.resume != "auto":
+            raise _nothing_to_resume(place, found)
         return None
     try:
-        config = load_config(found)
+        config = load_config(found.path)
     except CheckpointError as error:
         raise CheckpointError(f"{error} Set --env, and other settings by flags or --config.") from error
     return dict(config.given())
@@ -324,18 +327,24 @@ def _run_paths(name: str, options: Any, config: AlgorithmConfig) -> tuple[Path, 
             print(f"nothing to resume under runs/: starting a new run in {path}", flush=True)
         return path, None
     found = find_checkpoint(place)
-    for skipped, reason in found.skipped:
-        print(f"skipped     {skipped}: {printable(reason)}", flush=True)
+    if found.path is not None or options.resume == "auto":
+        for skipped, reason in found.skipped:
+            print(f"skipped     {skipped}: {printable(reason)}", flush=True)
     if found.path is not None:
         print(f"resumed     {found.path}", flush=True)
     elif options.resume != "auto":
-        raise CheckpointError(
-            f"{place} is neither a complete checkpoint nor a run directory that holds one. With --resume auto "
-            "a new run starts if there is none."
-        )
+        raise _nothing_to_resume(place, found)
     elif not options.quiet:
         print(f"nothing to resume in {path}: starting a new run", flush=True)
     return path, found.path
+
+
+def _nothing_to_resume(place: str, found: Found) -> CheckpointError:
+    skipped = "".join(f"\n  {path}: {printable(reason)}" for path, reason in found.skipped)
+    return CheckpointError(
+        f"{place} is neither a complete checkpoint nor a run directory that holds one. With --resume auto "
+        f"a new run starts if there is none.{skipped}"
+    )
 
 
 @contextlib.contextmanager

@@ -115,7 +115,7 @@ class BrokerPipeline(Supervisor):
         )
         await self._broker.start()
         if self._config.durability == "journal":
-            self._journal = RunJournal(self._broker)
+            self._journal = RunJournal(self._broker, self._config.update_plan().max_policy_lag)
 
     async def start(self) -> None:
         """Connect driver, learners and runners to the broker."""

@@ -12,25 +12,24 @@ __all__ = ["RunJournal"]
 
 _log = logging.getLogger("rlzmq.driver")
 
-# Number of versions by which journal data may be older than the checkpoint, since updates train data of their own
-# version.
-_MAX_LAG = 0
-
 
 class RunJournal:
     """The journal of the previous run, read once before the run's first update and restored once.
 
     Args:
         broker: The BrokerKeeper, whose current broker writes the journal.
+        max_lag: Number of versions by which journal data may be older than the checkpoint, as by which the data of an
+            update may be older than its weights; below 0: any.
 
     Attributes:
         is_due: Whether it has not been restored yet.
         num_failures: How often brokers failed to write it.
     """
 
-    def __init__(self, broker: BrokerKeeper) -> None:
+    def __init__(self, broker: BrokerKeeper, max_lag: int) -> None:
         self._broker = broker
-        self._terms = (-1, 0)
+        self._max_lag = max_lag
+        self._terms = (-1, max_lag)
         self.is_due: bool = True
         self.num_failures = 0
 
@@ -45,7 +44,7 @@ class RunJournal:
         """
         if not self.is_due:
             return []
-        self._terms = next_update, _MAX_LAG
+        self._terms = next_update, self._max_lag
         names: list[str] = await self._broker.handle.read_journal(*self._terms)
         return names
 

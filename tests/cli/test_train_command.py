@@ -156,7 +156,7 @@ def test_modules_of_the_current_directory_are_found_and_the_printed_commands_wor
     assert json.loads((here / "r2" / "metrics.jsonl").read_text())["training_iteration"] == 2
 
 
-def test_a_run_directory_that_cannot_be_made_and_a_config_that_is_no_text_are_said_before_anything_is_built(
+def test_bad_run_directories_configs_and_checkpoints_are_named_before_anything_is_built(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build(config: object, checkpoint: object) -> None:
@@ -168,6 +168,12 @@ def test_a_run_directory_that_cannot_be_made_and_a_config_that_is_no_text_are_sa
     (here / "bin.toml").write_bytes(b"\xff\xfe")
     assert main([*TRAIN, "--config", "bin.toml"]) == 78
     assert "Cannot read bin.toml" in capsys.readouterr().err
+    (here / "torn").mkdir()
+    (here / "torn" / "manifest.json").write_text("{")
+    assert main(["train", "ppo", "--resume", "torn"]) == 78
+    said = capsys.readouterr().err
+    assert "torn is neither a complete checkpoint nor" in said
+    assert f"{here / 'torn'}: " in said, "with the reason"
     assert main([*TRAIN, "--run-dir", "gone/deep", "--quiet"]) == 70
     assert not (here / "gone").exists()
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -18,6 +19,7 @@ import pytest
 
 from rlzmq.algorithms.checkpoints import latest_checkpoint
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.driver.run_journal import RunJournal
 from rlzmq.protocol.events import JournalAppend, JournalRemove
 from rlzmq.roles.broker.journal_file import JournalFile
 from tests.support.warm_process import WarmPopen, run_warm
@@ -128,6 +130,19 @@ def test_a_full_disk_is_said_once(opened: Callable[..., Open], monkeypatch: pyte
     assert len(journal.failures) == 1
     assert "No space left" in journal.failures[0]
     assert journal.synced == [0]
+
+
+async def test_data_may_be_as_old_as_an_updates() -> None:
+    asked = []
+
+    class Broker:
+        async def read_journal(self, next_update: int, max_lag: int) -> list[str]:
+            asked.append((next_update, max_lag))
+            return ["runner-0"]
+
+    journal = RunJournal(SimpleNamespace(handle=Broker()), max_lag=2)  # type: ignore[arg-type]
+    assert await journal.read(7) == ["runner-0"]
+    assert asked == [(7, 2)]
 
 
 # ------------------------------------------------------------------ a whole run

@@ -23,7 +23,7 @@ def role() -> Any:
 
 
 def publication(role: EnvRunnerRole, layout_digest: str, num_bytes: int) -> ApplyWeights:
-    header = Publication("run", 1, 1, "digest", layout_digest, num_bytes, True, "", 0)
+    header = Publication("run", 1, 1, "digest", layout_digest, num_bytes)
     return ApplyWeights(header, bytes(num_bytes))
 
 
