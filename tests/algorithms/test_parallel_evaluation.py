@@ -254,6 +254,7 @@ def interrupted(
 
     async def run() -> None:
         config = auto(parallel((1, 0), {"meet": fifo, "meet_at": 1}))
+        config.training(train_batch_size_per_learner=10_000)  # does not end before the interrupt
         async with config.build_async() as algo:
             before = asyncio.all_tasks()
             task = asyncio.create_task(algo.train())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 from pathlib import Path
@@ -87,7 +88,7 @@ async def test_a_stopped_broker_is_killed_and_replaced(
     async with small(1, 1).build_async() as algo:
         await algo.train()
         keeper = broker_of(algo)
-        keeper.handle.send_signal(signal.SIGSTOP)
+        os.kill(keeper.handle.pid, signal.SIGSTOP)
         check_account(await algo.train(), 2)
         assert keeper.num_restarts == 1
 
@@ -122,7 +123,7 @@ async def test_stopped_processes_are_seen_without_a_broker(caplog: pytest.LogCap
         await algo.train()
         stopped = [algo.env_runner_group.handles[0], algo.learner_group.handles[1], broker_of(algo).handle]
         for handle in stopped:
-            handle.send_signal(signal.SIGSTOP)
+            os.kill(handle.pid, signal.SIGSTOP)
         async with asyncio.timeout(60):
             for handle in stopped:
                 assert (await handle.exited).signal_number == signal.SIGKILL
@@ -164,7 +165,7 @@ async def test_processes_that_were_frozen_when_the_broker_died_are_missed_by_the
         group, runners = algo.learner_group, algo.env_runner_group
         keeps_the_state = group.handles[0]
         for handle in (keeps_the_state, runners.handles[0]):
-            handle.send_signal(signal.SIGSTOP)
+            os.kill(handle.pid, signal.SIGSTOP)
         frozen = runners.handles[0]
         await kill(broker_of(algo).handle)
         await kill(group.handles[1])
@@ -188,6 +189,6 @@ async def test_a_run_ends_although_processes_are_frozen() -> None:
     async with small(2, 2).build_async() as algo:
         await algo.train()
         for handle in (algo.learner_group.handles[0], algo.env_runner_group.handles[0]):
-            handle.send_signal(signal.SIGSTOP)
+            os.kill(handle.pid, signal.SIGSTOP)
         start = time.monotonic()
     assert time.monotonic() - start < 20.0, "3 s for their goodbye, 5 s for their end"

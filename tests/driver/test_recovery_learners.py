@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import threading
 import time
@@ -150,7 +151,7 @@ async def test_a_stopped_rank_is_noticed_killed_and_survived_within_five_seconds
     async with small(1, 2).build_async() as algo:
         await algo.train()
         start = time.monotonic()
-        algo.learner_group.handles[1].send_signal(signal.SIGSTOP)
+        os.kill(algo.learner_group.handles[1].pid, signal.SIGSTOP)
         result = await algo.train()
         took_s = time.monotonic() - start
     check_account(result, 2)

@@ -105,7 +105,7 @@ async def test_a_stopped_runner_is_noticed_killed_and_replaced_within_five_secon
         group = algo.env_runner_group
         await algo.train()
         start = time.monotonic()
-        group.handles[1].send_signal(signal.SIGSTOP)
+        os.kill(group.handles[1].pid, signal.SIGSTOP)
         result = await algo.train()
         check_account(result, 2)
         await until(lambda: group.num_restarts == 1 and group.num_healthy_remote_workers() == 2)
@@ -119,7 +119,7 @@ async def test_a_stopped_evaluation_runner_is_replaced_and_the_round_completes()
         await algo.evaluate()
         group = algo.eval_env_runner_group
         old = group.handles[0]
-        old.send_signal(signal.SIGSTOP)
+        os.kill(old.pid, signal.SIGSTOP)
         result = await algo.evaluate()
         assert result["env_runners"]["num_episodes"] == 2
         assert group.handles[0].pid != old.pid
