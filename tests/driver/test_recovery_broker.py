@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from recovery_runs import check_account, kill, small, until
 
@@ -88,7 +88,7 @@ async def test_a_stopped_broker_is_killed_and_replaced(
     async with small(1, 1).build_async() as algo:
         await algo.train()
         keeper = broker_of(algo)
-        os.kill(keeper.handle.pid, signal.SIGSTOP)
+        psutil.Process(keeper.handle.pid).suspend()
         check_account(await algo.train(), 2)
         assert keeper.num_restarts == 1
 
@@ -123,7 +123,7 @@ async def test_stopped_processes_are_seen_without_a_broker(caplog: pytest.LogCap
         await algo.train()
         stopped = [algo.env_runner_group.handles[0], algo.learner_group.handles[1], broker_of(algo).handle]
         for handle in stopped:
-            os.kill(handle.pid, signal.SIGSTOP)
+            psutil.Process(handle.pid).suspend()
         async with asyncio.timeout(60):
             for handle in stopped:
                 assert (await handle.exited).signal_number == signal.SIGKILL
@@ -165,7 +165,7 @@ async def test_processes_that_were_frozen_when_the_broker_died_are_missed_by_the
         group, runners = algo.learner_group, algo.env_runner_group
         keeps_the_state = group.handles[0]
         for handle in (keeps_the_state, runners.handles[0]):
-            os.kill(handle.pid, signal.SIGSTOP)
+            psutil.Process(handle.pid).suspend()
         frozen = runners.handles[0]
         await kill(broker_of(algo).handle)
         await kill(group.handles[1])
@@ -189,6 +189,6 @@ async def test_a_run_ends_although_processes_are_frozen() -> None:
     async with small(2, 2).build_async() as algo:
         await algo.train()
         for handle in (algo.learner_group.handles[0], algo.env_runner_group.handles[0]):
-            os.kill(handle.pid, signal.SIGSTOP)
+            psutil.Process(handle.pid).suspend()
         start = time.monotonic()
     assert time.monotonic() - start < 20.0, "3 s for their goodbye, 5 s for their end"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import signal
 import threading
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from recovery_runs import check_account, kill, small, until
 
@@ -151,7 +151,7 @@ async def test_a_stopped_rank_is_noticed_killed_and_survived_within_five_seconds
     async with small(1, 2).build_async() as algo:
         await algo.train()
         start = time.monotonic()
-        os.kill(algo.learner_group.handles[1].pid, signal.SIGSTOP)
+        psutil.Process(algo.learner_group.handles[1].pid).suspend()
         result = await algo.train()
         took_s = time.monotonic() - start
     check_account(result, 2)

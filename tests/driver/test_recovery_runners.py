@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import os
 import re
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -105,7 +104,7 @@ async def test_a_stopped_runner_is_noticed_killed_and_replaced_within_five_secon
         group = algo.env_runner_group
         await algo.train()
         start = time.monotonic()
-        os.kill(group.handles[1].pid, signal.SIGSTOP)
+        psutil.Process(group.handles[1].pid).suspend()
         result = await algo.train()
         check_account(result, 2)
         await until(lambda: group.num_restarts == 1 and group.num_healthy_remote_workers() == 2)
@@ -119,7 +118,7 @@ async def test_a_stopped_evaluation_runner_is_replaced_and_the_round_completes()
         await algo.evaluate()
         group = algo.eval_env_runner_group
         old = group.handles[0]
-        os.kill(old.pid, signal.SIGSTOP)
+        psutil.Process(old.pid).suspend()
         result = await algo.evaluate()
         assert result["env_runners"]["num_episodes"] == 2
         assert group.handles[0].pid != old.pid
