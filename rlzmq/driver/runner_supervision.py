@@ -231,7 +231,11 @@ class RunnerSupervisor(Supervisor):
             else:
                 place.patience.killed()
                 why = "its event loop is blocked (does a step hold the GIL? see env_step_timeout_s)"
-        _log.warning("%s %d (pid %d) hangs: %s. Killing it.", self._what, index, handle.pid, why)
+        if handle.exited.done():
+            return
+        text = f"{self._what} {index} (pid {handle.pid}) hangs: {why}."
+        _log.warning("%s Killing it.", text)
+        place.killed_for = PeerLostError(f"{text} It was killed.")
         await handle.kill_hanging()
 
     # -- the loop of one place ------------------------------------------------------------------

@@ -322,8 +322,8 @@ class Study:
     def _tell(self, number: int, state: Any, value: float | None = None) -> bool:
         try:
             self._study.tell(number, value, state=state)
-        except ValueError:  # the trial has ended already
-            return False
+        except (ValueError, self._optuna.exceptions.UpdateFinishedTrialError):
+            return False  # it has ended already, or another driver ends it right now
         return True
 
     def _suggested(self, trial: Any) -> Iterator[tuple[str, Any]]:

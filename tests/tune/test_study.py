@@ -102,6 +102,27 @@ def test_a_driver_whose_trial_was_taken_over_does_not_end_it(tmp_path: Path) -> 
     assert len(other.ended()) == 1
 
 
+def test_a_trial_that_two_drivers_end_at_the_same_moment_ends_once(tmp_path: Path) -> None:
+    slow, other = study(tmp_path), study(tmp_path)
+    slow.ensure_waiting(1)
+    claim = slow.claim()
+    assert claim is not None
+    slow.close()  # as if it were dead
+    ends = []
+
+    class Late(type(other._study.sampler)):  # type: ignore[misc]
+        """Called when Optuna has seen that the trial runs, and before it stores the end."""
+
+        def after_trial(self, *args: Any) -> None:
+            ends.append(end(slow, claim))
+
+    other._study.sampler = Late()
+    assert other.take_over_lost() == 0
+    assert ends == [True]
+    assert [ended.index for ended in other.ended()] == [0]
+    assert other.claim() is None
+
+
 def test_a_driver_elsewhere_is_dead_when_its_heartbeat_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
