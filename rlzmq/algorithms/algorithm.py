@@ -159,7 +159,12 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
     save_checkpoint: Final = blocking(AsyncAlgorithm.save_checkpoint)
 
     def save(self, path: str | Path | None = None) -> str:
-        """Call `save_to_path`."""
+        """Call `save_to_path`, and return the checkpoint's path.
+
+        Args:
+            path: The checkpoint's directory. None: a new one in the temporary directory for each call
+                (``rlzmq-checkpoint-…``), which no run removes; its path is also logged.
+        """
         return self.save_to_path(path)
 
     def restore(self, path: str | Path) -> None:

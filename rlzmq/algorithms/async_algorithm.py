@@ -484,7 +484,8 @@ class AsyncAlgorithm:
         """Write a checkpoint atomically.
 
         Args:
-            path: The checkpoint's directory (replaced if it exists); None: a new one in the temporary directory.
+            path: The checkpoint's directory (replaced if it exists). None: a new one in the temporary directory, which
+                no run removes; its path is also logged.
 
         Returns:
             The absolute path.

@@ -21,10 +21,11 @@ from rlzmq.actors.loop_thread import in_calling_thread
 from rlzmq.algorithms.callback_dispatch import CallbackDispatch
 from rlzmq.algorithms.results import merge_into
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.errors import ClosedError
+from rlzmq.core.errors import ClosedError, ConfigurationError
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.names import ALL_MODULES
 from rlzmq.core.plain import decode, encode_supported
+from rlzmq.core.signatures import place_of_code
 from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.driver.session import Session
 from rlzmq.roles.runner.sampling_round import SamplingRound, UntilEnd
@@ -238,9 +239,16 @@ class Evaluation:
         outcome = await in_calling_thread(lambda: function(algorithm, algorithm.eval_env_runner_group))
         if inspect.isawaitable(outcome):
             outcome = await outcome
-        results, num_env_steps, num_agent_steps = outcome
+        try:
+            results, num_env_steps, num_agent_steps = outcome
+            results = dict(results)
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                "config.custom_evaluation_function: expected it to return (results, env_steps, agent_steps), got "
+                f"{outcome!r}{place_of_code(function)}."
+            ) from None
         return {
-            "env_runners": dict(results),
+            "env_runners": results,
             "num_env_steps_sampled_this_iter": num_env_steps,
             "num_agent_steps_sampled_this_iter": num_agent_steps,
         }

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.signatures import check_takes
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.driver.module_configs import PLACES, ModuleConfigs
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
@@ -50,6 +51,12 @@ class NewRules:
 
     mapping_fn: Callable[..., Any] | None = None
     to_train: Any = None
+
+    def __post_init__(self) -> None:
+        if self.mapping_fn is not None:
+            check_takes(self.mapping_fn, "new_agent_to_module_mapping_fn", "agent_id", "episode")
+        if callable(self.to_train):
+            check_takes(self.to_train, "new_should_module_be_updated", "module_id", "batch")
 
     @property
     def settings(self) -> dict[str, Any]:

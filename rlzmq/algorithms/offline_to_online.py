@@ -48,8 +48,9 @@ def online_state(
     """Return what an online run takes over: the learners' weights, and the state of optimizers of the same name.
 
     Networks that the online modules lack (IQL's value function) and their optimizers are left out; networks that only
-    they have (the temperature, after IQL) keep their initial weights. One log line names both. Counts start at zero,
-    since schedules, warm-up and replay ratio follow the env steps of the new run.
+    they have (the temperature, after IQL) keep their initial weights. One log line names both. Target networks that
+    only they have (APPO's) become copies of the loaded ones. Counts start at zero, since schedules, warm-up and replay
+    ratio follow the env steps of the new run.
 
     Args:
         state: The offline run's state, or a part of it.
@@ -96,7 +97,7 @@ def online_state(
             name: value for name, value in weights.items() if _part(name) in parts
         }
         left_out |= saved_parts - parts
-        fresh |= parts - saved_parts
+        fresh |= parts - saved_parts - {_part(name) for name in own.targets_missing_in(weights).values()}
         mine = optimizers.get(module_id, {})
         taken["optimizer"][module_id] = {
             name: saved

@@ -29,7 +29,7 @@ from rlzmq.config.sampling import (
 )
 from rlzmq.config.search_space import find_search_objects
 from rlzmq.config.settings import NotProvided, takes
-from rlzmq.core.callbacks import HOOKS, Hooks, check_hook_names
+from rlzmq.core.callbacks import HOOKS, Hooks, check_hook, check_hooks
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.envs.multi_agent_env import MultiAgentEnv, agent_spaces
@@ -140,13 +140,15 @@ class BaseConfig(DerivedValues):
         for name, functions in hooks.items():
             if name not in HOOKS:
                 raise TypeError(f"callbacks() has no hook {name!r}.{did_you_mean(name, HOOKS)}")
-            listed = list(functions) if isinstance(functions, list | tuple) else [functions]
+            listed: list[Any] = list(functions) if isinstance(functions, list | tuple) else [functions]
             if not all(callable(fn) for fn in listed):
                 raise ConfigurationError(f"callbacks({name}=…): expected callables, got {functions!r}.")
+            for function in listed:
+                check_hook(name, function, f"callbacks({name}=…)")
             self.callbacks_hooks: dict[str, Any] = {**self.callbacks_hooks, name: listed}
         if callbacks_class is not NotProvided:
             for item in callbacks_class if isinstance(callbacks_class, list | tuple) else [callbacks_class]:
-                check_hook_names(item)
+                check_hooks(item)
             self.callbacks_class = callbacks_class
         return self
 

@@ -9,6 +9,7 @@ from rlzmq.config.derived import DerivedValues
 from rlzmq.core.addresses import check_bind_address, split_tcp
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.metrics_stats import check_stats_cls_lookup
+from rlzmq.core.signatures import check_takes
 from rlzmq.core.suggest import did_you_mean
 
 __all__ = ["check"]
@@ -68,6 +69,7 @@ def check(config: DerivedValues) -> None:
             f"config.policies_to_train names {unknown[0]!r}, which is no module id."
             + did_you_mean(unknown[0], config.module_ids)
         )
+    _check_functions(config)
     if config.is_multi_agent and config.policy_mapping_fn is None:
         raise ConfigurationError(
             f"config.policies has the module ids {config.module_ids}, but config.policy_mapping_fn is None: "
@@ -85,6 +87,18 @@ def check(config: DerivedValues) -> None:
             f"config.torch_compile_learner_what_to_compile='complete_update' with num_learners="
             f"{config.num_learners}: the ranks agree on each step outside of torch. Use 'forward_train'."
         )
+
+
+def _check_functions(config: DerivedValues) -> None:
+    """Check that the user's functions take the arguments that they will get."""
+    for name, arguments in (
+        ("policy_mapping_fn", ("agent_id", "episode")),
+        ("policies_to_train", ("module_id", "batch")),
+        ("custom_evaluation_function", ("algorithm", "eval_env_runner_group")),
+    ):
+        function = config.get(name)
+        if callable(function):
+            check_takes(function, f"config.{name}", *arguments)
 
 
 def _check_evaluation(config: DerivedValues) -> None:

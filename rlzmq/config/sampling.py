@@ -39,7 +39,8 @@ class EnvironmentSettings:
         observation_space: Overrides the observation space of a single env.
         action_space: Overrides the action space of a single env.
         clip_rewards: Must be None or False: give ``wrappers=["ClipReward(min_reward=-1, max_reward=1)"]`` instead.
-        normalize_actions: Whether modules act in [-1, 1] and bounded Box actions are rescaled for the env.
+        normalize_actions: Whether modules act in [-1, 1] and bounded Box actions are rescaled for the env. A Box
+            without some of its bounds is not rescaled, but clipped to the bounds that it has.
         clip_actions: Whether to clip Box actions to the bounds of the space (if not normalized).
         disable_env_checking: Whether to skip the check of the env's spaces and types at its creation.
         is_atari: Whether to apply the usual Atari preprocessing before `wrappers`: no-ops after a reset, every 4th

@@ -38,7 +38,7 @@ from rlzmq.connectors.columnar import RowsContext
 from rlzmq.connectors.torch_piece import TorchPiece
 from rlzmq.core.checkpointable import Checkpointable
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.signatures import SignatureOfInit
+from rlzmq.core.signatures import SignatureOfInit, check_takes
 from rlzmq.episodes.episode_batch import EpisodeBatch
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
 
 __all__ = ["BatchedNdArray", "ConnectorV2", "RowsContext", "batch_key"]
+
+
+_ARGUMENTS = ("rl_module", "batch", "episodes", "explore", "shared_data", "metrics")
 
 
 class _RecomputesAfterInit(SignatureOfInit, abc.ABCMeta):
@@ -56,6 +59,7 @@ class _RecomputesAfterInit(SignatureOfInit, abc.ABCMeta):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         piece = super().__call__(*args, **kwargs)
+        piece.check_signatures()
         piece._is_constructed = True
         piece._recompute_output_spaces()
         return piece
@@ -132,6 +136,14 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
                 share one between two full resets.
             metrics: MetricsLogger or None.
         """
+
+    def check_signatures(self) -> None:
+        """Check that the methods a subclass writes take the arguments that they get.
+
+        Raises:
+            ConfigurationError: One does not.
+        """
+        check_takes(self.__call__, f"{type(self).__name__}.__call__", by_name=_ARGUMENTS)
 
     # -- spaces ---------------------------------------------------------------------------------
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable
 from typing import Any, Protocol, TypedDict
 
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.signatures import check_takes
 
 __all__ = [
     "HOOKS",
@@ -15,7 +17,8 @@ __all__ = [
     "CallbackList",
     "Hooks",
     "RLlibCallback",
-    "check_hook_names",
+    "check_hook",
+    "check_hooks",
     "hooks_of",
 ]
 
@@ -228,18 +231,33 @@ def hooks_of(item: Any) -> list[str]:
     return [name for name in HOOKS if getattr(kind, name, None) not in (None, getattr(Callback, name))]
 
 
-def check_hook_names(item: Any) -> None:
-    """Raise an error if a callbacks class has a method that looks like a hook but is none.
+def check_hook(name: str, function: Callable[..., Any], what: str) -> None:
+    """Check that a function takes the arguments of the hook `name`.
+
+    Raises:
+        ConfigurationError: It does not; the text begins with `what`.
+    """
+    parameters = inspect.signature(getattr(Callback, name)).parameters.values()
+    check_takes(function, what, by_name=[p.name for p in parameters if p.kind is p.KEYWORD_ONLY])
+
+
+def check_hooks(item: Any) -> None:
+    """Check the hooks of a callbacks class: that all are called, and with arguments that they take.
 
     Args:
         item: A class, an instance, or a factory (which cannot be inspected).
 
     Raises:
-        ConfigurationError: A method ``on_…`` is a misspelt hook, or one of RLlib's older callbacks.
+        ConfigurationError: A method ``on_…`` is a misspelt hook, or one of RLlib's older callbacks; or a hook does not
+            take its arguments.
     """
     kind = item if isinstance(item, type) else type(item)
     if not issubclass(kind, Callback):
         return
+    for name in hooks_of(kind):
+        method = inspect.getattr_static(kind, name)
+        if hasattr(method, "__get__"):  # bound to any object, since there may be no instance yet
+            check_hook(name, method.__get__(object(), kind), f"callbacks({kind.__name__})")
     for name in dir(kind):
         if not name.startswith("on_") or name in HOOKS or not callable(getattr(kind, name)):
             continue

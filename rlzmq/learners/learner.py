@@ -41,6 +41,7 @@ from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE, REPLAY_BUFFER_RESULTS
 from rlzmq.core.plain import decode, encode_supported
 from rlzmq.core.seeding import derive_seed
+from rlzmq.core.signatures import check_takes
 from rlzmq.core.stage_timers import LEARNER_STAGES, StageTimers
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.core.update_plan import ReplayRatio
@@ -161,6 +162,10 @@ class Learner(LearnerHooks):
             TypeError: A module lacks an interface that this learner requires.
         """
         if self.module is None:
+            loss = f"{type(self).__name__}.compute_loss_for_module"
+            check_takes(
+                self.compute_loss_for_module, loss, by_name=("module_id", "config", "batch", "fwd_out")
+            )
             super().build()
             # Hooks called by hand before the first update apply to all modules.
             self.trained_module_ids = list(self._module_configs)

@@ -95,6 +95,14 @@ class OfflineLearner(TorchLearner):
             self._open_held_out()
         if isinstance(self.source, OfflineShards):
             self.source.set_rank(self.rank, self.num_ranks)
+            recorded, batch = self.source.progress.num_recorded, self.source.batch_size
+            if recorded < batch * self.num_ranks and self.rank == 0:
+                of_each = f" of each of {self.num_ranks} learners" if self.num_ranks > 1 else ""
+                _log.warning(
+                    "offline data: train_batch_size_per_learner=%d%s is more than the %d env steps that are recorded: "
+                    "each batch is all of them. Record more, or lower it to %d or less.",
+                    batch, of_each, recorded, max(recorded // self.num_ranks, 1),
+                )  # fmt: skip
             if module.is_stateful():
                 self.source.begin_sequences_with(initial_state(module))
 

@@ -31,8 +31,9 @@ from torch import nn
 from rlzmq.config.model_config import model_config_to_dict
 from rlzmq.core.class_names import class_from_name
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.signatures import check_takes
 from rlzmq.episodes.columns import Columns
-from rlzmq.modules.apis import InferenceOnlyAPI
+from rlzmq.modules.apis import InferenceOnlyAPI, TargetNetworkAPI
 from rlzmq.modules.distributions import Distribution, action_dist_cls_for
 from rlzmq.modules.saving import load_module, restore_module, save_module
 
@@ -90,6 +91,8 @@ class RLModule:
         self.model_config: dict[str, Any] = model_config_to_dict(model_config)
         self.module_id = ""
         self._is_stateful: bool | None = None
+        for name in ("_forward", "_forward_inference", "_forward_exploration", "_forward_train"):
+            check_takes(getattr(self, name), f"{type(self).__name__}.{name}", "batch")
         self.setup()
 
     # -- to override ---------------------------------------------------------------------------
@@ -397,7 +400,7 @@ class TorchRLModule(nn.Module, RLModule):
         """Load weights.
 
         The parts that only learners need may be missing or superfluous, so full and inference-only modules of one
-        class can exchange states.
+        class can exchange states. Target networks that the state lacks become copies of their trained networks in it.
 
         Args:
             state: Parameter name -> array or tensor.
@@ -409,6 +412,13 @@ class TorchRLModule(nn.Module, RLModule):
             ValueError: A parameter is missing, unknown, or has another shape; the text names it. No weights were
                 loaded.
         """
+        copies = {
+            target + name.removeprefix(main): value
+            for main, target in self.targets_missing_in(state).items()
+            for name, value in state.items()
+            if _is_under(name, (main,))
+        }
+        state = {**state, **copies}
         own = self.state_dict(keep_vars=True)
         optional = self._non_inference_prefixes()
         missing = [name for name in own if name not in state and not _is_under(name, optional)]
@@ -434,6 +444,24 @@ class TorchRLModule(nn.Module, RLModule):
         with torch.no_grad():
             for target, source in pairs:
                 target.copy_(source)
+
+    def targets_missing_in(self, state: Collection[str]) -> dict[str, str]:
+        """Return trained network → target network, by attribute, of those of which a state has only the trained one.
+
+        Args:
+            state: A state, or the names of its parameters.
+        """
+        if self.inference_only or not isinstance(self, TargetNetworkAPI):
+            return {}
+        names = {id(module): name for name, module in self.named_modules()}
+        pairs = {names.get(id(main)): names.get(id(copy)) for main, copy in self.get_target_network_pairs()}
+        return {
+            main: copy
+            for main, copy in pairs.items()
+            if main
+            and copy
+            and [any(_is_under(n, (part,)) for n in state) for part in (main, copy)] == [True, False]
+        }
 
 
 def _to_numpy(tensor: torch.Tensor) -> np.ndarray:

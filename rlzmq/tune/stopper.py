@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.signatures import check_takes
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.telemetry.metric_paths import Mode, flatten, number_at, value_at
 
@@ -259,6 +260,7 @@ def make_stopper(stop: Any) -> Stopper:
     if isinstance(stop, Mapping):
         return ThresholdStopper(dict(stop))
     if callable(stop):
+        check_takes(stop, "RunConfig(stop=…)", "trial_id", "result")
         return FunctionStopper(stop)
     raise ConfigurationError(
         f"RunConfig(stop={stop!r}): expected a dict such as {{'training_iteration': 10}}, a function or a Stopper."

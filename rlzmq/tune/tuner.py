@@ -17,6 +17,7 @@ from rlzmq.config.plain import names_code, plain_dict, revive_setting
 from rlzmq.config.search_space import SearchObject, find_search_objects
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.files import make_directories, write_text
+from rlzmq.core.signatures import check_takes
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.telemetry.view import View
 from rlzmq.tune.experiment import Experiment
@@ -267,6 +268,7 @@ def _parts_of(trainable: Any) -> tuple[Any, str, Any, Mapping[str, float] | None
     if isinstance(trainable, type) and issubclass(trainable, Trainable):
         return trainable, trainable.__name__, None, None
     if callable(trainable) and not isinstance(trainable, type):
+        check_takes(trainable, "Tuner(trainable)", "config")
         return trainable, getattr(trainable, "__name__", "function").strip("<>"), None, None
     raise ConfigurationError(
         f"Tuner({trainable!r}): expected the name of an algorithm, its config, an Algorithm or tune.Trainable class, "

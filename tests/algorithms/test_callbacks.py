@@ -60,7 +60,7 @@ def test_callbacks_of_the_driver_alone_need_not_be_sent_to_any_process() -> None
 
 
 def test_each_process_gets_its_own_callbacks() -> None:
-    hooks = {"on_train_result": print, "on_episode_step": print}
+    hooks: Any = {"on_train_result": dict, "on_episode_step": dict}
     config = PPOConfig().callbacks([WritesResults, CountsEpisodes], **hooks)
     config.freeze()
     sent = config_for_runners(config)

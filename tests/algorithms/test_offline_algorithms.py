@@ -16,6 +16,7 @@ from rlzmq import (
     ConfigurationError,
     MARWILConfig,
     PPOConfig,
+    RLModuleSpec,
     SingleAgentEpisode,
 )
 from rlzmq.replay import open_shards, write_shard
@@ -250,7 +251,68 @@ def test_from_checkpoint_goes_on_as_appo_in_other_processes(data: Path, tmp_path
         restored = weights(appo)
         for name, value in cloned.items():
             assert np.array_equal(value, restored[name]), name
+        assert targets_equal_networks(whole(appo))
         assert appo.train()["num_env_steps_trained_lifetime"] >= 64
+
+
+def whole(algo: Any) -> dict[str, np.ndarray]:
+    """The learner's weights with those that only learners need."""
+    return algo.learner_group.get_state()["rl_module"]["default_policy"]  # type: ignore[no-any-return]
+
+
+def targets_equal_networks(state: dict[str, Any]) -> bool:
+    old = [name for name in state if name.startswith("_old_")]
+    return bool(old) and all(np.array_equal(state[name], state[name.removeprefix("_old_")]) for name in old)
+
+
+def test_every_way_to_load_cloned_weights_into_appo_sets_its_target_networks(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with offline("bc", data).build() as algo:
+        algo.save_to_path(tmp_path / "checkpoint")
+    module = str(tmp_path / "checkpoint/learner_group/learner/rl_module/default_policy")
+    config = APPOConfig().environment("CartPole-v1").training(train_batch_size_per_learner=64)
+    config.env_runners(num_env_runners=0).rl_module(model_config={"fcnet_hiddens": [32]}).debugging(seed=1)
+    with config.build() as appo:
+        initial = whole(appo)
+        appo.restore_from_path(tmp_path / "checkpoint")
+        restored = whole(appo)
+        assert targets_equal_networks(restored)
+        assert not np.array_equal(restored["pi.layers.0.weight"], initial["pi.layers.0.weight"])
+        assert "_old" not in caplog.text
+        appo.set_state({"learner_group": {"learner": {"rl_module": {"default_policy": initial}}}})
+        appo.learner_group.load_module_state(rl_module_ckpt_dirs={"default_policy": module})
+        assert_same(whole(appo), restored)
+        stale = {**restored, "_old_pi.layers.0.bias": restored["pi.layers.0.bias"] + 1}
+        appo.set_state({"learner_group": {"learner": {"rl_module": {"default_policy": stale}}}})
+        assert_same(whole(appo), stale)  # what a state has is not overwritten
+    config.rl_module(
+        rl_module_spec=RLModuleSpec(load_state_path=module, model_config={"fcnet_hiddens": [32]})
+    )
+    with config.build() as appo:
+        assert_same(whole(appo), restored)
+
+
+def assert_same(state: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert state.keys() == expected.keys()
+    for name, value in expected.items():
+        assert np.array_equal(state[name], value), name
+
+
+@pytest.mark.parametrize("num_missing", [0, 1])
+def test_a_batch_larger_than_the_data_is_warned_about_once(
+    num_missing: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_shard(tmp_path, scripted_episodes(1))
+    steps = open_shards(tmp_path).shards[0].num_env_steps
+    with offline("bc", tmp_path, train_batch_size_per_learner=steps + num_missing).build() as algo:
+        for _ in range(2):
+            overall = algo.train()["learners"]["__all_modules__"]
+    assert overall["num_env_steps_trained"] == 3 * steps
+    logged = [message for message in caplog.messages if "train_batch_size_per_learner" in message]
+    assert len(logged) == num_missing
+    if logged:
+        assert f"train_batch_size_per_learner={steps + 1} is more than the {steps} env steps" in logged[0]
 
 
 # -- errors -----------------------------------------------------------------------------------------

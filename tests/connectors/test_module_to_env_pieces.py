@@ -197,6 +197,20 @@ def test_clipping_is_for_when_normalising_is_off() -> None:
     assert "actions_for_env" not in call(piece, [], batch)
 
 
+@pytest.mark.parametrize("normalize", [True, False])
+def test_boxes_without_some_of_their_bounds_are_clipped_to_the_others(normalize: bool) -> None:
+    low, high = np.array([-np.inf, 0.0, -2.0, -np.inf]), np.array([1.0, np.inf, 2.0, np.inf])
+    space = gym.spaces.Box(low.astype(np.float32), high.astype(np.float32))
+    action = np.array([5.0, -5.0, 5.0, 5.0], np.float32)
+    options = {"normalize_actions": normalize, "clip_actions": not normalize}
+    assert normalized(space, action, **options).tolist() == [1.0, 0.0, 2.0, 5.0]
+    piece = NormalizeAndClipActions(input_action_space=space, **options)
+    made, _ = piece.to_torch(rl_module=None, agent_id=None).forward({"actions": torch.from_numpy(action)}, {})
+    assert made["actions_for_env"].tolist() == [1.0, 0.0, 2.0, 5.0]
+    inside = np.array([-7.0, 0.5, -1.0, 9.0], np.float32)  # and nothing is stretched
+    assert normalized(space, inside, **options).tolist() == inside.tolist()
+
+
 def test_nested_actions_are_normalised_part_by_part() -> None:
     space = gym.spaces.Dict({"d": gym.spaces.Discrete(2), "x": gym.spaces.Box(0, 2, (1,))})
     result = normalized(space, {"d": 1, "x": np.array([1.0], np.float32)})

@@ -9,6 +9,7 @@ from typing import Any
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.torch_piece import TorchPiece
 from rlzmq.connectors.writing import agent_space, rewrite_last_observation
+from rlzmq.core.signatures import check_takes
 from rlzmq.episodes.columns import Columns
 
 __all__ = [
@@ -39,6 +40,11 @@ class SingleAgentObservationPreprocessor(ConnectorV2):
             observation: The episode's last observation.
             episode: The SingleAgentEpisode so far, including `observation`.
         """
+
+    def check_signatures(self) -> None:
+        """See ConnectorV2."""
+        super().check_signatures()
+        check_takes(self.preprocess, f"{type(self).__name__}.preprocess", "observation", "episode")
 
     @property
     def last_step_only(self) -> bool:
@@ -71,6 +77,11 @@ class MultiAgentObservationPreprocessor(ConnectorV2):
         Returns:
             Agent id -> observation, for the same agents. Agents left out keep their observations.
         """
+
+    def check_signatures(self) -> None:
+        """See ConnectorV2."""
+        super().check_signatures()
+        check_takes(self.preprocess, f"{type(self).__name__}.preprocess", "observations", "episode")
 
     @property
     def last_step_only(self) -> bool:

@@ -23,9 +23,9 @@ class NormalizeAndClipActions(ConnectorV2):
     """Adds ``actions_for_env``. The column ``actions``, which the episode stores, is unchanged.
 
     With `normalize_actions`, parts of bounded float Boxes are scaled from [-1, 1] to the Box:
-    ``low + (action + 1) * (high - low) / 2``, then clipped. With `clip_actions` (and not `normalize_actions`), parts of
-    Boxes are clipped. Parts of bounded integer Boxes always count from 0, as modules choose them, and are shifted by
-    `low`. All other parts are unchanged.
+    ``low + (action + 1) * (high - low) / 2``, then clipped; Boxes without some of their bounds are only clipped, to
+    those they have. With `clip_actions` (and not `normalize_actions`), parts of Boxes are clipped. Parts of bounded
+    integer Boxes always count from 0, as modules choose them, and are shifted by `low`. All other parts are unchanged.
 
     Args:
         input_observation_space, input_action_space: See ConnectorV2. The action space is the env's.
@@ -121,8 +121,10 @@ class NormalizeAndClipActions(ConnectorV2):
             return partial(_shift, space.low, space.dtype, clip if clips else None)
         if clips:
             return clip
-        if not self.normalize_actions or not space.is_bounded():
+        if not self.normalize_actions:
             return None
+        if not space.is_bounded():
+            return clip if np.any(space.bounded_below | space.bounded_above) else None
         return partial(_stretch, space.low, space.high, space.dtype)
 
     def __repr__(self) -> str:

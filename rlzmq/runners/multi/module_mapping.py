@@ -9,6 +9,7 @@ import gymnasium as gym
 
 from rlzmq.connectors.common.agent_to_module_mapping import agents_of_modules
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.signatures import place_of_code
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.episodes.multi_agent_episode import default_agent_to_module_mapping_fn
 
@@ -28,10 +29,10 @@ def checked_mapping(runner: EnvRunner) -> Callable[[Any, Any], str]:
         fn = getattr(runner.config, "policy_mapping_fn", None) or default_agent_to_module_mapping_fn
         module_id = fn(agent_id, episode)
         modules = runner.multi_rl_module
-        if module_id not in modules:
+        if not isinstance(module_id, str) or module_id not in modules:
             raise ConfigurationError(
-                f"policy_mapping_fn({agent_id!r}, episode) returned {module_id!r}, which is not a module."
-                f"{did_you_mean(module_id, list(modules.keys()))}"
+                f"policy_mapping_fn({agent_id!r}, episode) returned {module_id!r}, which is not a module"
+                f"{place_of_code(fn)}.{did_you_mean(module_id, list(modules.keys()))}"
             )
         return str(module_id)
 

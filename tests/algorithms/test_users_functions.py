@@ -1,0 +1,192 @@
+"""Functions and methods that cannot take what they will get are one error, before the run starts."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from rlzmq import (
+    Callback,
+    ConfigurationError,
+    ConnectorV2,
+    PPOConfig,
+    PPOLearner,
+    RLModuleSpec,
+    SingleAgentObservationPreprocessor,
+    TorchRLModule,
+    ValueFunctionAPI,
+    tune,
+)
+from rlzmq.algorithms.module_changes import NewRules
+from rlzmq.envs.examples import MultiAgentCartPole
+
+
+def small(**multi_agent: Any) -> Any:
+    config = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=0).learners(num_learners=0)
+    config.training(train_batch_size_per_learner=20, minibatch_size=20, num_epochs=1).debugging(seed=1)
+    if multi_agent:
+        config.environment(MultiAgentCartPole, env_config={"num_agents": 2})
+        config.multi_agent(policies={"p0", "p1"}, **multi_agent)
+    return config
+
+
+class OldStack(Callback):
+    def on_episode_end(self, *, worker: Any, base_env: Any, episode: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        pass
+
+
+class NoKeywords(ConnectorV2):
+    def __call__(self, batch: Any, episodes: Any) -> Any:  # type: ignore[override]
+        return batch
+
+
+class NoEpisode(SingleAgentObservationPreprocessor):
+    def preprocess(self, observation: Any) -> Any:  # type: ignore[override]
+        return observation
+
+
+class NoFwdOut(PPOLearner):
+    def compute_loss_for_module(self, *, module_id: Any, config: Any, batch: Any) -> Any:  # type: ignore[override]
+        return None
+
+
+class NoBatch(TorchRLModule, ValueFunctionAPI):
+    def _forward(self) -> Any:  # type: ignore[override]
+        return {}
+
+    def compute_values(self, batch: Any, embeddings: Any = None) -> Any:
+        return None
+
+
+def of_one(agent_id: Any) -> str:
+    return "p0"
+
+
+MADE: dict[str, tuple[Any, str, str]] = {
+    "mapping": (
+        lambda: small(policy_mapping_fn=of_one).build(),
+        "config.policy_mapping_fn: expected a function of (agent_id, episode, **kwargs), got of_one(",
+        "too many positional arguments",
+    ),
+    "mapping with a third argument": (
+        lambda: small(policy_mapping_fn=lambda agent_id, episode, worker: "p0").build(),
+        "config.policy_mapping_fn: expected a function of (agent_id, episode, **kwargs), got <lambda>",
+        "missing a required argument: 'worker'",
+    ),
+    "policies_to_train": (
+        lambda: small(
+            policy_mapping_fn=lambda agent_id, *_, **__: "p0", policies_to_train=lambda module_id: True
+        ).build(),
+        "config.policies_to_train: expected a function of (module_id, batch, **kwargs), got ",
+        "too many positional arguments",
+    ),
+    "evaluation": (
+        lambda: small().evaluation(custom_evaluation_function=lambda algorithm: {}).build(),
+        "config.custom_evaluation_function: expected a function of (algorithm, eval_env_runner_group, **kwargs), got ",
+        "too many positional arguments",
+    ),
+    "callback class": (
+        lambda: small().callbacks(OldStack),
+        "callbacks(OldStack): expected a function of (*, episode, prev_episode_chunks, env_runner, metrics_logger, "
+        "env, env_index, rl_module, **kwargs), got OldStack.on_episode_end(",
+        "missing a required argument: 'worker'",
+    ),
+    "callback function": (
+        lambda: small().callbacks(on_train_result=lambda result: None),
+        "callbacks(on_train_result=…): expected a function of (*, algorithm, metrics_logger, result, **kwargs), got ",
+        "got an unexpected keyword argument 'algorithm'",
+    ),
+    "connector": (
+        NoKeywords,
+        "NoKeywords.__call__: expected a function of (*, rl_module, batch, episodes, explore, shared_data, metrics, "
+        "**kwargs), got NoKeywords.__call__(",
+        "got an unexpected keyword argument 'rl_module'",
+    ),
+    "preprocessor": (
+        lambda: small().env_runners(env_to_module_connector=lambda env, spaces, device: NoEpisode()).build(),
+        "NoEpisode.preprocess: expected a function of (observation, episode, **kwargs), got NoEpisode.preprocess(",
+        "too many positional arguments",
+    ),
+    "loss": (
+        lambda: small().training(learner_class=NoFwdOut).build(),
+        "NoFwdOut.compute_loss_for_module: expected a function of (*, module_id, config, batch, fwd_out, **kwargs), ",
+        "got an unexpected keyword argument 'fwd_out'",
+    ),
+    "module": (
+        lambda: small().rl_module(rl_module_spec=RLModuleSpec(module_class=NoBatch)).build(),
+        "NoBatch._forward: expected a function of (batch, **kwargs), got NoBatch._forward(",
+        "too many positional arguments",
+    ),
+    "stop": (
+        lambda: tune.Tuner(
+            "PPO", param_space=small(), run_config=tune.RunConfig(stop=lambda result: True)
+        ).fit(),
+        "RunConfig(stop=…): expected a function of (trial_id, result, **kwargs), got ",
+        "too many positional arguments",
+    ),
+    "trainable": (
+        lambda: tune.Tuner(lambda: None),
+        "Tuner(trainable): expected a function of (config, **kwargs), got ",
+        "too many positional arguments",
+    ),
+    "new mapping": (
+        lambda: NewRules(mapping_fn=of_one),
+        "new_agent_to_module_mapping_fn: expected a function of (agent_id, episode, **kwargs), got of_one(",
+        "too many positional arguments",
+    ),
+    "new rule of what is trained": (
+        lambda: NewRules(to_train=of_one),
+        "new_should_module_be_updated: expected a function of (module_id, batch, **kwargs), got of_one(",
+        "too many positional arguments",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MADE)
+def test_a_wrong_signature_is_named_with_the_right_one_and_its_place(case: str) -> None:
+    make, begin, end = MADE[case]
+    with pytest.raises(ConfigurationError) as caught:
+        make()
+    text = str(caught.value)
+    assert begin in text
+    assert re.search(rf"\({re.escape(__file__)}:\d+\): {re.escape(end)}\.$", text), text
+
+
+@pytest.mark.parametrize(("returned", "num_processes"), [("p2", 0), (None, 0), (["p0"], 0), (None, 1)])
+def test_a_mapping_to_no_module_names_agent_result_and_place(returned: Any, num_processes: int) -> None:
+    config = small(policy_mapping_fn=lambda agent_id, episode, **kwargs: returned)
+    config.env_runners(num_env_runners=num_processes)
+    with pytest.raises(ConfigurationError) as caught, config.build() as algo:
+        algo.train()
+    begin = f"policy_mapping_fn(0, episode) returned {returned!r}, which is not a module ({__file__}:"
+    assert str(caught.value).startswith(begin)
+
+
+def test_an_evaluation_function_that_returns_something_else_is_told_what_to_return() -> None:
+    config = small().evaluation(custom_evaluation_function=lambda algorithm, group: {"score": 1})
+    with (
+        config.build() as algo,
+        pytest.raises(
+            ConfigurationError, match=r"expected it to return \(results, env_steps, agent_steps\), got"
+        ),
+    ):
+        algo.evaluate()
+
+
+class Lenient(Callback):
+    @staticmethod
+    def on_train_result(**kwargs: Any) -> None:  # type: ignore[override]
+        pass
+
+    @classmethod
+    def on_sample_end(cls, *, env_runner: Any, metrics_logger: Any, samples: Any) -> None:  # type: ignore[override]
+        pass
+
+
+def test_signatures_that_take_the_arguments_in_their_own_way_are_taken() -> None:
+    config = small(policy_mapping_fn=lambda *args: f"p{args[0]}", policies_to_train=lambda mid, *_: True)
+    config.callbacks(Lenient, on_train_result=lambda *, result, **_: None)
+    with config.build() as algo:
+        algo.train()
