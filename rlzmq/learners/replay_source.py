@@ -31,9 +31,8 @@ ReplayBuffer = EpisodeReplayBuffer | MultiAgentEpisodeReplayBuffer
 REPLAY_KEY = "replay_key"
 """Column of sampled batches, int64: identifies the first step of a row."""
 
-
-_OF_TRANSITIONS = {"rng", "n_step", "gamma", "beta"}
 # Arguments of `sample` that `sample_transitions` has, too.
+_OF_TRANSITIONS = {"rng", "n_step", "gamma", "beta"}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.replay.step_store import NONE, STEP_COLUMNS, StepStore
-from rlzmq.replay.transitions import Transitions, item_ids
+from rlzmq.replay.transitions import Transitions, of_items
 
 __all__ = ["EpisodeReplayBuffer"]
 
@@ -404,18 +404,12 @@ class EpisodeReplayBuffer:
         last = path[np.arange(len(starts)), num_steps - 1]
         counts = is_there.sum(axis=1)
         slots = whole[is_there]
-        first = self._note_items(len(starts))
         batch = EpisodeBatch(
             {"replay_key": self._keys(slots)},
             start=np.cumsum(counts) - counts + num_before,
             length=num_steps,
             lookback=num_before,
-            t_started=store.t[starts],
-            terminated=store.terminated[last],
-            truncated=store.truncated[last],
-            episode_ids=item_ids(first, len(starts)),
-            observation_space=store.observation_space,
-            action_space=store.action_space,
+            **of_items(store, starts, last, self._note_items(len(starts))),
         )
         return batch, slots
 

@@ -12,7 +12,7 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.replay.step_store import STEP_COLUMNS, StepStore
 
-__all__ = ["Transitions", "item_ids"]
+__all__ = ["Transitions", "of_items"]
 
 IntArray = NDArray[np.int64]
 
@@ -67,12 +67,7 @@ class Transitions(EpisodeBatch):
             columns,
             start=np.arange(0, 2 * len(starts), 2),
             length=np.ones(len(starts), np.int64),
-            t_started=store.t[starts],
-            terminated=store.terminated[last],
-            truncated=store.truncated[last],
-            episode_ids=item_ids(first_item, len(starts)),
-            observation_space=store.observation_space,
-            action_space=store.action_space,
+            **of_items(store, starts, last, first_item),
         )
         return getattr(self, name)
 
@@ -108,11 +103,20 @@ class Transitions(EpisodeBatch):
         return rows
 
 
-def item_ids(first: int, num: int) -> list[str]:
-    """Return the episode ids of sampled items.
+def of_items(store: StepStore, starts: IntArray, last: IntArray, first_item: int) -> dict[str, Any]:
+    """Return the arguments of an EpisodeBatch of drawn items that follow from the store.
 
     Args:
-        first: Number of the first item among all sampled ones.
-        num: Number of items.
+        store: The store.
+        starts: int64 [K], slots of the items' first observations.
+        last: int64 [K], slots of their last steps.
+        first_item: Number of the first item among all sampled ones, from which the episodes' ids follow.
     """
-    return [f"replay-{i}" for i in range(first, first + num)]
+    return {
+        "t_started": store.t[starts],
+        "terminated": store.terminated[last],
+        "truncated": store.truncated[last],
+        "episode_ids": [f"replay-{i}" for i in range(first_item, first_item + len(starts))],
+        "observation_space": store.observation_space,
+        "action_space": store.action_space,
+    }
