@@ -2,50 +2,33 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rlzmq import ConfigurationError
 from rlzmq.envs.registry import make_env
+from scripts import learn
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "learn.py"
+SCRIPT = Path(learn.__file__)
 SEED = 1
-
-
-def load_script() -> Any:
-    spec = importlib.util.spec_from_file_location("learn", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["learn"] = module  # its dataclasses look their module up
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        del sys.modules["learn"]
-    return module
-
-
-LEARN = load_script()
 
 
 @pytest.mark.timeout(60)
 def test_cartpole_gets_to_150_within_40k_env_steps() -> None:
-    outcome = LEARN.learn("cartpole", "serial", SEED, target=150.0, budget=40_000)
+    outcome = learn.learn("cartpole", "serial", SEED, target=150.0, budget=40_000)
     assert outcome.reached, outcome
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("mode", ["serial", "distributed"])
-@pytest.mark.parametrize("task", LEARN.TASKS)
+@pytest.mark.parametrize("task", learn.TASKS)
 def test_the_target_is_reached_within_the_budget(task: str, mode: str) -> None:
     try:
-        make_env(LEARN.configure(LEARN.TASKS[task], "serial", SEED).env_entry()).close()
+        make_env(learn.configure(learn.TASKS[task], "serial", SEED).env_entry()).close()
     except ConfigurationError as error:  # its library is an extra
         pytest.skip(str(error))
     command = [sys.executable, str(SCRIPT), task, "--mode", mode, "--seeds", str(SEED), "--verbose"]

@@ -222,12 +222,7 @@ def _config_for_evaluation(config: BaseConfig, num_episodes: int, explore: bool)
 
 
 class _VideoRecorder:
-    """Writes the images of the first episodes to a video, as callbacks of the env runner.
-
-    Args:
-        path: The file.
-        num_episodes: Number of episodes to record.
-    """
+    """Writes the images of the first episodes to a video, as callbacks of the env runner."""
 
     def __init__(self, path: Path, num_episodes: int) -> None:
         if path.suffix not in _VIDEO_SUFFIXES:

@@ -35,9 +35,6 @@ _log = logging.getLogger("rlzmq.checkpoints")
 class CheckpointKeeper:
     """Writer of an AsyncAlgorithm's automatic checkpoints.
 
-    Args:
-        algorithm: The AsyncAlgorithm.
-
     Attributes:
         newest: The newest checkpoint written by this run; None before the first.
         num_written, num_failed: Number of checkpoints that were written, and of failed writes.

@@ -47,12 +47,6 @@ class Evaluation:
     """Owner of the evaluation runners. A local runner is created for the first round.
 
     Metrics of a parallel round are logged, and its end callbacks called, only in `finish`, after training.
-
-    Args:
-        config: The run's config.
-        session: Provides weights and connector states.
-        dispatch: Calls callbacks.
-        metrics: The algorithm's MetricsLogger, for callbacks.
     """
 
     def __init__(

@@ -209,10 +209,6 @@ def check_no_compiled_update(config: AlgorithmConfig) -> None:
 def check_no_lr(config: AlgorithmConfig, instead: str) -> None:
     """Check that `lr` is not set, for algorithms with three optimizers.
 
-    Args:
-        config: The config.
-        instead: The settings to set.
-
     Raises:
         ConfigurationError: It is set.
     """

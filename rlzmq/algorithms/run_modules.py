@@ -31,11 +31,6 @@ _log = logging.getLogger("rlzmq.checkpoints")
 class RunModules:
     """Tracks which modules the learners and runners have, and changes all of them together.
 
-    Args:
-        config: The run's config.
-        session: Owner of the learners and env runners.
-        evaluation: Owner of the evaluation runners.
-
     Attributes:
         configs: The current configs, by place.
     """

@@ -29,16 +29,7 @@ _LAST_CHECKPOINT_S = 10.0
 
 
 class TrainingLoop:
-    """Runs iterations.
-
-    Args:
-        session: Owner of the env runners and learners.
-        iterations: Records the reports.
-        evaluation: Runs evaluation rounds when due.
-        keeper: Writes checkpoints between two iterations.
-        dispatch: Calls callbacks.
-        metrics: The algorithm's MetricsLogger.
-    """
+    """Runs iterations."""
 
     def __init__(
         self,
@@ -59,11 +50,7 @@ class TrainingLoop:
     async def train(
         self, training_step: Callable[[], Awaitable[Any]], evaluate: Callable[[], Awaitable[dict[str, Any]]]
     ) -> dict[str, Any]:
-        """Run one iteration and return its result.
-
-        Args:
-            training_step, evaluate: The algorithm's methods.
-        """
+        """Run one iteration and return its result."""
         iterations, evaluation = self._iterations, self._evaluation
         iterations.begin()
         config = self._session.config
@@ -164,10 +151,6 @@ class Iterations:
 
     def add_training_step(self, returned: Any, seconds: float) -> None:
         """Record the end of a `training_step`.
-
-        Args:
-            returned: Its return value.
-            seconds: Its duration.
 
         Raises:
             ValueError: It returned something other than None.

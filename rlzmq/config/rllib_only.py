@@ -308,12 +308,6 @@ def find_rllib_only(config_class: type, name: str, setter: str | None = None) ->
 def accept_rllib_only(config_class: type, name: str, value: Any, setter: str | None = None) -> bool:
     """Ignore a setting of RLlib's with one warning in this process. Return False if there is no such setting.
 
-    Args:
-        config_class: The config class.
-        name: Name of the setting.
-        value: The value given.
-        setter: The setter that it is given to; None: any.
-
     Raises:
         ConfigurationError: The value asks for what this library does not do; the text says what to do instead.
     """

@@ -66,11 +66,6 @@ def settings_in(
 ) -> dict[str, Any]:
     """Return the settings in parsed TOML, flat or in tables named after the setters.
 
-    Args:
-        tables: The parsed TOML.
-        values: The settings of the config.
-        fields: Its declared settings.
-
     Raises:
         ConfigurationError: A table or setting is unknown, or named code cannot be imported.
     """

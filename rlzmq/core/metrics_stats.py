@@ -348,13 +348,7 @@ def _plain(value: Any) -> Any:
 
 
 class CustomStat:
-    """One metric whose values a StatsBase reduces, with the interface of `Stat`.
-
-    Args:
-        reduce: The name in the lookup.
-        cls: The class with that name.
-        options: Keyword arguments of the constructor.
-    """
+    """One metric whose values a StatsBase reduces, with the interface of `Stat`."""
 
     with_throughput = False
     throughput: float = 0.0

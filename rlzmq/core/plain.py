@@ -101,11 +101,6 @@ class TreeWriter:
     def write(self, value: Any, where: str = "value", depth: int = 0) -> Any:
         """Return the tree of a value.
 
-        Args:
-            value: The value.
-            where: Its name in error messages.
-            depth: Number of containers around it.
-
         Raises:
             NotPlainError: A type is unknown; the message names its path.
         """

@@ -54,10 +54,6 @@ def find_stack_channel(pid: int) -> tuple[str, Path] | None:
 def read_stacks(pid: int, channel: Path) -> str:
     """Make a process write the stacks of its threads, and return them; "" if it does not answer.
 
-    Args:
-        pid: The process.
-        channel: Its channel, from `find_stack_channel`.
-
     Raises:
         OSError: The process has ended.
     """

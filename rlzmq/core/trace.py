@@ -144,9 +144,6 @@ def take_events(max_events: int) -> dict[str, Any] | None:
     """Return and remove events for `add_events` as plain values, with times of this host's clock; None: none wait.
 
     If too many wait, the oldest are lost.
-
-    Args:
-        max_events: Maximum number of events.
     """
     return _writer.take(max_events) if isinstance(_writer, _Waiting) else None
 

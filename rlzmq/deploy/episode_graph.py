@@ -32,9 +32,6 @@ class EpisodeGraph:
     ``Policy`` keeps: the largest `required_lookback`, `episode_lookback_horizon`, at least one. A piece that
     keeps data of an episode itself sees a new episode at every step.
 
-    Args:
-        policy: The policy.
-
     Attributes:
         observation_space, action_space: The agent's spaces in the env.
         initial_state: The number of steps so far, and the last steps as arrays ``[lookback, ...]``, oldest first.

@@ -131,13 +131,7 @@ _decoded: dict[bytes, tuple[PolicyMessage, Head]] = {}
 def encode_message(
     request_id: int, message: PolicyMessage, arrays: Sequence[npt.NDArray[Any]] = ()
 ) -> list[Any]:
-    """Encode a message and its arrays as frames.
-
-    Args:
-        request_id: The client's number for the request, >= 0.
-        message: The message.
-        arrays: Its arrays.
-    """
+    """Encode a message and its arrays as frames."""
     key = (message, *[(array.dtype, array.shape) for array in arrays])
     header = _encoded.get(key)
     if header is None:

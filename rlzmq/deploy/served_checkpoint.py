@@ -29,10 +29,6 @@ LoadPolicies = Callable[[Path], Sequence[Policy]]
 class ServedCheckpoint:
     """The policies of one checkpoint.
 
-    Args:
-        path: The checkpoint.
-        policies: Its policies, one per agent.
-
     Attributes:
         name: The checkpoint's name, e.g. "000120".
         policies: The served policies.

@@ -79,13 +79,7 @@ class _Request(NamedTuple):
 
 
 class WireInterface:
-    """Answers requests over ZeroMQ, on the running event loop.
-
-    Args:
-        batcher: Computes the answers.
-        served: Returns the checkpoint to use.
-        metrics: Counts the requests.
-    """
+    """Answers requests over ZeroMQ, on the running event loop."""
 
     def __init__(
         self, batcher: Batcher, served: Callable[[], ServedCheckpoint], metrics: ServeMetrics

@@ -34,9 +34,6 @@ _REPLAY = "learner_group/replay-"
 class Session:
     """Starts and stops everything that a run needs. An Algorithm only plans and reports.
 
-    Args:
-        config: The frozen config.
-
     Attributes:
         system: The ActorSystem; None if everything is in this process.
         env_runner_group, learner_group: Set by `start`.

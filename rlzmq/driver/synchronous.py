@@ -108,12 +108,7 @@ def blocking(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Forwarded(Generic[T]):
-    """An attribute of a Synchronous class that is read from its object.
-
-    Args:
-        owner: The asynchronous class.
-        name: The attribute's name in that class.
-    """
+    """An attribute of a Synchronous class that is read from its object."""
 
     def __init__(self, owner: type, name: str) -> None:
         self._name = name

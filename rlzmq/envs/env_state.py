@@ -113,9 +113,6 @@ def env_state(
 class Replay:
     """Restores the states of environments, within a common time limit.
 
-    Args:
-        kind: The class of their histories.
-
     Attributes:
         lost: Indices of the environments that were not restored and start a new episode.
         why: Why the last of them was not restored.

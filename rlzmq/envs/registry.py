@@ -148,9 +148,6 @@ def register_env(name: str, env_creator: Callable[..., Any]) -> None:
 def registration_of(env: object) -> tuple[str, Any] | None:
     """Return the registration that another process needs to create the env.
 
-    Args:
-        env: ``config.env``.
-
     Returns:
         (name, creator or Gymnasium EnvSpec); None if the name is sufficient, or `env` is not a name.
     """

@@ -88,9 +88,6 @@ def _single_actions(space: Any, actions: Any) -> Iterable[Any]:
 class StepHistory:
     """An earlier reset of each environment of a vector env, and the actions since then.
 
-    Args:
-        num_envs: Number of environments.
-
     Attributes:
         num_steps: Number of vector steps so far.
         due: For each environment, the number of steps after which `begin` must be called at a reset.

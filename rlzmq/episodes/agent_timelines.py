@@ -225,9 +225,6 @@ class Timeline:
     ) -> list[AgentEvent]:
         """Add one env step; return the changes. All arguments are by agent id; a missing (or None) entry means no data.
 
-        Args:
-            where: Description of the episode, for error messages.
-
         Returns:
             The changes to the agents' episodes, in order of the agents' appearance.
 
@@ -422,11 +419,7 @@ class Timeline:
         return new
 
     def env_steps_back(self, num_steps: int) -> int:
-        """Return the lookback in env steps for which no active agent loses one of its last steps.
-
-        Args:
-            num_steps: Number of its own steps that each agent needs.
-        """
+        """Return the lookback in env steps for which every active agent keeps its last `num_steps` steps."""
         first = self.env_t
         for track in self.tracks.values() if num_steps else ():
             if not track.is_done:

@@ -79,11 +79,7 @@ class BadValues:
     ends_badly: bool = False
 
     def cut_out_of(self, batch: Any) -> Any:
-        """Return the batch without its unusable steps. Chunks are split around them.
-
-        Args:
-            batch: The checked batch.
-        """
+        """Return the batch without its unusable steps. Chunks are split around them."""
         edges = np.flatnonzero(np.diff(self.usable, prepend=False, append=False)).reshape(-1, 2)
         parts = [batch.slice_steps(begin, end) for begin, end in edges.tolist()] or [batch.slice_steps(0, 0)]
         cut = type(batch).concat(parts)

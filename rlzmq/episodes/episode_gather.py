@@ -120,15 +120,7 @@ def _gather(
     wanted: list[int],
     num_pads: int,
 ) -> Any:
-    """Return one column of all episodes concatenated, with ``num_pads`` unused slots after each.
-
-    Args:
-        episodes: The episodes.
-        name: The column.
-        buffers: Their items.
-        wanted: How many each of them should have, lookback included.
-        num_pads: See above.
-    """
+    """Return one column of all episodes concatenated, with ``num_pads`` unused slots after each."""
     sizes = [buffer.len_incl_lookback() for buffer in buffers]
     for episode, size, num in zip(episodes, sizes, wanted, strict=True) if sizes != wanted else ():
         # An episode without steps may lack a column that others have.

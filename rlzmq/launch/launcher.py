@@ -32,12 +32,7 @@ _HEALTHY_S = 60.0  # a process that ran this long has no consecutive failures
 
 
 class Launcher:
-    """Runs one cluster.
-
-    Args:
-        cluster: The roles and their hosts.
-        say: Called with each line to show.
-    """
+    """Runs one cluster."""
 
     def __init__(self, cluster: Cluster, say: Callable[[str], None]) -> None:
         self._cluster = cluster

@@ -26,9 +26,6 @@ def dense_chain(module: Any) -> list[Layer] | None:
     The tensors are the module's own parameters, so weights loaded in place take effect at once. ``run_chain`` returns
     exactly the numbers of the module's forward pass.
 
-    Args:
-        module: Any module.
-
     Returns:
         (weight, bias, activation) of each layer. None for any module except the unchanged default one with a dense
         encoder, no layer norm, no action mask, no memory and no separate log standard deviations.

@@ -146,9 +146,6 @@ class SegmentPool:
     def put(self, arrays: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
         """Copy arrays into a segment that nobody holds.
 
-        Args:
-            arrays: Of any shapes and dtypes.
-
         Returns:
             Equal arrays in the segment, which is held as long as one of them is left. The same arrays if they have
             fewer bytes than `min_shared_bytes`, or there is no shared memory; the first such failure is logged.

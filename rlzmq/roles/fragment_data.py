@@ -15,7 +15,7 @@ from rlzmq.roles.learner.batch_check import BatchCheck
 from rlzmq.wire.fragment_message import decode_fragment
 from rlzmq.wire.schema import FragmentId
 
-__all__ = ["by_env", "num_left_out", "open_fragment", "open_steps", "sample_with_metrics", "take_fragment"]
+__all__ = ["by_env", "num_left_out", "open_steps", "sample_with_metrics", "take_fragment"]
 
 # Far above any real fragment; an external runner may send any number.
 _MAX_LEFT_OUT = 2**40
@@ -25,11 +25,6 @@ _log = logging.getLogger("rlzmq.runners")
 
 def take_fragment(runner: Any, num_vector_steps: int, max_s: float | None = None) -> Any:
     """Sample a lease and add the metrics and counts for the driver to the batch's meta.
-
-    Args:
-        runner: An EnvRunner.
-        num_vector_steps: Vector steps of the lease.
-        max_s: See `EnvRunner.sample_lease`.
 
     Returns:
         The runner's EpisodeBatch; its meta holds episode metrics, counts, and the connector delta
@@ -92,33 +87,6 @@ def _take_metrics(runner: Any, batch: Any) -> None:
         batch.meta["custom_metrics"] = custom
 
 
-def open_fragment(
-    frames: Sequence[Any], check: BatchCheck, *, is_multi_agent: bool, source: Any = None
-) -> Any:
-    """Decode and check the batch in a runner's FRAGMENT message, which is not trusted.
-
-    Args:
-        frames: Frames of the message.
-        check: The check to apply.
-        is_multi_agent: Whether its episodes are multi-agent.
-        source: See `BatchCheck.check`.
-
-    Raises:
-        ProtocolError: It cannot be decoded.
-        ValueError: It does not pass the check.
-    """
-    return _open(frames, check, is_multi_agent, source)[0]
-
-
-def _open(frames: Sequence[Any], check: BatchCheck, is_multi_agent: bool, source: Any) -> tuple[Any, int]:
-    """Return the batch, and the env steps that the message claims to have."""
-    header, arrays, _ = decode_fragment(frames)
-    batch_class: Any = MultiAgentEpisodeBatch if is_multi_agent else EpisodeBatch
-    batch = batch_class.from_wire(header.batch, arrays)
-    check.check(batch, source)
-    return batch, header.num_env_steps
-
-
 def open_steps(
     frames: Sequence[Any],
     check: BatchCheck,
@@ -128,22 +96,28 @@ def open_steps(
     *,
     is_multi_agent: bool,
 ) -> Any:
-    """Return a batch of some env steps of a fragment, in chunk order, with its origin in the meta.
+    """Decode and check some env steps of a fragment from a runner, which is not trusted.
 
     Args:
         frames: Frames of the fragment's message, or of the message of this range.
-        check, is_multi_agent: See `open_fragment`.
+        check: The check to apply.
         fragment: Id of the fragment.
         first, num_steps: Range of env steps.
+        is_multi_agent: Whether its episodes are multi-agent.
+
+    Returns:
+        A batch of these steps, in chunk order, with their origin in the meta.
 
     Raises:
         ProtocolError: It cannot be decoded.
         ValueError: It does not pass the check, or does not have these steps.
     """
-    batch, num_claimed = _open(frames, check, is_multi_agent, fragment)
-    begin = (
-        0 if num_claimed == num_steps else first
-    )  # a message of this range alone, or of the whole fragment
+    header, arrays, _ = decode_fragment(frames)
+    batch_class: Any = MultiAgentEpisodeBatch if is_multi_agent else EpisodeBatch
+    batch = batch_class.from_wire(header.batch, arrays)
+    check.check(batch, fragment)
+    # A message of this range alone, or of the whole fragment.
+    begin = 0 if header.num_env_steps == num_steps else first
     last = begin + num_steps
     if last > batch.num_env_steps:
         raise ValueError(f"steps {begin}…{last} are wanted of a fragment of {batch.num_env_steps}")

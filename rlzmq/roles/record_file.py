@@ -32,10 +32,6 @@ _MAX_RECORD_BYTES = 1 << 31
 def lock_directory(directory: Path, setting: str) -> int:
     """Create a directory for this user only, lock it, and return the descriptor that holds the lock.
 
-    Args:
-        directory: Its path.
-        setting: Name of its config setting, for errors.
-
     Raises:
         ConfigurationError: The directory cannot be used, or another run uses it.
     """
@@ -85,12 +81,7 @@ def map_file(path: Path) -> memoryview:
 
 
 def read_records(content: memoryview, position: int) -> Iterator[tuple[int, memoryview, int]]:
-    """Yield (kind, payload, position of the next record) up to the first incomplete or damaged record.
-
-    Args:
-        content: The file's content.
-        position: Position of its first record.
-    """
+    """Yield (kind, payload, position of the next record) up to the first incomplete or damaged record."""
     while position + _HEAD.size <= len(content):
         crc, kind, length = _HEAD.unpack_from(content, position)
         end = position + _HEAD.size + length

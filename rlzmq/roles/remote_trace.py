@@ -30,11 +30,7 @@ _MAX_EVENTS = 2000  # per message, about 100 kB
 
 
 class RemoteTrace:
-    """Sends this process's stages. Used on one event loop.
-
-    Args:
-        send: Sends a message to the broker.
-    """
+    """Sends this process's stages. Used on one event loop."""
 
     def __init__(self, send: Callable[[WireMessage, Sequence[Buffer]], None]) -> None:
         self._send = send

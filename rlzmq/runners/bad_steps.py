@@ -28,11 +28,7 @@ class _Runner(FailingRunner, Protocol):
 
 
 class BadSteps:
-    """Checks every batch of a runner before anything else reads it.
-
-    Args:
-        runner: The runner that sampled the batches.
-    """
+    """Checks every batch of a runner before anything else reads it."""
 
     def __init__(self, runner: _Runner) -> None:
         self._runner = runner

@@ -96,11 +96,7 @@ class Reproduction:
 
 
 class EnvFailures:
-    """Counts the failures of a runner's environments and decides how to handle each.
-
-    Args:
-        runner: Owner of the environments; its config has the tolerances.
-    """
+    """Counts the failures of a runner's environments and decides how to handle each."""
 
     def __init__(self, runner: FailingRunner) -> None:
         self._runner = runner

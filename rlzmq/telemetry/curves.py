@@ -73,11 +73,6 @@ def differing_settings(runs: Sequence[Run]) -> list[str]:
 def mean_curve(label: str, runs: Sequence[Run], y: str, x: str) -> Curve:
     """Return the mean over runs, linearly interpolated at those x where all runs have values.
 
-    Args:
-        label: The curve's label.
-        runs: At least one.
-        y, x: See `Run.curve`.
-
     Raises:
         ConfigurationError: A run has no such values, or the runs have no common range of x.
     """

@@ -29,9 +29,6 @@ class EventLog(logging.Handler):
     traceback: from the record's ``exc_info``, or from the error given as ``extra={"error": error}``. The file is
         created
     with the first event. Events that cannot be written are dropped.
-
-    Args:
-        path: The file.
     """
 
     def __init__(self, path: Path) -> None:

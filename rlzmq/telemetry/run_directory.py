@@ -85,12 +85,7 @@ class RunDirectory:
 
     @staticmethod
     def new_path(name: str, config: BaseConfig) -> Path:
-        """Return ``runs/<name>-<env>-<date and time>`` below the working directory, for a new run.
-
-        Args:
-            name: The algorithm's name.
-            config: The config, for its env.
-        """
+        """Return ``runs/<name>-<env>-<date and time>`` below the working directory, for a new run."""
         path = Path("runs") / f"{_label(name, config)}-{time.strftime('%Y%m%d-%H%M%S')}"
         number = 1
         while path.exists():  # two runs within a second

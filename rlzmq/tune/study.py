@@ -184,16 +184,7 @@ class Study:
         value: float | None,
         error: str,
     ) -> bool:
-        """End a trial; return False if another driver has taken it over.
-
-        Args:
-            claim: The trial.
-            status: How it ended.
-            path: Its directory.
-            result: Its last result.
-            value: The metric; None if there is none.
-            error: Text of its error.
-        """
+        """End a trial; return False if another driver has taken it over."""
         states = self._optuna.trial.TrialState
         trial = self._owned.pop(claim.number)
         ended = {"status": status, "path": str(path), "result": json.dumps(result), "error": error}

@@ -54,10 +54,6 @@ class Trial:
     ``progress.csv`` (a row per result, with the first one's slash paths as columns), ``checkpoint_NNNNNN/``,
     ``checkpoints.json`` (the checkpoints with their results), ``error.txt``.
 
-    Args:
-        claim: Its entry in the study.
-        trainable_name: Name of the trainable.
-
     Attributes:
         name: Its name.
         path: Its directory; see `open`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,21 +16,8 @@ from replay_runs import replay_config
 
 from rlzmq import IMPALAConfig, PPOConfig
 from rlzmq.core import faults
+from scripts.nemesis import ROLES, Nemesis
 from tests.support.fault_history import check_history, read_history
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "nemesis.py"
-
-
-def load_script() -> Any:
-    spec = importlib.util.spec_from_file_location("nemesis", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-NEMESIS = load_script()
 
 
 @pytest.fixture
@@ -73,13 +59,11 @@ async def test_fifteen_kills_each_long_before_everybody_is_back(history: Path) -
         .debugging(seed=3)
     )
     async with config.build_async() as algo:
-        nemesis = NEMESIS.Nemesis(
-            algo, num_kills=15, roles=list(NEMESIS.ROLES), seed=3, how="kill", is_impatient=True
-        )
+        nemesis = Nemesis(algo, num_kills=15, roles=list(ROLES), seed=3, how="kill", is_impatient=True)
         await nemesis.run()
     verdict = check_history(read_history(history))
     assert verdict.num_killed == 15, "each of them seen in the exit status"
-    assert set(nemesis.gaps_s) == set(NEMESIS.ROLES), "runners, learner ranks and the broker were all hit"
+    assert set(nemesis.gaps_s) == set(ROLES), "runners, learner ranks and the broker were all hit"
     assert "0 lost, 0 trained twice" in str(verdict)
 
 
@@ -129,8 +113,8 @@ async def test_fragments_are_gone_only_if_their_runner_and_the_broker_die(
 async def test_kills_of_each_role_beside_a_replay_buffer(history: Path) -> None:
     num_killed = 0
     async with replay_config(2, 2).build_async() as algo:
-        for role in NEMESIS.ROLES:
-            nemesis = NEMESIS.Nemesis(algo, num_kills=2, roles=[role], seed=3, how="kill", is_impatient=True)
+        for role in ROLES:
+            nemesis = Nemesis(algo, num_kills=2, roles=[role], seed=3, how="kill", is_impatient=True)
             await nemesis.run()  # checks the ratio of drawn steps after each update
             num_killed += sum(map(len, nemesis.gaps_s.values()))
             lost = nemesis.result["accounting"]["dropped"].get("buffer_lost", 0)

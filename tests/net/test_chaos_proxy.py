@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from chaos_proxy import ChaosProxy
 
 from rlzmq.core.socket_directory import SocketDirectory
@@ -14,12 +12,6 @@ from rlzmq.net.context import Context
 from rlzmq.net.socket import DrainSocket
 
 DEADLINE_S = 20
-
-
-@pytest.fixture
-def context() -> Iterator[Context]:
-    with Context() as context:
-        yield context
 
 
 async def received_through(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,18 +22,6 @@ from rlzmq.net.options import CONTROL, SocketOptions
 from rlzmq.net.socket import DrainSocket, SendTicket
 
 pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture
-def context() -> Iterator[Context]:
-    with Context() as context:
-        yield context
-
-
-@pytest.fixture
-def directory() -> Iterator[SocketDirectory]:
-    with SocketDirectory() as directory:
-        yield directory
 
 
 @contextlib.asynccontextmanager

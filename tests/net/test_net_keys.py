@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +45,6 @@ class Server:
             self.refused.set()
         elif event.kind == "disconnected":
             self.hung_up.set()
-
-
-@pytest.fixture
-def context() -> Iterator[Context]:
-    with Context() as context:
-        yield context
 
 
 def client(context: Context, keys: KeyPair, server_public: str = SERVER.public) -> DrainSocket:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,15 +21,8 @@ pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture
-def context() -> Iterator[Context]:
-    with Context() as context:
-        yield context
-
-
-@pytest.fixture
-def address() -> Iterator[str]:
-    with SocketDirectory() as directory:
-        yield directory.address("r")
+def address(directory: SocketDirectory) -> str:
+    return directory.address("r")
 
 
 def packed(*messages: list[bytes]) -> list[Any]:

@@ -146,6 +146,14 @@ class Bench:
         self.send(f"learner-{rank}", ShardReady(plan.update_id, plan.attempt, plan.generation, rank))
         return plan
 
+    def both_ready(self) -> ShardPlan:
+        """Answers the shard plans of two ranks in the last output with READY; returns rank 0's."""
+        out = self.out
+        plan = self.make_ready(0)
+        self.out = out
+        self.make_ready(1)
+        return plan
+
     def done(
         self, plan: ShardPlan | Train, rank: int = 0, num_ranks: int = 1, trained: bool = True
     ) -> list[Any]:
@@ -153,3 +161,13 @@ class Bench:
         run = self.state.runs.get(plan.update_id)
         ranges = run.ranges if run is not None else []
         return self.send(f"learner-{rank}", message, (b"results", *pack_ranges(ranges)))
+
+
+def bench_with_runner(*, steps: int = 0, **terms: Any) -> Bench:
+    """A bench with a ready run (see `ready_run`) and a runner, which has delivered a fragment of so many steps."""
+    bench = Bench()
+    bench.ready_run(**terms)
+    bench.runner()
+    if steps:
+        bench.fragment(steps=steps)
+    return bench

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from core_fakes import Bench
+from core_fakes import Bench, bench_with_runner
 
 from rlzmq.protocol.events import Quarantine
 from rlzmq.wire.fragment_message import FragmentRange, pack_ranges
@@ -85,10 +85,7 @@ def test_a_result_of_another_plan_replaces_one_that_nobody_was_told_to_train():
 
 
 def test_a_result_of_another_plan_does_not_replace_one_that_is_being_trained():
-    bench = Bench()
-    bench.ready_run(batch=20)
-    bench.runner()
-    bench.fragment(steps=20)
+    bench = bench_with_runner(batch=20, steps=20)
     plan = bench.make_ready()
     _done(bench, 0, _range(5))
     assert bench.sent("driver", UpdateReport) == []
@@ -186,10 +183,7 @@ def test_an_update_that_one_rank_has_trained_and_another_trains_is_kept():
 
 
 def test_a_plan_for_an_update_that_one_rank_has_trained_already_is_void():
-    bench = Bench()
-    bench.ready_run(num_ranks=2, batch=20)
-    bench.runner()
-    bench.fragment(steps=20)
+    bench = bench_with_runner(num_ranks=2, batch=20, steps=20)
     assert _in_flight(bench) == [0]
     _join(bench, 0, 2, next_update=1)
     assert _in_flight(bench) == []
@@ -215,14 +209,8 @@ def test_the_foremost_rank_says_where_the_group_is():
 
 
 def test_a_report_names_the_generation_that_stands():
-    bench = Bench()
-    bench.ready_run(num_ranks=2, batch=20)
-    bench.runner()
-    bench.fragment(steps=20)
-    out = bench.out
-    bench.make_ready(0)
-    bench.out = out
-    bench.make_ready(1)
+    bench = bench_with_runner(num_ranks=2, batch=20, steps=20)
+    bench.both_ready()
     _join(bench, 0, 1, generation=2, next_update=1)
     (report,) = bench.sent("driver", UpdateReport)
     assert (report.update_id, report.generation) == (0, 2)
@@ -257,9 +245,7 @@ def test_of_another_brokers_plan_everything_that_is_here_is_blamed():
 
 
 def test_an_unusable_fragment_counts_against_its_runner():
-    bench = Bench()
-    bench.ready_run(batch=20)
-    bench.runner()
+    bench = bench_with_runner(batch=20)
     for num_bad in (1, 2):
         bench.fragment(steps=20)
         (plan,) = bench.sent("learner-0", ShardPlan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from core_fakes import Bench, publication
+from core_fakes import Bench, bench_with_runner, publication
 
 from rlzmq.protocol.events import Publish, Received, Tick
 from rlzmq.protocol.weights import open_publication
@@ -72,9 +72,7 @@ def test_the_broker_asks_rank_0_for_weights_that_it_lacks():
 
 
 def test_status_says_what_an_observer_wants_to_know():
-    bench = Bench()
-    bench.ready_run(batch=40)
-    bench.runner()
+    bench = bench_with_runner(batch=40)
     bench.hello("top", "observer")
     bench.send("top", StatusRequest())
     ((message, payload),) = [(item.message, item.payload) for item in bench.out]
@@ -96,9 +94,7 @@ def test_a_damaged_payload_of_a_known_peer_is_refused_and_nothing_changes():
 
 
 def test_goodbye_frees_the_leases():
-    bench = Bench()
-    bench.ready_run(batch=4)
-    bench.runner()
+    bench = bench_with_runner(batch=4)
     bench.event(Received(b"runner", Goodbye("done"), (b"",)))
     assert bench.state.leases.leases == {}
     assert [item.message for item in bench.core.stop("bye")].count(Goodbye("bye")) == 2

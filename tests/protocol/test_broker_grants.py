@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from core_fakes import Bench
+from core_fakes import Bench, bench_with_runner
 
 from rlzmq.protocol.events import Malformed, Tick
 from rlzmq.wire.messages import (
@@ -45,9 +45,7 @@ def test_no_lease_before_weights_driver_and_connector_state_are_there():
 
 
 def test_leases_of_an_on_policy_update_name_exactly_its_version():
-    bench = Bench()
-    bench.ready_run(batch=40)
-    bench.runner()
+    bench = bench_with_runner(batch=40)
     assert [(lease.num_vector_steps, lease.exact, lease.weights_version) for lease in bench.leases()] == [
         (5, True, 0),
         (5, True, 0),
@@ -67,9 +65,7 @@ def test_the_last_env_step_of_a_batch_is_granted():
 
 
 def test_what_autoreset_took_is_granted_again_exactly():
-    bench = Bench()
-    bench.ready_run(batch=40)
-    bench.runner()
+    bench = bench_with_runner(batch=40)
     first, second = bench.leases()
     bench.fragment(first.lease_id, steps=15)
     assert bench.leases() == [], "near the end nothing is granted ahead"
@@ -80,9 +76,7 @@ def test_what_autoreset_took_is_granted_again_exactly():
 
 
 def test_a_runner_on_its_own_is_never_cut_short():
-    bench = Bench()
-    bench.ready_run(batch=400)
-    bench.runner()
+    bench = bench_with_runner(batch=400)
     for _ in range(5):
         (lease, *_) = bench.leases()
         bench.now += 1.0
@@ -136,9 +130,7 @@ def test_what_a_slow_runner_left_of_its_lease_is_granted_to_others():
 
 
 def test_a_peer_that_keeps_sending_what_no_peer_sends_is_expelled_and_its_place_is_free():
-    bench = Bench()
-    bench.ready_run(batch=400)
-    bench.runner()
+    bench = bench_with_runner(batch=400)
     for _ in range(9):
         bench.event(Malformed(b"runner", "dtype", "array 0: dtype 'O'"))
         assert bench.sent("runner", Refused) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from core_fakes import Bench
+from core_fakes import Bench, bench_with_runner
 
 from rlzmq.wire.fragment_message import FragmentRange, unpack_ranges
 from rlzmq.wire.messages import Accepted, Committed, DriverState, Rejected, RunnerState, UpdateCommitted
@@ -87,9 +87,7 @@ def test_a_fragment_has_at_most_a_step_per_byte():
 
 def test_all_fragments_that_may_be_ahead_may_be_done_with(monkeypatch):
     monkeypatch.setattr("rlzmq.protocol.broker.intake._MAX_SEQ_AHEAD", 3)
-    bench = Bench()
-    bench.ready_run()
-    bench.runner()
+    bench = bench_with_runner()
     for seq in (1, 2, 3):
         bench.fragment(seq=seq, version=9)  # of weights that nobody has made
     for seq in (1, 0):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from core_fakes import Bench
+from core_fakes import Bench, bench_with_runner
 
 from rlzmq.protocol.driver_core import parse_report
 from rlzmq.protocol.events import Malformed, PeerLost, Received, Stop, Tick
@@ -383,18 +383,13 @@ def test_a_driver_that_was_replaced_does_not_come_back_to_a_new_broker():
 
 
 def test_a_plan_is_never_larger_than_what_the_fragments_can_hold():
-    bench = Bench()
-    bench.ready_run(batch=4000)
-    bench.runner()
-    bench.fragment(steps=3999)
+    bench = bench_with_runner(batch=4000, steps=3999)
     assert bench.sent("learner-0", ShardPlan) == []
     assert bench.state.ledger.accounting.pending == 0
 
 
 def test_a_runner_whose_fragments_are_of_no_use_is_expelled():
-    bench = Bench()
-    bench.ready_run(batch=20, staleness=1, max_policy_lag=1)
-    bench.runner()
+    bench = bench_with_runner(batch=20, staleness=1, max_policy_lag=1)
     for seq in range(10):
         assert bench.sent("runner", Refused) == []
         bench.fragment(steps=20)
@@ -427,9 +422,7 @@ def test_what_the_driver_has_reports_of_is_not_held_again():
 
 
 def test_a_report_counts_the_trained_steps_by_their_weights_version():
-    bench = Bench()
-    bench.ready_run(batch=40, staleness=4, max_policy_lag=4)
-    bench.runner()
+    bench = bench_with_runner(batch=40, staleness=4, max_policy_lag=4)
     for version in (3, 5):
         bench.weights(version)
     bench.fragment(version=3, steps=15)

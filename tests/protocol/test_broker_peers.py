@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from core_fakes import Bench
+from core_fakes import Bench, bench_with_runner
 
 from rlzmq.protocol.events import Malformed, PeerLost, Tick
 from rlzmq.wire.fragment_message import pack_ranges, unpack_ranges
@@ -130,9 +130,7 @@ def test_who_was_given_an_incarnation_keeps_it():
 
 
 def test_what_is_known_of_a_runner_outlives_its_connection():
-    bench = Bench()
-    bench.ready_run(batch=400)
-    bench.runner()
+    bench = bench_with_runner(batch=400)
     (lease, _) = bench.leases()
     bench.now = 2.0
     bench.fragment(lease.lease_id, steps=20)

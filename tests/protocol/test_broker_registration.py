@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from core_fakes import Bench, publication
+from core_fakes import Bench, bench_with_runner, publication
 
 from rlzmq.protocol.events import Malformed, PeerLost, Send, Stop, Tick
 from rlzmq.wire.fragment_message import pack_ranges
@@ -223,9 +223,7 @@ def test_a_learner_whose_frames_do_not_fit_what_it_says_is_refused(fields, num_f
 
 
 def test_a_hello_that_comes_twice_is_answered_by_a_welcome_alone_and_one_that_comes_late_not_at_all():
-    bench = Bench()
-    bench.ready_run()
-    bench.runner()
+    bench = bench_with_runner()
     bench.runner()
     bench.hellos["runner"] = 1
     bench.runner()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from core_fakes import Bench, publication
+from core_fakes import Bench, bench_with_runner, publication
 
 from rlzmq.protocol.driver_core import parse_report
 from rlzmq.protocol.events import PeerLost, Received, Tick
@@ -314,14 +314,8 @@ def test_of_a_plan_of_another_broker_all_time_is_that_of_sampling():
 
 
 def test_results_come_in_the_order_of_ranks_whoever_was_first():
-    bench = Bench()
-    bench.ready_run(num_ranks=2, batch=20)
-    bench.runner()
-    bench.fragment(steps=20)
-    out = bench.out
-    plan = bench.make_ready(0)
-    bench.out = out
-    bench.make_ready(1)
+    bench = bench_with_runner(num_ranks=2, batch=20, steps=20)
+    plan = bench.both_ready()
     ranges = tuple(pack_ranges(bench.state.runs[0].ranges))
     for rank, steps in ((1, 12), (0, 9)):
         message = UpdateDone(0, plan.attempt, 1, rank, 2, True, steps)
@@ -333,10 +327,7 @@ def test_results_come_in_the_order_of_ranks_whoever_was_first():
 
 
 def test_a_result_in_another_ranks_name_is_ignored():
-    bench = Bench()
-    bench.ready_run(batch=20)
-    bench.runner()
-    bench.fragment(steps=20)
+    bench = bench_with_runner(batch=20, steps=20)
     plan = bench.make_ready()
     message = UpdateDone(0, plan.attempt, 1, 1, 2, True, 20)
     bench.send("learner-0", message, (b"r", *pack_ranges(bench.state.runs[0].ranges)))
@@ -387,10 +378,7 @@ def test_a_report_counts_the_steps_that_were_trained(trained, num_trained_steps)
 
 
 def test_a_report_tells_the_whole_fragments_that_ended_and_their_metas():
-    bench = Bench()
-    bench.ready_run(batch=20)
-    bench.runner()
-    bench.fragment(steps=18)
+    bench = bench_with_runner(batch=20, steps=18)
     frames = bench.state.ledger.entries[FragmentId("uuid-runner", 1, 0)].frames
     message = Fragment("uuid-runner", 1, 1, 0, 2, 1, 0, -1, {})
     bench.event(Received(b"runner", message, frames[:1]))  # a frame for the meta is missing
@@ -408,10 +396,7 @@ def test_a_report_tells_the_whole_fragments_that_ended_and_their_metas():
 
 
 def test_what_was_sampled_with_the_next_weights_is_kept_for_the_next_update():
-    bench = Bench()
-    bench.ready_run(batch=20)
-    bench.runner()
-    bench.fragment(steps=20)
+    bench = bench_with_runner(batch=20, steps=20)
     plan = bench.make_ready()
     bench.weights(1)
     for version in (0, 1):
@@ -472,10 +457,7 @@ def test_with_staleness_two_updates_are_in_flight_and_without_one():
 
 
 def test_an_update_is_planned_when_its_last_step_is_there():
-    bench = Bench()
-    bench.ready_run(batch=20)
-    bench.runner()
-    bench.fragment(steps=19)
+    bench = bench_with_runner(batch=20, steps=19)
     assert bench.sent("learner-0", ShardPlan) == []
     bench.fragment(steps=1)
     (plan,) = bench.sent("learner-0", ShardPlan)
@@ -483,10 +465,7 @@ def test_an_update_is_planned_when_its_last_step_is_there():
 
 
 def test_an_update_is_committed_only_while_a_driver_is_there():
-    bench = Bench()
-    bench.ready_run(batch=20)
-    bench.runner()
-    bench.fragment(steps=20)
+    bench = bench_with_runner(batch=20, steps=20)
     plan = bench.make_ready()
     bench.event(PeerLost(b"driver"))
     bench.done(plan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from core_fakes import Bench
+from core_fakes import Bench, bench_with_runner
 
 from rlzmq.protocol.events import PeerLost, Publish, Tick
 from rlzmq.wire.messages import (
@@ -159,9 +159,7 @@ def test_nothing_stands_still_before_an_update_is_asked_for_nor_in_a_pause():
 
 
 def test_a_step_of_a_rank_moves_an_update_that_is_trained_and_not_one_that_is_collected():
-    bench = Bench()
-    bench.ready_run(batch=20)
-    bench.runner()
+    bench = bench_with_runner(batch=20)
 
     def step(progress: int) -> int:
         bench.send("learner-0", LearnerState(1, 0, (0,), (0,), (1,), (2,), progress))
@@ -235,10 +233,7 @@ def test_a_broker_names_what_an_update_lacks():
 
 
 def test_a_broker_names_the_ranks_that_it_waits_for():
-    bench = Bench()
-    bench.ready_run(num_ranks=2, batch=20)
-    bench.runner()
-    bench.fragment(steps=20)
+    bench = bench_with_runner(num_ranks=2, batch=20, steps=20)
     run = bench.state.runs[0]
     assert _waits(bench) == ["broker: waits for READY of update 0 from learner-0, learner-1"]
     bench.send("learner-0", ShardReady(0, run.attempt, 1, 0))
@@ -323,9 +318,7 @@ def test_only_a_newer_connector_state_replaces_one():
 
 
 def test_a_runner_is_sent_a_connector_state_once():
-    bench = Bench()
-    bench.ready_run(batch=400)
-    bench.runner()
+    bench = bench_with_runner(batch=400)
     bench.send("driver", ConnectorState(2), (b"state",))
     for sent in ([ConnectorState(2)], []):
         bench.fragment(bench.state.leases.of_peer("uuid-runner")[0].lease_id, steps=20)

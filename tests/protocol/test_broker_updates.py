@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from core_fakes import Bench
+from core_fakes import Bench, bench_with_runner
 
 from rlzmq.protocol.driver_core import parse_report
 from rlzmq.protocol.events import Quarantine, Tick
@@ -33,9 +33,7 @@ from rlzmq.wire.values import unpack_blob
 
 
 def test_ranks_get_exactly_their_steps_and_the_frames_untouched():
-    bench = Bench()
-    bench.ready_run(num_ranks=2, batch=30)
-    bench.runner()
+    bench = bench_with_runner(num_ranks=2, batch=30)
     bench.fragment(bench.leases()[0].lease_id, steps=20)
     bench.fragment(bench.leases()[0].lease_id, steps=12, batch={"columns": ["obs"]})
     shards = {
@@ -61,10 +59,7 @@ def test_ranks_get_exactly_their_steps_and_the_frames_untouched():
 
 
 def test_train_is_sent_when_every_rank_is_ready_and_commit_when_every_rank_is_done():
-    bench = Bench()
-    bench.ready_run(num_ranks=2, batch=30)
-    bench.runner()
-    bench.fragment(steps=20)
+    bench = bench_with_runner(num_ranks=2, batch=30, steps=20)
     bench.fragment(steps=12)
     out = bench.out
     plan = bench.make_ready(0)
@@ -120,9 +115,7 @@ def test_data_older_than_the_lag_is_dropped_and_counted():
 
 
 def test_a_duplicate_is_acknowledged_again_but_counted_once():
-    bench = Bench()
-    bench.ready_run(batch=40)
-    bench.runner()
+    bench = bench_with_runner(batch=40)
     bench.fragment(steps=20, seq=0)
     bench.fragment(steps=20, seq=0)
     assert bench.sent("runner", Accepted)[0].accepted == ((0, 0),)
@@ -131,9 +124,7 @@ def test_a_duplicate_is_acknowledged_again_but_counted_once():
 
 
 def test_a_fragment_with_more_steps_than_its_lease_is_rejected():
-    bench = Bench()
-    bench.ready_run(batch=40)
-    bench.runner()
+    bench = bench_with_runner(batch=40)
     bench.fragment(bench.leases()[0].lease_id, steps=41)
     assert bench.sent("runner", Rejected)[0].reason == "rejected"
     assert bench.sent("driver", Notice)[0].event == "bad_fragment"
@@ -141,10 +132,7 @@ def test_a_fragment_with_more_steps_than_its_lease_is_rejected():
 
 
 def test_a_refused_fragment_is_dropped_quarantined_and_the_batch_planned_anew():
-    bench = Bench()
-    bench.ready_run(batch=20, staleness=1, max_policy_lag=1)
-    bench.runner()
-    bench.fragment(steps=10)
+    bench = bench_with_runner(batch=20, staleness=1, max_policy_lag=1, steps=10)
     bench.fragment(steps=10)
     (plan,) = bench.sent("learner-0", ShardPlan)
     bad = FragmentId("uuid-runner", 1, 0)
@@ -161,9 +149,7 @@ def test_a_refused_fragment_is_dropped_quarantined_and_the_batch_planned_anew():
 
 @pytest.mark.parametrize("fragment", [FragmentId("uuid-runner", 1, 2), FragmentId("nobody", 1, 0)])
 def test_only_what_is_part_of_an_update_can_be_refused(fragment):
-    bench = Bench()
-    bench.ready_run(batch=20, staleness=1, max_policy_lag=1)
-    bench.runner()
+    bench = bench_with_runner(batch=20, staleness=1, max_policy_lag=1)
     for _ in range(2):
         bench.fragment(steps=10)
     (plan,) = bench.sent("learner-0", ShardPlan)
@@ -190,10 +176,7 @@ def test_a_result_that_comes_again_releases_no_plan_that_begins_behind_its_steps
 
 
 def test_a_skipped_step_drops_its_data_and_the_run_goes_on():
-    bench = Bench()
-    bench.ready_run(batch=20)
-    bench.runner()
-    bench.fragment(steps=20)
+    bench = bench_with_runner(batch=20, steps=20)
     bench.done(bench.make_ready(), trained=False)
     (report,) = bench.sent("driver", UpdateReport)
     assert (report.num_env_steps, report.num_kept_steps) == (20, 0)
@@ -208,10 +191,7 @@ def _detail(fragment: FragmentId, num_steps: int) -> str:
 
 
 def test_steps_that_made_the_loss_overflow_are_dropped_and_their_fragment_is_put_aside():
-    bench = Bench()
-    bench.ready_run(batch=20)
-    bench.runner()
-    bench.fragment(steps=15)
+    bench = bench_with_runner(batch=20, steps=15)
     bench.fragment(steps=15)  # of which an on-policy update takes 5
     plan = bench.make_ready()
     good, bad = bench.state.runs[0].ranges
@@ -231,10 +211,7 @@ def test_steps_that_made_the_loss_overflow_are_dropped_and_their_fragment_is_put
 
 
 def test_what_learners_find_in_their_buffers_is_taken_back_and_its_runner_blamed():
-    bench = Bench()
-    bench.ready_run(batch=20)
-    bench.runner()
-    bench.fragment(steps=20)
+    bench = bench_with_runner(batch=20, steps=20)
     bench.done(bench.make_ready())
     old = FragmentId("uuid-runner", 1, 0)
     bench.open(1, batch=20)
@@ -252,9 +229,7 @@ def test_what_learners_find_in_their_buffers_is_taken_back_and_its_runner_blamed
 
 
 def test_a_runner_whose_fragments_make_the_loss_overflow_again_and_again_is_expelled():
-    bench = Bench()
-    bench.ready_run(batch=20)
-    bench.runner()
+    bench = bench_with_runner(batch=20)
     for update_id in range(10):
         if update_id:
             bench.open(update_id, batch=20)
@@ -273,9 +248,7 @@ def test_a_runner_whose_fragments_make_the_loss_overflow_again_and_again_is_expe
 
 @pytest.mark.parametrize(("version", "generation"), [(1, 1), (10**6, 1), (0, 2)])
 def test_a_fragment_of_weights_that_nobody_has_made_is_refused(version, generation):
-    bench = Bench()
-    bench.ready_run(batch=20)
-    bench.runner()
+    bench = bench_with_runner(batch=20)
     bench.fragment(steps=10, version=version, generation=generation)
     (rejected,) = bench.sent("runner", Rejected)
     assert (rejected.reason, rejected.detail) == (
@@ -304,9 +277,7 @@ def test_a_new_broker_believes_runners_until_it_knows_the_weights():
 
 
 def test_a_fragment_of_weights_that_died_with_their_rank_is_stale_and_nobodys_fault():
-    bench = Bench()
-    bench.ready_run(num_ranks=2, batch=20)
-    bench.runner()
+    bench = bench_with_runner(num_ranks=2, batch=20)
     bench.learner(0, 1, generation=2, uuid="uuid-survivor", next_update=0)
     bench.fragment(steps=10, version=1, generation=1)
     assert bench.state.ledger.accounting.dropped == {"stale": 10}
@@ -317,10 +288,7 @@ def test_a_fragment_of_weights_that_died_with_their_rank_is_stale_and_nobodys_fa
 
 
 def test_a_duplicate_of_a_committed_fragment_is_acknowledged_until_its_runner_knows():
-    bench = Bench()
-    bench.ready_run(batch=20)
-    bench.runner()
-    bench.fragment(steps=20)
+    bench = bench_with_runner(batch=20, steps=20)
     bench.done(bench.make_ready())  # committed, and the driver has no report yet: the runner must keep it
     bench.fragment(steps=20, seq=0)
     assert bench.sent("runner", Accepted) == [Accepted(1, ((0, 0),))]
@@ -334,14 +302,8 @@ def test_a_duplicate_of_a_committed_fragment_is_acknowledged_until_its_runner_kn
 
 
 def test_a_rebuilt_group_gets_the_untrained_update_again():
-    bench = Bench()
-    bench.ready_run(num_ranks=2, batch=20)
-    bench.runner()
-    bench.fragment(steps=20)
-    out = bench.out
-    plan = bench.make_ready(0)
-    bench.out = out
-    bench.make_ready(1)
+    bench = bench_with_runner(num_ranks=2, batch=20, steps=20)
+    plan = bench.both_ready()
     bench.learner(0, 1, generation=2)
     (again,) = bench.sent("learner-0", ShardPlan)
     assert (again.generation, again.num_env_steps) == (2, 20), "one rank left: the whole batch is its share"
@@ -351,14 +313,8 @@ def test_a_rebuilt_group_gets_the_untrained_update_again():
 
 
 def test_an_update_that_the_rebuilt_group_has_trained_is_committed():
-    bench = Bench()
-    bench.ready_run(num_ranks=2, batch=20)
-    bench.runner()
-    bench.fragment(steps=20)
-    out = bench.out
-    plan = bench.make_ready(0)
-    bench.out = out
-    bench.make_ready(1)
+    bench = bench_with_runner(num_ranks=2, batch=20, steps=20)
+    plan = bench.both_ready()
     bench.done(plan, 0, 2)
     bench.learner(0, 1, generation=2, next_update=1)
     assert bench.sent("driver", UpdateReport)[0].update_id == 0
@@ -383,10 +339,7 @@ def test_only_the_dead_ranks_fragments_are_blamed():
     bench.runner()
     bench.fragment(steps=20)
     bench.fragment(steps=20)
-    out = bench.out
-    bench.make_ready(0)
-    bench.out = out
-    bench.make_ready(1)
+    bench.both_ready()
     bench.learner(0, 2, generation=2)
     bench.learner(1, 2, generation=2, uuid="replacement")
     assert [item.fragment.seq for item in bench.out if isinstance(item, Quarantine)] == [1]
@@ -408,10 +361,7 @@ def test_what_a_learner_lacks_is_sent_again():
 
 
 def test_learners_may_forget_what_driver_and_runners_have():
-    bench = Bench()
-    bench.ready_run(batch=20)
-    bench.runner()
-    bench.fragment(steps=20)
+    bench = bench_with_runner(batch=20, steps=20)
     bench.done(bench.make_ready())
     assert bench.sent("learner-0", UpdateCommitted) == []
     bench.send("driver", DriverState(-1, 1))
@@ -435,10 +385,7 @@ def test_reports_are_repeated_until_the_driver_has_them():
 
 
 def test_a_reset_drops_the_old_lineage():
-    bench = Bench()
-    bench.ready_run(batch=40)
-    bench.runner()
-    bench.fragment(steps=20)
+    bench = bench_with_runner(batch=40, steps=20)
     bench.send("driver", Reset(7, 0))
     assert bench.state.ledger.accounting.dropped == {"rolled_back": 20}
     assert (bench.state.leases.leases, bench.state.open, bench.state.weights) == ({}, {}, None)
@@ -452,9 +399,7 @@ def test_a_reset_drops_the_old_lineage():
 
 
 def test_learners_of_a_new_lineage_get_nothing_before_its_reset():
-    bench = Bench()
-    bench.ready_run(batch=20)
-    bench.runner()
+    bench = bench_with_runner(batch=20)
     bench.fragment(steps=20, seq=0)  # its update is planned for learners that die
     bench.learner(generation=7, lineage=7)
     assert bench.sent("learner-0", ShardPlan) == []

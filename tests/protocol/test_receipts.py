@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from core_fakes import Bench
+from core_fakes import bench_with_runner
 
 from rlzmq.protocol.broker.receipts import Receipts
 from rlzmq.wire.fragment_message import to_spans
@@ -53,9 +53,7 @@ def test_incarnations_are_apart_and_one_that_is_gone_for_good_leaves_nothing():
 
 @pytest.mark.parametrize("is_away", [False, True])
 def test_a_report_lets_go_of_fragments_also_of_a_runner_that_has_left(is_away):
-    bench = Bench()
-    bench.ready_run(batch=20)
-    bench.runner()
+    bench = bench_with_runner(batch=20)
     bench.fragment(bench.leases()[0].lease_id, steps=20)
     bench.done(bench.make_ready())
     if is_away:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from core_fakes import Bench
+from core_fakes import Bench, bench_with_runner
 
 from rlzmq.protocol.events import Tick
 from rlzmq.protocol.progress_deadlines import StandstillWatch
@@ -77,9 +77,7 @@ def progress_of(bench: Bench) -> Progress:
 
 
 def test_env_steps_move_an_update_that_is_collected_and_not_one_that_is_trained():
-    bench = Bench()
-    bench.ready_run(batch=40)
-    bench.runner()
+    bench = bench_with_runner(batch=40)
     leases = [lease.lease_id for lease in bench.sent("runner", Lease)]
 
     def step(progress: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import re
 import threading
 import time
@@ -16,21 +15,7 @@ import pytest
 
 from rlzmq.core.errors import DeadlineError
 from rlzmq.roles.runner.env_watchdog import EnvWatch
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "hangs.py"
-
-
-def load_script() -> Any:
-    spec = importlib.util.spec_from_file_location("hangs", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-HANGS = load_script()
-
+from scripts import hangs
 
 # -- the watch alone ----------------------------------------------------------------------------------
 
@@ -167,7 +152,7 @@ def test_an_env_is_attended_once_and_its_replacement_too() -> None:
 # -- whole runs ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", HANGS.MODES)
+@pytest.mark.parametrize("mode", hangs.MODES)
 async def test_hangs_in_first_and_random_calls_while_the_broker_is_replaced(
     mode: str, tmp_path: Path
 ) -> None:
@@ -176,12 +161,12 @@ async def test_hangs_in_first_and_random_calls_while_the_broker_is_replaced(
     traps = {1: [("step", 1)], 1_000_001: [("step", number)]}
     if mode == "sync":
         traps[2] = [("reset", 2)]
-    config = HANGS.make_config(mode, tmp_path, traps, len(traps) - 1)
-    HANGS.evaluated(config, 1, parallel=True)
+    config = hangs.make_config(mode, tmp_path, traps, len(traps) - 1)
+    hangs.evaluated(config, 1, parallel=True)
     num_traps = sum(map(len, traps.values()))
-    notices = await HANGS.run_until_noticed(config, tmp_path, num_traps, kill_broker=mode == "sync")
-    for name, late_s in HANGS.judge(mode, HANGS.caught(tmp_path), notices.at):
-        assert -HANGS.EARLY_S <= late_s < 5.0, f"{name}; half a second on a machine that is not busy"
+    notices = await hangs.run_until_noticed(config, tmp_path, num_traps, kill_broker=mode == "sync")
+    for name, late_s in hangs.judge(mode, hangs.caught(tmp_path), notices.at):
+        assert -hangs.EARLY_S <= late_s < 5.0, f"{name}; half a second on a machine that is not busy"
     assert any("hangs: its first vector step has not returned for 1" in text for text in notices.texts), (
         notices.texts
     )
@@ -189,7 +174,7 @@ async def test_hangs_in_first_and_random_calls_while_the_broker_is_replaced(
 
 @pytest.mark.slow
 async def test_a_hang_in_the_drivers_own_process_ends_the_run(tmp_path: Path) -> None:
-    config = HANGS.make_config("sync", tmp_path, {0: [("step", 5)]}, 0)
+    config = hangs.make_config("sync", tmp_path, {0: [("step", 5)]}, 0)
     async with config.build_async() as algo:
         with pytest.raises(DeadlineError, match="a vector step has not returned for 1"):
             async with asyncio.timeout(60):

@@ -24,7 +24,6 @@ from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.protocol.weights import new_publication_buffer, open_publication, seal_publication
-from rlzmq.roles.fragment_data import open_fragment
 from rlzmq.roles.learner.batch_check import BatchCheck
 from rlzmq.wire import messages as m
 from rlzmq.wire.codec import decode, encode
@@ -120,7 +119,7 @@ def fragment_cases() -> list[tuple[list[bytes], Decoder]]:
     for _ in range(3):
         episode.add_env_step({"a": 0, 1: 1}, {"a": 1, 1: 0}, {"a": 1.0, 1: 0.5}, {"a": {"y": [1]}})
     several = MultiAgentEpisodeBatch.from_episodes([episode])
-    return [*_of_batch(single, is_multi_agent=False), *_of_batch(several, is_multi_agent=True)]
+    return [*_of_batch(single), *_of_batch(several)]
 
 
 def _episode(length: int) -> SingleAgentEpisode:
@@ -133,7 +132,7 @@ def _episode(length: int) -> SingleAgentEpisode:
     return episode
 
 
-def _of_batch(batch: Any, *, is_multi_agent: bool) -> list[tuple[list[bytes], Decoder]]:
+def _of_batch(batch: Any) -> list[tuple[list[bytes], Decoder]]:
     header, arrays = batch.to_wire()
     fragment = m.Fragment("uuid", 1, 5, 9, batch.num_env_steps, 0, 3, -1, header)
     frames = _wire(encode_fragment(fragment, arrays, batch.meta))
@@ -142,7 +141,9 @@ def _of_batch(batch: Any, *, is_multi_agent: bool) -> list[tuple[list[bytes], De
 
     def open_whole(damaged: list[bytes]) -> None:
         try:
-            opened = open_fragment(damaged, check, is_multi_agent=is_multi_agent)
+            header, arrays, _ = decode_fragment(damaged)
+            opened = type(batch).from_wire(header.batch, arrays)
+            check.check(opened, None)
         except ValueError as error:
             raise ProtocolError(str(error)) from None
         finally:

@@ -85,9 +85,6 @@ _FORGET_EVERY_S = 10.0
 class BrokerCore:
     """The broker's state machine: dispatches each event to its part and checks the timers.
 
-    Args:
-        options: See `BrokerOptions`.
-
     Attributes:
         more_status: Returns additional STATUS fields that only the I/O side knows.
         on_trace: Called with the driver's messages about this broker's own trace.

@@ -31,14 +31,7 @@ class Registration:
         self._store = store
 
     def hello(self, routing: bytes, hello: Hello, now: float, origin: str = "") -> Peer | None:
-        """Register a peer and return it; None if it was refused, or the HELLO was late or a duplicate.
-
-        Args:
-            routing: Routing id of the sender.
-            hello: The message.
-            now: Current time in seconds.
-            origin: See `Received`.
-        """
+        """Register a peer and return it; None if it was refused, or the HELLO was late or a duplicate."""
         state = self._state
         known_hello = state.hello_ids.get(hello.uuid, 0)
         if hello.hello_id <= known_hello:

@@ -213,14 +213,7 @@ def _leaves_by_id(spaces: Mapping[Any, Any]) -> dict[Any, list[_Leaf]]:
 
 
 def _check_column(part: Any, name: str, expected: Mapping[Any, list[_Leaf]], ids: list[Any]) -> None:
-    """Raise ValueError if a column of an EpisodeBatch, lookback included, has values outside of its space.
-
-    Args:
-        part: The EpisodeBatch.
-        name: Name of the column.
-        expected: Leaves of the space by id.
-        ids: Id of each chunk, or one id for all.
-    """
+    """Raise ValueError if a column of an EpisodeBatch, lookback included, has values outside of its space."""
     num_more = int(name == Columns.OBS)  # the observation after the last step
     for leaves in {id(expected[id_]): expected[id_] for id_ in set(ids) if expected.get(id_)}.values():
         mine = [expected.get(id_) is leaves for id_ in ids]

@@ -47,13 +47,6 @@ class LearnerRole(PeerRole):
 
     Plain methods run on the actor's thread, the only one that uses the learner; `async` methods run on
     its event loop.
-
-    Args:
-        config: The run's config.
-        module_spec: The MultiRLModuleSpec with its spaces.
-        rank: This learner's rank.
-        num_ranks: Size of the group.
-        incarnation: How many times this learner was restarted.
     """
 
     def __init__(
@@ -171,9 +164,6 @@ class LearnerRole(PeerRole):
 
     async def connect(self, link: Mapping[str, Any]) -> None:
         """Connect to the broker; registration follows once the group is formed (`form`, or `rejoin`).
-
-        Args:
-            link: Addresses and identity, made by `driver.broker_pipeline`.
 
         Raises:
             ConfigurationError: ``config.record_dir`` cannot be used.

@@ -170,11 +170,7 @@ class EnvRunnerRole(PeerRole):
     # -- on the event loop ----------------------------------------------------------------------
 
     async def connect(self, link: Mapping[str, Any]) -> None:
-        """Connect to the broker and take leases.
-
-        Args:
-            link: Addresses and identity, made by `driver.broker_pipeline`.
-        """
+        """Connect to the broker and take leases."""
         faults.at("runner.connect")
         self._loop = asyncio.get_running_loop()
         self._link = RunnerLink(self, self._run_blocking, **link)

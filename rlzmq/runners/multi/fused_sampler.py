@@ -37,13 +37,7 @@ __all__ = ["FusedMultiAgentSampler"]
 
 
 class FusedMultiAgentSampler(EpisodicSampler):
-    """Samples fragments for a multi-agent runner whose pipelines run on whole columns.
-
-    Args:
-        runner: Provides the env, modules and counters.
-        env_to_module: The env-to-module pipeline's plan.
-        module_to_env: The module-to-env pipeline's plan.
-    """
+    """Samples fragments for a multi-agent runner whose pipelines run on whole columns."""
 
     kind = "fused agents"
 

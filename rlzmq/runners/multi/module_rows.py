@@ -111,10 +111,6 @@ class GrowingColumn:
 class ModuleStore:
     """The rows of one module.
 
-    Args:
-        module_id: The module's id.
-        module_step: Runs the module on a block of observations.
-
     Attributes:
         num_observations, num_acts: Number of rows so far.
         initial_block: The module's initial state as a tree of tensors ``[1, ...]``; None if stateless.

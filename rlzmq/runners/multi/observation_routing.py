@@ -49,12 +49,7 @@ class Observed:
 
 
 class ObservationRouter:
-    """The env-to-module pipeline of a `FusedMultiAgentSampler`.
-
-    Args:
-        env_to_module: The pipeline's plan.
-        spaces: (observation spaces, action spaces) by agent id.
-    """
+    """The env-to-module pipeline of a `FusedMultiAgentSampler`."""
 
     def __init__(
         self, env_to_module: EnvToModulePlan, spaces: tuple[Mapping[Any, Any], Mapping[Any, Any]]
