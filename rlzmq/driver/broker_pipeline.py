@@ -234,7 +234,7 @@ class BrokerPipeline(Supervisor):
     async def _watch(self, handle: Any, name: str) -> None:
         """End the run if a runner's code raises an error. The supervisor handles the end of its process."""
         try:
-            ended = await handle.call("run_until_failure")
+            reason, detail = await handle.call("run_until_failure")
         except ActorLostError:
             assert self._driver is not None
             self._driver.excuse("runner", name)
@@ -242,8 +242,8 @@ class BrokerPipeline(Supervisor):
         except Exception as error:
             self.fail(error)
             return
-        _log.warning("%s left the broker (%s). Restarting it.", handle.name, ended)
-        handle.kill()
+        why = f"left the broker ({reason}: {detail})"
+        self._runners.supervisor.replace(self._index_of[name], handle, why)
 
     # -- for the watchdog -----------------------------------------------------------------------
 

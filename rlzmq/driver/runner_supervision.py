@@ -202,11 +202,22 @@ class RunnerSupervisor(Supervisor):
         if place.killed_for is not None:
             return  # it is already being replaced
         place.num_bad += 1
-        if place.num_bad >= _MAX_BAD_FRAGMENTS and not place.handle.exited.done():
-            place.killed_for = PeerLostError(
-                f"{self._what} {index} was restarted after {place.num_bad} unusable fragments, the last one: {why}."
-            )
-            place.handle.kill()
+        if place.num_bad >= _MAX_BAD_FRAGMENTS:
+            text = f"was restarted after {place.num_bad} unusable fragments, the last one: {why}"
+            self.replace(index, place.handle, text)
+
+    def replace(self, index: int, handle: Any, why: str) -> None:
+        """Kill a runner, which is then restarted with new envs.
+
+        Args:
+            index: Its place.
+            handle: The process; no effect if it has ended.
+            why: What happened to it, after its name: the error's text if it is not restarted.
+        """
+        place = self._places[index]
+        if place.handle is handle and place.killed_for is None and not handle.exited.done():
+            place.killed_for = PeerLostError(f"{self._what} {index} {why}.")
+        handle.kill()
 
     async def suspect(self, index: int, event: str, why: str) -> None:
         """Handle the broker's notice that it misses this runner. Replace the runner if it hangs or is stopped.

@@ -82,17 +82,31 @@ async def _touch(path: Path) -> None:
     path.touch()  # noqa: ASYNC240
 
 
-async def test_a_runner_that_sends_nothing_else_ends_the_run_with_what_it_sent() -> None:
+RESTARTED = rf"was restarted after 3 unusable fragments, the last one: {REFUSED}"
+EXPELLED = rf"left the broker \(expelled: 10 unusable fragments; the last: {REFUSED}\)"
+
+
+@pytest.mark.parametrize(
+    ("driver_looks", "what"),
+    [(True, f"({RESTARTED}|{EXPELLED})"), (False, EXPELLED)],
+    ids=["driver", "broker"],
+)
+async def test_a_runner_that_sends_nothing_else_ends_the_run_with_what_it_sent(
+    driver_looks: bool, what: str
+) -> None:
+    """The broker expels a runner that the driver, because it is busy, has not restarted by then."""
     callback = type("Callback", (SpoilsSamples,), {"cured": "/nowhere"})
     config = (
         small(1, 1).environment(Spoils).callbacks(callback).fault_tolerance(max_num_env_runner_restarts=1)
     )
-    with pytest.raises(Exception, match="unusable") as caught:
-        async with config.build_async() as algo:
+    async with config.build_async() as algo:
+        if not driver_looks:
+            algo.env_runner_group.supervisor.blame = lambda index, why: None
+        with pytest.raises(Exception, match="unusable") as caught:
             await algo.train()
     text = "\n".join([str(caught.value), *caught.value.__notes__])
     assert re.fullmatch(
-        rf"env runner 0 was restarted after 3 unusable fragments, the last one: {REFUSED}\.\n"
+        rf"env runner 0 {what}\.\n"
         r"env runner 0 is not restarted: max_num_env_runner_restarts=1 is spent\.",
         text,
     ), text
