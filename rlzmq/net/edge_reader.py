@@ -58,6 +58,7 @@ class EdgeReader:
         self._is_detached = False
         self._first_frame: zmq.Frame | None = None
         self._received: deque[list[Frame]] = deque()  # messages that arrived as one
+        self._when_read: list[Callable[[], None]] = []
         self._fd = int(raw.get(zmq.FD))
         self._loop.add_reader(self._fd, self._turn)
 
@@ -69,13 +70,20 @@ class EdgeReader:
         if not self._loop.is_closed():
             self._loop.remove_reader(self._fd)
 
+    def when_read(self, callback: Callable[[], None]) -> None:
+        """Call a function once, after the handler has been given all messages that have arrived by now."""
+        self._when_read.append(callback)
+        self.recheck()
+
     def recheck(self) -> None:
         """Schedule a turn if the last call on the socket consumed an edge."""
         if not (self._is_scheduled or self._is_running or self._is_detached) and self._has_work():
             self._schedule()
 
     def _has_work(self) -> bool:
-        return self._on_message is not None and bool(self._received or self._get(_EVENTS) & _POLLIN)
+        return self._on_message is not None and bool(
+            self._when_read or self._received or self._get(_EVENTS) & _POLLIN
+        )
 
     def _split(self, frames: list[Frame]) -> Sequence[list[Frame]]:
         """Return the messages in a received one; a subclass that packs several overrides this."""
@@ -113,10 +121,16 @@ class EdgeReader:
             if not self._received:
                 self._flush()
                 if not self._receive_one():
+                    self._tell_read()
                     return
             on_message(self._received.popleft())
             if self._is_detached:
                 return
+
+    def _tell_read(self) -> None:
+        callbacks, self._when_read = self._when_read, []
+        for callback in callbacks:
+            callback()
 
     def _receive_one(self) -> bool:
         receive = self._raw.recv

@@ -272,7 +272,12 @@ class DrainSocket(EdgeReader):
         if self._packs and self._is_running:
             must_wait |= peer in self._has_sent_to
             self._has_sent_to.add(peer)
-        if not must_wait and self._try_send(self._as_sent([(frames, sizes)]), ticket):
+        try:
+            is_sent = not must_wait and self._try_send(self._as_sent([(frames, sizes)]), ticket)
+        except PeerLostError:
+            self.recheck()
+            raise
+        if is_sent:
             self.recheck()
             return True
         num_bytes = sum(sizes)

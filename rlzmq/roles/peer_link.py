@@ -24,7 +24,7 @@ from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.events import Instruction, Leave, Received, Send, Stop, Tick
 from rlzmq.roles.remote_trace import RemoteTrace
 from rlzmq.wire.errors import WireError
-from rlzmq.wire.messages import TraceClock, decode_message
+from rlzmq.wire.messages import Goodbye, TraceClock, decode_message
 
 __all__ = ["MAX_MESSAGE_BYTES", "TICK_S", "Curve", "PeerLink", "PeerRole", "ends_link", "new_peer_id"]
 
@@ -216,9 +216,11 @@ class PeerLink(abc.ABC):
         self._timer = self._loop.call_later(TICK_S, self._tick)
 
     async def stop(self) -> None:
-        """Deliver finished work, send GOODBYE and close."""
+        """Deliver finished work, send GOODBYE and close; a lease that is still sampled is given up."""
         if not self.core.is_stopped:
             self.handle(Leave())
+        if not self.core.is_stopped:
+            self.do([Send(b"", Goodbye("before its last fragment was finished"))])
         await self.close()
 
     async def close(self) -> None:

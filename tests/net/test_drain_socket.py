@@ -421,3 +421,17 @@ async def test_a_context_refuses_another_process(context: Context, monkeypatch: 
 def test_an_endless_linger_is_refused() -> None:
     with pytest.raises(ValueError, match="linger_ms"):
         SocketOptions(linger_ms=-1)
+
+
+async def test_a_message_that_has_arrived_is_read_after_a_send_to_nobody(
+    context: Context, directory: SocketDirectory
+) -> None:
+    received = asyncio.Event()
+    router = DrainSocket(context, "ROUTER", lambda frames: received.set())
+    dealer = DrainSocket(context, "DEALER", None)
+    dealer.connect(router.bind(directory.address("here")))
+    dealer.send([b"message"])
+    assert router._raw.poll(1000 * DEADLINE_S)  # consumes the edge; the loop gets no turn
+    with pytest.raises(PeerLostError):
+        router.send([b"nobody", b"message"])
+    await asyncio.wait_for(received.wait(), DEADLINE_S)

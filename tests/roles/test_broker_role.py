@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
-from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.errors import ConfigurationError, PeerLostError
 from rlzmq.core.socket_directory import SocketDirectory
 from rlzmq.net.context import Context
 from rlzmq.net.socket import DrainSocket
-from rlzmq.protocol.events import PeerLost, Quarantine
+from rlzmq.protocol.events import Overrun, Quarantine, Send
 from rlzmq.roles.broker.broker_role import BrokerRole
 from rlzmq.wire.codec import WIRE_VERSION
 from rlzmq.wire.fragment_message import decode_fragment, encode_fragment, fragment_from_bytes
-from rlzmq.wire.messages import Fragment, FragmentId, Hello, Refused, decode_message, encode_message
+from rlzmq.wire.messages import (
+    BrokerBeat,
+    Fragment,
+    FragmentId,
+    Goodbye,
+    Hello,
+    Refused,
+    decode_message,
+    encode_message,
+)
 from tests.driver.broker_peers import FakeDriver, FakeLearner, FakePeer, FakeRunner
+from tests.driver.recovery_runs import until
 
 _OPTIONS = {"heartbeat_s": 0.1, "peer_timeout_s": 2.0, "resend_s": 0.3, "recovery_grace_s": 0.5}
 
@@ -103,12 +115,16 @@ async def test_a_hundred_runners_that_could_send_more_than_fits_are_held_back_an
     limit, batch, num_bytes, num_updates = 1_000_000, 320, 40_000, 80
     broker = BrokerRole("run", {**_OPTIONS, "peer_timeout_s": 30.0, "memory_bytes": limit})
     addresses = await broker.start()
-    most_bytes = 0
+    most_bytes, is_settled = 0, False
 
     def watch(update_id: int) -> None:
-        nonlocal most_bytes
-        if update_id >= num_updates // 2:  # what the first leases brought is trained
-            most_bytes = max(most_bytes, broker._core.state.ledger.num_bytes)
+        nonlocal most_bytes, is_settled
+        state = broker._core.state
+        num_bytes = state.ledger.num_bytes
+        # What the first leases brought, of which nobody knew how large it would be, is trained.
+        is_settled |= num_bytes <= limit and sum(peer.has_worked for peer in state.runners.values()) == 100
+        if is_settled:
+            most_bytes = max(most_bytes, num_bytes)
 
     makers = [
         lambda index=index: FakeRunner(f"runner-{index:03d}", addresses, num_bytes=num_bytes)
@@ -281,18 +297,54 @@ async def test_a_broker_that_fails_says_so_and_does_nothing_more(monkeypatch: py
     await broker.stop()
 
 
-async def test_a_broker_that_fails_over_a_lost_peer_says_so_too(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("last_message", [Goodbye("done"), None])
+async def test_a_peer_whose_goodbye_is_read_after_its_connection_is_gone_has_left(last_message: Any):
+    broker = BrokerRole("run", _OPTIONS)
+    addresses = await broker.start()
+    try:
+        state = broker._core.state
+        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.connect(addresses["data"])
+            dealer.send_multipart(encode_message(Hello("runner", "runner-0", "u", run_id="run", num_envs=1)))
+            await until(lambda: bool(state.runners), 20)
+            (peer,) = state.by_routing
+            if last_message is not None:
+                dealer.send_multipart(encode_message(last_message))
+            dealer.close(linger=20_000)
+        wait_until_gone(broker, peer)  # all in one turn of the loop, in which the broker reads nothing
+        broker._do([Send(peer, BrokerBeat(1))])
+        broker._tell()
+        await until(lambda: not state.runners, 20)
+        expected = "left" if last_message is not None else "lost"
+        assert [notice.event for notice in state.notices] == ["joined", expected]
+    finally:
+        await broker.stop()
+
+
+def wait_until_gone(broker: BrokerRole, peer: bytes) -> None:
+    assert broker._listeners is not None
+    deadline = time.monotonic() + 20
+    with contextlib.suppress(PeerLostError):
+        while time.monotonic() < deadline:
+            broker._listeners.send(peer, encode_message(BrokerBeat(1)))
+            time.sleep(0.01)
+        raise AssertionError("it is still connected")
+
+
+async def test_a_broker_that_fails_over_a_peer_that_does_not_read_says_so_too(
+    monkeypatch: pytest.MonkeyPatch,
+):
     broker = BrokerRole("run", _OPTIONS)
     await broker.start()
     handle = broker._core.handle
 
     def fail(event, now):
-        if isinstance(event, PeerLost):
+        if isinstance(event, Overrun):
             raise AssertionError("half done")
         return handle(event, now)
 
     monkeypatch.setattr(broker._core, "handle", fail)
-    broker._told.append(PeerLost(b"Lnobody"))
+    broker._told.append(Overrun(b"Lnobody"))
     with pytest.raises(AssertionError, match="half done"):
         await asyncio.wait_for(broker.ended, 5.0)
     with pytest.raises(AssertionError, match="half done"):

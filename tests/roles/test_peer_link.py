@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from rlzmq.core.socket_directory import SocketDirectory
-from rlzmq.protocol.events import Tick
+from rlzmq.net.context import Context
+from rlzmq.net.socket import DrainSocket
+from rlzmq.protocol.events import Leave, Tick
 from rlzmq.roles.peer_link import PeerLink
+from rlzmq.wire.messages import Goodbye, decode_message
 
 
 class FailingCore:
@@ -58,3 +61,28 @@ async def test_an_error_of_a_link_ends_it(place: str, kind: type[Exception]) -> 
             async with asyncio.timeout(30):
                 await link.ended
         await link.close()
+
+
+class BusyCore(FailingCore):
+    """Cannot leave: its lease is still sampled."""
+
+    is_stopped = is_welcome = False
+
+    def handle(self, event: Any, now: float) -> list[Any]:
+        assert isinstance(event, Tick | Leave)
+        return []
+
+
+async def test_a_peer_that_stops_during_a_lease_says_goodbye_nevertheless() -> None:
+    received: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    with SocketDirectory() as directory, Context() as context:
+        broker = DrainSocket(
+            context, "ROUTER", lambda frames: received.set_result(decode_message(frames[1:])[0]), packs=True
+        )
+        link = FailingLink(BusyCore(""), broker.bind(directory.address("data")))
+        try:
+            await link.start()
+        finally:
+            await link.stop()
+        async with asyncio.timeout(30):
+            assert await received == Goodbye("before its last fragment was finished")

@@ -34,6 +34,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from rlzmq.core.files import make_directories, opener, write_text
 from rlzmq.core.socket_directory import SocketDirectory
 from rlzmq.net.keys import CurveServer
 from rlzmq.protocol.broker.core import BrokerCore, BrokerEvent, BrokerOptions
+from rlzmq.protocol.broker.state import Peer
 from rlzmq.protocol.events import (
     JournalAppend,
     JournalFailed,
@@ -142,7 +144,7 @@ class BrokerRole:
         self._listeners: BrokerListeners | None = None
         self._quarantine_dir = Path(quarantine_dir) if quarantine_dir is not None else None
         self._directory: SocketDirectory | None = None
-        self._told: deque[PeerLost | Overrun] = deque()
+        self._told: deque[Overrun] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._tick_due = 0.0
         self._has_failed = False
@@ -359,6 +361,11 @@ class BrokerRole:
         self._decide(event)
         self._tell()
 
+    def _lost(self, peer: Peer) -> None:
+        """Tell the core that a peer is not connected, unless it has said GOODBYE or has registered again."""
+        if self._listeners is not None and self._core.state.by_routing.get(peer.routing) is peer:
+            self._handle(PeerLost(peer.routing))
+
     def _tell(self) -> None:
         """Pass the failures found while sending to the core, in order."""
         while self._told:
@@ -415,7 +422,8 @@ class BrokerRole:
             if not self._listeners.send(instruction.peer, instruction.frames):
                 self._told.append(Overrun(instruction.peer))
         except PeerLostError:
-            self._told.append(PeerLost(instruction.peer))
+            if (peer := self._core.state.by_routing.get(instruction.peer)) is not None:
+                self._listeners.when_read(instruction.peer, partial(self._lost, peer))
         except ProtocolError as error:
             # Too large for the wire: sending it again would not help, so log it.
             self.num_unsent += 1

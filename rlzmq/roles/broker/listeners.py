@@ -103,6 +103,10 @@ class BrokerListeners:
         self._send_now(peer, frames, None)
         return True
 
+    def when_read(self, peer: bytes, callback: Callable[[], None]) -> None:
+        """Call a function once, after all messages that have arrived at the peer's door by now were handled."""
+        self._routers[peer[:1]].when_read(callback)
+
     def flush(self) -> None:
         """Send deferred large messages; to be called regularly."""
         self._outbox.flush()
