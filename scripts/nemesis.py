@@ -9,6 +9,7 @@
     python scripts/nemesis.py --kills 300 --algo impala                      # runners sample ahead of the learners
     python scripts/nemesis.py --kills 60 --algo dqn --impatient              # half of a replay buffer dies with a rank
     python scripts/nemesis.py --kills 60 --algo impala --impatient --shared-bytes 1  # every fragment in shared memory
+    python scripts/nemesis.py --kills 60 --algo appo --agents 2 --at-once 2  # two agents; two processes at a time
     python scripts/nemesis.py --storm --faults 500 --minutes 20              # all faults at once (see _storm.py)
 
 Each kill comes at a random moment of an update, once all processes are back from the one before (`--impatient`: two
@@ -34,6 +35,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,11 @@ def wait_in_the_loss(role: Any) -> None:
     role.learner.compute_loss_for_module = lambda **kwargs: threading.Event().wait()
 
 
+def policy_of(agent_id: Any, *args: Any, **kwargs: Any) -> str:
+    """Return the policy of an agent (policy_mapping_fn)."""
+    return f"p{agent_id}"
+
+
 class Nemesis:
     """Kills at random while `train` runs.
 
@@ -66,10 +73,19 @@ class Nemesis:
         num_kills, roles, seed: Number of kills, roles to kill, and seed of the random stream.
         how: One of WAYS.
         is_impatient: Whether the next kill comes before all processes are back.
+        num_at_once: Number of processes that are killed at the same moment, of any roles.
     """
 
     def __init__(
-        self, algo: Any, *, num_kills: int, roles: list[str], seed: int, how: str, is_impatient: bool
+        self,
+        algo: Any,
+        *,
+        num_kills: int,
+        roles: list[str],
+        seed: int,
+        how: str,
+        is_impatient: bool,
+        num_at_once: int = 1,
     ) -> None:
         self.algo = algo
         self.session = algo.session
@@ -78,7 +94,9 @@ class Nemesis:
         self.random = random.Random(seed)
         self.how = how
         self.is_impatient = is_impatient
+        self.num_at_once = num_at_once
         self.num_updates = 0
+        self.num_killed = 0
         self.result: dict[str, Any] = {}
         self.updated = asyncio.Condition()
         self.gaps_s: dict[str, list[float]] = defaultdict(list)
@@ -89,13 +107,10 @@ class Nemesis:
         """Train until all kills have been survived, and for two more updates."""
         training = asyncio.create_task(self._train())
         try:
-            for number in range(self.num_kills):
+            while self.num_killed < self.num_kills:
                 await self._guard(training, self._wait_for_the_moment())
                 await asyncio.sleep(self.random.random() * max(self.update_s[-5:]))
-                role = self.random.choice([role for role in self.roles if self._may_die(role)])
-                await self._guard(training, self._kill(role))
-                if (number + 1) % 20 == 0:
-                    print(f"{number + 1} kills, {self.num_updates} updates", flush=True)
+                await self._guard(training, self._kill_some())
             await self._guard(training, self._wait_healthy())
             await self._guard(training, self._next_updates(2))
         finally:
@@ -151,9 +166,13 @@ class Nemesis:
         }[role]
         return [handle for handle in handles if not handle.exited.done()]
 
-    def _may_die(self, role: str) -> bool:
-        """Return whether a process of the role may die: not the last rank, since its weights would be lost with it."""
-        return len(self._living(role)) > (role == "learner")
+    def _may_die(self, role: str, taken: Sequence[Any] = ()) -> bool:
+        """Return whether another process of the role may die than those that are about to.
+
+        The last rank may not, since its weights would be lost with it.
+        """
+        left = [handle for handle in self._living(role) if handle not in taken]
+        return len(left) > (role == "learner")
 
     async def _next_updates(self, num: int) -> None:
         target = self.num_updates + num
@@ -173,10 +192,25 @@ class Nemesis:
     def _broker(self) -> Any:
         return self.session._pipeline._broker.handle
 
-    async def _kill(self, role: str) -> None:
+    async def _kill_some(self) -> None:
+        """Kill as many processes as are hit at once; return after the next update, or once all are back."""
+        chosen: list[tuple[str, Any]] = []
+        for _ in range(min(self.num_at_once, self.num_kills - self.num_killed)):
+            taken = [handle for _, handle in chosen]
+            roles = [role for role in self.roles if self._may_die(role, taken)]
+            if roles:
+                role = self.random.choice(roles)
+                left = [handle for handle in self._living(role) if handle not in taken]
+                chosen.append((role, self.random.choice(left)))
+        await asyncio.gather(*(self._kill(role, handle) for role, handle in chosen))
+        for _ in chosen:
+            self.num_killed += 1
+            if self.num_killed % 20 == 0:
+                print(f"{self.num_killed} kills, {self.num_updates} updates", flush=True)
+
+    async def _kill(self, role: str, handle: Any) -> None:
         from rlzmq.core import faults
 
-        handle = self.random.choice(self._living(role))
         start = time.monotonic()
         if self.how in ("hold", "wait"):
             fault = asyncio.ensure_future(
@@ -217,6 +251,7 @@ def check_ratio(config: Any, result: dict[str, Any]) -> None:
 async def attack(args: argparse.Namespace, directory: Path) -> Any:
     """Run under attack; return the Nemesis and the last accounting."""
     from rlzmq import APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig
+    from rlzmq.envs.examples import MultiAgentCartPole
 
     ranks = max(args.learners, 1)
     classes = {
@@ -246,6 +281,10 @@ async def attack(args: argparse.Namespace, directory: Path) -> Any:
         config.training(train_batch_size_per_learner=480 // ranks, minibatch_size=60, num_epochs=2, lr=1e-3)
         if args.algo != "ppo":
             config.env_runners(rollout_fragment_length=20)
+    if args.agents > 1:
+        config.environment(MultiAgentCartPole, env_config={"num_agents": args.agents}).multi_agent(
+            policies={f"p{agent}" for agent in range(args.agents)}, policy_mapping_fn=policy_of
+        )
     if args.staleness is not None:
         config.training(staleness=args.staleness)
     async with config.build_async() as algo:
@@ -256,6 +295,7 @@ async def attack(args: argparse.Namespace, directory: Path) -> Any:
             seed=args.seed,
             how=args.how,
             is_impatient=args.impatient,
+            num_at_once=args.at_once,
         )
         await nemesis.run()
         return nemesis
@@ -341,11 +381,13 @@ def main() -> int:
     parser.add_argument(
         "--staleness", type=int, help="batches that runners may be ahead (default: the algorithm's)"
     )
+    parser.add_argument("--agents", type=int, default=1, help="agents of the env, with a policy each")
     parser.add_argument("--env-runners", type=int, default=2)
     parser.add_argument("--learners", type=int, default=2)
     parser.add_argument(
         "--how", choices=WAYS, default="kill", help="SIGKILL, SIGSTOP, or a hang in Python or C"
     )
+    parser.add_argument("--at-once", type=int, default=1, help="processes killed at the same moment")
     parser.add_argument("--impatient", action="store_true", help="do not wait until everybody is back")
     parser.add_argument(
         "--shared-bytes",

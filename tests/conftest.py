@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Generator, Iterator
 
 import psutil
 import pytest
+import zmq
 from hypothesis import HealthCheck, settings
 
 from rlzmq.actors import forkserver
@@ -42,6 +45,43 @@ settings.load_profile("repeatable")
 
 
 forkserver.subprocess = with_popen(WarmPopen)  # type: ignore[attr-defined]
+
+
+_failed: set[str] = set()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note tests that fail."""
+    report = yield
+    if report.failed:
+        _failed.add(item.nodeid)
+    return report
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    """Collect what a failed test left open, without the warnings that would make a later test fail, too."""
+    if nodeid not in _failed:
+        return
+    _failed.discard(nodeid)
+    hook = sys.unraisablehook
+    end_context = zmq.Context.__del__
+    sys.unraisablehook = lambda unraisable: None
+    zmq.Context.__del__ = lambda self: None  # it would wait for sockets that are collected after it
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name in (
+                "last_exc",
+                "last_type",
+                "last_value",
+                "last_traceback",
+            ):  # pytest's: they hold its frames
+                if hasattr(sys, name):
+                    delattr(sys, name)
+            gc.collect()
+    finally:
+        sys.unraisablehook, zmq.Context.__del__ = hook, end_context
 
 
 @pytest.fixture(autouse=True)

@@ -148,18 +148,19 @@ async def test_data_may_be_as_old_as_an_updates() -> None:
 # ------------------------------------------------------------------ a whole run
 
 SCRIPT = """
-import sys
+import os, signal, sys
 from rlzmq import Algorithm, PPOConfig
 from rlzmq.core import faults
 
-run, num_iterations = sys.argv[1], int(sys.argv[2])
+run = sys.argv[1]
+num_iterations, staleness, dies_after = map(int, sys.argv[2:])
 faults.arm("driver")
 config = (
     PPOConfig()
     .environment("CartPole-v1")
     .env_runners(num_env_runners=2, num_envs_per_env_runner=2)
     .learners(num_learners=1)
-    .training(train_batch_size_per_learner=200, minibatch_size=50, num_epochs=1)
+    .training(train_batch_size_per_learner=200, minibatch_size=50, num_epochs=1, staleness=staleness)
     .rl_module(model_config={"fcnet_hiddens": [8]})
     .fault_tolerance(durability="journal", journal_dir=run + "/journal")
     .debugging(seed=1)
@@ -170,6 +171,8 @@ if __name__ == "__main__":
             algo.train()
             if algo.training_iteration in (2, num_iterations):
                 algo.save_checkpoint()
+            if algo.training_iteration == dies_after:
+                os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -189,7 +192,9 @@ def test_fragments_that_were_accepted_when_everything_was_killed_are_trained_aft
     run, before, after = tmp_path / "run", tmp_path / "before", tmp_path / "after"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_RUNTIME_DIR": str(tmp_path)}
     faulty = {**environment, "RLZMQ_HISTORY": str(before), "RLZMQ_FAULT": "learner.train:hang:3"}
-    train: subprocess.Popen[bytes] = WarmPopen([sys.executable, "-c", SCRIPT, str(run), "9"], env=faulty)
+    train: subprocess.Popen[bytes] = WarmPopen(
+        [sys.executable, "-c", SCRIPT, str(run), "9", "0", "0"], env=faulty
+    )
     family: list[psutil.Process] = []
     lost: dict[str, int] = {}
     try:
@@ -209,7 +214,7 @@ def test_fragments_that_were_accepted_when_everything_was_killed_are_trained_aft
         train.wait()
         psutil.wait_procs(family, timeout=5)
     resumed = run_warm(
-        "-c", SCRIPT, str(run), "4", env={**environment, "RLZMQ_HISTORY": str(after)}, timeout=100
+        "-c", SCRIPT, str(run), "4", "0", "0", env={**environment, "RLZMQ_HISTORY": str(after)}, timeout=100
     )
     assert resumed.returncode == 0, resumed.stderr
     assert "given_back" in resumed.stderr
@@ -223,3 +228,57 @@ def test_fragments_that_were_accepted_when_everything_was_killed_are_trained_aft
     assert account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
     left = b"".join(file.read_bytes() for file in (run / "journal").glob("*.journal"))
     assert not any(name.partition("/")[0].encode() in left for name in lost)
+
+
+@pytest.mark.parametrize("fault", ["", "broker.UpdateDone:kill:4"], ids=["driver", "broker, then driver"])
+def test_a_run_that_samples_ahead_dies_and_trains_what_was_accepted_after_its_checkpoint(
+    fault: str, tmp_path: Path
+) -> None:
+    """S = 1: several updates are trained after the checkpoint, and others open, when the driver is killed.
+
+    The runners sample two batches with the checkpoint's weights, which are trained after it, and more with later ones.
+    """
+    run, before, after = tmp_path / "run", tmp_path / "before", tmp_path / "after"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_RUNTIME_DIR": str(tmp_path)}
+    faulty = {**environment, "RLZMQ_FAULT": fault, "RLZMQ_FAULT_LOG": str(tmp_path / "faults")}
+    # All processes have this one's stdout, so the call returns when the last one has ended.
+    died = run_warm(
+        "-c", SCRIPT, str(run), "9", "1", "5", env={**faulty, "RLZMQ_HISTORY": str(before)}, timeout=100
+    )
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    assert not fault or (tmp_path / "faults").read_text() == "broker.UpdateDone broker kill 4\n"
+    resumed = run_warm(
+        "-c", SCRIPT, str(run), "6", "1", "0", env={**environment, "RLZMQ_HISTORY": str(after)}, timeout=100
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert "given_back" in resumed.stderr
+    reports = events(after, "driver", "report")
+    begin = reports[0]["update"]  # the checkpoint has the updates below
+    assert begin < events(before, "driver", "report")[-1]["update"]
+    versions = {event["id"]: event["version"] for event in events(before, "broker", "held")}
+    covered = {name for name, _ in steps_trained(before, until=begin)}
+    lost = {e["id"]: e["steps"] for e in events(before, "runner", "accepted") if e["id"] not in covered}
+    back = {name: num for name, num in lost.items() if versions[name] <= begin}
+    assert len(back) < len(lost)
+    trained = steps_trained(after)
+    everything = [*steps_trained(before, until=begin), *trained]
+    assert len(everything) == len(set(everything)), "no step twice in one line of weights"
+    account = reports[-1]["accounting"]
+    # What no longer fits into the two batches that may use it is as old as it would have been without the death.
+    assert sum(back.values()) - sum(name in back for name, _ in trained) <= account["dropped"].get("stale", 0)
+    assert {name for name, _ in trained}.isdisjoint(lost.keys() - back.keys())
+    assert account["dropped"]["rolled_back"] >= sum(lost.values()) - sum(back.values())
+    assert account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
+    assert max(report["lag"] for report in reports) == 1
+
+
+def steps_trained(directory: Path, *, until: int | None = None) -> list[tuple[str, int]]:
+    """(fragment, number of the step) of all steps of the updates below `until`; each update's last attempt counts."""
+    ranges = {event["update"]: event["ranges"] for event in events(directory, "learner", "trained")}
+    return [
+        (name, step)
+        for update, parts in ranges.items()
+        for name, first, num in parts
+        for step in range(first, first + num)
+        if until is None or update < until
+    ]
