@@ -20,7 +20,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rlzmq.core.files import make_directories
 
@@ -114,12 +114,8 @@ def _act(action: str) -> None:
         number = errno.ENOSPC if action == "enospc" else errno.EIO
         raise OSError(number, os.strerror(number))
     else:
-        _hang()
-
-
-def _hang() -> NoReturn:
-    while True:
-        pass
+        while True:
+            pass
 
 
 class _History:

@@ -259,14 +259,11 @@ class PolicyServer(Synchronous[AsyncPolicyServer]):
 
     def __init__(self, path: str | Path, **options: Any) -> None:
         self._run: Callable[..., Any] = get_loop_thread().run
-        self._async = self._run(_started(path, options))
+        self._async = AsyncPolicyServer(path, **options)
+        self._run(self._async.start())
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
-
-
-async def _started(path: str | Path, options: dict[str, Any]) -> AsyncPolicyServer:
-    return await AsyncPolicyServer(path, **options).start()

@@ -247,7 +247,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
 
     def _apply_event(self, event: AgentEvent) -> None:
         if event.kind == "reset":
-            sae = self._new_agent_episode(event.agent_id)
+            sae = SingleAgentEpisode(**self._agent_facts(event.agent_id))
             sae.add_env_reset(event.observation, event.info)
             self.agent_episodes[event.agent_id] = sae
             return
@@ -584,9 +584,6 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
             "observation_space": self.observation_space.get(agent_id),
             "action_space": self.action_space.get(agent_id),
         }
-
-    def _new_agent_episode(self, agent_id: Any) -> SingleAgentEpisode:
-        return SingleAgentEpisode(**self._agent_facts(agent_id))
 
     def _derive(
         self, timeline: Timeline, agent_episodes: Mapping[Any, SingleAgentEpisode]

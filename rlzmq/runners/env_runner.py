@@ -312,22 +312,18 @@ class EnvRunner(EnvRunnerState):
         if self._sampler is not None:
             self._sampler.forget()
 
-    def _forget_episodes(self) -> None:
-        """Drop unfinished episodes. The next sample resets all envs with their seeds."""
-        self._needs_seed = True
-        self._drop_unfinished_episodes()
-
     # -- environment ---------------------------------------------------------------------------
 
     def make_env(self) -> None:
         """Recreate the vector env, e.g. after a change of ``config.env_config``, and close the old one.
 
-        Unfinished episodes are dropped, and the next ``sample`` begins with a reset.
+        Unfinished episodes are dropped, and the next ``sample`` begins with a reset of all envs with their seeds.
         """
         if self.env is not None:
             close_env(self.env, self.worker_index)
             self.env = None
-        self._forget_episodes()
+        self._needs_seed = True
+        self._drop_unfinished_episodes()
         self.remake_env()
 
     def remake_env(self) -> Any:

@@ -122,22 +122,13 @@ def _bool(value: Any) -> bool:
     raise TypeError
 
 
-def _ints(value: Any) -> tuple[int, ...]:
-    if type(value) in (list, tuple):
-        return tuple(map(_int, value))
-    raise TypeError
+def _several(check: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
+    def checked(value: Any) -> tuple[Any, ...]:
+        if type(value) in (list, tuple):
+            return tuple(map(check, value))
+        raise TypeError
 
-
-def _strs(value: Any) -> tuple[str, ...]:
-    if type(value) in (list, tuple):
-        return tuple(map(_str, value))
-    raise TypeError
-
-
-def _ids(value: Any) -> tuple[int, ...]:
-    if type(value) in (list, tuple):
-        return tuple(map(_id, value))
-    raise TypeError
+    return checked
 
 
 def _spans(value: Any) -> tuple[tuple[int, int], ...]:
@@ -173,18 +164,18 @@ def _fragment_id(value: Any) -> FragmentId:
 # Ids that start at the broker's incarnation shifted left (see `kinds.first_number`).
 _IDS: dict[str, Callable[[Any], Any]] = {
     "lease_id": _id,
-    "leases": _ids,
+    "leases": _several(_id),
     "attempt": _id,
-    "attempts": _ids,
-    "training_attempts": _ids,
+    "attempts": _several(_id),
+    "training_attempts": _several(_id),
 }
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "int": _int,
     "float": _float,
     "str": _str,
     "bool": _bool,
-    "tuple[str, ...]": _strs,
-    "tuple[int, ...]": _ints,
+    "tuple[str, ...]": _several(_str),
+    "tuple[int, ...]": _several(_int),
     "Spans": _spans,
     "dict[str, int]": _counts,
     "dict[str, Any]": _map,

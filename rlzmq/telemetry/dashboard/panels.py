@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from rlzmq.algorithms.results import NUM_LAGS
 from rlzmq.algorithms.verdict import judge
 from rlzmq.telemetry.dashboard.live import runner_grid
-from rlzmq.telemetry.dashboard.metrics_tail import MetricsTail
 from rlzmq.telemetry.dashboard.watched import WatchedRun
 from rlzmq.telemetry.metric_paths import value_at
 
@@ -27,9 +26,12 @@ _Y = ("mean", "low", "high")
 
 def panels_of(run: WatchedRun) -> dict[str, Any]:
     """Return the content of each panel of a run, by the panel's name."""
+    steps_by_lag = (
+        run.tail.steps_by_lag
+    )  # trained env steps by policy lag in weights versions; the last bin may be open
     return {
         "stages": _stages(run.tail.newest),
-        "lag": _lag_histogram(run.tail),
+        "lag": {"steps": steps_by_lag, "is_open": len(steps_by_lag) == NUM_LAGS},
         "drops": _drops(run),
         "grid": _grid(run),
         "events": run.events,
@@ -42,12 +44,6 @@ def _stages(result: Mapping[str, Any]) -> dict[str, Any]:
         return judge(result).to_dict()
     except (KeyError, TypeError, AttributeError):  # a function's trial may report anything
         return {"stage": "unknown", "advice": "", "shares": {}}
-
-
-def _lag_histogram(tail: MetricsTail) -> dict[str, Any]:
-    """Return the number of trained env steps by policy lag, in weights versions; whether the last bin is open."""
-    steps = tail.steps_by_lag
-    return {"steps": steps, "is_open": len(steps) == NUM_LAGS}
 
 
 def _drops(run: WatchedRun) -> dict[str, Any]:
