@@ -48,6 +48,7 @@ class Interrupt:
         ends_at_once: Whether the first signal ends the process immediately, because nothing that needs an orderly end
             has started yet. Initially True.
         on_first: Called on the first signal, in the main thread between two bytecodes. Must be fast and take no locks.
+        last_words: Printed if the process is ended immediately.
     """
 
     def __init__(self, *, drain_s: Mapping[int, float]) -> None:
@@ -56,6 +57,7 @@ class Interrupt:
         self.num_signals: int = 0
         self.on_first: Callable[[], None] | None = None
         self.ends_at_once = True
+        self.last_words = "interrupted before it began\n"
         self._drain_s = dict(drain_s)
         self._deadline_exits = False
         self._former: dict[int, Any] = {}
@@ -106,7 +108,6 @@ class Interrupt:
         self.is_set = True
         self.signal_number = number
         if self.ends_at_once:
-            os.write(1, b"interrupted before it began\n")
             self._exit_now()
         if not self._deadline_exits:
             self._set_alarm(self._drain_s.get(number, 0.0))
@@ -122,6 +123,8 @@ class Interrupt:
         # No locks and no clean-up: the children end with this process, and their directories are removed later.
         with contextlib.suppress(RuntimeError):  # the signal arrived during a print
             sys.stdout.flush()
+        with contextlib.suppress(OSError):
+            os.write(1, self.last_words.encode())
         os._exit(self.exit_code)
 
     def _set_alarm(self, seconds: float) -> None:

@@ -208,7 +208,6 @@ def _stored_settings(options: Any) -> dict[str, Any] | None:
 
 
 def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, interrupt: Interrupt) -> int:
-    from rlzmq.core.checkpoint_series import find_checkpoint
     from rlzmq.telemetry.run_directory import RunDirectory
     from rlzmq.telemetry.writers import make_writers
 
@@ -247,7 +246,7 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
         for writer in writers:
             writer.on_algorithm_init(algorithm=algorithm, metrics_logger=algorithm.metrics)
             algorithm.callbacks.add(writer)
-        interrupt.on_first = algorithm.cut_iteration_short
+        interrupt.on_first, interrupt.last_words = algorithm.cut_iteration_short, "interrupted\n"
         interrupt.ends_at_once = False
         try:
             page = dashboard_of(path) if options.dashboard else contextlib.nullcontext()
@@ -270,18 +269,14 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
     finally:
         if directory is not None:
             directory.close()
+        ended = why or "interrupted"
+        if interrupt.is_set:
+            interrupt.last_words = f"{ended}\n{_next_commands(name, options, path, saved, ended)}\n"
         with interrupt.shielded(_STOP_S):
             algorithm.stop()
-    saved = saved or find_checkpoint(path).path
     print(f"{why}; {time.perf_counter() - start:.1f} s")
     print(f"accounting: {algorithm.accounting}")
-    print(f"metrics     {path / 'metrics.jsonl'}")
-    print(f"watch       rlzmq dashboard {shlex.quote(str(path))}")
-    if saved is not None:
-        options_there = "".join(f" --import {shlex.quote(module)}" for module in options.import_)
-        print(f"evaluate    rlzmq evaluate {shlex.quote(str(saved))}{options_there}")
-        print(f"resume      rlzmq train {name} --resume {shlex.quote(str(saved))}{options_there}")
-    sys.stdout.flush()
+    print(_next_commands(name, options, path, saved, why), flush=True)
     if ended_by is not None:
         raise ended_by
     if error is not None:
@@ -289,6 +284,31 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
     if why.startswith("interrupted"):
         return interrupt.exit_code
     return 0 if error is None else EXIT_INTERNAL
+
+
+def _next_commands(name: str, options: Any, path: Path, saved: Path | None, why: str) -> str:
+    """Return the lines that say how to look at a run and go on.
+
+    Args:
+        name: The algorithm.
+        path: The run's directory.
+        saved: The last checkpoint; None: the newest intact one there.
+        why: Why the run has ended. An interrupted one goes on until what it was to be stopped by.
+    """
+    from rlzmq.core.checkpoint_series import find_checkpoint
+
+    lines = [
+        f"metrics     {path / 'metrics.jsonl'}",
+        f"watch       rlzmq dashboard {shlex.quote(str(path))}",
+    ]
+    saved = saved or find_checkpoint(path).path
+    if saved is not None:
+        imports = "".join(f" --import {shlex.quote(module)}" for module in options.import_)
+        stops = options.stop if why.startswith("interrupted") else []
+        until = "".join(f" --stop {shlex.quote(stop)}" for stop in stops)
+        lines.append(f"evaluate    rlzmq evaluate {shlex.quote(str(saved))}{imports}")
+        lines.append(f"resume      rlzmq train {name} --resume {shlex.quote(str(saved))}{imports}{until}")
+    return "\n".join(lines)
 
 
 def _raise_interrupt() -> NoReturn:

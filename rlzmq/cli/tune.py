@@ -87,7 +87,8 @@ def run(arguments: Sequence[str]) -> int:
         check_installed()
     import_first(options.import_)
     tuner = _tuner(options)
-    again = f"rlzmq tune {shlex.quote(str(options.space))} --name {shlex.quote(tuner.path.name)} --resume"
+    named = [] if options.name else ["--name", tuner.path.name]
+    again = shlex.join(["rlzmq", "tune", *arguments, *named, *([] if options.resume else ["--resume"])])
     page = dashboard_of(tuner.path) if options.dashboard else contextlib.nullcontext()
     try:
         with page:

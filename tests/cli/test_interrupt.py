@@ -61,16 +61,27 @@ def test_the_orderly_end_itself_is_not_interrupted(interrupt: Interrupt) -> None
         assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
 
 
+STARTED = "i.ends_at_once = False; i.last_words = 'resume it so' + chr(10)"
+
+
 @pytest.mark.parametrize(
-    ("when", "code"),
+    ("when", "code", "words"),
     [
-        ("", 75),
-        ("i.ends_at_once = False; os.kill(os.getpid(), 15)\n    with i.shielded(0.05): time.sleep(60)", 75),
-        ("i.ends_at_once = False; os.kill(os.getpid(), 2)\n    with i.shielded(0.05): time.sleep(60)", 130),
+        ("", 75, "interrupted before it began"),
+        (
+            f"{STARTED}; os.kill(os.getpid(), 15)\n    with i.shielded(0.05): time.sleep(60)",
+            75,
+            "resume it so",
+        ),
+        (
+            f"{STARTED}; os.kill(os.getpid(), 2)\n    with i.shielded(0.05): time.sleep(60)",
+            130,
+            "resume it so",
+        ),
     ],
 )
 def test_a_process_ends_on_the_spot_before_it_has_begun_and_when_its_end_takes_too_long(
-    when: str, code: int
+    when: str, code: int, words: str
 ) -> None:
     program = (
         "import os, time\nfrom rlzmq.cli.interrupt import Interrupt\n"
@@ -79,4 +90,4 @@ def test_a_process_ends_on_the_spot_before_it_has_begun_and_when_its_end_takes_t
     done = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ}, capture_output=True, timeout=30, check=False
     )
-    assert done.returncode == code, done.stderr
+    assert (done.returncode, done.stdout.decode()) == (code, f"{words}\n"), done.stderr

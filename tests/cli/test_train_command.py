@@ -103,7 +103,8 @@ def test_a_run_leaves_its_config_metrics_and_checkpoint(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_in_order(number: signal.Signals, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    train = command(tmp_path, *TRAIN, "--env-runners", "1", "--learners", "1", "--run-dir", str(run))
+    processes = ["--env-runners", "1", "--learners", "1", "--stop", "iterations=100000"]
+    train = command(tmp_path, *TRAIN, *processes, "--run-dir", str(run))
     assert train.stdout is not None
     assert train.stdout.readline() == "starting    1 runner, 1 learner for CartPole-v1\n"
     assert train.stdout.readline().startswith("iter 1")
@@ -113,7 +114,10 @@ def test_a_signal_ends_the_run_in_order(number: signal.Signals, tmp_path: Path) 
     out, err = train.communicate(timeout=60)
     assert train.returncode == (130 if number == signal.SIGINT else 75), err
     assert "interrupted" in out
-    assert latest_checkpoint(run) is not None
+    checkpoint = latest_checkpoint(run)
+    assert checkpoint is not None
+    last = out.splitlines()[-1]
+    assert last == f"resume      rlzmq train ppo --resume {checkpoint} --stop iterations=100000"
     assert psutil.wait_procs(family, timeout=20)[1] == []
     assert leftovers(tmp_path) == []
 

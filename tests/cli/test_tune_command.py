@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +63,25 @@ def test_a_search_from_a_file_its_summary_and_its_continuation(
     assert "Tuner.restore" in capsys.readouterr().err
     assert main([*arguments, "--resume", "--quiet"]) == 0
     assert "2 trials ended, 0 failed" in capsys.readouterr().out
+
+
+def test_an_interrupted_search_names_the_command_that_continues_it_with_its_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(self: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlzmq.tune.tuner.Tuner.fit", interrupted)
+    space = tmp_path / "my space.toml"
+    space.write_text(_SPACE)
+    given = ["tune", str(space), "--dir", str(tmp_path), "--trials", "3"]
+    assert main(given) == 130
+    again = shlex.split(capsys.readouterr().out.splitlines()[-1])[2:]
+    assert again[: len(given)] == given
+    assert again[len(given)] == "--name"
+    assert again[-1] == "--resume"
+    assert main(again) == 130
+    assert shlex.split(capsys.readouterr().out.splitlines()[-1])[2:] == again
 
 
 def test_a_function_from_a_file(
