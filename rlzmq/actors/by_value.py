@@ -21,10 +21,6 @@ _LENGTH = struct.Struct("<Q")
 def dumps(value: Any, what: str) -> bytes:
     """Pickle ``value``.
 
-    Args:
-        value: Any picklable object.
-        what: How error texts name it.
-
     Raises:
         TypeError: The value, or something that it refers to, cannot be pickled.
     """

@@ -53,12 +53,7 @@ def local_options(max_message_bytes: int) -> Any:
 
 
 def run_child(channel: socket.socket, role: str) -> int:
-    """Serve the actor in the forked process; return the exit code.
-
-    Args:
-        channel: The private socket to the parent.
-        role: The actor's name.
-    """
+    """Serve the actor in the forked process; return the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # stacks of a process that hangs

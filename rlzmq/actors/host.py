@@ -99,9 +99,6 @@ class ActorHost:
 
     Blocking methods run one at a time on the thread; ``async def`` methods run on the loop, any number
     at a time, even while a blocking one runs.
-
-    Args:
-        role: Names the thread.
     """
 
     def __init__(self, role: str) -> None:

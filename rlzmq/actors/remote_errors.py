@@ -54,12 +54,7 @@ class RemoteOrigin:
 
 
 def pack_error(error: BaseException, role: str) -> dict[str, Any]:
-    """Convert an exception to plain values.
-
-    Args:
-        error: The exception.
-        role: The name of the process that raised it.
-    """
+    """Convert an exception to plain values."""
     kind = type(error)
     is_known = _KNOWN.get(kind.__name__) is kind
     try:

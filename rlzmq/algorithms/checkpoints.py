@@ -158,10 +158,6 @@ def load_config(path: str | Path, *, trust_code: bool = False) -> BaseConfig:
 def load_config_class(path: str | Path, *, trust_code: bool = False) -> type[BaseConfig]:
     """Return the class of the config that a checkpoint was written with.
 
-    Args:
-        path: The checkpoint's directory, or a run directory.
-        trust_code: Whether to import a custom class.
-
     Raises:
         CheckpointError: The class is custom and `trust_code` is False, or it cannot be imported.
     """
@@ -234,10 +230,6 @@ def resume_config(
 
 def check_algorithm_class(path: str | Path, chosen: type) -> None:
     """Check that a checkpoint of a custom algorithm class is resumed by a class of the same name.
-
-    Args:
-        path: The checkpoint's directory, or a run directory.
-        chosen: The class that would resume it.
 
     Raises:
         CheckpointError: The checkpoint was saved by a custom class of another name, whose training step would be lost.

@@ -160,10 +160,6 @@ class DefaultModelConfig:
     def from_dict(cls, settings: Mapping[str, Any], *, where: str = "model_config") -> Self:
         """Return a config with these settings and defaults for all others.
 
-        Args:
-            settings: Setting -> value.
-            where: Name of the settings in error texts.
-
         Raises:
             ConfigurationError: A name is unknown (the text names the closest one), or a value is wrong.
         """

@@ -68,10 +68,6 @@ _OWN = "rlzmq."
 def plain_setting(name: str, value: Any) -> Any:
     """Return the plain form of a setting's value.
 
-    Args:
-        name: Name of the setting, for error texts.
-        value: Its value.
-
     Raises:
         ConfigurationError: It contains something that is neither plain nor importable, e.g. a lambda.
     """

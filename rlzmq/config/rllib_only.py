@@ -291,13 +291,7 @@ _warned: set[tuple[str, str, str]] = set()
 
 
 def find_rllib_only(config_class: type, name: str, setter: str | None = None) -> RLlibOnly | None:
-    """Return the row of a setting that RLlib's config of this name has, or None.
-
-    Args:
-        config_class: The config class.
-        name: Name of the setting.
-        setter: The setter that it is given to; None: any.
-    """
+    """Return the row of a setting that RLlib's config of this name has (in any setter, or this one), or None."""
     classes = {base.__name__ for base in config_class.__mro__}
     for row in RLLIB_ONLY:
         if row.name == name and row.config in classes and setter in (None, row.setter):

@@ -243,9 +243,6 @@ class ConfigValues(
     def to_stored(self, *, without: Collection[str] = ()) -> dict[str, Any]:
         """Return a config's stored form: its class, the non-default settings, and the names of omitted ones.
 
-        Args:
-            without: Settings to leave out.
-
         Returns:
             ``{"config": its nearest base class in this library, "config_class": its class, "values": {name: plain
             data}, "left_out": [name]}``, with the settings that cannot be stored as "left_out".

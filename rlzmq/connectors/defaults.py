@@ -156,10 +156,6 @@ def change_modules(pipeline: ConnectorPipelineV2, config: BaseConfig) -> None:
     """Update a built pipeline for the current modules and agent mapping.
 
     The pieces keep their states; the spaces are propagated again.
-
-    Args:
-        pipeline: The pipeline of a multi-agent config.
-        config: The config with the current modules.
     """
     for piece in flat_pieces(pipeline.connectors):
         if isinstance(piece, common.AgentToModuleMapping):

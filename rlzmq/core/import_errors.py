@@ -102,10 +102,6 @@ def _being_imported(frame: FrameType | None) -> tuple[str | None, ModuleType | N
 def import_failure(what: str, error: Exception) -> ImportError | None:
     """Return the error to raise instead of an error raised by the import of a lazily loaded module.
 
-    Args:
-        what: The imported name, e.g. ``"rlzmq.PPOConfig"``.
-        error: The error that the import raised.
-
     Returns:
         None if the error can be raised unchanged. Otherwise an ImportError: always for an AttributeError, which
         Python would interpret as a missing name; and if the user's files hide modules that were needed.

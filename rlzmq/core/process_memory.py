@@ -59,12 +59,7 @@ def limit_memory(num_bytes: int | None, setting: str) -> None:
 
 
 def end_if_out_of_memory(error: BaseException | None, role: str) -> None:
-    """End this process if the error is a failed allocation under its limit; otherwise return.
-
-    Args:
-        error: The error raised by a job of the role.
-        role: Name of the role, for the message on stderr.
-    """
+    """End this process if the error is a failed allocation under its limit; otherwise return."""
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if error is None or limit == resource.RLIM_INFINITY:
         return

@@ -98,12 +98,7 @@ _BY_ENDING = {  # whole families
 
 
 def instead_of(name: str, exports: Container[str]) -> str | None:
-    """Return what to write instead of a name of RLlib's; None if nothing is known about it.
-
-    Args:
-        name: The name that could not be imported.
-        exports: The public names of this library.
-    """
+    """Return what to write instead of a name of RLlib's; None if nothing is known about it."""
     if name in _INSTEAD:
         return _INSTEAD[name]
     shorter = name.replace("TorchLearner", "Learner")

@@ -31,10 +31,6 @@ class MetaCheck:
     """Applies metadata to scratch metrics and connectors first, so that invalid metadata cannot end the run.
 
     If no external peers may join, all runners belong to the run and nothing is checked.
-
-    Args:
-        config: The run's config.
-        spaces: See `ConnectorSync`.
     """
 
     def __init__(self, config: BaseConfig, spaces: Any) -> None:
@@ -147,13 +143,7 @@ class ReportReader:
         return results
 
     def account(self, report: Report, sampled: int, accounting: Accounting) -> None:
-        """Update the run's account from the broker's.
-
-        Args:
-            report: The newest report.
-            sampled: Env steps of its new fragments.
-            accounting: The run's account, which is changed in place.
-        """
+        """Update the run's account from the newest report, whose new fragments have `sampled` env steps."""
         total_dropped = Counter(report.report.dropped)
         dropped = total_dropped - self._dropped
         self._dropped = total_dropped

@@ -158,11 +158,6 @@ async def all_started(starts: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 async def spawn_within(timeout_s: float, setting: str, spawn: Awaitable[Any]) -> Any:
     """Await a spawn with this deadline. On timeout, raise an error that names the setting.
 
-    Args:
-        timeout_s: The spawn's deadline, for the message.
-        setting: The setting that determines it.
-        spawn: A spawn of `ActorSystem` with this deadline.
-
     Raises:
         DeadlineError: The spawn took longer.
     """

@@ -19,11 +19,6 @@ def misfit(space: gym.Space[Any], item: Any, path: str) -> str:
     """Describe an error in an observation's structure, shape or kind (number or text); ``""`` if there is none.
 
     Bounds, other dtypes of the same kind, and spaces without a fixed shape are not checked.
-
-    Args:
-        space: The space of one environment or agent.
-        item: An observation.
-        path: The observation's name in the message.
     """
     if isinstance(space, spaces.Dict):
         if not isinstance(item, Mapping) or item.keys() != space.spaces.keys():

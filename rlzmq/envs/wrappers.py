@@ -82,11 +82,7 @@ def resolve_wrapper(wrapper: object) -> Wrapper:
 
 
 def wrap_env(env: Any, wrappers: Sequence[object]) -> Any:
-    """Wrap an environment, the first wrapper innermost.
-
-    Args:
-        env: A single environment; closed if a wrapper fails.
-        wrappers: As accepted by `resolve_wrapper`.
+    """Wrap an environment, the first wrapper innermost; close it if a wrapper fails.
 
     Raises:
         ConfigurationError: A wrapper is unknown, does not fit the environment, or does not return an environment.

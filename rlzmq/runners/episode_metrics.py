@@ -324,12 +324,7 @@ def _newest(window: deque[Any], count: int) -> list[Any]:
 def add_fragment_metas(
     episodes: EpisodeMetrics, metrics: MetricsLogger, metas: Iterable[Mapping[str, Any]]
 ) -> None:
-    """Add fragments' metadata to the episode metrics, and the values that callbacks logged to `metrics`.
-
-    Args:
-        episodes, metrics: Objects that receive the data.
-        metas: Metadata per runner, in the order of its fragments.
-    """
+    """Add fragments' metadata to the episode metrics, and the values that callbacks logged to `metrics`."""
     rounds: list[list[Any]] = []  # the first fragment of each runner, then the second, …
     num_of_runner: Counter[Any] = Counter()
     for meta in metas:

@@ -147,9 +147,6 @@ def split_action_mask(
 class ObservationMask:
     """Separates observations from their action mask, if there is one.
 
-    Args:
-        observation_space, action_space, where: See `split_action_mask`.
-
     Attributes:
         space: The observation space without the mask.
         is_there: Whether the observations have a mask.

@@ -33,11 +33,6 @@ def build_encoder(space: gym.Space[Any], config: DefaultModelConfig, *, where: s
                                     through ``conv_*``; with images, the results through ``fusionnet_*``
     ==============================  ============================================================
 
-    Args:
-        space: The observation space.
-        config: The model settings.
-        where: Name of the encoder's user, for error messages.
-
     Raises:
         UnsupportedSpaceError: The space, or a part of it, is of another kind.
     """

@@ -134,11 +134,6 @@ TorchDistribution = Distribution
 def check_dist_inputs(logits: Tensor, *, module_id: str, column: str = "action_dist_inputs") -> None:
     """Raise an error if a model's distribution inputs contain NaN. For learners, not for every sampling step.
 
-    Args:
-        logits: Float ``[..., K]``.
-        module_id: The module that computed them, for the error message.
-        column: The column's name, for the error message.
-
     Raises:
         ValueError: The inputs contain NaN; the text names the module, the column and the first bad row.
     """

@@ -23,9 +23,6 @@ _MAX_GONE = 500
 class LiveRun:
     """The newest status of one broker.
 
-    Args:
-        where: See `rlzmq.telemetry.brokers.find_broker`.
-
     Attributes:
         status: The broker's status (`BrokerCore.status`); None if it did not answer.
         rates: Env steps per second by runner, with ``"sampled"`` and ``"trained"`` for the totals.
