@@ -71,6 +71,7 @@ class BrokerKeeper(Supervisor):
         self._handle: Any = None
         self._incarnation = 0
         self._num_hangs = 0  # since the last committed update
+        self._killed_for: BaseException | None = None
         directory = system.run_directory
         self.addresses: dict[str, Any] = {name: directory.address(name) for name in ("data", "weights")}
         self._keys = keys
@@ -119,7 +120,9 @@ class BrokerKeeper(Supervisor):
 
     def end_stopped(self) -> None:
         """Kill the broker after a signal has stopped it. It will be replaced."""
-        _log.warning("The broker (pid %d) is stopped. Killing it.", self._handle.pid)
+        text = f"The broker (pid {self._handle.pid}) is stopped."
+        _log.warning("%s Killing it.", text)
+        self._killed_for = PeerLostError(f"{text} It was killed.")
         self._handle.kill()
 
     def _write_join_files(self, keys: JoinKeys) -> None:
@@ -172,7 +175,8 @@ class BrokerKeeper(Supervisor):
     async def _supervise(self) -> None:
         while not self.failed.done():
             await self._wait_for_end(self._handle)
-            await restarted(self._restart, self._decide, lost_error(self._handle))
+            error, self._killed_for = self._killed_for or lost_error(self._handle), None
+            await restarted(self._restart, self._decide, error)
 
     def _decide(self, error: BaseException) -> float | None:
         delay_s = self._machine.failed(time.monotonic())
@@ -186,7 +190,7 @@ class BrokerKeeper(Supervisor):
         self.num_restarts += 1
 
     async def _wait_for_end(self, handle: Any) -> None:
-        """Return the error with which the broker ended; kill it if it does not answer."""
+        """Wait for the broker's end; kill it if it does not answer or has failed, and note why."""
         while not handle.exited.done():
             deadline_s = min(_BEAT_DEADLINE_S * 2**self._num_hangs, _MAX_BEAT_DEADLINE_S)
             try:
@@ -194,17 +198,18 @@ class BrokerKeeper(Supervisor):
                 async with asyncio.timeout(_BEAT_PERIOD_S):
                     await handle.exited
             except DeadlineError:
-                _log.warning(
-                    "The broker (pid %d) gave no answer for %g s: it is killed.", handle.pid, deadline_s
-                )
+                text = f"The broker (pid {handle.pid}) gave no answer for {deadline_s:g} s"
+                _log.warning("%s: it is killed.", text)
+                self._killed_for = PeerLostError(f"{text}. It was killed.")
                 self._num_hangs += 1
                 await handle.kill_hanging()
             except TimeoutError:
                 continue
             except (ActorLostError, PeerLostError):
                 await handle.exited
-            except Exception:
-                handle.kill()  # the broker has failed and reported its error
+            except Exception as error:
+                self._killed_for = error
+                handle.kill()
                 await handle.exited
 
 

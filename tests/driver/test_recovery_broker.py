@@ -14,7 +14,7 @@ import pytest
 from recovery_runs import check_account, kill, small, until
 
 from rlzmq.actors.exit_status import ActorLostError
-from rlzmq.core.errors import DeadlineError
+from rlzmq.core.errors import DeadlineError, PeerLostError
 from rlzmq.driver import broker_supervision, process_health
 
 
@@ -142,6 +142,38 @@ async def test_without_restarts_its_death_ends_the_run() -> None:
         await kill(broker_of(algo).handle)
         with pytest.raises(ActorLostError, match=r"broker .*SIGKILL"):
             await algo.train()
+
+
+async def test_without_restarts_a_stopped_broker_ends_the_run_as_such() -> None:
+    config = small(1, 1).fault_tolerance(restart_failed_broker=False)
+    async with config.build_async() as algo:
+        await algo.train()
+        psutil.Process(broker_of(algo).handle.pid).suspend()
+        with pytest.raises(
+            PeerLostError, match=r"The broker \(pid \d+\) (is stopped|gave no answer for \S+ s)\. It was"
+        ):
+            await algo.train()
+
+
+async def test_without_restarts_the_error_in_the_broker_ends_the_run() -> None:
+    config = small(1, 1).fault_tolerance(restart_failed_broker=False)
+    async with config.build_async() as algo:
+        await algo.train()
+
+        def fail(role: Any) -> None:
+            def beat() -> None:
+                raise ZeroDivisionError("in the broker")
+
+            role.beat = beat
+
+        await broker_of(algo).handle.apply(fail)
+
+        async def train_on() -> None:
+            while True:
+                await algo.train()
+
+        with pytest.raises(ZeroDivisionError, match="in the broker"):
+            await train_on()
 
 
 async def test_runner_learner_and_broker_may_die_at_once() -> None:
