@@ -7,6 +7,7 @@ from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.telemetry.metric_paths import value_at
 
 __all__ = ["StopCriteria"]
 
@@ -57,9 +58,7 @@ class StopCriteria:
         is_offline = result.get("num_env_steps_sampled_lifetime") == 0
         for goal_path, goal in self.goals.items():
             path = _OFFLINE.get(goal_path, goal_path) if is_offline else goal_path
-            value: Any = result
-            for key in path.split("/"):
-                value = value.get(key) if isinstance(value, Mapping) else None
+            value = value_at(result, path)
             if isinstance(value, int | float) and value >= goal:
                 return f"{path} = {value:.6g} ≥ {goal:g}"
         return None

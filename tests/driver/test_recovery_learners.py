@@ -215,21 +215,20 @@ async def test_learners_are_not_replaced_where_they_shall_not() -> None:
         assert len(algo.learner_group.handles) == 1
 
 
-async def test_fewer_than_min_learners_end_the_run() -> None:
-    config = small(1, 2).fault_tolerance(min_learners=2)
-    async with config.build_async() as algo:
+@pytest.mark.parametrize(
+    ("num_learners", "settings", "why"),
+    [
+        (2, {"min_learners": 2}, "min_learners=2"),
+        (1, {"learner_snapshot_every_s": None}, "All learners have died"),
+    ],
+)
+async def test_too_few_learners_or_the_death_of_all_without_a_copy_end_the_run_and_say_why(
+    num_learners: int, settings: dict[str, Any], why: str
+) -> None:
+    async with small(1, num_learners).fault_tolerance(**settings).build_async() as algo:
         await algo.train()
         await kill(algo.learner_group.handles[0])
-        with pytest.raises(PeerLostError, match="min_learners=2"):
-            await algo.train()
-
-
-async def test_the_death_of_all_learners_without_a_copy_ends_the_run_and_says_why() -> None:
-    config = small(1, 1).fault_tolerance(learner_snapshot_every_s=None)
-    async with config.build_async() as algo:
-        await algo.train()
-        await kill(algo.learner_group.handles[0])
-        with pytest.raises(PeerLostError, match="All learners have died"):
+        with pytest.raises(PeerLostError, match=why):
             await algo.train()
 
 

@@ -129,13 +129,14 @@ def test_a_plan_that_holds_what_turns_out_to_be_trained_is_made_again():
 # ------------------------------------------------------------------ ranks that are not equally far
 
 
-def test_what_one_rank_has_trained_is_not_planned_again_for_another():
+@pytest.mark.parametrize("fields", [{"next_update": 1}, {"lineage": 3}])
+def test_what_one_rank_has_trained_or_of_a_later_lineage_is_not_planned_for_another(fields):
     bench = Bench()
     bench.driver()
     bench.open(0, batch=20, num_ranks=2)
     bench.runner()
     bench.fragment(steps=20)
-    _join(bench, 0, 2, next_update=1)
+    _join(bench, 0, 2, **fields)
     _join(bench, 1, 2)
     assert _in_flight(bench) == []
 
@@ -159,17 +160,6 @@ def test_a_group_that_is_behind_the_last_commit_waits_for_its_reset():
     bench.runner()
     bench.fragment(steps=20, version=2)
     _join(bench, next_update=1)
-    assert _in_flight(bench) == []
-
-
-def test_a_group_whose_ranks_are_of_a_later_lineage_waits_for_its_reset():
-    bench = Bench()
-    bench.driver()
-    bench.open(0, batch=20, num_ranks=2)
-    bench.runner()
-    bench.fragment(steps=20)
-    _join(bench, 0, 2, lineage=3)
-    _join(bench, 1, 2)
     assert _in_flight(bench) == []
 
 

@@ -115,29 +115,22 @@ def test_a_checkpoint_begins_a_segment_unless_nothing_is_in_the_last():
     assert [item.segment for item in _accept(journal, 2)] == [1]
 
 
-def test_what_an_update_below_the_checkpoint_has_used_is_removed_and_what_one_above_has_stays():
-    for covered, removed in ((3, []), (4, [1])):
-        journal = Journal(True, segment_bytes=1)
-        _accept(journal, 0, 1)
-        journal.trained(3, [_range(0)])
-        journal.reported(3)
-        journal.settled([FragmentId("r", 1, 0)])
-        journal.take()
-        journal.covered(covered)
-        assert [before for before in _removed(journal.take()) if before] == removed
-
-
-def test_what_is_dropped_after_a_report_belongs_to_the_next_update():
-    for covered, removed in ((4, []), (5, [1])):
-        journal = Journal(True, segment_bytes=1)
-        _accept(journal, 0, 1)
-        journal.trained(3, [])
-        journal.reported(3)
+@pytest.mark.parametrize(
+    ("is_dropped", "covered", "removed"), [(False, 3, []), (False, 4, [1]), (True, 4, []), (True, 5, [1])]
+)
+def test_what_an_update_has_used_stays_until_a_checkpoint_covers_it_and_what_is_dropped_until_the_next_ones(
+    is_dropped, covered, removed
+):
+    journal = Journal(True, segment_bytes=1)
+    _accept(journal, 0, 1)
+    journal.trained(3, [] if is_dropped else [_range(0)])
+    journal.reported(3)
+    if is_dropped:  # after the report: it belongs to the next update
         journal.dropped(FragmentId("r", 1, 0), "stale")
-        journal.settled([FragmentId("r", 1, 0)])
-        journal.take()
-        journal.covered(covered)
-        assert [before for before in _removed(journal.take()) if before] == removed
+    journal.settled([FragmentId("r", 1, 0)])
+    journal.take()
+    journal.covered(covered)
+    assert [before for before in _removed(journal.take()) if before] == removed
 
 
 def test_segments_of_brokers_before_go_with_the_first_checkpoint_behind_what_this_one_trained():
