@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -28,6 +29,7 @@ __all__ = [
 
 _SUMMARY_CHARS = 300
 _LINES = "\n\t"  # an error's text may have several
+_CANNOT_STORE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no bug, whoever writes
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 69
 EXIT_INTERNAL = 70
@@ -137,6 +139,9 @@ def _guarded(module: str, arguments: list[str]) -> int:
     except (Exception, SystemExit) as error:
         if isinstance(error, OptionsExit):
             return error.code if isinstance(error.code, int) else EXIT_USAGE
+        if isinstance(error, OSError) and error.errno in _CANNOT_STORE:
+            _print_with_notes(error)
+            return EXIT_INTERNAL
         _print_failure(run_error(error))
         return EXIT_INTERNAL
 

@@ -19,9 +19,17 @@ def opener(path: str, flags: int) -> int:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small UTF-8 file."""
-    with open(path, "w", encoding="utf-8", opener=opener) as file:
-        file.write(text)
+    """Write a small UTF-8 file.
+
+    Raises:
+        OSError: It cannot be written; ``filename`` is its path.
+    """
+    try:
+        with open(path, "w", encoding="utf-8", opener=opener) as file:
+            file.write(text)
+    except OSError as error:
+        error.filename = str(path)  # a write to a full disk leaves it out
+        raise
 
 
 def make_directories(path: Path, *, mode: int = _DIRECTORY_MODE) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import json
 import logging
 import math
@@ -156,7 +157,9 @@ def _traced(graph: FlatPolicyGraph) -> torch.export.ExportedProgram:
 def _write_pt2(
     program: torch.export.ExportedProgram, graph: FlatPolicyGraph, metadata: str, path: Path
 ) -> None:
-    torch.export.save(program, path, extra_files={_METADATA: metadata})
+    content = io.BytesIO()  # torch ends the process if its file cannot be written
+    torch.export.save(program, content, extra_files={_METADATA: metadata})
+    path.write_bytes(content.getbuffer())
 
 
 def _load_pt2(path: Path) -> _Call:

@@ -164,6 +164,16 @@ def test_wrong_input_is_said(
     assert "A video needs imageio: pip install 'rlzmq[video]'" in said("--video", str(tmp_path / "a.gif"))
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which is always full")
+def test_a_full_disk_is_one_line_with_the_file_after_the_scores(
+    strip: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(strip), "--episodes", "1", "--json", "/dev/full"]) == 70
+    captured = capsys.readouterr()
+    assert captured.out.startswith("episodes 1  return mean ")
+    assert captured.err == "rlzmq: [Errno 28] No space left on device: '/dev/full'\n"
+
+
 @pytest.mark.filterwarnings("ignore:.*RGB-array rendering")
 def test_an_env_that_makes_no_pictures_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("imageio")
