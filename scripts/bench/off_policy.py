@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from scripts.bench._core import Comparison, Side, Turn, timed
+from scripts.bench.ppo import trained
 
 ENVS = {"dqn": "CartPole-v1", "sac": "Pendulum-v1"}
 WARM_UP = {"dqn": 200, "sac": 300}  # env steps before the first update
@@ -54,7 +55,7 @@ def rlzmq(algorithm: str, as_sb3: bool = False) -> Turn:
             config.training(double_q=False, dueling=False)
         else:
             config.rl_module(model_config={"fcnet_activation": "relu", "head_fcnet_activation": "relu"})
-    return trained(config.build_algo(), algorithm)
+    return trained(config.build_algo(), WARM_UP[algorithm])
 
 
 def rllib(algorithm: str) -> Turn:
@@ -66,21 +67,7 @@ def rllib(algorithm: str) -> Turn:
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
     config: Any = configured((DQNConfig if algorithm == "dqn" else SACConfig)(), algorithm)
     config.env_runners(num_env_runners=0).learners(num_learners=0)
-    return trained(config.build_algo(), algorithm)
-
-
-def trained(algo: Any, algorithm: str) -> Turn:
-    """Return the turn of an Algorithm of either library that is past its warm-up."""
-    num_steps = 0
-
-    def train() -> int:
-        nonlocal num_steps
-        before, num_steps = num_steps, algo.train()["env_runners"]["num_env_steps_sampled_lifetime"]
-        return num_steps - before
-
-    while num_steps <= WARM_UP[algorithm]:
-        train()
-    return timed(train)
+    return trained(config.build_algo(), WARM_UP[algorithm])
 
 
 def sb3(algorithm: str) -> Turn:

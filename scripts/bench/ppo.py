@@ -89,8 +89,8 @@ def rllib(name: str, env: Any = None) -> Turn:
     return trained(configured(PPOConfig(), name, env).build_algo())
 
 
-def trained(algo: Any) -> Turn:
-    """Return the turn of an Algorithm of either library after its first iteration."""
+def trained(algo: Any, warm_up: int = 0) -> Turn:
+    """Return the turn of an Algorithm of either library after an iteration, and more than `warm_up` env steps."""
     atexit.register(algo.stop)
     num_steps = 0
 
@@ -99,5 +99,6 @@ def trained(algo: Any) -> Turn:
         before, num_steps = num_steps, algo.train()["env_runners"]["num_env_steps_sampled_lifetime"]
         return num_steps - before
 
-    train()
+    while num_steps <= warm_up:
+        train()
     return timed(train)
