@@ -14,7 +14,9 @@ from rlzmq.net.join_file import JoinFile
 from tests.driver.outside import Command, assert_accounted, listening
 
 
-def test_runners_join_leave_and_die_while_training_goes_on(tmp_path: Path) -> None:
+def test_runners_join_leave_and_die_while_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     join = tmp_path / "join.toml"
     with listening(tmp_path).build() as algo:
         assert stat.S_IMODE(join.stat().st_mode) == 0o600
@@ -36,6 +38,9 @@ def test_runners_join_leave_and_die_while_training_goes_on(tmp_path: Path) -> No
             assert result["num_env_steps_sampled_lifetime"] > first["num_env_steps_sampled_lifetime"]
             assert result["accounting"]["trained"] == 4 * 240
             assert_accounted(result)
+            while f"runner {dies.output.split()[0]} lost" not in caplog.text:
+                algo.train()
+            assert f"runner {leaves.output.split()[0]} lost" not in caplog.text
             algo.stop()
             assert stays.end() == 0, stays.output
             assert "goodbye: " in stays.output
