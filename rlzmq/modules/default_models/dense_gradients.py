@@ -54,7 +54,9 @@ _set_grad_enabled = torch._C._set_grad_enabled
 _DERIVATIVES: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     None: lambda gradient, _: gradient,
     tanh_: lambda gradient, output: _aten.tanh_backward.grad_input(gradient, output, grad_input=gradient),
-    torch.relu_: lambda gradient, output: _aten.threshold_backward.default(gradient, output, 0),
+    torch.relu_: lambda gradient, output: _aten.threshold_backward.grad_input(
+        gradient, output, 0, grad_input=gradient
+    ),
     torch.sigmoid_: _aten.sigmoid_backward.default,
 }
 
