@@ -79,6 +79,13 @@ class QNetAPI(ABC):
             these have a time axis after B, and ``state_out`` is included.
         """
 
+    def rank_actions(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        """Return outputs whose ``qf_preds`` rank each row's actions as their values do; by default the values.
+
+        A module may leave out what all actions of a row share.
+        """
+        return self.compute_q_values(batch)
+
     def compute_advantage_distribution(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """Return the outputs of a dueling module's advantage stream, with the keys of ``compute_q_values``."""
         raise NotImplementedError(f"{type(self).__name__} has no advantage stream")

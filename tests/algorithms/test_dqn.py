@@ -177,6 +177,22 @@ def test_a_dueling_heads_advantages_are_centred_over_actions() -> None:
     assert logits.tolist() == [[[10.0 + 1.0 - 2.0, 20.0 + 2.0 - 4.0], [10.0 + 3.0 - 2.0, 20.0 + 6.0 - 4.0]]]
 
 
+@pytest.mark.parametrize("training", [{}, {"num_atoms": 3}, {"noisy": True}])
+def test_actions_rank_as_by_their_values(training: dict[str, Any]) -> None:
+    module: Any = config(dueling=True, **training).build_learner().module["default_policy"]
+    with torch.no_grad():
+        module.vf.layers[-1].bias.add_(5.0)
+    module.eval()
+    batch = {Columns.OBS: torch.eye(3)}
+    ranked, values = (
+        function(batch)["qf_preds"] for function in (module.rank_actions, module.compute_q_values)
+    )
+    assert torch.equal(ranked.argsort(-1), values.argsort(-1))
+    assert torch.equal(ranked, values) == bool(training)
+    module.compute_q_values = lambda batch: {"qf_preds": -values}
+    assert torch.equal(module.rank_actions(batch)["qf_preds"], -values)
+
+
 def test_a_distribution_is_projected_to_the_atoms() -> None:
     atoms = torch.tensor([-1.0, 0.0, 1.0])
     projected = project_distribution(

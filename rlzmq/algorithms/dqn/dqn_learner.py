@@ -76,7 +76,7 @@ class DQNLearner(ReplayLearner):
         chooser = target
         if settings.double_q:
             with torch.no_grad():
-                chooser = module.compute_q_values(following) if mask is None else fwd_out
+                chooser = module.rank_actions(following) if mask is None else fwd_out
         next_actions_B = next_rows(chooser["qf_preds"]).argmax(-1)
         shared = {
             "rewards_B": rows(batch[Columns.REWARDS]).float(),

@@ -113,6 +113,13 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
     def compute_q_values(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         return self._values(batch, self.encoder, self.af, self.vf)
 
+    def rank_actions(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the advantages as ``qf_preds``: all actions share V. With atoms or noise, return the values."""
+        is_ours = getattr(self.compute_q_values, "__func__", None) is DefaultDQNModule.compute_q_values
+        if self.num_atoms == 1 and self._sigma0 is None and is_ours:
+            return self._values(batch, self.encoder, self.af)
+        return self.compute_q_values(batch)
+
     def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Tensor]:
         """Return the target networks' values, with the keys of `compute_q_values`."""
         vf = None if self.vf is None else self._target_vf
@@ -148,10 +155,10 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
 
     def _forward_exploration(self, batch: dict[str, Any], *, t: int = 0, **kwargs: Any) -> dict[str, Any]:
         if self._sigma0 is None:
-            values = self.compute_q_values(batch)
+            values = self.rank_actions(batch)
         else:
             with self._noise_of_step(t):
-                values = self.compute_q_values(batch)
+                values = self.rank_actions(batch)
         q_BA = values["qf_preds"]
         least, epsilon = torch.finfo(q_BA.dtype).min, self.epsilon.value(t)
         greedy_B1 = q_BA.argmax(-1, keepdim=True)
