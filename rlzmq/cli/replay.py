@@ -103,7 +103,8 @@ def _replay_run(options: ReplayOptions) -> int:
             _leave(replay, options)
         raise
     print(
-        f"replayed    {num_repeated} updates: the weights after {num_equal} equal the recorded ones, bit for bit"
+        f"replayed    {num_repeated} updates: the weights after {num_equal} of them equal the recorded ones, "
+        "bit for bit"
     )
     if num_equal < num_repeated:
         print(

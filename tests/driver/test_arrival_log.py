@@ -190,7 +190,7 @@ def test_a_resumed_run_goes_on_in_the_same_log_and_is_replayed_from_its_checkpoi
     assert main(["replay", str(run), "--updates", "2..4"]) == 0
     out = capsys.readouterr().out
     assert "note        the run went back to weights version 3" in out
-    assert "the weights after 3 equal the recorded ones, bit for bit" in out
+    assert "the weights after 3 of them equal the recorded ones, bit for bit" in out
     # A checkpoint of the lineage that was given up is not begun with.
     shutil.copytree(run / "checkpoints" / "000006", run / "checkpoints" / "000005")
     shutil.rmtree(run / "checkpoints" / "000003")
@@ -230,7 +230,7 @@ def test_a_replay_stops_where_a_metric_crosses_a_bound_and_leaves_the_update(
     assert main(["replay", str(run), "--until", f"num_gradient_updates_lifetime>={steps[2]}"]) == 0
     out = capsys.readouterr().out
     assert "stopped     at update 3: __all_modules__/num_gradient_updates_lifetime" in out
-    assert "the weights after 3 equal" in out
+    assert "the weights after 3 of them equal" in out
     (line,) = [line.strip() for line in out.splitlines() if "load_update" in line]
     names: dict[str, Any] = {}
     exec(line, names)  # what users are told to type
