@@ -16,11 +16,10 @@ import test_nemesis
 from recovery_runs import check_account, small
 
 from rlzmq import PPOConfig
+from scripts.nemesis import ROLES, Nemesis
 from tests.support.fault_history import check_history, read_history
 
 history = test_nemesis.history
-Nemesis = test_nemesis.NEMESIS.Nemesis
-ROLES = test_nemesis.NEMESIS.ROLES
 
 
 class LargeObservations(gym.Env[Any, Any]):
