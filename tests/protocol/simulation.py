@@ -317,7 +317,10 @@ class Simulation:
 
     def start_runner(self, name: str, incarnation: int) -> None:
         uuid = self.new_uuid(name)
-        core = RunnerCore(RUN, name, uuid, num_envs=self.plan.num_envs, incarnation=incarnation)
+        replaces = self.runners[name].core.uuid if name in self.runners else ""
+        core = RunnerCore(
+            RUN, name, uuid, num_envs=self.plan.num_envs, incarnation=incarnation, replaces=replaces
+        )
         process = self.runners[name] = Process(name, uuid.encode(), core)
         self.by_routing[process.routing] = process
         self.expected.add(("runner", name))

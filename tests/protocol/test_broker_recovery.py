@@ -75,6 +75,26 @@ def test_a_new_broker_waits_a_moment_for_the_data_of_a_trained_update():
     assert bench.state.ledger.accounting.counts() == {"sampled": 20, "trained": 20, "pending": 0}
 
 
+def test_a_new_broker_waits_for_no_data_of_a_runner_that_has_been_replaced():
+    bench = Bench(recovery_grace_s=2.0)
+    bench.driver()
+    bench.open(0, batch=20)
+    bench.learner(next_update=1)
+    fragments = [FragmentId(f"uuid-{name}", 1, 0) for name in ("runner-0", "runner-1")]
+    ranges = pack_ranges([FragmentRange(fragment, 0, 10) for fragment in fragments])
+    from rlzmq.wire.messages import UpdateDone
+
+    bench.send("learner-0", UpdateDone(0, 77, 1, 0, 1, True, 1), (b"r", *ranges))
+    bench.runner("runner-0", uuid="another", incarnation=2, replaces="uuid-runner-0")
+    assert bench.sent("driver", UpdateReport) == [], "the other runner is alive"
+    bench.runner("runner-1", replaces="uuid-runner-2")
+    bench.fragment(runner="runner-1", steps=10)
+    (report,) = bench.sent("driver", UpdateReport)
+    assert report.accounting == {"sampled": 20, "trained": 20, "pending": 0}
+    bench.runner("impostor", incarnation=1, replaces="uuid-runner-1")
+    assert "uuid-runner-1" in bench.state.runners, "who is registered is not replaced by another name"
+
+
 def missed(bench: Bench) -> list[tuple[str, str]]:
     return [(notice.event, notice.name) for notice in bench.sent("driver", Notice)]
 

@@ -21,7 +21,8 @@ class BrokerOptions:
         driver_timeout_s: The broker stops after this long without a driver.
         resend_s: Time after which an unanswered message is sent again.
         recovery_grace_s: How long a restarted broker waits for runners to send fragments again that were used by an
-            update trained in the meantime, so that its report is complete.
+            update trained in the meantime, so that its report is complete. It does not wait for runners that have been
+            replaced.
         max_leases_per_runner: Maximum number of leases per runner. With 1, a runner would idle for a round trip
             between two leases.
         window_messages, window_bytes: Uncommitted fragments per runner beyond which it may not sample

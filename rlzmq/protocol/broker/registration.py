@@ -51,6 +51,8 @@ class Registration:
         is_same = known is not None and known[0] == hello.uuid
         if known is not None and not is_same and hello.role != "learner":
             self._fence(hello, known[0])
+        if hello.replaces and hello.replaces not in state.runners:
+            state.fence(hello.replaces)  # an earlier broker knew it: it has ended, and its data will not come
         if origin and (hello.uuid, incarnation) not in state.ledger.runners:
             self._make_room(origin, Newcomer(hello.role, hello.name, hello.uuid, incarnation))
         state.know(hello, incarnation)

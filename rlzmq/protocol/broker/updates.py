@@ -304,8 +304,10 @@ class Updates:
         ):
             return False
         assert state.started_at is not None
-        if now < state.started_at + state.options.recovery_grace_s and state.ledger.missing(run.ranges):
-            return False
+        if now < state.started_at + state.options.recovery_grace_s:
+            expected = [item for item in run.ranges if item.fragment.runner not in state.fenced]
+            if state.ledger.missing(expected):
+                return False
         self._commit(run, opened, now)
         return True
 
