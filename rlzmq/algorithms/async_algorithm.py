@@ -174,8 +174,9 @@ class AsyncAlgorithm:
         await self._iterations.settle()
 
     def cut_iteration_short(self) -> None:
-        """End the current iteration after the current update. May be called by a signal handler."""
+        """End the current iteration after the current update, without an evaluation. A signal handler may call this."""
         self._iterations.cut_short()
+        self._evaluation.interrupt()
 
     def log_result(self, result: dict[str, Any]) -> Any:
         """Handle the result of an iteration, after the callbacks. By default, do nothing; override to log results."""

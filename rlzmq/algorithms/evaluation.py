@@ -62,6 +62,8 @@ class Evaluation:
         self._offline_counts: Counter[str] = Counter()
         self._task: asyncio.Task[dict[str, Any]] | None = None
         self._sampling: SamplingRound | None = None
+        self._local_runner: Any = None  # while it samples
+        self._is_unfinished = False  # the last round was cancelled, and runners may still sample
         self.env_runner_group: AsyncEnvRunnerGroup | None = None
 
     async def start(self) -> None:
@@ -102,16 +104,31 @@ class Evaluation:
         if self.calls_custom_function:
             metrics = await self._call_custom_function()
         elif group.local_env_runner is not None:
-            with self._hint_when_endless():
-                batches = await group.sample_batches(**self._options())
-            metrics = self._reduce([batch.meta for batch in batches])
+            metrics = await self._sample_locally(group)
         else:
             sampling = self._new_sampling(group)
             sampling.end()
             with self._hint_when_endless():
-                metas = await sampling.run()
-            metrics = self._reduce(metas)
+                metrics = await self._sample(sampling)
         return await self._call_end_callbacks(metrics)
+
+    async def _sample_locally(self, group: AsyncEnvRunnerGroup) -> dict[str, Any]:
+        self._local_runner = group.local_env_runner
+        try:
+            with self._hint_when_endless():
+                batches = await group.sample_batches(**self._options())
+        except KeyboardInterrupt:  # the next round gets a new runner
+            self.env_runner_group = None
+            await group.stop()
+            raise
+        finally:
+            self._local_runner = None
+        return self._reduce([batch.meta for batch in batches])
+
+    def interrupt(self) -> None:
+        """Let a round that samples in this process raise KeyboardInterrupt. May be called by a signal handler."""
+        if (runner := self._local_runner) is not None:
+            runner.interrupt()
 
     async def run_offline(self) -> dict[str, Any]:
         """Evaluate on recorded data; see AsyncAlgorithm.evaluate_offline."""
@@ -174,7 +191,10 @@ class Evaluation:
             asked.cancel()
 
     async def _sample(self, sampling: SamplingRound) -> dict[str, Any]:
-        return self._reduce(await sampling.run())
+        self._is_unfinished = True
+        metas = await sampling.run()
+        self._is_unfinished = False
+        return self._reduce(metas)
 
     def end(self) -> None:
         """Let the parallel round end as soon as possible, since training is over."""
@@ -311,7 +331,7 @@ class Evaluation:
                 "offline_counts": dict(self._offline_counts),
                 "metrics": logged,
             }
-        if self.env_runner_group is not None:
+        if self.env_runner_group is not None and not self._is_unfinished:
             states = await self.env_runner_group.get_sampling_states()
             state |= {f"{_RUNNERS}{name}": part for name, part in states.items()}
         return state

@@ -8,8 +8,9 @@ evaluation runners, if parallel to training ─┘
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from rlzmq.algorithms.callback_dispatch import CallbackDispatch
@@ -26,6 +27,7 @@ from rlzmq.driver.session import Session
 __all__ = ["Iterations", "TrainingLoop"]
 
 _LAST_CHECKPOINT_S = 10.0
+_LOOK_S = 0.1
 
 
 class TrainingLoop:
@@ -48,7 +50,9 @@ class TrainingLoop:
         self._metrics = metrics
 
     async def train(
-        self, training_step: Callable[[], Awaitable[Any]], evaluate: Callable[[], Awaitable[dict[str, Any]]]
+        self,
+        training_step: Callable[[], Awaitable[Any]],
+        evaluate: Callable[[], Coroutine[Any, Any, dict[str, Any]]],
     ) -> dict[str, Any]:
         """Run one iteration and return its result."""
         iterations, evaluation = self._iterations, self._evaluation
@@ -72,7 +76,8 @@ class TrainingLoop:
             await self._report_recreated_runners()
             metrics: dict[str, Any] = {}
             if is_whole and _is_due(config.evaluation_interval, iterations.num_done):
-                metrics |= await (evaluation.finish() if in_parallel else evaluate())
+                metrics |= await self._evaluated(evaluation.finish() if in_parallel else evaluate())
+                is_whole = not iterations.take_cut()
             if is_whole and _is_due(config.offline_evaluation_interval, iterations.num_done):
                 metrics |= await evaluation.run_offline()
         except StandstillError:
@@ -82,6 +87,30 @@ class TrainingLoop:
             await evaluation.abandon()
             iterations.results.release_logged()
         return await self._finish(metrics)
+
+    async def _evaluated(self, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+        """Return the result of an evaluation round; {} if the iteration is cut short in the meantime."""
+        iterations = self._iterations
+        if iterations.is_cut_short:
+            work.close()
+            return {}
+        if not self._session.config.evaluation_num_env_runners:
+            try:
+                return await work
+            except KeyboardInterrupt:
+                if not iterations.is_cut_short:
+                    raise
+                return {}
+        task = asyncio.ensure_future(work)
+        try:
+            while not iterations.is_cut_short:
+                if (await asyncio.wait((task,), timeout=_LOOK_S))[0]:
+                    return task.result()
+            return {}
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
 
     async def _begin_parallel_round(self) -> None:
         if self._evaluation.calls_custom_function:
@@ -131,6 +160,7 @@ class Iterations:
         metrics: The algorithm's MetricsLogger.
 
     Attributes:
+        is_cut_short: Whether `cut_short` was called for the current iteration.
         num_done: Number of completed iterations.
         last_training_s: Duration of the last iteration's training in seconds; None before the first.
         results: Builds results from the reports.
@@ -140,7 +170,7 @@ class Iterations:
         self._config = config
         self._session = session
         self._metrics = metrics
-        self._is_cut_short = False
+        self.is_cut_short: bool = False
         self.num_done: int = 0
         self.last_training_s: float | None = None
         self.results: ResultBuilder = ResultBuilder(config, metrics)
@@ -177,13 +207,13 @@ class Iterations:
             self.results.add_update(report)
 
     def cut_short(self) -> None:
-        """End the current iteration after the current update. May be called by a signal handler."""
-        self._is_cut_short = True
+        """End the current iteration after the current update, and its evaluation. A signal handler may call this."""
+        self.is_cut_short = True
 
     def is_complete(self) -> bool:
         """Return whether the minima of `config.reporting()` are met or `cut_short` was called."""
         config, results = self._config, self.results
-        return self._is_cut_short or (
+        return self.is_cut_short or (
             results.time_this_iter_s >= (config.min_time_s_per_iteration or 0.0)
             and results.num_env_steps_this_iter >= (config.min_sample_timesteps_per_iteration or 0)
             and results.num_training_step_calls * config.total_train_batch_size
@@ -194,8 +224,12 @@ class Iterations:
         """End the training of the current iteration; return False if it was cut short."""
         self.num_done += 1
         self.last_training_s = self.results.time_this_iter_s
-        is_whole, self._is_cut_short = not self._is_cut_short, False
-        return is_whole
+        return not self.take_cut()
+
+    def take_cut(self) -> bool:
+        """Return whether `cut_short` was called since the last call of this method."""
+        was_cut, self.is_cut_short = self.is_cut_short, False
+        return was_cut
 
     def build_result(self, fault_tolerance: Mapping[str, Any]) -> dict[str, Any]:
         """Return the result of the iteration that ended (see ResultBuilder.build)."""

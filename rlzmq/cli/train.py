@@ -265,7 +265,7 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
             ended_by, why = run_error(failure), "ended by an error, see below"
             directory.events.add_error(ended_by)
         except KeyboardInterrupt:
-            why = "interrupted before the current update was complete: its data is lost"
+            why = "interrupted before the current iteration ended: what was trained since the last checkpoint is lost"
     finally:
         if directory is not None:
             directory.close()

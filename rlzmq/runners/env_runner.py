@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from operator import is_
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium as gym
 import torch
@@ -466,6 +466,19 @@ class EnvRunner(EnvRunnerState):
         self._assert_running()
         if self.env is None or self.module is None:
             raise RuntimeError(f"Env runner {self.worker_index} has no environment or no module.")
+
+    def interrupt(self) -> None:
+        """Let a sampling call end with KeyboardInterrupt before its next vector step, as do later ones.
+
+        Any thread may call this. Afterwards the runner can only be stopped.
+        """
+
+        def end(*args: Any, **kwargs: Any) -> NoReturn:
+            raise KeyboardInterrupt
+
+        for name in ("step", "step_sparse", "reset", "reset_sparse"):
+            if hasattr(self.env, name):
+                setattr(self.env, name, end)
 
     def stop(self) -> None:
         """Close the environments. Further calls do nothing; sampling raises ``ClosedError``."""

@@ -35,6 +35,8 @@ __all__ = ["EnvRunnerRole", "make_env_runner"]
 
 _log = logging.getLogger("rlzmq.runners")
 
+_BUSY_S = 1.0  # how long a runner that is to end waits for the call of user code that it is in
+
 
 def make_env_runner(config: BaseConfig, worker_index: int, incarnation: int = 0) -> Any:
     """Return an EnvRunner of the class given by the config."""
@@ -175,6 +177,19 @@ class EnvRunnerRole(PeerRole):
         self._loop = asyncio.get_running_loop()
         self._link = RunnerLink(self, self._run_blocking, **link)
         await self._link.start()
+
+    async def stop(self) -> None:
+        """Leave the broker and close the env, after the current vector step; not after a longer one."""
+        await self.disconnect()
+        self.env_runner.interrupt()
+        is_free = self._run_blocking(lambda: None)
+        if (await asyncio.wait((is_free,), timeout=_BUSY_S))[0]:
+            await super().stop()
+        else:
+            is_free.cancel()
+            _log.info(
+                "Env runner %d: its env is not closed, a step takes too long", self.env_runner.worker_index
+            )
 
     async def expect_layout(self, digest: str) -> None:
         """Accept only weights of this layout from now on."""

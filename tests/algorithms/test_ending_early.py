@@ -1,0 +1,138 @@
+"""Ends that come in the middle of user code: an evaluation is given up, a runner does not wait for its env."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rlzmq import PPOConfig
+
+
+class Endless(gym.Env[Any, Any]):
+    """Writes down that it steps and that it is closed; see `notes`.
+
+    Config: ``notes``: directory; ``length``: steps per episode, 0: no end; ``blocks``: steps never return.
+    """
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self.t = 0
+
+    def note(self, what: str) -> None:
+        if "notes" in self.config:
+            Path(self.config["notes"], what).touch()
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        self.note("steps")
+        if self.config.get("blocks"):
+            threading.Event().wait()
+        return np.zeros(2, np.float32), 1.0, self.t == self.config.get("length", 5), False, {}
+
+    def close(self) -> None:
+        self.note("closed")
+
+
+def config_of(num_env_runners: int, **evaluation: Any) -> PPOConfig:
+    return (
+        PPOConfig()
+        .environment(Endless)
+        .env_runners(num_env_runners=num_env_runners)
+        .training(train_batch_size=20, minibatch_size=20, num_epochs=1)
+        .rl_module(model_config={"fcnet_hiddens": [8]})
+        .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=1)
+        .evaluation(evaluation_interval=1, evaluation_duration=2, **evaluation)
+        .debugging(seed=1)
+    )
+
+
+@contextmanager
+def once_it_steps(notes: Path, call: Any) -> Iterator[None]:
+    """Calls a function on another thread, as a signal handler would, once an env steps."""
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(0.01):
+            if (notes / "steps").exists():
+                call()
+                return
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("num_env_runners", "evaluation"),
+    [
+        (0, {}),
+        (1, {}),
+        (0, {"evaluation_num_env_runners": 1}),
+        (0, {"evaluation_num_env_runners": 1, "evaluation_parallel_to_training": True}),
+    ],
+)
+def test_an_evaluation_that_never_ends_is_given_up_and_the_iteration_kept(
+    num_env_runners: int, evaluation: dict[str, Any], tmp_path: Path
+) -> None:
+    endless = {"env_config": {"notes": str(tmp_path), "length": 0}}
+    config = config_of(num_env_runners, evaluation_config=endless, **evaluation)
+    with config.build() as algo:
+        with once_it_steps(tmp_path, algo.cut_iteration_short):
+            result = algo.train()
+        assert result["training_iteration"] == 1
+        assert result["accounting"]["trained"] == 20
+        assert "evaluation" not in result
+        checkpoint = algo.save_to_path(tmp_path / "saved")
+        weights = algo.get_module().get_state()
+    again = config_of(0).evaluation(evaluation_interval=None)
+    with again.build() as algo:
+        algo.restore_from_path(checkpoint)
+        restored = algo.get_module().get_state()
+        assert all((restored[name] == value).all() for name, value in weights.items())
+
+
+def test_a_round_that_was_given_up_is_followed_by_another_one(tmp_path: Path) -> None:
+    settings = {"notes": str(tmp_path), "length": 0}
+    config = config_of(0, evaluation_config={"env_config": settings})
+    config.evaluation(evaluation_duration_unit="timesteps", evaluation_duration=10**9)
+    with config.build() as algo:
+        for _ in range(2):
+            (tmp_path / "steps").unlink(missing_ok=True)
+            with once_it_steps(tmp_path, algo.cut_iteration_short):
+                assert "evaluation" not in algo.train()
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+async def test_a_runner_that_is_stopped_closes_its_env_unless_that_is_in_a_step(
+    blocks: bool, tmp_path: Path
+) -> None:
+    settings = {"notes": str(tmp_path), "length": 0, "blocks": blocks}
+    config = config_of(0, evaluation_num_env_runners=1, evaluation_config={"env_config": settings})
+    async with config.build_async() as algo:
+        handle = algo.eval_env_runner_group.handles[0]
+        round_ = asyncio.ensure_future(handle.sample(num_episodes=1))
+        while not (tmp_path / "steps").exists():  # noqa: ASYNC110 (another process)
+            await asyncio.sleep(0.01)
+        round_.cancel()
+        status = await handle.stop(timeout_s=60)
+        assert status.exit_code == 0, "it ended by itself, though its call never ends"
+        assert (tmp_path / "closed").exists() == (not blocks)
