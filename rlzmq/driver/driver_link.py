@@ -130,9 +130,8 @@ class DriverLink(PeerLink):
                     self.welcome.set_result(message)
                 return
             if message.event not in _QUIET_EVENTS:
-                _log.warning(
-                    "broker: %s %s %s: %s", message.role, message.name, message.event, message.detail
-                )
+                peer = "" if message.role == "broker" else f"{message.role} {message.name} "
+                _log.warning("broker: %s%s: %s", peer, message.event, message.detail)
             if self._on_notice is not None:
                 self._on_notice(message)
 
