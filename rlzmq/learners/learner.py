@@ -257,6 +257,7 @@ class Learner(LearnerHooks):
             self.is_last_epoch = True
             self._num_batches = 1 if drawn is None else len(drawn)
             self.before_gradient_based_update(timesteps=counters)
+            self._records_networks = self._can_record_networks()
             if drawn is not None:
                 return self._train_on(self._built(drawn, options), options)
             self._drawn = []
@@ -381,8 +382,7 @@ class Learner(LearnerHooks):
     def _set_metrics_state(self, state: Any) -> None:
         self.metrics.set_state(decode(state))
 
-    def _drop_untrained(self, train_batch: TrainBatch) -> None:
-        num_parameters = self._num_parameters()
+    def _drop_untrained(self, train_batch: TrainBatch, num_parameters: Mapping[str, tuple[int, int]]) -> None:
         for module_id in list(train_batch.columns):
             known = num_parameters.get(module_id, (0, 0))[0] > 0
             if not known or not self.should_module_be_updated(module_id, train_batch.columns):
@@ -425,6 +425,7 @@ class Learner(LearnerHooks):
         """Train the batches one after the other. All ranks must have the same number of batches."""
         done = _Trained()
         iterator = iter(train_batches)
+        num_parameters = self._num_parameters()
         while True:
             start = time.perf_counter()
             train_batch = next(iterator, None)
@@ -434,7 +435,7 @@ class Learner(LearnerHooks):
                 trace.span("connector", start, end)
             if train_batch is None:
                 return done
-            self._drop_untrained(train_batch)
+            self._drop_untrained(train_batch, num_parameters)
             num_minibatches = self._train(train_batch, options, done.num_batches)
             done.add(train_batch, num_minibatches)
 
@@ -474,10 +475,11 @@ class Learner(LearnerHooks):
                 "Learner.update(data_iterators=…) with several ranks needs num_total_minibatches."
             )
         done = _Trained()
+        num_parameters = self._num_parameters()
         for iterator in iterators:
             for item in iterator:
                 one = self._builder.build(batch=item)
-                self._drop_untrained(one)
+                self._drop_untrained(one, num_parameters)
                 agreed = self.agree_on_update(
                     {mid: one.num_module_steps.get(mid, 0) for mid in self.module},
                     1,
@@ -492,7 +494,6 @@ class Learner(LearnerHooks):
         return done
 
     def _follow(self, agreed: UpdateAgreement) -> None:
-        self._records_networks = self._can_record_networks()
         self.trained_module_ids, self._loss_weights = agreed.module_ids, agreed.loss_weights
         self._num_env_steps_agreed += agreed.num_env_steps
         for module_id in agreed.module_ids:

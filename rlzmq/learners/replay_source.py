@@ -170,7 +170,8 @@ class EpisodeReplay(BatchSource):
         return self.progress.take(self.batch_size * num_ranks)
 
     def batches(self, num_batches: int, rng: np.random.Generator) -> Iterator[Any]:
-        for _ in range(num_batches):
+        while num_batches > 0:
+            num_batches -= 1
             if not len(self.buffer):
                 yield []
                 continue
@@ -179,24 +180,28 @@ class EpisodeReplay(BatchSource):
                 module_ids = self.buffer.get_module_ids()
                 if self._trained is not None:
                     module_ids = [module_id for module_id in module_ids if module_id in self._trained]
-                drawn = {mid: self._draw(mid, num_items, rng) for mid in sorted(module_ids)}
+                drawn = {mid: self._draw(mid, num_items, rng, 1)[0] for mid in sorted(module_ids)}
                 yield joined(drawn) if drawn else []
             else:
-                yield self._draw(DEFAULT_MODULE_ID, num_items, rng)
+                samples = self._draw(DEFAULT_MODULE_ID, num_items, rng, num_batches + 1)
+                num_batches -= len(samples) - 1
+                yield from samples
 
-    def _draw(self, module_id: str, num_items: int, rng: np.random.Generator) -> EpisodeBatch:
-        """Draw items from the steps of one module."""
+    def _draw(
+        self, module_id: str, num_items: int, rng: np.random.Generator, most: int
+    ) -> Sequence[EpisodeBatch]:
+        """Draw items from the steps of one module: a batch, or up to `most` if the buffer can draw them at once."""
         burn_in, buffer = self.burn_ins.get(module_id), self.buffer
         options = {**self.options, "rng": rng, **({} if burn_in is None else burn_in.options)}
         if isinstance(buffer, MultiAgentEpisodeReplayBuffer):
             batch = buffer.sample_modules(num_items, modules_to_sample=[module_id], **options)[module_id]
         elif options.keys() <= _OF_TRANSITIONS and buffer.batch_length_T == 1 and _samples_as_ours(buffer):
-            return buffer.sample_transitions(num_items, **options)
+            return buffer.sample_transitions(num_items, num_samples=most, **options)
         else:
             batch = buffer.sample(num_items, **options)
         if burn_in is not None:
             burn_in.extend(batch)
-        return batch
+        return [batch]
 
     @property
     def keeps_data(self) -> bool:

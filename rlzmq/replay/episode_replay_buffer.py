@@ -23,6 +23,8 @@ IntArray = NDArray[np.int64]
 _SLOT_BITS = 32
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
 _MOST_REDRAWS = 64
+# Rows of several samples that are read at once; they should stay in a core's cache.
+_BYTES_AT_ONCE = 2**20
 
 
 class EpisodeReplayBuffer:
@@ -282,7 +284,8 @@ class EpisodeReplayBuffer:
         n_step: int | tuple[int, int] | None = None,
         gamma: float = 0.99,
         beta: float = 0.0,
-    ) -> Transitions:
+        num_samples: int = 1,
+    ) -> list[Transitions]:
         """Sample transitions for a learner: those of `sample`, whose episodes are created when they are first read.
 
         Until they are, nothing may be added or removed.
@@ -290,12 +293,20 @@ class EpisodeReplayBuffer:
         Args:
             num: Number of transitions, >= 1.
             rng, n_step, gamma, beta: See `sample`.
+            num_samples: Number of samples, at least 1. Fewer are returned if the next ones depend on priorities that
+                the first ones change, if their n is drawn, or if they take much memory.
         """
         self._check_sample(n_step, 1)
-        starts = self._draw(num, rng)
-        drawn = self._transitions(starts, n_step, drawn_n(n_step, num, rng), gamma, beta)
-        self._num_sampled += num
-        return drawn
+        least, most = n_range(n_step)
+        if least < most or type(self)._draw is not EpisodeReplayBuffer._draw:
+            num_samples = 1
+        num_samples = max(1, min(num_samples, _BYTES_AT_ONCE // (num * self._store.bytes_per_slot)))
+        num_drawn = num * num_samples
+        starts = self._draw(num_drawn, rng)
+        n = drawn_n(n_step, num_drawn, rng)
+        drawn = self._transitions(starts, n_step, n, gamma, beta, num_samples)
+        self._num_sampled += num_drawn
+        return [drawn] if num_samples == 1 else drawn.parts(num)
 
     def _check_sample(self, n_step: int | tuple[int, int] | None, length: int) -> None:
         least, most = n_range(n_step)
@@ -381,6 +392,7 @@ class EpisodeReplayBuffer:
         n: IntArray | int,
         gamma: float,
         beta: float,
+        num_samples: int = 1,
     ) -> Transitions:
         store = self._store
         last = starts  # slot of the last step in the sum
@@ -403,7 +415,10 @@ class EpisodeReplayBuffer:
         }
         if n_step is not None:
             values["n_step"] = num_summed
-            self._actual_n_steps.append(1.0 if n_step == 1 else float(num_summed.mean()))
+            of_samples = [1.0] * num_samples
+            if n_step != 1:
+                of_samples = num_summed.reshape(num_samples, -1).mean(axis=1).tolist()
+            self._actual_n_steps.extend(of_samples)
         return Transitions(store, starts, last, values, first_item=self._note_items(len(starts)))
 
     def _sequences(self, path: IntArray, lookback: int) -> tuple[EpisodeBatch, IntArray]:

@@ -85,9 +85,11 @@ class StepStore:
         serial: int64 [num_slots], number of the step among all added steps; distinguishes steps that used the same
             slot.
         infos: Non-empty info dicts by slot.
+        bytes_per_slot: Size of one slot of all columns.
         num_steps, num_evicted, num_episodes_evicted, num_added, num_episodes_added: Counts.
     """
 
+    bytes_per_slot: int
     next: NDArray[np.int64]
     num_added: int
     num_episodes_added: int
@@ -113,7 +115,7 @@ class StepStore:
         self._on_removed, self._on_episode = on_removed, on_episode
         self._keeps_extra_model_outputs = keeps_extra_model_outputs
         self.columns: dict[str, Any] = {}
-        self.num_slots = self._bytes_per_slot = 0
+        self.num_slots = self.bytes_per_slot = 0
         self.next = self.previous = self.t = self.serial = np.empty(0, np.int64)
         self.terminated = self.truncated = np.empty(0, np.bool_)
         self.infos: dict[int, dict[str, Any]] = {}
@@ -145,7 +147,7 @@ class StepStore:
     @property
     def num_bytes(self) -> int:
         """Size of the stored steps in bytes; columns take memory as they fill."""
-        return self._bytes_per_slot * (self.num_slots - self._num_free)
+        return self.bytes_per_slot * (self.num_slots - self._num_free)
 
     @property
     def longest(self) -> int:
@@ -464,7 +466,7 @@ class StepStore:
             return longer
 
         self.columns = {name: tree_map(grown, column) for name, column in self.columns.items()}
-        self._bytes_per_slot = sum(leaf.nbytes for leaf in tree_leaves(self.columns)) // size + 5 * 8 + 2
+        self.bytes_per_slot = sum(leaf.nbytes for leaf in tree_leaves(self.columns)) // size + 5 * 8 + 2
         for name in ("next", "previous", "t", "serial", "terminated", "truncated"):
             setattr(self, name, grown(getattr(self, name)))
         self.next[before:] = self.previous[before:] = NONE

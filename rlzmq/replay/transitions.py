@@ -23,6 +23,15 @@ class _Drawn(NamedTuple):
     last: IntArray
     values: dict[str, NDArray[Any]]
     first_item: int
+    part_of: _Whole | None
+
+
+class _Whole(NamedTuple):
+    """The transitions that a part was drawn with, its place among them, and their rows until the last part's turn."""
+
+    drawn: Transitions
+    place: slice
+    rows: dict[bool, dict[str, Any]]
 
 
 class Transitions(EpisodeBatch):
@@ -51,12 +60,27 @@ class Transitions(EpisodeBatch):
         *,
         first_item: int,
     ) -> None:
-        self._source = _Drawn(store, starts, last, values, first_item)
+        self._source = _Drawn(store, starts, last, values, first_item, None)
+
+    def parts(self, num: int) -> list[Transitions]:
+        """Return them in parts of `num` transitions each, whose rows are read from the store at once."""
+        store, starts, last, values, first_item, *_ = self._source
+        parts: list[Transitions] = []
+        rows: dict[bool, dict[str, Any]] = {}
+        for first in range(0, len(starts), num):
+            place = slice(first, first + num)
+            part = Transitions.__new__(Transitions)
+            own = {name: value[place] for name, value in values.items()}
+            part._source = _Drawn(
+                store, starts[place], last[place], own, first_item + first, _Whole(self, place, rows)
+            )
+            parts.append(part)
+        return parts
 
     def __getattr__(self, name: str) -> Any:
         """Become an EpisodeBatch, since one of its attributes is read."""
         slots = self.slots()
-        store, starts, last, values, first_item = self._source
+        store, starts, last, values, first_item, *_ = self._source
         columns: dict[str, Any] = {key: of_rows.repeat(2) for key, of_rows in values.items()}
         for key, column in store.columns.items():
             if key in STEP_COLUMNS and key not in columns:
@@ -89,7 +113,15 @@ class Transitions(EpisodeBatch):
         Args:
             next_observations: Whether to include ``new_obs``.
         """
-        store, starts, last, values, _ = self._source
+        store, starts, last, values, _, part_of = self._source
+        if part_of is not None:
+            whole, place, known = part_of
+            if next_observations not in known:
+                known[next_observations] = whole.rows(next_observations=next_observations)
+            shared = known[next_observations]
+            if place.stop >= whole.num_rows:
+                known.clear()
+            return {name: tree_rows(column, place) for name, column in shared.items()}
         obs = store.columns[Columns.OBS]
         rows = {
             **values,

@@ -210,6 +210,36 @@ def test_drawn_transitions_give_the_train_batch_of_their_episodes(
         assert_identical(rows, other)
 
 
+@pytest.mark.parametrize("kind", [EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer])
+@pytest.mark.parametrize("n_step", [1, 3, (1, 3)])
+@pytest.mark.parametrize("bytes_at_once", [1, 5000, 2**20])
+def test_batches_drawn_at_once_are_those_drawn_one_by_one(
+    kind: Any, n_step: Any, bytes_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlzmq.replay.episode_replay_buffer._BYTES_AT_ONCE", bytes_at_once)
+
+    def drawn(*numbers: int) -> tuple[list[Any], Any]:
+        source = EpisodeReplay(kind(500, seed=0), batch_size=15, train_ratio=1.0, n_step=n_step, gamma=0.9)
+        source.add(fresh(0, 40))
+        rng = np.random.default_rng(7)
+        return [batch for number in numbers for batch in source.batches(number, rng)], source.get_metrics()
+
+    learner = square_learner(minibatch_size=None, num_epochs=1)
+    add_next_observations(learner._learner_connector)
+    build = learner._builder.build
+    (together, metrics), (single, metrics_of_single) = drawn(5), drawn(1, 1, 1, 1, 1)
+    assert len(together) == 5
+    assert metrics == metrics_of_single
+    for mine, other in zip(together, single, strict=True):
+        assert type(mine) is Transitions
+        assert_identical(build(episodes=mine), build(episodes=other))
+    for mine, other in zip(together, single, strict=True):
+        assert len(mine) == 15
+        assert mine.episode_ids == other.episode_ids
+        assert type(mine) is EpisodeBatch, "it has been read"
+        assert_identical(build(episodes=mine), build(episodes=other))
+
+
 def test_a_piece_of_the_users_gets_the_drawn_transitions_as_episodes() -> None:
     class CountsEpisodes(ConnectorV2):
         seen: ClassVar[list[int]] = []
