@@ -157,6 +157,7 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
     _restore: Final = blocking(AsyncAlgorithm._restore)
     keep_checkpoints: Final = blocking(AsyncAlgorithm.keep_checkpoints)
     save_checkpoint: Final = blocking(AsyncAlgorithm.save_checkpoint)
+    save_interrupted: Final = blocking(AsyncAlgorithm.save_interrupted)
 
     def save(self, path: str | Path | None = None) -> str:
         """Call `save_to_path`, and return the checkpoint's path.

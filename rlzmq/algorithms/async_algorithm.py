@@ -570,6 +570,21 @@ class AsyncAlgorithm:
         self._check_running()
         return await self._keeper.write()
 
+    async def save_interrupted(self, within_s: float) -> Path | None:
+        """Write a checkpoint after `train` was interrupted, without the update in progress. Only `stop` may follow.
+
+        Args:
+            within_s: Seconds after which it is given up, with a warning, e.g. because a learner still trains.
+
+        Returns:
+            The checkpoint, in the directory of `keep_checkpoints`; None if none was written.
+        """
+        before = self._keeper.newest
+        self.session.give_up_updates()
+        if self.iteration:
+            await self._keeper.write_if_possible(within_s, with_runners=False)
+        return None if self._keeper.newest == before else self._keeper.newest
+
     @classmethod
     async def resume(
         cls, directory: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False

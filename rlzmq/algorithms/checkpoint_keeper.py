@@ -11,6 +11,7 @@ learners' state is also copied to the driver's memory at intervals, to recover f
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import logging
 import math
@@ -89,8 +90,11 @@ class CheckpointKeeper:
             await self._algorithm.session.learner_group.get_state()  # keeps a copy
             self._copied_at = now
 
-    async def write(self) -> Path:
+    async def write(self, *, with_runners: bool = True) -> Path:
         """Write a checkpoint now, unless there is one of this iteration, and return its path.
+
+        Args:
+            with_runners: Whether it has the env runners' states, for which runners must have time to answer.
 
         Raises:
             CheckpointError: The checkpoint cannot be written. Earlier ones are unchanged.
@@ -98,7 +102,7 @@ class CheckpointKeeper:
         assert self._series is not None
         await self._off_loop(self.wait)
         if self.newest is None or int(self.newest.name) != self._algorithm.iteration:
-            await self._begin()
+            await self._begin(with_runners=with_runners)
             await self._off_loop(self.wait)
             if self._error is not None:
                 raise self._error
@@ -106,13 +110,14 @@ class CheckpointKeeper:
         assert self.newest is not None
         return self.newest
 
-    async def write_if_possible(self, timeout_s: float) -> None:
-        """Write a checkpoint if the learners still respond. Called when a run fails."""
+    async def write_if_possible(self, timeout_s: float, *, with_runners: bool = True) -> None:
+        """Write a checkpoint if the learners still respond. Called when a run fails or is interrupted."""
         if self._series is None:
             return
+        waits = needs_processes(self._algorithm.config)
         try:
-            async with asyncio.timeout(timeout_s):
-                await self.write()
+            async with asyncio.timeout(timeout_s) if waits else contextlib.nullcontext():
+                await self.write(with_runners=with_runners)
         except (TimeoutError, RlzmqError) as error:
             _log.warning(
                 "The last checkpoint could not be written (%r): the previous one remains the newest.", error
@@ -137,13 +142,14 @@ class CheckpointKeeper:
             return False
         return bool(now - self._copied_at >= every_s)
 
-    async def _begin(self) -> None:
+    async def _begin(self, *, with_runners: bool = True) -> None:
         """Get the state, and start a thread that writes it."""
         assert self._series is not None
         algorithm, series = self._algorithm, self._series
         self._begun_at = self._copied_at = time.monotonic()
         # Copied because the next update changes the arrays of a learner in this process.
-        state = to_parts(copy.deepcopy(await algorithm.get_state()))
+        left_out = None if with_runners else ("env_runners", "eval_env_runners")
+        state = to_parts(copy.deepcopy(await algorithm.get_state(not_components=left_out)))
         components, about = to_components(algorithm._dispatch.algorithm, algorithm.config, state)
         iteration = int(algorithm.iteration)
         about |= {

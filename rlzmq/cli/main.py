@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import select
 import sys
 from collections.abc import Sequence
 
@@ -36,6 +37,7 @@ EXIT_INTERNAL = 70
 EXIT_RESUMABLE = 75
 EXIT_CONFIG = 78
 EXIT_INTERRUPTED = 130
+_EXIT_NO_READER = 141  # as if ended by SIGPIPE
 
 _VERBOSE = "\n\n  --verbose  with any command: show errors with all frames, not only the user's"
 
@@ -90,8 +92,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0 done, 2 usage, 69 peers unreachable, 70 internal error, 75 interrupted but
-        resumable, 78 configuration error, 130 Ctrl-C.
+        resumable, 78 configuration error, 130 Ctrl-C, 141 the reader of the output has ended.
     """
+    try:
+        code = _main(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        if not _has_no_reader():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left in its buffer
+        return _EXIT_NO_READER
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help", "help"):
         print(_usage())
@@ -142,8 +156,17 @@ def _guarded(module: str, arguments: list[str]) -> int:
         if isinstance(error, OSError) and error.errno in _CANNOT_STORE:
             _print_with_notes(error)
             return EXIT_INTERNAL
+        if isinstance(error, BrokenPipeError) and _has_no_reader():
+            raise
         _print_failure(run_error(error))
         return EXIT_INTERNAL
+
+
+def _has_no_reader() -> bool:
+    """Return whether the reader of the output has ended: ``rlzmq top | head``."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)  # errors only
+    return bool(output.poll(0))
 
 
 def _print_failure(error: BaseException) -> None:

@@ -40,6 +40,7 @@ __all__ = ["TrainOptions", "apply_preset", "run"]
 # How long the current update may take before it is cancelled, so that Ctrl-C returns to the prompt within 5 s,
 # and SIGTERM ends the run within 10 s.
 _DRAIN_S: dict[int, float] = {signal.SIGINT: 2.5, signal.SIGTERM: 6.0, signal.SIGUSR1: 6.0}
+_LAST_CHECKPOINT_S = 1.0  # for the checkpoint of a run whose update did not end in that time
 _STOP_S = 2.0  # after a signal, time for all processes to stop in order before they are killed
 
 
@@ -265,7 +266,11 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
             ended_by, why = run_error(failure), "ended by an error, see below"
             directory.events.add_error(ended_by)
         except KeyboardInterrupt:
-            why = "interrupted before the current iteration ended: what was trained since the last checkpoint is lost"
+            if interrupt.num_signals == 1:
+                with contextlib.suppress(KeyboardInterrupt), interrupt.shielded():
+                    saved = algorithm.save_interrupted(_LAST_CHECKPOINT_S)
+            lost = "what was trained since the last checkpoint" if saved is None else "its data"
+            why = f"interrupted before the current update was complete: {lost} is lost"
     finally:
         if directory is not None:
             directory.close()

@@ -421,6 +421,11 @@ class BrokerPipeline(Supervisor):
                 reports.append(self._take(report, time.perf_counter() - start))
         return reports
 
+    def give_up_updates(self) -> None:
+        """Stop waiting for open updates, since the run ends."""
+        if self._driver is not None:
+            self._driver.give_up_reports()
+
     async def _unless_broken(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         try:
@@ -442,7 +447,7 @@ class BrokerPipeline(Supervisor):
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if future.done():
             return None if future.cancelled() else future.result()
-        self._driver.give_up_reports()  # the run ends, and a last checkpoint must not wait for them
+        self.give_up_updates()  # a last checkpoint must not wait for them
         for failure in failures:
             if failure.done():
                 failure.result()

@@ -98,6 +98,9 @@ class SerialPipeline:
         """Return [], since every update is complete when `run_update` returns."""
         return []
 
+    def give_up_updates(self) -> None:
+        """Do nothing, since an update that was interrupted has been undone."""
+
     def _sample(self) -> tuple[list[Any], list[dict[str, Any]]]:
         plan, runner = self._plan, self._runner
         remaining = plan.num_env_steps

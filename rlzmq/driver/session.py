@@ -128,6 +128,10 @@ class Session:
         self._num_changes_told = self.num_weight_changes
         return reports
 
+    def give_up_updates(self) -> None:
+        """Stop waiting for open updates, since the run ends."""
+        self._pipeline.give_up_updates()
+
     async def _restart(self) -> None:
         """Restart the pipeline from the learners' state, which was changed from outside."""
         await self._pipeline.restart()

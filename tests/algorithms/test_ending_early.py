@@ -19,7 +19,8 @@ from rlzmq import PPOConfig
 class Endless(gym.Env[Any, Any]):
     """Writes down that it steps and that it is closed; see `notes`.
 
-    Config: ``notes``: directory; ``length``: steps per episode, 0: no end; ``blocks``: steps never return.
+    Config: ``notes``: directory; ``length``: steps per episode, 0: no end; ``interrupts_at``: a step of the env's
+    life that is interrupted; ``blocks_from``: one from which on steps never return.
     """
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -27,7 +28,7 @@ class Endless(gym.Env[Any, Any]):
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
-        self.t = 0
+        self.t = self.num_steps = 0
 
     def note(self, what: str) -> None:
         if "notes" in self.config:
@@ -40,7 +41,11 @@ class Endless(gym.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         self.t += 1
         self.note("steps")
-        if self.config.get("blocks"):
+        self.num_steps += 1
+        if self.num_steps == self.config.get("interrupts_at"):
+            raise KeyboardInterrupt
+        if self.num_steps >= self.config.get("blocks_from", 10**9):
+            self.note("blocks")
             threading.Event().wait()
         return np.zeros(2, np.float32), 1.0, self.t == self.config.get("length", 5), False, {}
 
@@ -125,7 +130,7 @@ def test_a_round_that_was_given_up_is_followed_by_another_one(tmp_path: Path) ->
 async def test_a_runner_that_is_stopped_closes_its_env_unless_that_is_in_a_step(
     blocks: bool, tmp_path: Path
 ) -> None:
-    settings = {"notes": str(tmp_path), "length": 0, "blocks": blocks}
+    settings = {"notes": str(tmp_path), "length": 0, "blocks_from": 1 if blocks else 10**9}
     config = config_of(0, evaluation_num_env_runners=1, evaluation_config={"env_config": settings})
     async with config.build_async() as algo:
         handle = algo.eval_env_runner_group.handles[0]
@@ -136,3 +141,52 @@ async def test_a_runner_that_is_stopped_closes_its_env_unless_that_is_in_a_step(
         status = await handle.stop(timeout_s=60)
         assert status.exit_code == 0, "it ended by itself, though its call never ends"
         assert (tmp_path / "closed").exists() == (not blocks)
+
+
+def test_an_interrupted_update_is_left_out_of_the_last_checkpoint(tmp_path: Path) -> None:
+    config = config_of(0).environment(env_config={"interrupts_at": 50})
+    config.evaluation(evaluation_interval=None)
+    with config.build() as algo:
+        algo.keep_checkpoints(tmp_path / "checkpoints")
+        assert algo.save_interrupted(60.0) is None, "nothing was trained"
+        algo.train()
+        algo.train()
+        with pytest.raises(KeyboardInterrupt):
+            algo.train()
+        saved = algo.save_interrupted(60.0)
+        assert saved == tmp_path / "checkpoints" / "000002"
+        assert algo.save_interrupted(60.0) is None, "there is one of this iteration"
+        weights = algo.get_module().get_state()
+    check_resumed(config, saved, weights)
+
+
+async def test_an_update_that_never_ends_is_left_out_of_the_last_checkpoint(tmp_path: Path) -> None:
+    config = config_of(1).environment(env_config={"notes": str(tmp_path), "blocks_from": 50})
+    config.evaluation(evaluation_interval=None)
+    async with config.build_async() as algo:
+        algo.keep_checkpoints(tmp_path / "checkpoints")
+        training = asyncio.ensure_future(train_on(algo))
+        while not (tmp_path / "blocks").exists():  # noqa: ASYNC110 (another process)
+            await asyncio.sleep(0.01)
+        while algo.iteration < 2:  # noqa: ASYNC110 (its batches are on their way)
+            await asyncio.sleep(0.01)
+        training.cancel()
+        await asyncio.wait((training,))
+        saved = await algo.save_interrupted(60.0)
+        assert saved == tmp_path / "checkpoints" / "000002"
+        weights = (await algo.get_module()).get_state()
+    check_resumed(config, saved, weights)
+
+
+async def train_on(algo: Any) -> None:
+    while True:
+        await algo.train()
+
+
+def check_resumed(config: PPOConfig, saved: Path, weights: dict[str, Any]) -> None:
+    resumed = config.copy(copy_frozen=False).env_runners(num_env_runners=0).environment(env_config={})
+    with resumed.build() as algo:
+        algo.restore_from_path(saved)
+        restored = algo.get_module().get_state()
+        assert all((restored[name] == value).all() for name, value in weights.items())
+        assert algo.train()["training_iteration"] == 3

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -248,3 +251,16 @@ def test_top_says_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     assert f"rlzmq {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["presets"], ["--version"], ["train"]])
+def test_a_reader_that_has_ended_is_no_error(arguments: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        command = [sys.executable, "-m", "rlzmq", *arguments]
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=120, check=False)
+    finally:
+        os.close(writing)
+    assert "BrokenPipe" not in done.stderr.decode()
+    assert done.returncode in (141, 2), "2: usage, on stderr"
