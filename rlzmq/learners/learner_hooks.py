@@ -421,8 +421,9 @@ class LearnerHooks(LearnerRanks):
         Args:
             timesteps: The lifetime counters given to `update`.
         """
+        num_env_steps = self._clock(timesteps)
         for module_id in (*self.module.keys(), ALL_MODULES):
-            self._optimizers.update_learning_rates(module_id, self._clock(timesteps))
+            self._optimizers.update_learning_rates(module_id, num_env_steps)
 
     def log_stats(self, module_id: str, values: Mapping[str, Scalar]) -> None:
         """Log scalars of one minibatch; results are means over the last epoch.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -37,13 +37,16 @@ def auto_num_threads(config: BaseConfig, device: torch.device, modules: Iterable
     return min(_MAX_AUTO_THREADS, max(1, num_free // num_ranks))
 
 
-@contextmanager
-def torch_threads(num_threads: int | None) -> Iterator[None]:
+def torch_threads(num_threads: int | None) -> AbstractContextManager[None]:
     """Use this number of torch threads in the block and restore the number afterwards; None: no change."""
     before = torch.get_num_threads()
     if num_threads is None or num_threads == before:
-        yield
-        return
+        return nullcontext()
+    return _changed_threads(num_threads, before)
+
+
+@contextmanager
+def _changed_threads(num_threads: int, before: int) -> Iterator[None]:
     if num_threads > 1:
         _use_one_thread_in_forks()
     torch.set_num_threads(num_threads)
