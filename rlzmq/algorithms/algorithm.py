@@ -117,6 +117,7 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
     iteration: Forwarded[int] = Forwarded[int](AsyncAlgorithm, "iteration")
     training_iteration = iteration
     metrics: Forwarded[Any] = Forwarded[Any](AsyncAlgorithm, "metrics")
+    _counters: Forwarded[Any] = Forwarded[Any](AsyncAlgorithm, "_counters")  # RLlib's callbacks count in it
     accounting: Forwarded[Accounting] = Forwarded[Accounting](AsyncAlgorithm, "accounting")
     callbacks: Forwarded[Any] = Forwarded[Any](AsyncAlgorithm, "callbacks")
     env_runner: Forwarded[Any] = Forwarded[Any](AsyncAlgorithm, "env_runner")

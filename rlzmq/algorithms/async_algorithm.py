@@ -86,6 +86,7 @@ class AsyncAlgorithm:
         self._is_set_up = False
         self._is_stopped = False
         self._iterations = Iterations(config, self.session, self.metrics)
+        self._counters = self._iterations.counters
         self._evaluation = Evaluation(config, self.session, self._dispatch, self.metrics)
         self._modules = RunModules(config, self.session, self._evaluation)
         # The policies of `compute_action`, and the number of weight changes at their creation.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
@@ -164,6 +165,7 @@ class Iterations:
         num_done: Number of completed iterations.
         last_training_s: Duration of the last iteration's training in seconds; None before the first.
         results: Builds results from the reports.
+        counters: Numbers that callbacks keep under names of their own, as ``algorithm._counters`` in RLlib.
     """
 
     def __init__(self, config: BaseConfig, session: Session, metrics: MetricsLogger) -> None:
@@ -174,6 +176,7 @@ class Iterations:
         self.num_done: int = 0
         self.last_training_s: float | None = None
         self.results: ResultBuilder = ResultBuilder(config, metrics)
+        self.counters: Counter[str] = Counter()
 
     def begin(self) -> None:
         """Begin the next iteration."""
@@ -243,6 +246,7 @@ class Iterations:
             "iteration": self.num_done,
             "results": self.results.get_state(),
             "metrics": encode_supported(self._metrics.get_state()),
+            "counters": encode_supported(dict(self.counters)),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -252,3 +256,6 @@ class Iterations:
             self.results.set_state(state["results"])
         if "metrics" in state:
             self._metrics.set_state(decode(state["metrics"]))
+        if "counters" in state:
+            self.counters.clear()
+            self.counters.update(decode(state["counters"]))

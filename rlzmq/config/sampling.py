@@ -78,7 +78,7 @@ class EnvRunnersSettings:
         num_env_runners: Number of sampling processes; 0: the driver's process samples.
         create_local_env_runner: Has no effect; accepted for compatibility with RLlib. The driver has an env runner
             only if there are no others.
-        create_env_on_local_worker: Must be False; see `create_local_env_runner`.
+        create_env_on_local_worker: Has no effect; see `create_local_env_runner`.
         num_envs_per_env_runner: Number of vectorized envs in each env runner.
         gym_env_vectorize_mode: How envs are vectorized: "sync": stepped in turn; "async": one process per env;
             "vector_entry_point": the native vector version of the env.
@@ -110,9 +110,7 @@ class EnvRunnersSettings:
     env_runner_cls: type | None = None
     num_env_runners: NonNegativeInt = 0
     create_local_env_runner: bool = fixed(default=True, others=(False,))
-    create_env_on_local_worker: bool = fixed(
-        default=False, instead="the driver has an env runner only if there are no others."
-    )
+    create_env_on_local_worker: bool = fixed(default=False, others=(True,))
     num_envs_per_env_runner: PositiveInt = 1
     gym_env_vectorize_mode: Literal["sync", "async", "vector_entry_point"] = "sync"
     num_cpus_per_env_runner: NonNegative = fixed(

@@ -11,6 +11,7 @@ _MARKS = "leave it out: in RLlib it only marks a method for its readers"
 _OWN_LOOP = "config.build() and algo.train() in a loop, tune.Tuner, or the command `rlzmq train`"
 _OFFLINE = "offline_data(input_=…) reads shards, which rlzmq.replay.write_shard and `rlzmq record` write"
 _ACTING = "an application that steps by itself acts with rlzmq.Policy, or asks `rlzmq serve`"
+_OWN_SPEC = "config.get_rl_module_spec().module_class"
 _NESTED = "nested updates (meta-learning) are not supported"
 
 _INSTEAD = {
@@ -32,6 +33,21 @@ _INSTEAD = {
     "get_activation_fn": "a class of torch.nn, e.g. torch.nn.ReLU",
     "make_target_network": "copy.deepcopy(network)",
     "DEFAULT_OPTIMIZER": '"default_optimizer"',
+    "batch": "numpy.stack, for each leaf of a nested space",
+    "unbatch": "array[index], for each leaf of a nested space",
+    "flatten_space": "gymnasium.spaces.utils.flatten_space, or the FlattenObservations connector",
+    "get_base_struct_from_space": "the Dict or Tuple space itself, which has a mapping's or a sequence's methods",
+    "check": "numpy.testing.assert_allclose",
+    "check_learning_achieved": "an assert on result.metrics of a tune.Result, or `rlzmq train --stop`",
+    "pretty_print": "print(result): results print themselves in short",
+    "log_once": "warnings.warn",
+    "deprecation_warning": "warnings.warn",
+    "update_global_seed_if_necessary": "debugging(seed=…)",
+    "try_import_open_spiel": "import open_spiel",
+    "try_import_pyspiel": "import pyspiel",
+    "try_import_jax": "nothing: there is no JAX",
+    "resize": "cv2.resize, or the wrappers of gymnasium",
+    "TIME_TOTAL_S": '"time_total_s"',
     "ray": "nothing: there is no cluster to start",
     # -- types --------------------------------------------------------------------------------------
     "TensorType": "torch.Tensor",
@@ -69,6 +85,12 @@ _INSTEAD = {
     "EnvRunnerServerForExternalInference": _ACTING,
     # -- modules and learners -----------------------------------------------------------------------
     "PPOTorchRLModule": "DefaultPPOTorchRLModule",
+    **dict.fromkeys(
+        ("DefaultBCTorchRLModule", "BCTorchRLModule", "IMPALATorchRLModule"), "DefaultPPOTorchRLModule"
+    ),
+    **dict.fromkeys(
+        ("DefaultDQNTorchRLModule", "DefaultSACTorchRLModule", "DefaultAPPOTorchRLModule"), _OWN_SPEC
+    ),
     "Encoder": _NETWORKS,
     "TorchModel": _NETWORKS,
     "ModelConfig": _NETWORKS,

@@ -91,7 +91,9 @@ class RLModule:
         self.model_config: dict[str, Any] = model_config_to_dict(model_config)
         self.module_id = ""
         self._is_stateful: bool | None = None
-        for name in ("_forward", "_forward_inference", "_forward_exploration", "_forward_train"):
+        passes = ("_forward_inference", "_forward_exploration", "_forward_train")
+        calls_forward = any(getattr(type(self), name) is getattr(RLModule, name) for name in passes)
+        for name in ("_forward", *passes) if calls_forward else passes:
             check_takes(getattr(self, name), f"{type(self).__name__}.{name}", "batch")
         self.setup()
 

@@ -83,6 +83,8 @@ _INSTEAD = {
     "ExperimentAnalysis": "the ResultGrid that Tuner.fit() returns",
     "SyncConfig": "RunConfig(storage_path=…), a directory",
     "JupyterNotebookReporter": "CLIReporter",
+    "ProgressReporter": "CLIReporter, or a tune.Callback",
+    "registry": "tune.register_env, tune.register_trainable, and an algorithm's class itself, e.g. rlzmq.PPO",
 }
 
 if not TYPE_CHECKING:  # a name that is not there is an error to a type checker, too

@@ -79,6 +79,7 @@ def test_a_value_without_effect_is_refused_where_it_is_given() -> None:
             torch_compile_learner_what_to_compile="complete_update"
         ).validate()
     PPOConfig().env_runners(create_local_env_runner=False, num_gpus_per_env_runner=0)
+    PPOConfig().env_runners(create_env_on_local_worker=True)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Self
 
 import gymnasium as gym
@@ -19,6 +20,7 @@ from rlzmq import (
     NotProvided,
     PPOConfig,
     PPOTorchLearner,
+    RLlibCallback,
     RLModuleSpec,
     TorchLearner,
     TorchRLModule,
@@ -107,6 +109,28 @@ def test_an_algorithms_setup_may_be_overridden() -> None:
     with PPOConfig(algo_class=WithMore).environment("CartPole-v1").training(lr=0.25).build() as algo:
         assert isinstance(algo, WithMore)
         assert list(algo.num_learners) == [0.25]
+
+
+def test_callbacks_keep_numbers_in_the_algorithms_counters_and_checkpoints_hold_them(tmp_path: Path) -> None:
+    class NextTask(RLlibCallback):
+        def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
+            algorithm._counters["task"] = 3
+
+        def on_train_result(self, *, algorithm: Any, **kwargs: Any) -> None:
+            algorithm._counters["task"] += 1
+            algorithm._counters["changes"] += 1
+
+    config = (
+        PPOConfig().environment("CartPole-v1").training(train_batch_size_per_learner=40, minibatch_size=40)
+    )
+    with config.copy().callbacks(NextTask).build() as algo:
+        algo.train()
+        path = algo.save_to_path(tmp_path / "checkpoint")
+    with config.build() as other:
+        assert other._counters["task"] == 0
+        other._counters["mine"] = 1
+        other.restore_from_path(path)
+        assert other._counters == {"task": 4, "changes": 1}
 
 
 def test_a_method_that_only_rllib_calls_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:

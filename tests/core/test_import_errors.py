@@ -42,6 +42,16 @@ ONLY_PPO = "rlzmq 0.1.0 has no {}. Its algorithms: APPO, BC, CQL, DQN, IMPALA, I
             "cannot import name 'try_import_torch' from 'rlzmq'. It is RLlib's; instead: import torch.",
         ),
         (
+            "from rlzmq import flatten_space",
+            "cannot import name 'flatten_space' from 'rlzmq'. It is RLlib's; instead: "
+            "gymnasium.spaces.utils.flatten_space, or the FlattenObservations connector.",
+        ),
+        (
+            "from rlzmq import DefaultBCTorchRLModule",
+            "cannot import name 'DefaultBCTorchRLModule' from 'rlzmq'. It is RLlib's; "
+            "instead: DefaultPPOTorchRLModule.",
+        ),
+        (
             "from rlzmq import DQNTorchLearner",
             "cannot import name 'DQNTorchLearner' from 'rlzmq'. It is RLlib's; instead: DQNLearner.",
         ),

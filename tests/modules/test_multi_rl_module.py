@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlzmq.core.errors import ConfigurationError
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.rl_module import TorchRLModule
@@ -37,6 +38,44 @@ def test_each_module_gets_its_part_of_the_batch_and_unknown_ids_are_left_out() -
         assert out["a"]["action_dist_inputs"].shape == (1, 2)
         assert out["b"]["action_dist_inputs"].shape == (5, 3)
     assert module.forward_train({}) == {}
+
+
+class OneForwardForAll(MultiRLModule):
+    """A `_forward` that its own methods call, with an argument of its own, as in RLlib's shared encoder."""
+
+    def _forward(self, batch: dict[str, Any], method: str, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        return {
+            mid: getattr(self[mid], method)(part, **kwargs) | {"by": method} for mid, part in batch.items()
+        }
+
+    def _forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return self._forward(batch, "_forward_inference", **kwargs)
+
+    def _forward_exploration(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return self._forward(batch, "_forward_exploration", **kwargs)
+
+    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return self._forward(batch, "_forward_train", **kwargs)
+
+
+def test_a_forward_that_no_other_method_calls_has_any_signature() -> None:
+    module = multi(multi_rl_module_class=OneForwardForAll)
+    batch = {"a": {"obs": torch.randn(2, 4)}}
+    for method in ("inference", "exploration", "train"):
+        assert getattr(module, f"forward_{method}")(batch)["a"]["by"] == f"_forward_{method}"
+
+
+def test_a_forward_that_is_called_must_take_a_batch() -> None:
+    class TakesTwo(TorchRLModule):
+        def _forward(self, batch: Any, method: Any) -> Any: ...
+
+        def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+            return {}
+
+    with pytest.raises(
+        ConfigurationError, match=r"TakesTwo\._forward: .*missing a required argument: 'method'"
+    ):
+        spec(module_class=TakesTwo).build()
 
 
 def test_a_missing_output_names_the_module() -> None:

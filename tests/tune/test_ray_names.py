@@ -120,6 +120,10 @@ def test_missing_names_say_what_to_use() -> None:
         tune.run(score)  # type: ignore[attr-defined]
     with pytest.raises(ImportError, match=r"no attribute 'run'. Instead: tune.Tuner\("):
         exec("from rlzmq.tune import run")
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'registry'. Instead: tune.register_env, .*rlzmq.PPO"
+    ):
+        tune.registry.register_env("env", lambda context: None)  # type: ignore[attr-defined]
     with pytest.raises(ImportError, match=r"A trial's cores are fixed: tune.with_resources"):
         exec("from rlzmq.tune.schedulers import ResourceChangingScheduler")
     with pytest.raises(ImportError, match="Did you mean 'ASHAScheduler'"):
