@@ -361,6 +361,8 @@ class LearnerSupervisor(Supervisor):
             self._check_enough(len(self._handles) + (len(self._ready) if went_back else 0))
             ready = self._take_ready()
             members = [*self._handles, *ready]
+            if not members:
+                continue  # the only replacement has died in the meantime
             try:
                 await self.prepare_all(members)
                 # Ranks that received another state train nothing before the broker knows the new lineage.

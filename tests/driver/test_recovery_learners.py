@@ -256,6 +256,32 @@ async def test_the_death_of_all_learners_goes_back_to_the_last_state_that_the_dr
     assert result["fault_tolerance"]["num_learner_rollbacks"] == 1
 
 
+async def test_a_replacement_of_the_last_rank_may_die_before_it_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with small(1, 1).build_async() as algo:
+        await algo.train()
+        await algo.train()
+        supervisor, killed = algo.learner_group.supervisor, []
+        start_over = supervisor._start_over
+
+        async def start_over_and_lose() -> None:
+            await start_over()
+            if not killed:
+                killed.extend(supervisor._ready)
+                for handle in killed:
+                    await kill(handle)
+
+        monkeypatch.setattr(supervisor, "_start_over", start_over_and_lose)
+        await kill(algo.learner_group.handles[0])
+        for _ in range(2):
+            result = await algo.train()
+        assert len(killed) == 1
+    account = result["accounting"]
+    assert account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
+    assert result["fault_tolerance"]["num_learner_restarts"] >= 1
+
+
 async def test_direct_updates_go_on_with_the_survivors() -> None:
     async with small(2, 2).build_async() as algo:
         group = algo.learner_group
