@@ -53,6 +53,13 @@ class DerivedValues(ConfigValues):
         return not self.is_online
 
     @property
+    def enable_rl_module_and_learner(self) -> bool:
+        """Whether RLlib's new API stack is used: always."""
+        return True
+
+    enable_env_runner_and_connector_v2 = enable_rl_module_and_learner
+
+    @property
     def is_multi_agent(self) -> bool:
         """Whether there are modules besides "default_policy". Learner-only modules do not count."""
         ids = self.module_ids

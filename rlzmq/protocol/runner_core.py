@@ -228,7 +228,10 @@ class RunnerCore(PeerCore):
             batch=event.batch,
             env_steps=event.env_steps,
         )
-        frames = tuple(encode_fragment(fragment, event.arrays, event.meta))
+        try:
+            frames = tuple(encode_fragment(fragment, event.arrays, event.meta))
+        except WireError as error:  # not the fault of a received message, which a link would only refuse
+            raise ValueError(f"A sampled fragment cannot be sent: {error}") from error
         num_bytes = sum(memoryview(frame).nbytes for frame in frames)
         self._kept[fragment.seq] = _Kept(
             fragment, frames, num_bytes, now if self.is_welcome else float("-inf")

@@ -92,6 +92,11 @@ def test_the_module_spec_is_the_default_one_until_it_is_set() -> None:
     assert PPOConfig().rl_module(rl_module_spec=spec).rl_module_spec is spec
 
 
+def test_a_config_tells_that_the_stack_is_the_new_one() -> None:
+    config = PPOConfig().api_stack(True, True)
+    assert (config.enable_rl_module_and_learner, config.enable_env_runner_and_connector_v2) == (True, True)
+
+
 def test_training_takes_what_learners_takes() -> None:
     config = PPOConfig().training(
         learner_config_dict={"my_setting": 1}, add_default_connectors_to_learner_pipeline=False

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 
 from rlzmq import Algorithm, EnvRunnerGroup, PPOConfig, StatsBase
@@ -71,6 +73,31 @@ def test_timers_and_custom_stats_are_in_results_and_checkpoints(num_env_runners:
     assert "env_reset_timer" not in result  # that was in the first iteration
     with Algorithm.from_checkpoint(path, config=make_config(num_env_runners)) as restored:
         assert restored.metrics.peek(("env_runners", "runners")) == result["runners"]
+
+
+class OneStep(gym.Env[Any, Any]):
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, **kwargs: Any) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.float32), 1.0, True, False, {}
+
+
+def log_a_video(*, metrics_logger: Any, **kwargs: Any) -> None:
+    metrics_logger.log_value("video", np.full((30, 3, 40, 60), 7, np.uint8), reduce="item_series")
+
+
+def test_what_a_fragment_reports_may_be_larger_than_a_messages_header() -> None:
+    config = make_config(1).environment(OneStep).callbacks(on_sample_end=log_a_video)
+    config.training(train_batch_size_per_learner=8000, minibatch_size=8000)
+    with config.build() as algo:
+        result = algo.train()["env_runners"]
+    assert result["video"][0].shape == (30, 3, 40, 60)
+    assert (result["video"][0] == 7).all()
+    assert result["num_episodes"] == 8000
 
 
 def test_a_group_without_a_run_has_what_callbacks_logged_in_its_own_metrics() -> None:

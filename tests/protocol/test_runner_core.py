@@ -10,6 +10,7 @@ from core_fakes import TIMERS, instructions_in, messages_in, publication, receiv
 from rlzmq.protocol import events as E
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.wire import messages as m
+from rlzmq.wire.errors import WireError
 
 
 def _runner(*, is_welcome: bool = True, **options) -> RunnerCore:
@@ -341,6 +342,16 @@ def test_what_is_at_work_is_the_only_thing_that_can_end():
     for event in (E.FragmentSampled(2, 20, 1, 0), E.LeaseFailed(2, "x")):
         with pytest.raises(ValueError, match="lease 2"):
             core.handle(event, 0.0)
+
+
+def test_a_fragment_that_does_not_fit_into_a_message_is_no_refused_message():
+    core = _ready()
+    receive(core, _lease(1))
+    with pytest.raises(
+        ValueError, match="fragment cannot be sent: a header has at most 65536 bytes"
+    ) as caught:
+        _sampled(core, batch={"meta": "x" * 70_000})
+    assert not isinstance(caught.value, WireError)
 
 
 def test_who_is_leaving_takes_no_more_leases_and_waits_until_all_is_accepted():

@@ -43,6 +43,9 @@ from rlzmq.wire.values import unpack_blob
 
 __all__ = ["IdleTime", "RunnerLink"]
 
+# The driver reads these from the meta frame. A header is small, and they may be large: images, thousands of episodes.
+_ONLY_IN_META_FRAME = frozenset({"connector_delta", "custom_metrics", "episode_metrics", "timers"})
+
 
 class IdleTime:
     """Divides the time between two leases: delivery of the fragment, weights that are still missing, and the rest.
@@ -248,6 +251,8 @@ class RunnerLink(PeerLink):
             env_steps: tuple[int, ...] = ()
             if lease.by_env:
                 batch, env_steps = by_env(batch, runner.num_envs)
+            meta = batch.meta
+            batch.meta = {name: value for name, value in meta.items() if name not in _ONLY_IN_META_FRAME}
             header, arrays = batch.to_wire()
             if self._segments is not None:
                 arrays = self._segments.put(arrays)
@@ -264,7 +269,7 @@ class RunnerLink(PeerLink):
                 connector_version=lease.connector_version,
                 batch=header,
                 arrays=arrays,
-                meta=batch.meta,
+                meta=meta,
                 env_steps=env_steps,
             )
 
