@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.files import lock_file
 from rlzmq.core.suggest import did_you_mean
 
 __all__ = [
@@ -132,7 +132,6 @@ class AddressLock:
 
     def __init__(self, path: Path, fd: int) -> None:
         self._path = path
-        self._lock_path = Path(f"{path}.lock")
         self._fd = fd
 
     @classmethod
@@ -145,38 +144,24 @@ class AddressLock:
         path = ipc_path(address)
         if path is None:
             return None
-        lock_path = Path(f"{path}.lock")
-        while True:
-            try:
-                fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            except OSError as error:
-                raise ConfigurationError(f"cannot listen on {address}: {error.strerror}") from error
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-                os.close(fd)
-                raise ConfigurationError(
-                    f"{address} is in use by process {holder}: stop it, or choose another run directory"
-                ) from None
-            if _is_same_file(fd, lock_path):
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, str(os.getpid()).encode(), 0)
-                return cls(path, fd)
-            os.close(fd)  # its last holder removed the file between open and lock, so try again
+        try:
+            fd = lock_file(Path(f"{path}.lock"))
+        except BlockingIOError as error:
+            holder = error.strerror or "unknown"
+            raise ConfigurationError(
+                f"{address} is in use by process {holder}: stop it, or choose another run directory"
+            ) from None
+        except OSError as error:
+            raise ConfigurationError(f"cannot listen on {address}: {error.strerror}") from error
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        return cls(path, fd)
 
     def release(self) -> None:
         """Release the path after its socket was closed. Idempotent."""
         if self._fd < 0:
             return
         self._path.unlink(missing_ok=True)  # libzmq does not remove it
-        self._lock_path.unlink(missing_ok=True)
+        Path(f"{self._path}.lock").unlink(missing_ok=True)
         os.close(self._fd)
         self._fd = -1
-
-
-def _is_same_file(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import shutil
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from rlzmq.core.addresses import MAX_IPC_PATH_BYTES
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.files import lock_file
 
 __all__ = [
     "SocketDirectory",
@@ -51,8 +51,7 @@ class SocketDirectory:
     def __init__(self, base: str | os.PathLike[str] | None = None) -> None:
         self.path: Path = _make_directory(base)
         self._pid = os.getpid()
-        self._lock_fd = os.open(self.path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+        self._lock_fd = lock_file(self.path / _LOCK_NAME)
 
     def address(self, name: str) -> str:
         """Return the ipc address of the socket ``name`` in this directory.
@@ -128,16 +127,11 @@ def _remove_if_stale(path: Path) -> None:
             return
         if time.time() - status.st_mtime < _STALE_AGE_S:  # its owner may not have taken the lock yet
             return
-        fd = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = lock_file(path / _LOCK_NAME, create=False)
     except OSError:
         return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path, ignore_errors=True)
-    except BlockingIOError:
-        pass
-    finally:
-        os.close(fd)
+    shutil.rmtree(path, ignore_errors=True)
+    os.close(fd)
 
 
 _KEY = "tempdir"

@@ -9,7 +9,6 @@ An incomplete record (after a kill or a power failure) ends its file.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import struct
@@ -20,7 +19,7 @@ from typing import BinaryIO
 
 from rlzmq.core import faults
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.files import make_directories, write_all
+from rlzmq.core.files import lock_file, make_directories, write_all
 from rlzmq.wire.codec import Buffer
 
 __all__ = ["create_file", "lock_directory", "map_file", "read_records", "write_record"]
@@ -37,17 +36,13 @@ def lock_directory(directory: Path, setting: str) -> int:
     """
     try:
         make_directories(directory, mode=0o700)
-        lock = os.open(directory / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigurationError(f"config.{setting}={str(directory)!r} cannot be used: {error}.") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
+        return lock_file(directory / "lock")
+    except BlockingIOError:
         raise ConfigurationError(
             f"config.{setting}={str(directory)!r} is in use by another run. Give each run its own directory."
         ) from None
-    return lock
+    except OSError as error:
+        raise ConfigurationError(f"config.{setting}={str(directory)!r} cannot be used: {error}.") from None
 
 
 def create_file(path: Path, *, is_new: bool = False) -> BinaryIO:

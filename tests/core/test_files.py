@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlzmq.core.checkpoint_series import CheckpointSeries
-from rlzmq.core.files import make_directories, write_text
+from rlzmq.core.files import lock_file, make_directories, write_text
 from rlzmq.telemetry.run_directory import RunDirectory
 
 
@@ -48,3 +49,43 @@ def test_a_directory_that_is_a_file_is_an_error_and_one_that_exists_is_none(tmp_
     (tmp_path / "file").touch()
     with pytest.raises(FileExistsError):
         make_directories(tmp_path / "file")
+
+
+def test_a_locked_file_is_refused_with_its_holders_words_and_free_when_closed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    fd = lock_file(path)
+    try:
+        os.write(fd, b"pid 7\x1b[2J\n")
+        with pytest.raises(BlockingIOError) as caught:
+            lock_file(path)
+        assert caught.value.strerror == r"pid 7\x1b[2J"
+    finally:
+        os.close(fd)
+    os.close(lock_file(path, create=False))
+
+
+def test_a_lock_is_that_of_the_file_that_others_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last holder removes the file between our opening and our lock."""
+    path = tmp_path / "lock"
+    lock_now = fcntl.flock
+
+    def removed_meanwhile(fd: int, how: int) -> None:
+        monkeypatch.setattr("fcntl.flock", lock_now)
+        path.unlink()
+        lock_now(fd, how)
+
+    monkeypatch.setattr("fcntl.flock", removed_meanwhile)
+    fd = lock_file(path)
+    try:
+        assert os.path.samestat(os.fstat(fd), path.stat())
+    finally:
+        os.close(fd)
+
+
+def test_no_lock_is_taken_through_a_link_or_made_where_none_is_wanted(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with pytest.raises(OSError, match="symbolic links"):
+        lock_file(tmp_path / "link")
+    with pytest.raises(FileNotFoundError):
+        lock_file(tmp_path / "none", create=False)
+    assert not (tmp_path / "target").exists()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import time
 from pathlib import Path
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.printable import printable
+from rlzmq.core.files import lock_file
 
 __all__ = ["RunLock"]
 
@@ -37,22 +36,18 @@ class RunLock:
         """
         path = join_file.absolute().with_name(f"{join_file.stem}.broker.lock")
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            text = _words(fd)
-            os.close(fd)
+            fd = lock_file(path)
+        except BlockingIOError as error:
+            text = (error.strerror or "").split()  # incarnation, pid and host that the newest broker wrote
             who = f"process {text[1]} on {text[2]}" if len(text) == 3 else "another process"
             raise ConfigurationError(
                 f"{who} is already the broker of this run ({path} is locked): end it first, or choose another "
                 "--join-file for another run"
             ) from None
-        text = _words(fd)  # read again under the lock: another broker may have run since the file was opened
-        before = int(text[0]) if text and text[0].isdigit() else 0
-        incarnation = max(before + 1, int(time.time() * 1000))
+        except OSError as error:
+            raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
+        before, *_ = os.pread(fd, 32, 0).split() or [b""]
+        incarnation = max(int(before) + 1 if before.isdigit() else 1, int(time.time() * 1000))
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{incarnation} {os.getpid()} {socket.gethostname()}\n".encode(), 0)
         os.fsync(fd)
@@ -63,8 +58,3 @@ class RunLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-def _words(fd: int) -> list[str]:
-    """Return the incarnation, pid and host that the newest broker wrote."""
-    return printable(os.pread(fd, 512, 0).decode(errors="replace"), keep=" \n").split()
