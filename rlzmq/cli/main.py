@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         code = _main(arguments)
-        sys.stdout.flush()
+        print(end="", flush=True)  # nothing if the output was closed from the start
         return code
     except BrokenPipeError:
         if not _has_no_reader():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -264,3 +265,9 @@ def test_a_reader_that_has_ended_is_no_error(arguments: list[str]) -> None:
         os.close(writing)
     assert "BrokenPipe" not in done.stderr.decode()
     assert done.returncode in (141, 2), "2: usage, on stderr"
+
+
+def test_an_output_that_is_closed_from_the_start_is_no_error() -> None:
+    command = f"exec {shlex.quote(sys.executable)} -m rlzmq presets >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr.decode()
