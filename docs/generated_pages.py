@@ -97,11 +97,14 @@ def _names_page(topic: str, names: list[str]) -> str:
 
 def _directive(name: str) -> str:
     value = getattr(rlzmq, name)
-    if inspect.isclass(value):
+    if inspect.isclass(value) and value.__module__.startswith("rlzmq"):
         stops = [base.__name__ for base in value.__mro__[1:] if base.__name__ in rlzmq.__all__]
         stops += [stop for stop in OUTSIDE if stop != value.__name__]
         lines = [f".. autoclass:: rlzmq.{name}", "   :members:", "   :show-inheritance:"]
         return "\n".join([*lines, f"   :inherited-members: {', '.join(stops)}", ""])
+    if not inspect.isfunction(value) and not type(value).__module__.startswith("rlzmq"):
+        shown = value.__name__ if inspect.isclass(value) else str(value)
+        return f".. py:data:: rlzmq.{name}\n\n   An alias of ``{shown}``, for annotations.\n"
     kind = "autofunction" if inspect.isfunction(value) else "autodata"
     return f".. {kind}:: rlzmq.{name}\n"
 

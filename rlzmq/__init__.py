@@ -40,6 +40,16 @@ if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `
     from rlzmq.algorithms.marwil.marwil_learner import MARWILLearner as MARWILLearner
     from rlzmq.algorithms.policy import Policy as Policy
     from rlzmq.algorithms.ppo import PPO as PPO, PPOConfig as PPOConfig
+    from rlzmq.algorithms.rllib_helpers import (
+        AgentID as AgentID,
+        EpisodeType as EpisodeType,
+        ModuleID as ModuleID,
+        ResultDict as ResultDict,
+        StateDict as StateDict,
+        TensorType as TensorType,
+        get_trainable_cls as get_trainable_cls,
+        try_import_torch as try_import_torch,
+    )
     from rlzmq.algorithms.sac import SAC as SAC, SACConfig as SACConfig
     from rlzmq.algorithms.sac.sac_learner import SACLearner as SACLearner
     from rlzmq.algorithms.tqc import TQC as TQC, TQCConfig as TQCConfig

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, overload
+from pathlib import Path
+from typing import Any, Self, overload
 
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.explain import explain_pipeline
@@ -48,6 +49,26 @@ class ConnectorPipelineV2(PiecesByName):
             path and so reduces the sampling speed.
         after_piece: Called with each piece's name and the batch that it returned, for debugging; None: off.
     """
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path, *args: Any, **kwargs: Any) -> Self:
+        """Create a pipeline of the pieces given as ``connectors=`` with their states from a checkpoint.
+
+        Args:
+            path: See `restore_from_path`.
+            args, kwargs: The constructor's arguments.
+
+        Raises:
+            ConfigurationError: No pieces are given.
+            CheckpointError: The checkpoint has no states of pieces.
+        """
+        if not kwargs.get("connectors"):
+            raise ConfigurationError(
+                f"{cls.__name__}.from_checkpoint({str(path)!r}): a checkpoint has the states of connector pieces, not "
+                "their code. Give the pieces (connectors=[…]), or act with rlzmq.Policy.from_checkpoint(checkpoint), "
+                "which has the module and all connectors of the run."
+            )
+        return super().from_checkpoint(path, *args, **kwargs)
 
     def __init__(
         self,

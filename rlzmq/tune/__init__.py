@@ -84,7 +84,7 @@ _INSTEAD = {
     "SyncConfig": "RunConfig(storage_path=…), a directory",
     "JupyterNotebookReporter": "CLIReporter",
     "ProgressReporter": "CLIReporter, or a tune.Callback",
-    "registry": "tune.register_env, tune.register_trainable, and an algorithm's class itself, e.g. rlzmq.PPO",
+    "registry": "tune.register_env, tune.register_trainable, and rlzmq.get_trainable_cls",
 }
 
 if not TYPE_CHECKING:  # a name that is not there is an error to a type checker, too

@@ -51,6 +51,9 @@ class Checkpoint:
         shutil.copytree(self.path, target, dirs_exist_ok=True)
         return target
 
+    def __fspath__(self) -> str:
+        return self.path
+
     @contextlib.contextmanager
     def as_directory(self) -> Iterator[str]:
         """Return a context manager that yields the directory's path, for reading."""

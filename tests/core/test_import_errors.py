@@ -38,8 +38,9 @@ ONLY_PPO = "rlzmq 0.1.0 has no {}. Its algorithms: APPO, BC, CQL, DQN, IMPALA, I
             "No module named 'rlzmq.algorithms.dreamerv3': " + ONLY_PPO.format("DreamerV3"),
         ),
         (
-            "from rlzmq import try_import_torch",
-            "cannot import name 'try_import_torch' from 'rlzmq'. It is RLlib's; instead: import torch.",
+            "from rlzmq import convert_to_torch_tensor",
+            "cannot import name 'convert_to_torch_tensor' from 'rlzmq'. It is RLlib's; instead: "
+            "torch.as_tensor(array).",
         ),
         (
             "from rlzmq import flatten_space",
