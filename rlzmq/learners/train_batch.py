@@ -16,7 +16,6 @@ from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.learners.fused_batch import fused_columns, transition_columns
-from rlzmq.learners.replay_source import REPLAY_KEY
 from rlzmq.replay.transitions import Transitions
 
 __all__ = ["TrainBatch", "TrainBatchBuilder"]
@@ -203,16 +202,12 @@ def _num_trained_env_steps(episodes: EpisodeBatch | MultiAgentEpisodeBatch) -> i
         else [(rows.episode, rows.batch) for rows in episodes.rows]
     )
     num_trained = np.zeros(len(episodes), np.int64)
-    of_groups = []
     for episode, batch in groups:
         mask = batch.columns.get(Columns.LOSS_MASK)
         of_chunks = batch.length
         if mask is not None:
             of_chunks = np.bincount(batch.step_chunks()[mask[batch.step_slots()]], minlength=len(batch))
         np.maximum.at(num_trained, episode, of_chunks)
-        of_groups.append(int(of_chunks.sum()))
-    if all(REPLAY_KEY in batch.columns for batch in batches):
-        return max(of_groups)  # modules are drawn independently, so items side by side share no env steps
     return int(num_trained.sum())
 
 

@@ -239,10 +239,10 @@ class EpisodeReplayBuffer:
         γ^n_step is the correct factor of a bootstrapped value in every row.
 
         With a larger ``batch_length_T`` each item is a sequence of at most that many steps, shorter only at the
-        end of the stored part of an episode, or as the last one of `num_items` steps.
+        end of the stored part of an episode.
 
         Args:
-            num_items: Number of transitions; for sequences their total number of steps.
+            num_items: Number of transitions; for sequences the total number of steps, rounded up to full sequences.
             batch_size_B: Number of items, instead of `num_items`; None: as constructed.
             batch_length_T: Steps per item; None: as constructed.
             n_step: n >= 1, or a range (least, most), inclusive, from which n is drawn per item. Transitions only.
@@ -268,13 +268,15 @@ class EpisodeReplayBuffer:
         length = self.batch_length_T if batch_length_T is None else batch_length_T
         num = self._num_to_draw(num_items, batch_size_B, length)
         self._check_sample(n_step, length)
+        starts = self._draw(num, rng)
+        if min_batch_length_T > 1:
+            starts = self._redraw_short(starts, min(min_batch_length_T, length), rng)
         if length == 1:
-            drawn = self._transitions(self._draw(num, rng), n_step, drawn_n(n_step, num, rng), gamma, beta)
+            drawn = self._transitions(starts, n_step, drawn_n(n_step, num, rng), gamma, beta)
             return self._filled(drawn, drawn.slots(), include_infos, include_extra_model_outputs)
-        path = self._paths(num, length, min_batch_length_T, rng)
-        if num_items is not None:
-            path = self._with_steps(path, num_items, min_batch_length_T, rng)
-        return self._filled(*self._sequences(path, lookback), include_infos, include_extra_model_outputs)
+        return self._filled(
+            *self._sequences(starts, length, lookback), include_infos, include_extra_model_outputs
+        )
 
     def sample_transitions(
         self,
@@ -343,25 +345,6 @@ class EpisodeReplayBuffer:
     def _weights(self, slots: IntArray, beta: float) -> NDArray[np.float32]:
         return np.ones(len(slots), np.float32)
 
-    def _paths(self, num: int, length: int, least: int, rng: np.random.Generator) -> IntArray:
-        """Draw sequences; return the slots of their observations, see `_walk`."""
-        starts = self._draw(num, rng)
-        if least > 1:
-            starts = self._redraw_short(starts, min(least, length), rng)
-        return self._walk(starts, length)
-
-    def _with_steps(self, path: IntArray, num_steps: int, least: int, rng: np.random.Generator) -> IntArray:
-        """Draw further sequences up to `num_steps` steps, and cut the last one there, to no less than `least`."""
-        length = path.shape[1] - 1
-        while (num := int((path[:, 1:] != NONE).sum())) < num_steps:
-            num_more = -(-(num_steps - num) * len(path) // num)
-            path = np.concatenate([path, self._paths(num_more, length, least, rng)])
-        ends = (path[:, 1:] != NONE).sum(axis=1).cumsum()
-        last = int(np.searchsorted(ends, num_steps))
-        kept = num_steps - (int(ends[last - 1]) if last else 0)
-        path[last, max(kept, min(least, length)) + 1 :] = NONE
-        return path[: last + 1]
-
     def _redraw_short(self, starts: IntArray, least: int, rng: np.random.Generator) -> IntArray:
         """Redraw starts of sequences with fewer than `least` steps."""
         for _ in range(_MOST_REDRAWS):
@@ -421,9 +404,10 @@ class EpisodeReplayBuffer:
             self._actual_n_steps.extend(of_samples)
         return Transitions(store, starts, last, values, first_item=self._note_items(len(starts)))
 
-    def _sequences(self, path: IntArray, lookback: int) -> tuple[EpisodeBatch, IntArray]:
+    def _sequences(self, starts: IntArray, length: int, lookback: int) -> tuple[EpisodeBatch, IntArray]:
         """Return sequences without the stored columns, and the slot of each of their columns' rows."""
-        store, starts = self._store, path[:, 0]
+        store = self._store
+        path = self._walk(starts, length)
         before = np.empty((len(starts), lookback), np.int64)
         slots = starts
         for k in range(lookback - 1, -1, -1):

@@ -319,8 +319,10 @@ def test_modules_of_several_agents_get_sequences_from_their_own_agents_steps() -
         for name, column in expected.columns["default_policy"].items():
             assert tree_equal(columns[name], column), name
         assert train_batch.num_module_steps[agent] == expected.num_module_steps["default_policy"]
-    # The agents' sequences are drawn independently, so those side by side share no env steps.
-    assert train_batch.num_env_steps == max(train_batch.num_module_steps.values())
+    assert train_batch.num_env_steps == sum(
+        max(int(train_batch.columns[agent][Columns.LOSS_MASK][item].sum()) for agent in "ab")
+        for item in range(len(batch))
+    )
     learner._builder.use_fused_path = False
     generic = learner._builder.build(episodes=batch)
     for agent in "ab":
@@ -339,8 +341,7 @@ def test_modules_with_and_without_state_are_trained_together() -> None:
     assert all(np.isfinite(results[module_id]["qf_loss"]) for module_id in "ab")
     (batch,) = learner.source.batches(1, np.random.default_rng(0))
     columns = learner._builder.build(episodes=batch).columns
-    assert columns["a"][Columns.OBS].shape[1:] == (LONGEST, 2)  # up to 3 steps each, after a burn-in
-    assert int(columns["a"][Columns.LOSS_MASK].sum()) == 12
+    assert columns["a"][Columns.OBS].shape == (4, LONGEST, 2)  # 12 steps in sequences of 3 and a burn-in
     assert columns["b"][Columns.OBS].shape == (12, 2)
     buffers = learner.source.buffer.buffers
     assert Columns.STATE_OUT in buffers["a"]._store.columns

@@ -272,21 +272,6 @@ def test_sequences_with_lookback_come_from_the_episodes() -> None:
         assert len(episode) == 8 or episode.is_terminated
 
 
-@pytest.mark.parametrize(("num_items", "length"), [(32, 20), (3, 8), (40, 8), (1, 2)])
-def test_sequences_have_as_many_steps_as_asked_for_wherever_episodes_end(num_items: int, length: int) -> None:
-    buffer = EpisodeReplayBuffer(1000, seed=3)
-    for e, num_steps in enumerate((1, 2, 3, 30)):
-        buffer.add(episode_of(e, 0, num_steps, terminated=True))
-    for _ in range(50):
-        batch = buffer.sample(num_items, batch_length_T=length)
-        assert batch.num_env_steps == batch.length.sum() == num_items
-        assert 1 <= batch.length.min() <= batch.length.max() <= length
-        last = batch[len(batch) - 1]
-        e, t = divmod(int(last.get_observations(0)), 1000)
-        assert last.is_terminated == (t + len(last) == (1, 2, 3, 30)[e]), "a sequence that was cut goes on"
-    assert buffer.get_sampled_timesteps() == 50 * num_items
-
-
 def test_too_short_episodes_are_an_error_and_no_endless_loop() -> None:
     buffer = EpisodeReplayBuffer(1000, seed=3)
     with pytest.raises(ValueError, match="empty"):
