@@ -121,7 +121,8 @@ def test_missing_names_say_what_to_use() -> None:
     with pytest.raises(ImportError, match=r"no attribute 'run'. Instead: tune.Tuner\("):
         exec("from rlzmq.tune import run")
     with pytest.raises(
-        AttributeError, match=r"no attribute 'registry'. Instead: tune.register_env, .*rlzmq.PPO"
+        AttributeError,
+        match=r"no attribute 'registry'. Instead: tune.register_env, .*rlzmq.get_trainable_cls",
     ):
         tune.registry.register_env("env", lambda context: None)  # type: ignore[attr-defined]
     with pytest.raises(ImportError, match=r"A trial's cores are fixed: tune.with_resources"):
