@@ -1,4 +1,4 @@
-"""Digests of all weights after 20 PPO updates: MLP, LSTM, MeanStdFilter, two modules; serial and 1 runner × 1 learner.
+"""Digests of all weights after 20 updates, serial and 1 runner × 1 learner: four PPO runs, APPO, DQN, SAC and BC.
 
     python scripts/digests.py                # a line per case; fails if serial and distributed weights differ
     python scripts/digests.py --only lstm
@@ -10,13 +10,25 @@ trained. The digests depend on torch's version and on the CPU.
 from __future__ import annotations
 
 import argparse
+import atexit
+import functools
 import hashlib
+import shutil
 import sys
+import tempfile
 from typing import Any
 
 import numpy as np
 
-from rlzmq import MeanStdFilter, PPOConfig
+from rlzmq import (
+    AlgorithmConfig,
+    APPOConfig,
+    BCConfig,
+    DQNConfig,
+    MeanStdFilter,
+    PPOConfig,
+    SACConfig,
+)
 from rlzmq.envs.examples import MultiAgentCartPole
 
 NUM_UPDATES = 20
@@ -31,7 +43,11 @@ def map_agent(agent_id: Any, episode: Any = None, **kwargs: Any) -> str:
     return f"p{agent_id % 2}"
 
 
-def config_of(case: str) -> PPOConfig:
+def config_of(case: str) -> AlgorithmConfig:
+    """Return the config of a case, but for its processes."""
+    if case in OTHERS:
+        one_update = {"min_time_s_per_iteration": 0, "min_sample_timesteps_per_iteration": 0}
+        return OTHERS[case]().debugging(seed=7).reporting(**one_update)
     config = PPOConfig().environment("CartPole-v1").debugging(seed=7)
     config.training(train_batch_size_per_learner=256, minibatch_size=64, num_epochs=2, lr=1e-3)
     config.rl_module(model_config={"fcnet_hiddens": [32, 32]} if case != "lstm" else LSTM)
@@ -43,13 +59,53 @@ def config_of(case: str) -> PPOConfig:
     return config
 
 
-CASES = ("mlp", "lstm", "filter", "two modules")
+def appo() -> AlgorithmConfig:
+    config = APPOConfig().environment("CartPole-v1").rl_module(model_config=SMALL)
+    return config.training(staleness=0, train_batch_size_per_learner=256, lr=1e-3)
+
+
+def replayed(config: AlgorithmConfig, env: str) -> AlgorithmConfig:
+    """Let a config with a replay buffer train one batch per env step, after a short warm-up."""
+    config.environment(env).rl_module(model_config=SMALL).env_runners(rollout_fragment_length=8)
+    return config.training(
+        train_batch_size_per_learner=32,
+        training_intensity=8.0,
+        num_steps_sampled_before_learning_starts=64,
+    )
+
+
+def offline() -> AlgorithmConfig:
+    config = BCConfig().environment("CartPole-v1").rl_module(model_config=SMALL)
+    return config.offline_data(input_=[recorded()]).training(train_batch_size_per_learner=64, lr=1e-3)
+
+
+@functools.cache
+def recorded() -> str:
+    """Return a directory, which is removed at the end, of episodes that an untrained PPO has played."""
+    directory = tempfile.mkdtemp(prefix="digests-")
+    atexit.register(shutil.rmtree, directory)
+    config = config_of("mlp").env_runners(num_env_runners=0, num_envs_per_env_runner=4)
+    with config.offline_data(output=directory).build() as algo:
+        algo.train()
+    return directory
+
+
+SMALL = {"fcnet_hiddens": [32, 32]}
+OTHERS = {
+    "appo": appo,
+    "dqn": lambda: replayed(DQNConfig(), "CartPole-v1"),
+    "sac": lambda: replayed(SACConfig(), "Pendulum-v1"),
+    "bc": offline,
+}
+CASES = ("mlp", "lstm", "filter", "two modules", *OTHERS)
 
 
 def digest(case: str, num_processes: int) -> str:
     """Return the digest after a run with so many runners and learners; 0: everything in this process."""
-    config = config_of(case).env_runners(num_env_runners=num_processes, num_envs_per_env_runner=4)
-    with config.learners(num_learners=num_processes).build() as algo:
+    config = config_of(case).learners(num_learners=num_processes)
+    if case != "bc":
+        config.env_runners(num_env_runners=num_processes, num_envs_per_env_runner=4)
+    with config.build() as algo:
         for _ in range(NUM_UPDATES):
             algo.train()
         state = algo.learner_group.get_weights()
