@@ -1,21 +1,29 @@
-"""Figures of the code itself: lines per package, bare `Any` in annotations, imports inside functions, import circles.
+"""Figures of the code itself, and their ceilings in BUDGET.toml.
 
-    python scripts/code_figures.py [DIRECTORY OF THE PACKAGE]
+    python scripts/code_figures.py            # each figure beside its ceiling
+    python scripts/code_figures.py --lower    # write the figures that are below their ceilings as the new ceilings
 
-An annotation counts as bare if it is exactly `Any`; `dict[str, Any]` does not. Circles count imports inside
-functions and under ``if TYPE_CHECKING``.
+Lines are those without docstrings. An annotation counts as bare if it is exactly `Any`; `dict[str, Any]` does not.
+Circles count imports inside functions and under ``if TYPE_CHECKING``. The spine is what one `Algorithm.train` of a
+serial PPO run with 8 envs calls: files, functions, all lines of these files.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import functools
+import re
 import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
-PACKAGE = Path(__file__).resolve().parents[1] / "rlzmq"
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "rlzmq"
+BUDGET = ROOT / "BUDGET.toml"
 
 
 def modules(package: Path = PACKAGE) -> dict[str, Path]:
@@ -120,23 +128,116 @@ def imports_in_functions(package: Path = PACKAGE) -> int:
     )
 
 
-def main() -> None:
-    package = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else PACKAGE
+def code_lines(path: Path) -> int:
+    """Return the number of lines of a file that are not a docstring's."""
+    text = path.read_text(encoding="utf-8")
+    num = text.count("\n")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                num -= (first.end_lineno or first.lineno) - first.lineno + 1
+    return num
+
+
+def lines_by_package(package: Path = PACKAGE) -> dict[str, int]:
+    """Return the lines of each package below `package`; ``top`` are the files beside them."""
     lines: Counter[str] = Counter()
     for path in modules(package).values():
         parts = path.relative_to(package).parts
-        lines[parts[0] if len(parts) > 1 else "."] += path.read_text(encoding="utf-8").count("\n")
-    for name, num in sorted(lines.items()):
-        print(f"{name:12} {num:7,} lines")
-    print(f"{'all':12} {sum(lines.values()):7,} lines")
-    print(f"bare Any: {share_of_any(package):.1%} of annotations")
-    print(f"imports inside functions: {imports_in_functions(package)}")
-    found = circles(package)
-    print(
-        f"import circles: {len(found)}, of {', '.join(str(len(circle)) for circle in found) or 'no'} modules"
+        lines[parts[0] if len(parts) > 1 else "top"] += code_lines(path)
+    return dict(sorted(lines.items()))
+
+
+def spine() -> tuple[set[str], set[tuple[str, str]]]:
+    """Return the files and the functions of the package that one iteration of a serial PPO run calls."""
+    from rlzmq import PPOConfig
+
+    called: set[tuple[str, str]] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            called.add((frame.f_code.co_filename, frame.f_code.co_qualname))
+
+    config = PPOConfig().environment("CartPole-v1").debugging(seed=7)
+    config.env_runners(num_env_runners=0, num_envs_per_env_runner=8)
+    config.training(train_batch_size_per_learner=256, minibatch_size=64, num_epochs=2)
+    with config.build() as algo:
+        algo.train()
+        sys.setprofile(note)
+        try:
+            algo.train()
+        finally:
+            sys.setprofile(None)
+    ours = {(file, name) for file, name in called if file.startswith(f"{PACKAGE}/")}
+    return {file for file, _ in ours}, ours
+
+
+def num_settings() -> int:
+    """Return the number of public settings of all algorithms together."""
+    from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
+
+    return len(
+        {
+            name
+            for algorithm in ALGORITHMS
+            for name, field in get_config_class(algorithm)._fields.items()
+            if field.group and not name.startswith("_")
+        }
     )
-    for circle in found:
-        print("  " + ", ".join(circle))
+
+
+def figures() -> dict[str, dict[str, float]]:
+    """Return each figure, by table and name of BUDGET.toml."""
+    by_package = lines_by_package()
+    files, functions = spine()
+    return {
+        "lines": {**by_package, "all": sum(by_package.values())},
+        "package": {
+            "files": len(modules()),
+            "settings": num_settings(),
+            "files_that_name_multi_agent": sum(
+                "multi_agent" in path.read_text(encoding="utf-8") for path in modules().values()
+            ),
+            "bare_any_per_mille": round(1000 * share_of_any()),
+            "imports_in_functions": imports_in_functions(),
+            "import_circles": len(circles()),
+        },
+        "tests": {"lines": sum(code_lines(path) for path in (ROOT / "tests").rglob("*.py"))},
+        "spine": {
+            "files": len(files),
+            "functions": len(functions),
+            "lines": sum(Path(file).read_text(encoding="utf-8").count("\n") for file in files),
+        },
+    }
+
+
+def ceilings() -> dict[str, dict[str, float]]:
+    """Return the ceilings."""
+    return tomllib.loads(BUDGET.read_text(encoding="utf-8"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--lower", action="store_true", help="lower the ceilings to the figures below them")
+    lower = parser.parse_args().lower
+    text = BUDGET.read_text(encoding="utf-8")
+    limits = ceilings()
+    for table, named in figures().items():
+        for name, figure in named.items():
+            ceiling = limits.get(table, {}).get(name)
+            print(f"{table}.{name:30} {figure:8,} of {ceiling}")
+            if lower and ceiling is not None and figure < ceiling:
+                head, mark, tail = text.partition(f"[{table}]\n")
+                text = head + mark + re.sub(rf"(?m)^{name} = .*$", f"{name} = {figure}", tail, count=1)
+    if lower:
+        BUDGET.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
