@@ -7,10 +7,10 @@ as a distributed run with one runner. `LeaseBook` records who holds which leases
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["GrantedLease", "LeaseBook", "Pace", "plan_lease", "small_lease", "step_allowance"]
+__all__ = ["GrantedLease", "LeaseBook", "Pace", "Turn", "plan_lease", "small_lease", "step_allowance"]
 
 
 _MEMORY = 0.7  # weight of earlier fragments, applied once per fragment
@@ -129,18 +129,28 @@ class GrantedLease:
     max_s: float
 
 
-class LeaseBook:
-    """Outstanding leases, by id and by peer, and the order in which peers are served.
+class Turn(NamedTuple):
+    """Place of a peer in the order of service: those with the fewest leases first, then the oldest last grant.
 
-    Fairness: among peers that may get a lease, the one whose last grant is the oldest comes first (ties by peer key),
-    so the result does not depend on any arrival or dict order.
+    Ties are broken by the peer's key, so the order does not depend on any arrival or dict order.
+    """
+
+    num_leases: int
+    last: int
+    peer: str
+
+
+class LeaseBook:
+    """Outstanding leases, by id, in the order of their grants, and by peer.
+
+    Attributes:
+        changed: Peers whose place in the order of service may have changed, until `take_changed`.
     """
 
     def __init__(self, first_id: int = 1, max_per_peer: int = 2) -> None:
         self.leases: dict[int, GrantedLease] = {}
         self.max_per_peer = max_per_peer
-        # Peers that may get another lease, maintained so that a grant need not scan all peers.
-        self.available: set[str] = set()
+        self.changed: set[str] = set()
         self._by_peer: dict[str, dict[int, GrantedLease]] = {}
         self._last_turn: dict[str, int] = {}
         self._env_steps: dict[int, int] = {}
@@ -183,20 +193,16 @@ class LeaseBook:
         self._last_turn[peer] = self._turn
         self.leases[lease.lease_id] = lease
         self._env_steps[update_id] = self._env_steps.get(update_id, 0) + lease.counted_env_steps
-        held = self._by_peer.setdefault(peer, {})
-        held[lease.lease_id] = lease
-        if len(held) >= self.max_per_peer:
-            self.available.discard(peer)
+        self._by_peer.setdefault(peer, {})[lease.lease_id] = lease
+        self.changed.add(peer)
         return lease
 
     def end(self, lease_id: int) -> GrantedLease | None:
         """Remove and return a lease that was fulfilled, returned or lost; None if it is not outstanding."""
         lease = self.leases.pop(lease_id, None)
         if lease is not None:
-            held = self._by_peer[lease.peer]
-            del held[lease_id]
-            if len(held) < self.max_per_peer:
-                self.available.add(lease.peer)
+            del self._by_peer[lease.peer][lease_id]
+            self.changed.add(lease.peer)
             self._env_steps[lease.update_id] -= lease.counted_env_steps
             if not self._env_steps[lease.update_id]:
                 del self._env_steps[lease.update_id]
@@ -210,17 +216,25 @@ class LeaseBook:
         """Return the number of leases that the peer holds."""
         return len(self._by_peer.get(peer, ()))
 
-    def add_peer(self, peer: str) -> None:
-        """Make a peer eligible for leases."""
-        if self.num_of_peer(peer) < self.max_per_peer:
-            self.available.add(peer)
+    def held_env_steps(self, peer: str) -> int:
+        """Return the number of env steps expected from the peer's leases."""
+        return sum(lease.counted_env_steps for lease in self._by_peer.get(peer, {}).values())
+
+    def turn_of(self, peer: str) -> Turn:
+        """Return the peer's place in the order of service."""
+        return Turn(self.num_of_peer(peer), self._last_turn.get(peer, 0), peer)
+
+    def take_changed(self) -> set[str]:
+        """Return and clear `changed`."""
+        changed, self.changed = self.changed, set()
+        return changed
 
     def forget_peer(self, peer: str) -> list[GrantedLease]:
         """End and return all leases of a peer that left."""
         ended = [lease for lease in self.of_peer(peer) if self.end(lease.lease_id)]
         self._by_peer.pop(peer, None)
         self._last_turn.pop(peer, None)
-        self.available.discard(peer)
+        self.changed.add(peer)
         return ended
 
     def leased_env_steps(self, update_id: int | None = None) -> int:
@@ -239,7 +253,3 @@ class LeaseBook:
         for lease in self.leases.values():
             lease.granted_at += seconds
             lease.deadline += seconds
-
-    def in_turn(self, peers: Iterable[str]) -> list[str]:
-        """Return the peers in the order in which they are served."""
-        return sorted(peers, key=lambda peer: (self._last_turn.get(peer, 0), peer))

@@ -45,7 +45,6 @@ def test_ever_new_processes_are_remembered_up_to_a_number(monkeypatch, stays_con
             bench.event(PeerLost(f"flood-{number}".encode()))
     assert _num_records(bench) <= 51
     assert len(bench.state.by_routing) <= 50
-    assert len(bench.state.leases.available) <= 50
     assert len(bench.state.receipts._forgettable) <= 50
     assert bench.state.refused["crowd"] == 450
     assert bench.state.ledger.take_watermarks() == [], "the driver never heard of them"

@@ -164,6 +164,7 @@ class BrokerCore:
             self._admission.on_malformed(event)
         self._updates.progress(now)
         self._admission.expel_blamed()
+        state.take_committed()
         self._grants.progress(now)
         self._intake.acknowledge()
         out, state.out = [*state.journal.take(), *state.out], []

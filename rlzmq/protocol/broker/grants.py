@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
+from typing import NamedTuple, TypeVar
+
 from rlzmq.protocol.broker.published_state import PublishedState
 from rlzmq.protocol.broker.state import BrokerState, Peer
-from rlzmq.protocol.leases import GrantedLease, plan_lease, small_lease, step_allowance
+from rlzmq.protocol.leases import GrantedLease, Turn, plan_lease, small_lease, step_allowance
 from rlzmq.wire.messages import Lease, LeaseReturned, OpenUpdate, RunnerState
 
 __all__ = ["Grants"]
@@ -13,14 +18,50 @@ _LEAST_MAX_S = 0.05
 _SLACK = 2.0  # times the expected duration of a lease
 _FRESH = 0.75  # fraction of the time until data is too old
 _PATIENCE = 5.0  # times the 99th percentile of a runner's vector steps
+_PACE_UNIT = 2.0**-60  # paces are added up as integers: exactly, in any order
+
+
+_Item = TypeVar("_Item", Turn, tuple[float, Turn])
+
+
+class _Kind(NamedTuple):
+    """What the runners of a queue have in common: a lease that is too large for the first is so for all.
+
+    `has_no_window` is whether they may not sample ahead; see `Grants._has_window`.
+    """
+
+    num_leases: int
+    num_envs: int
+    has_worked: bool
+    has_no_window: bool
+
+
+class _Place(NamedTuple):
+    """Where a runner is in the queues of `Grants`, and its part of their sums."""
+
+    kind: _Kind
+    turn: Turn
+    pace: int
+    need: float | None
 
 
 class Grants:
-    """Grants leases for the update being collected. `protocol.leases` computes their size."""
+    """Grants leases for the update being collected. `protocol.leases` computes their size.
+
+    Runners wait in sorted queues, so that the cost of an event hardly depends on their number: only those whose leases
+    or pace have changed (`LeaseBook.take_changed`) are moved.
+    """
 
     def __init__(self, state: BrokerState, store: PublishedState) -> None:
         self._state = state
         self._store = store
+        self._places: dict[str, _Place] = {}  # of the runners that are not suspect
+        self._queues: dict[_Kind, list[Turn]] = {}  # those that may get a lease
+        # Those that may get a second lease of an exact batch, by whether their pace is known, and sorted by the
+        # seconds (or steps) that the batch must take for it.
+        self._seconds: dict[bool, list[tuple[float, Turn]]] = {True: [], False: []}
+        self._sum_paces = self._num_paces = 0
+        self._basis: tuple[tuple[bool, int, int], tuple[int, int]] = (False, 0, 0), (0, 0)
 
     def returned(self, peer: Peer, message: LeaseReturned) -> None:
         """End a lease that its runner returned."""
@@ -31,6 +72,7 @@ class Grants:
     def heartbeat(self, peer: Peer, message: RunnerState, now: float) -> None:
         """Renew the leases of a runner that makes progress. End those that it never received."""
         state = self._state
+        was_suspect = peer.is_suspect
         if not message.is_sampling:
             peer.watch.idle(now)
             peer.is_suspect = peer.is_overdue
@@ -38,6 +80,8 @@ class Grants:
             peer.is_suspect = peer.is_overdue
             state.leases.renew(peer.uuid, now, _PATIENCE * peer.watch.usual_s())
             state.moved("collecting", now)
+        if peer.is_suspect != was_suspect:
+            state.leases.changed.add(peer.uuid)
         if message.unaccepted:
             return  # a fragment is on its way and may answer a lease
         held = set(message.leases)
@@ -52,11 +96,15 @@ class Grants:
         """
         state = self._state
         leases = state.leases
-        if not any(leases.num_of_peer(peer.uuid) == 0 for peer in self._candidates()):
+        if all(kind.num_leases for kind in self._queues):
             return
-        for holder in state.runners.values():
-            held = leases.of_peer(holder.uuid)
-            is_overdue = bool(held) and now >= self._due_at(holder, held[0])
+        # No lease ends before its time-out, and they are in the order of their grants.
+        late = itertools.takewhile(
+            lambda lease: now >= lease.granted_at + lease.timeout_s, leases.leases.values()
+        )
+        for uuid in dict.fromkeys(lease.peer for lease in late):
+            holder, held = state.runners[uuid], leases.of_peer(uuid)
+            is_overdue = now >= self._due_at(holder, held[0])
             for lease in held:
                 if not is_overdue and now < lease.deadline:
                     continue
@@ -78,23 +126,26 @@ class Grants:
     def progress(self, now: float) -> None:
         """Grant all leases that may be granted now."""
         state = self._state
+        self._place_changed()
         if state.is_paused or state.weights is None or state.driver is None:
             return
         update_id = state.next_plan
         if update_id is None:
             return
+        # Asynchronous sampling does not wait for the driver to open the next update.
         update = state.terms_of(update_id)
+        terms = update or state.terms
+        if terms is None:
+            return
+        self._note_terms(terms)
         if update is not None and update.staleness == 0:
             self._grant_exact(update, now)
-            return
-        # Asynchronous sampling does not wait for the driver to open the next update.
-        terms = update or state.terms
-        if terms is not None and terms.staleness > 0:
+        elif terms.staleness > 0:
             self._grant_ahead(terms, now)
 
     def _grant_exact(self, update: OpenUpdate, now: float) -> None:
         """Staleness 0: grant exactly what the batch still lacks, with exactly its weights."""
-        state = self._state
+        state, length = self._state, update.fragment_length
         assert state.weights is not None
         if (
             state.weights.version != update.weights_version
@@ -107,30 +158,43 @@ class Grants:
             - state.ledger.free_steps(version, version)
             - state.leases.leased_env_steps(update.update_id)
         )
-        while remaining > 0 and state.leases.available:
-            granted = 0
-            num_runners, mean_pace = self._num_active(), self._mean_pace()
-            for peer in self._candidates():
-                num_envs, full_length = self._counted_envs(peer), self._full_length(peer, update)
-                num_steps = plan_lease(
-                    remaining,
-                    num_runners,
-                    num_envs,
-                    full_length,
-                    pace=(peer.pace.env_steps_per_s or mean_pace) / mean_pace if mean_pace else 1.0,
-                    leased_env_steps=state.leases.leased_env_steps(update.update_id),
-                    held_env_steps=sum(lease.counted_env_steps for lease in state.leases.of_peer(peer.uuid)),
-                )
-                if not num_steps:
-                    break
-                if state.leases.num_of_peer(peer.uuid) and num_steps < update.fragment_length:
-                    # No second lease near the end of a batch: the rest is granted to free runners once it is known
-                    # exactly (as in a run in one process).
-                    continue
-                self._grant(peer, update, update.update_id, num_steps, now)
-                granted += 1
-                remaining -= num_steps * num_envs
-            if not granted:
+        num_runners, mean_pace = max(1, len(self._places)), self._mean_pace()
+
+        def grant(peer: Peer) -> bool:
+            nonlocal remaining
+            num_envs, full_length = self._counted_envs(peer), self._full_length(peer, update)
+            num_steps = plan_lease(
+                remaining,
+                num_runners,
+                num_envs,
+                full_length,
+                pace=(peer.pace.env_steps_per_s or mean_pace) / mean_pace if mean_pace else 1.0,
+                leased_env_steps=state.leases.leased_env_steps(update.update_id),
+                held_env_steps=state.leases.held_env_steps(peer.uuid),
+            )
+            if not num_steps or (state.leases.num_of_peer(peer.uuid) and num_steps < length):
+                # No second lease near the end of a batch: the rest is granted to free runners once it is known
+                # exactly (as in a run in one process).
+                return False
+            self._grant(peer, update, update.update_id, num_steps, now)
+            remaining -= num_steps * num_envs
+            return True
+
+        all_in_turn = length == 1 or len(state.runners) < 2
+        while remaining > 0 and (
+            first := self._first(kind for kind in self._queues if all_in_turn or not kind.num_leases)
+        ):
+            if not grant(first[0]):
+                return
+        while remaining > (length - 1) * min((kind.num_envs for kind in self._queues), default=0):
+            batch = (remaining + state.leases.leased_env_steps(update.update_id)) / num_runners
+            limits = {True: batch / mean_pace if mean_pace else 0.0, False: batch}
+            turns = [
+                turn
+                for has_pace, seconds in self._seconds.items()
+                for _, turn in seconds[: bisect_right(seconds, limits[has_pace] * (1 + 1e-9), key=_need)]
+            ]
+            if not sum(grant(state.runners[turn.peer]) for turn in sorted(turns)):
                 return
 
     def _grant_ahead(self, terms: OpenUpdate, now: float) -> None:
@@ -143,28 +207,92 @@ class Grants:
         held_slots = state.ledger.accounting.pending + sum(state.unpublished.values())
         free = state.ledger.free_steps(oldest)
         small = small_lease(terms.fragment_length)
-        progress = True
-        while progress and state.leases.available:
-            progress = False
-            for peer in self._candidates():
-                num_envs, leased = self._counted_envs(peer), state.leases.leased_env_steps()
-                lacking = batch - free - leased
-                allowance = step_allowance(
-                    batch=batch,
-                    staleness=terms.staleness,
-                    num_envs=num_envs,
-                    in_flight=held_slots + leased,
-                )
-                num_steps = min(self._full_length(peer, terms), allowance // num_envs)
-                held = state.leases.num_of_peer(peer.uuid)
-                if num_steps < 1 or (num_steps < small and (leased or lacking <= 0)):
-                    continue
-                if held and num_steps < terms.fragment_length:
-                    continue
-                if lacking <= 0 and not self._has_window(peer, terms, batch):
-                    continue
+        refused: set[_Kind] = set()
+        while True:
+            leased = state.leases.leased_env_steps()
+            is_covered = free + leased >= batch
+            first = self._first(
+                kind
+                for kind in self._queues
+                if kind not in refused and not (is_covered and kind.has_no_window)
+            )
+            if first is None:
+                return
+            peer, kind = first
+            num_envs = self._counted_envs(peer)
+            allowance = step_allowance(
+                batch=batch,
+                staleness=terms.staleness,
+                num_envs=num_envs,
+                in_flight=held_slots + leased,
+            )
+            num_steps = min(self._full_length(peer, terms), allowance // num_envs)
+            if (
+                num_steps < 1
+                or (num_steps < small and (leased or is_covered))
+                or (kind.num_leases and num_steps < terms.fragment_length)
+            ):
+                refused.add(kind)
+            elif is_covered and not self._has_memory():
+                return
+            elif is_covered and not self._has_window(peer, terms, batch):
+                self._place(peer.uuid, has_no_window=True)
+            else:
                 self._grant(peer, terms, -1, num_steps, now)
-                progress = True
+
+    # ------------------------------------------------------------------ queues
+
+    def _first(self, kinds: Iterable[_Kind]) -> tuple[Peer, _Kind] | None:
+        """Return the runner of these kinds whose turn it is, with its kind."""
+        kind = min(kinds, key=lambda kind: self._queues[kind][0], default=None)
+        return (self._state.runners[self._queues[kind][0].peer], kind) if kind is not None else None
+
+    def _place_changed(self) -> None:
+        for uuid in self._state.leases.take_changed():
+            self._place(uuid)
+
+    def _note_terms(self, terms: OpenUpdate) -> None:
+        """Place the runners again for which it matters that the terms, or the number of runners, have changed."""
+        num_runners = len(self._state.runners)
+        basis = (
+            (num_runners < 2, terms.fragment_length, terms.staleness),
+            (num_runners, self._state.batch_of(terms)),
+        )
+        if basis == self._basis:
+            return
+        is_same, self._basis = basis[0] == self._basis[0], basis
+        without_window = (queue for kind, queue in self._queues.items() if kind.has_no_window)
+        again = (
+            [turn.peer for queue in without_window for turn in queue] if is_same else [*self._state.runners]
+        )
+        for uuid in again:
+            self._place(uuid)
+
+    def _place(self, uuid: str, *, has_no_window: bool = False) -> None:
+        """Put a runner into the queues where it belongs now."""
+        leases, peer = self._state.leases, self._state.runners.get(uuid)
+        if (place := self._places.pop(uuid, None)) is not None:
+            self._sum_paces -= place.pace
+            self._num_paces -= place.pace > 0
+            if place.kind.num_leases < leases.max_per_peer:
+                _remove(self._queues[place.kind], place.turn)
+                if not self._queues[place.kind]:
+                    del self._queues[place.kind]
+            if place.need is not None:
+                _remove(self._seconds[place.pace > 0], (place.need, place.turn))
+        if peer is None or peer.is_suspect:
+            return
+        turn, num_envs, pace = leases.turn_of(uuid), peer.hello.num_envs, peer.pace.env_steps_per_s
+        kind = _Kind(turn.num_leases, num_envs, peer.has_worked, has_no_window)
+        need, (is_alone, length, staleness) = None, self._basis[0]
+        if turn.num_leases < leases.max_per_peer:
+            insort(self._queues.setdefault(kind, []), turn)
+            if turn.num_leases and peer.has_worked and not (is_alone or staleness):
+                need = (leases.held_env_steps(uuid) + (length - 1) * num_envs) / (pace or 1.0)
+                insort(self._seconds[pace > 0], (need, turn))
+        self._places[uuid] = place = _Place(kind, turn, round(pace / _PACE_UNIT), need)
+        self._sum_paces += place.pace
+        self._num_paces += place.pace > 0
 
     def _has_window(self, peer: Peer, terms: OpenUpdate, batch: int) -> bool:
         """Return whether the runner may sample ahead of the update being collected."""
@@ -178,21 +306,17 @@ class Grants:
             num_after <= window
             # Expected fragments are counted with the mean size of the received ones.
             and record.uncommitted_bytes * num_after <= options.window_bytes * record.num_uncommitted
-            and state.ledger.num_bytes + len(state.leases.leases) * state.ledger.mean_bytes
-            <= options.memory_bytes
         )
 
-    def _num_active(self) -> int:
-        return max(1, sum(not peer.is_suspect for peer in self._state.runners.values()))
+    def _has_memory(self) -> bool:
+        """Return whether any runner may sample ahead."""
+        state = self._state
+        expected_bytes = len(state.leases.leases) * state.ledger.mean_bytes
+        return state.ledger.num_bytes + expected_bytes <= state.options.memory_bytes
 
     def _mean_pace(self) -> float:
         """Return the mean env steps per second of the runners with a known pace; 0 if there is none."""
-        paces = [
-            peer.pace.env_steps_per_s
-            for peer in self._state.runners.values()
-            if not peer.is_suspect and peer.pace.env_steps_per_s
-        ]
-        return sum(paces) / len(paces) if paces else 0.0
+        return self._sum_paces / max(1, self._num_paces) * _PACE_UNIT
 
     def _max_s(self, peer: Peer, num_env_steps: int, terms: OpenUpdate) -> float:
         """Return the time after which a lease is cut short and others sample the rest; 0: never (a single runner).
@@ -231,13 +355,6 @@ class Grants:
             return terms.fragment_length
         return small_lease(terms.fragment_length)
 
-    def _candidates(self) -> list[Peer]:
-        """Return the runners that may get a lease: those without one first, then in turn."""
-        state = self._state
-        free = [uuid for uuid in state.leases.available if not state.runners[uuid].is_suspect]
-        in_turn = state.leases.in_turn(free)
-        return [state.runners[uuid] for uuid in sorted(in_turn, key=state.leases.num_of_peer)]
-
     def _grant(self, peer: Peer, terms: OpenUpdate, update_id: int, num_steps: int, now: float) -> None:
         state = self._state
         assert state.weights is not None
@@ -268,3 +385,13 @@ class Grants:
             accepted=state.receipts.take_accepted(peer.uuid),
         )
         state.send(peer, message)
+        self._place_changed()
+
+
+def _remove(items: list[_Item], item: _Item) -> None:
+    """Remove an item from a sorted list."""
+    del items[bisect_left(items, item)]
+
+
+def _need(second: tuple[float, Turn]) -> float:
+    return second[0]

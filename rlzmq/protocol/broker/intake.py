@@ -54,6 +54,7 @@ class Intake:
             state.send(peer, Rejected(message.seq, "rejected", "an impossible number"))
             raise SchemaError(f"{fragment}: an impossible sequence number, or number of env steps")
         peer.is_suspect = peer.is_overdue = False
+        state.leases.changed.add(peer.uuid)
         lease = self._end_lease(peer, message, now)
         if state.ledger.is_committed(fragment):
             state.ledger.accounting.num_duplicates += 1
@@ -101,9 +102,8 @@ class Intake:
         if not peer.has_worked:
             peer.has_worked = True
             state.newcomers.worked(peer.uuid)
-        if (shown := min(peer.hello.num_envs, message.num_env_steps)) > peer.shown_envs:
-            peer.shown_envs = shown
-            state.note_envs()
+        peer.shown_envs = max(peer.shown_envs, min(peer.hello.num_envs, message.num_env_steps))
+        state.most_envs = max(state.most_envs, peer.shown_envs)
         if entry.done >= entry.num_steps:
             # Empty, or trained under an earlier broker that may have died before the report.
             state.to_be_reported(entry)
@@ -191,7 +191,6 @@ class Intake:
     def acknowledge(self) -> None:
         """Tell runners which fragments were accepted (unless a lease did) and which they may forget."""
         state, receipts = self._state, self._state.receipts
-        state.take_committed()
         for runner, incarnation in receipts.take_news():
             peer = state.runners.get(runner)
             if peer is not None and peer.incarnation == incarnation:

@@ -86,7 +86,7 @@ class Registration:
             del state.runners[peer.uuid]
             state.leases.forget_peer(peer.uuid)
             state.receipts.forget_peer(peer.uuid)
-            state.note_envs()
+            state.forget_envs(peer)
         elif role == "learner" and state.ranks.get(peer.hello.rank) is peer:
             del state.ranks[peer.hello.rank]
         elif role == "driver" and state.driver is peer:
@@ -209,7 +209,7 @@ class Registration:
         state, hello = self._state, peer.hello
         if hello.role == "runner":
             state.runners[hello.uuid] = peer
-            state.leases.add_peer(hello.uuid)
+            state.leases.changed.add(hello.uuid)
             peer.first_unacked = hello.first_unacked
             state.ledger.runner(hello.uuid, peer.incarnation).commit_below(hello.first_unacked)
             self._store.greet(peer)

@@ -311,9 +311,10 @@ class BrokerState:
         lag = max(update.max_policy_lag, -(-self.most_envs // max(1, self.batch_of(update))))
         return update.weights_version - lag, None
 
-    def note_envs(self) -> None:
-        """Update `most_envs` after a runner delivered or left."""
-        self.most_envs = max((peer.shown_envs for peer in self.runners.values()), default=0)
+    def forget_envs(self, peer: Peer) -> None:
+        """Update `most_envs` after a runner left."""
+        if peer.shown_envs >= self.most_envs:
+            self.most_envs = max((other.shown_envs for other in self.runners.values()), default=0)
 
     def fence(self, uuid: str) -> None:
         """Refuse this process from now on."""
@@ -368,6 +369,7 @@ class BrokerState:
     def take_committed(self) -> None:
         """Move newly committed fragments from the ledger to the next report."""
         committed = self.ledger.pop_committed()
+        self.leases.changed.update(fragment.runner for fragment in committed)
         self.settled.extend(committed)
         self.journal.settled(committed)
 
