@@ -15,6 +15,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.update_plan import UpdatePlan
 from rlzmq.envs.registry import resolve_env
+from rlzmq.learners.schedule import Schedule
 
 __all__ = ["OffPolicyConfig", "OffPolicySettings", "check_no_compiled_update", "check_no_lr"]
 
@@ -37,8 +38,8 @@ class OffPolicySettings(TrainingSettings):
         n_step: Number of rewards summed in a target, or a range ``(least, most)``, inclusive, from which the number
             is drawn for each row.
         replay_buffer_config: ``{"type": …, "capacity": …, "alpha": …, "beta": …}``; missing keys keep their defaults.
-            The type is "EpisodeReplayBuffer" (uniform) or "PrioritizedEpisodeReplayBuffer" (arXiv:1511.05952);
-            multi-agent runs use the variants "MultiAgent…", also under the single-agent name. The capacity is in env
+            The type is "EpisodeReplayBuffer" (uniform) or "PrioritizedEpisodeReplayBuffer" (arXiv:1511.05952), whose
+            beta may be a schedule over lifetime env steps, e.g. ``[(0, 0.4), (1_000_000, 1.0)]``; multi-agent runs use the variants "MultiAgent…", also under the single-agent name. The capacity is in env
             steps (multi-agent: in agent steps of each module) for all learners together. Optional:
             "metrics_num_episodes_for_smoothing", the number of newest samples over which results have the mean
             ``actual_n_step``.
@@ -145,8 +146,10 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
             if name in ("capacity", _SMOOTHING) and (not isinstance(value, int) or value < 1):
                 what = "env steps" if name == "capacity" else "samples"
                 raise ConfigurationError(f"{where}: expected a number of {what} >= 1, got {value!r}.")
-            if name in ("alpha", "beta") and not (isinstance(value, int | float) and 0.0 <= value < math.inf):
-                raise ConfigurationError(f"{where}: expected a number >= 0, got {value!r}.")
+            if name in ("alpha", "beta"):
+                values = Schedule(value, where).values if name == "beta" else [value]
+                if not all(isinstance(x, int | float) and 0.0 <= x < math.inf for x in values):
+                    raise ConfigurationError(f"{where}: expected a number >= 0, got {value!r}.")
         least, most = self.n_step_range
         if least > most:
             raise ConfigurationError(

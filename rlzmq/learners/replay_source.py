@@ -14,6 +14,7 @@ from rlzmq.core.update_plan import ReplayRatio, UpdatePlan
 from rlzmq.episodes.batch_columns import ragged_arange
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.learners.schedule import Schedule
 from rlzmq.learners.sources import BatchSource, batches_of
 from rlzmq.replay.divided_states import divide_buffers
 from rlzmq.replay.episode_replay_buffer import EpisodeReplayBuffer
@@ -114,7 +115,8 @@ class EpisodeReplay(BatchSource):
         buffer: An EpisodeReplayBuffer or a MultiAgentEpisodeReplayBuffer, or a subclass.
         batch_size: Env steps per batch on each rank.
         train_ratio, warm_up: See `ReplayRatio`; set by `UpdatePlan`.
-        options: Additional arguments of `buffer.sample`: n_step, gamma, beta, …
+        options: Additional arguments of `buffer.sample`: n_step, gamma, beta, … `beta` may be a schedule over the
+            sampled env steps of all ranks together.
 
     Attributes:
         burn_ins: The burn-in of each stateful module, by id. Their batches are sequences; those of others are
@@ -135,6 +137,7 @@ class EpisodeReplay(BatchSource):
         self.batch_size = batch_size
         self.burn_ins: Mapping[str, BurnIn] = {}
         self.options = options
+        self._beta = Schedule(options["beta"], "beta") if "beta" in options else None
         self.progress: ReplayRatio = ReplayRatio(train_ratio, warm_up)
         self._modules: frozenset[str] | None = None
         self._trained: frozenset[str] | None = None
@@ -193,6 +196,8 @@ class EpisodeReplay(BatchSource):
         """Draw items from the steps of one module: a batch, or up to `most` if the buffer can draw them at once."""
         burn_in, buffer = self.burn_ins.get(module_id), self.buffer
         options = {**self.options, "rng": rng, **({} if burn_in is None else burn_in.options)}
+        if self._beta is not None:
+            options["beta"] = self._beta.value(self.progress.num_sampled)
         if isinstance(buffer, MultiAgentEpisodeReplayBuffer):
             batch = buffer.sample_modules(num_items, modules_to_sample=[module_id], **options)[module_id]
         elif options.keys() <= _OF_TRANSITIONS and buffer.batch_length_T == 1 and _samples_as_ours(buffer):

@@ -31,23 +31,23 @@ class Schedule:
 
     def __init__(self, value_or_points: float | Sequence[Sequence[float]], name: str = "value") -> None:
         self.name = name
-        self._timesteps, self._values = _parse(value_or_points, name)
-        self.current: float = self._values[0]
+        self._timesteps, self.values = _parse(value_or_points, name)
+        self.current: float = self.values[0]
 
     @property
     def is_constant(self) -> bool:
         """Whether the value never changes."""
-        return len(set(self._values)) == 1
+        return len(set(self.values)) == 1
 
     def value(self, num_env_steps: int) -> float:
         """Return the value after `num_env_steps` lifetime env steps."""
         right = bisect_right(self._timesteps, num_env_steps)
         if right == len(self._timesteps):
-            return self._values[-1]
+            return self.values[-1]
         if right == 0:
-            return self._values[0]
+            return self.values[0]
         start, end = self._timesteps[right - 1], self._timesteps[right]
-        first, last = self._values[right - 1], self._values[right]
+        first, last = self.values[right - 1], self.values[right]
         return first + (last - first) * (num_env_steps - start) / (end - start)
 
     def update(self, num_env_steps: int) -> float:
@@ -56,8 +56,8 @@ class Schedule:
         return self.current
 
     def __repr__(self) -> str:
-        points = list(zip(self._timesteps, self._values, strict=True))
-        return f"Schedule({self._values[0] if self.is_constant else points}, name={self.name!r})"
+        points = list(zip(self._timesteps, self.values, strict=True))
+        return f"Schedule({self.values[0] if self.is_constant else points}, name={self.name!r})"
 
 
 def _parse(value_or_points: Any, name: str) -> tuple[list[float], list[float]]:

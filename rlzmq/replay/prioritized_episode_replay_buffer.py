@@ -15,14 +15,16 @@ from rlzmq.replay.step_store import StepStore
 
 __all__ = ["PrioritizedEpisodeReplayBuffer"]
 
-_LEAST_PRIORITY = 1e-12
+# A smaller priority is as good as never drawn, and its weight would scale down all others.
+_LEAST_PRIORITY = 1e-6
 
 
 class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
     """An EpisodeReplayBuffer with priorities (arXiv:1511.05952): step i is drawn with probability p_i^α / Σ p_j^α.
 
-    A new step gets the highest priority of any step so far (initially 1). The column ``weights`` of samples is
-    (N P_i)^-β divided by the largest such weight in the buffer.
+    A new step gets the highest priority of any step so far (initially 1), and none has less than 1e-6. Draws are
+    stratified: each comes from another of equal parts of Σ p_j^α. The column ``weights`` of samples is (N P_i)^-β
+    divided by the largest such weight in the sample.
 
     Args:
         capacity, batch_size_B, batch_length_T, metrics_num_episodes_for_smoothing, keeps_extra_model_outputs, seed: See
@@ -89,9 +91,8 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
 
     def _weights(self, slots: IntArray, beta: float) -> NDArray[np.float32]:
         self._drawn = self._keys(slots)
-        weights: NDArray[np.float32] = ((self._tree.get(slots) / self._tree.least) ** -beta).astype(
-            np.float32
-        )
+        priorities = self._tree.get(slots)
+        weights: NDArray[np.float32] = ((priorities / priorities.min()) ** -beta).astype(np.float32)
         return weights
 
     def update_priorities(self, td_errors: Any, keys: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""PriorityTree: sums and minima of priorities, with vectorized sampling and updates."""
+"""PriorityTree: sums of priorities, with vectorized sampling and updates."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ _MOST_ROOTS = 1024  # one pass over so many costs less than ten more levels
 class PriorityTree:
     """Priorities of `size` indices, initially 0. Indices with priority 0 are never drawn.
 
-    Binary trees over the indices hold the sum and the smallest positive priority below each node, up to 1024 roots at
-    most. A parent is always computed from its children, so sums do not drift. Drawing or changing K indices takes a few
+    Binary trees over the indices hold the sum below each node, up to 1024 roots at most. A parent is always computed from its children, so sums do not drift. Drawing or changing K indices takes a few
     array operations of length K per level, O(K log size) in all, and drawing one pass over the roots.
 
     Args:
@@ -29,20 +28,13 @@ class PriorityTree:
         self.size: int = 1 << max(0, size - 1).bit_length()
         # The children of node i are 2i and 2i + 1, and the leaves are the last nodes.
         self._sums = np.zeros(2 * self.size)
-        self._least = np.full(2 * self.size, np.inf)
         self._num_roots = min(self.size, _MOST_ROOTS)
-        roots = slice(self._num_roots, 2 * self._num_roots)
-        self._root_sums, self._root_least = self._sums[roots], self._least[roots]
+        self._root_sums = self._sums[self._num_roots : 2 * self._num_roots]
 
     @property
     def total(self) -> float:
         """Sum of all priorities."""
         return float(self._root_sums.sum())
-
-    @property
-    def least(self) -> float:
-        """The smallest positive priority; infinite if there is none."""
-        return float(self._root_least.min())
 
     def get(self, indices: IntArray) -> FloatArray:
         """Return the priorities of indices, float64 [K]."""
@@ -59,10 +51,8 @@ class PriorityTree:
         if not len(indices):
             return
         nodes = indices + self.size
-        sums, least = self._sums, self._least
+        sums = self._sums
         sums[nodes] = priorities
-        values = sums[nodes]
-        least[nodes] = np.where(values > 0.0, values, np.inf)
         if len(nodes) == 1:
             self._update_ancestors(int(nodes[0]))
             return
@@ -71,25 +61,25 @@ class PriorityTree:
             if len(nodes) > _FEW:
                 nodes = np.unique(nodes)
             left = 2 * nodes
-            right = left + 1
-            sums[nodes] = sums[left] + sums[right]
-            least[nodes] = np.minimum(least[left], least[right])
+            sums[nodes] = sums[left] + sums[left + 1]
 
     def _update_ancestors(self, node: int) -> None:
         """Recompute the nodes above one leaf, without arrays of length 1."""
-        sums, least = self._sums, self._least
+        sums = self._sums
         while node >= 2 * self._num_roots:
             node >>= 1
-            left = 2 * node
-            sums[node] = sums[left] + sums[left + 1]
-            least[node] = min(least[left], least[left + 1])
+            sums[node] = sums[2 * node] + sums[2 * node + 1]
 
     def draw(self, num: int, rng: np.random.Generator) -> IntArray:
-        """Return indices, int64 [num], drawn independently with probabilities proportional to their priorities."""
+        """Return indices, int64 [num] in ascending order, with probabilities proportional to their priorities.
+
+        The draws are stratified: the i-th one comes from the i-th of `num` equal parts of the sum.
+        """
         ends = self._root_sums.cumsum()
         total = ends[-1]
+        points = (np.arange(num) + rng.random(num)) * (total / max(num, 1))
         # Rounding errors must not lead past the last root with priorities.
-        rest = np.minimum(rng.random(num) * total, np.nextafter(total, 0.0))
+        rest = np.minimum(points, np.nextafter(total, 0.0))
         roots = ends.searchsorted(rest, side="right")
         rest = np.maximum(rest - (ends[roots] - self._root_sums[roots]), 0.0)
         nodes: IntArray = roots + self._num_roots

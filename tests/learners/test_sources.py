@@ -257,6 +257,18 @@ def test_a_piece_of_the_users_gets_the_drawn_transitions_as_episodes() -> None:
     assert CountsEpisodes.seen == [16]
 
 
+def test_beta_follows_its_schedule_over_the_sampled_steps() -> None:
+    buffer = PrioritizedEpisodeReplayBuffer(500, alpha=1.0, seed=0)
+    source = EpisodeReplay(buffer, batch_size=16, train_ratio=1.0, beta=[(0, 0.0), (100, 1.0)])
+    source.add([episode(4)])
+    buffer.update_priorities([1.0, 1.0, 2.0, 4.0], buffer._keys(buffer._store.ordered_steps()))
+    for num_sampled, beta in ((0, 0.0), (50, 0.5), (50, 1.0), (50, 1.0)):
+        num_batches = source.plan_batches(num_sampled, 1) or 1
+        for batch in source.batches(num_batches, np.random.default_rng(0)):
+            weights = np.unique(batch.columns["weights"])
+            assert weights == pytest.approx(np.unique(np.array([1.0, 2.0, 4.0]) ** -beta))
+
+
 def test_a_replay_source_is_no_part_of_a_state_unless_that_is_wanted() -> None:
     class Replaying(SquareLearner):
         def make_source(self) -> EpisodeReplay:

@@ -374,6 +374,27 @@ class TestPriorities:
         expected = (weights / weights.max())[steps]
         assert batch.columns["weights"][batch.start] == pytest.approx(expected, rel=1e-5)
 
+    def test_a_row_without_error_does_not_scale_down_the_weights_of_the_others(self) -> None:
+        def mean_weight(errors: Any) -> float:
+            buffer = PrioritizedEpisodeReplayBuffer(1000, alpha=0.6, seed=0)
+            buffer.add(episode_of(0, 0, 1000))
+            keys = buffer._keys(buffer._store.ordered_steps())
+            buffer.update_priorities(errors, keys)
+            return float(np.mean([buffer.sample(32, beta=0.4).columns["weights"].mean() for _ in range(20)]))
+
+        errors = np.random.default_rng(0).exponential(size=1000) + 0.05
+        usual, errors[7] = mean_weight(errors), 0.0
+        assert usual > 0.5
+        assert mean_weight(errors) == pytest.approx(usual, rel=0.1)
+
+    def test_the_largest_weight_is_that_of_the_sample(self) -> None:
+        buffer = PrioritizedEpisodeReplayBuffer(100, alpha=1.0, seed=0)
+        buffer.add(episode_of(0, 0, 100))
+        buffer.update_priorities([0.0] + [1.0] * 99, buffer._keys(buffer._store.ordered_steps()))
+        batch = buffer.sample(64, beta=0.4)
+        assert batch.columns["weights"][batch.start] == pytest.approx(1.0)
+        assert buffer._tree.total == pytest.approx(99 + 1e-6)
+
     def test_keys_name_rows_in_any_order_and_know_what_has_left(self) -> None:
         buffer = PrioritizedEpisodeReplayBuffer(20, alpha=1.0, seed=0)
         buffer.add([episode_of(0, 0, 5), episode_of(1, 0, 5)])
