@@ -39,10 +39,10 @@ class OffPolicySettings(TrainingSettings):
             is drawn for each row.
         replay_buffer_config: ``{"type": …, "capacity": …, "alpha": …, "beta": …}``; missing keys keep their defaults.
             The type is "EpisodeReplayBuffer" (uniform) or "PrioritizedEpisodeReplayBuffer" (arXiv:1511.05952), whose
-            beta may be a schedule over lifetime env steps, e.g. ``[(0, 0.4), (1_000_000, 1.0)]``; multi-agent runs use the variants "MultiAgent…", also under the single-agent name. The capacity is in env
-            steps (multi-agent: in agent steps of each module) for all learners together. Optional:
-            "metrics_num_episodes_for_smoothing", the number of newest samples over which results have the mean
-            ``actual_n_step``.
+            beta may be a schedule over lifetime env steps, e.g. ``[(0, 0.4), (1_000_000, 1.0)]``; multi-agent runs use
+            the variants "MultiAgent…", also under the single-agent name. The capacity is in env steps (multi-agent: in
+            agent steps of each module) for all learners together. Optional: "metrics_num_episodes_for_smoothing", the
+            number of newest samples over which results have the mean ``actual_n_step``.
         num_steps_sampled_before_learning_starts: Number of env steps sampled before the first update trains.
         training_intensity: Trained env steps, counting repetitions, per sampled env step; None: one batch for each
             round of `rollout_fragment_length` steps of all environments.

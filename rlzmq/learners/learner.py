@@ -252,6 +252,7 @@ class Learner(LearnerHooks):
         def train(drawn: Sequence[Any] | None = None) -> _Trained:
             self._stats.clear()
             self._num_skipped = {}
+            self._num_steps_due: Counter[str] = Counter()
             self._num_module_steps = {}
             self._num_env_steps_agreed = 0
             self.is_last_epoch = True
@@ -442,7 +443,7 @@ class Learner(LearnerHooks):
     def _train(self, train_batch: TrainBatch, options: Mapping[str, Any], index: int) -> int:
         minibatches = MinibatchIterator(
             train_batch.columns,
-            **{**options, "num_minibatches": None},
+            **options,
             seed=derive_seed(
                 self._seed, "minibatch", self.rank, self.weights_seq_no, *([index] if index else [])
             )
@@ -452,22 +453,21 @@ class Learner(LearnerHooks):
             device=self.device,
         )
         rows = {module_id: train_batch.num_module_steps.get(module_id, 0) for module_id in self.module}
-        agreed = self.agree_on_update(
-            rows, options["num_minibatches"] or len(minibatches), train_batch.num_env_steps
-        )
+        agreed = self.agree_on_update(rows, minibatches.num_of_modules, train_batch.num_env_steps)
         self._follow(agreed)
-        if not self._snapshot.is_complete and self._must_undo_steps(
-            self._num_batches * agreed.num_minibatches
-        ):
+        minibatches.num_of_modules = agreed.num_minibatches
+        num_minibatches = len(minibatches)
+        if not self._snapshot.is_complete and self._must_undo_steps(self._num_batches * num_minibatches):
             self._snapshot.complete()
-        self.num_minibatches_per_epoch: int = max(1, -(-agreed.num_minibatches // options["num_epochs"]))
+        self.num_minibatches_per_epoch: int = max(1, -(-num_minibatches // options["num_epochs"]))
         self._minibatch_rows = {m: rows.minibatch_rows for m, rows in minibatches.modules.items()}
-        minibatches.num_minibatches = agreed.num_minibatches
-        first_reported = agreed.num_minibatches - self.num_minibatches_per_epoch
+        first_reported = num_minibatches - self.num_minibatches_per_epoch
         for index, minibatch in enumerate(minibatches):
             self.is_last_epoch = index >= first_reported
+            self.trained_module_ids = minibatches.due(index)
             self._train_minibatch(minibatch)
-        return agreed.num_minibatches
+        self.trained_module_ids = agreed.module_ids
+        return num_minibatches
 
     def _train_on_iterators(self, iterators: Iterable[Iterator[Any]], limit: int | None) -> _Trained:
         if self.group is not None and limit is None:
@@ -482,7 +482,7 @@ class Learner(LearnerHooks):
                 self._drop_untrained(one, num_parameters)
                 agreed = self.agree_on_update(
                     {mid: one.num_module_steps.get(mid, 0) for mid in self.module},
-                    1,
+                    dict.fromkeys(one.columns, 1),
                     one.num_env_steps,
                 )
                 self._follow(agreed)
@@ -499,6 +499,7 @@ class Learner(LearnerHooks):
         for module_id in agreed.module_ids:
             before = self._num_module_steps.get(module_id, 0)
             self._num_module_steps[module_id] = before + agreed.num_rows[module_id]
+        self._num_steps_due.update(agreed.num_minibatches)
 
     def _train_minibatch(self, minibatch: dict[str, dict[str, Any]]) -> None:
         """Take one step and time its stages."""
@@ -536,8 +537,8 @@ class Learner(LearnerHooks):
         Raises:
             NotFiniteError: Too many consecutive updates took no step.
         """
-        num_minibatches = done.num_minibatches
-        skipped = [m for m in self.trained_module_ids if self._num_skipped.get(m, 0) >= num_minibatches > 0]
+        due = self._num_steps_due
+        skipped = [m for m in self.trained_module_ids if self._num_skipped.get(m, 0) >= due[m] > 0]
         for module_id in skipped:
             self._num_module_steps.pop(module_id, None)
             if module_id in done.batch.num_module_steps:

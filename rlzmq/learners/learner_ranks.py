@@ -46,7 +46,7 @@ class UpdateAgreement:
 
     Attributes:
         module_ids: Modules with data on any rank, sorted.
-        num_minibatches: Number of steps that every rank takes.
+        num_minibatches: Module id → number of its minibatches, on every rank.
         num_rows: Module id → real timesteps of all ranks.
         num_env_steps: Env steps of all ranks.
         loss_weights: Module id → factor for this rank's loss that makes the ranks' mean equal to the mean over all
@@ -54,7 +54,7 @@ class UpdateAgreement:
     """
 
     module_ids: list[str]
-    num_minibatches: int
+    num_minibatches: dict[str, int]
     num_rows: dict[str, int]
     num_env_steps: int
     loss_weights: dict[str, float]
@@ -275,17 +275,17 @@ class LearnerRanks(LearnerBase):
         return self._data_parallel
 
     def agree_on_update(
-        self, num_rows: Mapping[str, int], num_minibatches: int, num_env_steps: int
+        self, num_rows: Mapping[str, int], num_minibatches: Mapping[str, int], num_env_steps: int
     ) -> UpdateAgreement:
         """Agree with all ranks on the plan of this update, before the first gradient.
 
         If all batches have exactly ``train_batch_size_per_learner`` steps, the ranks agree anyway, and this verifies
-        it. Data from other sources is equalized: all ranks take the largest number of minibatches that any of them
-        needs.
+        it. Data from other sources is equalized: all ranks take the largest number of minibatches of a module that any
+        of them needs.
 
         Args:
             num_rows: Module id → real timesteps of this rank; the same module ids on all ranks.
-            num_minibatches: Number of minibatches in this rank's data.
+            num_minibatches: Module id → number of minibatches in this rank's data, for modules that have some.
             num_env_steps: Number of env steps of this rank.
 
         Raises:
@@ -296,24 +296,31 @@ class LearnerRanks(LearnerBase):
             active = [module_id for module_id in module_ids if num_rows[module_id]]
             return UpdateAgreement(
                 active,
-                num_minibatches if active else 0,
+                {module_id: num_minibatches[module_id] for module_id in active},
                 dict(num_rows),
                 num_env_steps,
                 dict.fromkeys(active, 1.0),
             )
         self.group.vote([True], step_id=self.weights_seq_no)
-        counts = torch.zeros(len(module_ids) + 1 + self.num_ranks, dtype=torch.int64)
-        summed = [*(num_rows[module_id] for module_id in module_ids), num_env_steps]
-        counts[: len(summed)] = torch.tensor(summed)
-        counts[len(summed) + self.rank] = num_minibatches
-        totals = self.group.all_reduce(counts).tolist()
+        # One row per rank; each rank fills its own.
+        counts = torch.zeros((self.num_ranks, 2 * len(module_ids) + 1), dtype=torch.int64)
+        counts[self.rank] = torch.tensor(
+            [
+                *(num_rows[module_id] for module_id in module_ids),
+                *(num_minibatches.get(module_id, 0) for module_id in module_ids),
+                num_env_steps,
+            ]
+        )
+        counts = self.group.all_reduce(counts)
+        totals, most = counts.sum(0).tolist(), counts.max(0).values.tolist()
         total_rows = dict(zip(module_ids, totals, strict=False))
         active = [module_id for module_id in module_ids if total_rows[module_id]]
+        num_of_modules = dict(zip(module_ids, most[len(module_ids) :], strict=False))
         return UpdateAgreement(
             active,
-            max(totals[len(summed) :]) if active else 0,
+            {module_id: num_of_modules[module_id] for module_id in active},
             total_rows,
-            totals[len(module_ids)],
+            totals[-1],
             {module_id: num_rows[module_id] * self.num_ranks / total_rows[module_id] for module_id in active},
         )
 

@@ -158,8 +158,9 @@ class MinibatchIterator:
     """Minibatches of a batch of one or several modules, epoch after epoch.
 
     Each module's rows form an endless cycle (with a new permutation per epoch), cut into minibatches of exactly
-    `minibatch_size` rows. A minibatch larger than the module's batch repeats rows. Iteration ends when every module has
-    been covered `num_epochs` times, so modules with fewer rows are seen more often.
+    `minibatch_size` rows. A minibatch larger than the module's batch repeats rows. Each module has as many minibatches
+    as cover its rows `num_epochs` times. Iteration ends when every module had its own; those of a module with fewer
+    rows than the largest one are spread evenly over it, and the others lack this module.
 
     Args:
         batch: Module id → column name → tensor (or tree of tensors), ``[rows, ...]`` each.
@@ -170,9 +171,14 @@ class MinibatchIterator:
         shuffle: Whether to draw a new permutation for every epoch, including the first; otherwise rows keep their
             order.
         seed: Seed of the permutations. Each module has an independent stream.
-        num_minibatches: Number agreed by all learners; replaces the one derived from `num_epochs`.
+        num_minibatches: Number of minibatches of the module with the most; replaces the one derived from `num_epochs`.
         timesteps: Module id → real timesteps in its batch, for modules whose rows hold several.
         device: Device of the minibatches.
+
+    Attributes:
+        modules: The rows of each module that has some.
+        num_of_modules: Module id → number of its minibatches; may be replaced before the iteration, e.g. by the numbers
+            that all ranks agreed on.
     """
 
     def __init__(
@@ -203,22 +209,36 @@ class MinibatchIterator:
                 rows = max(1, num_rows * rows // max(1, num_timesteps))
             rng = np.random.default_rng([seed, zlib.crc32(module_id.encode())]) if shuffle else None
             self.modules[module_id] = ModuleRows(batch[module_id], rows, rng, torch.device(device))
-        counts = [
-            num_minibatches_of(
+        self.num_of_modules: dict[str, int] = {
+            module_id: num_minibatches_of(
                 rows.num_rows, None if minibatch_size is None else rows.minibatch_rows, num_epochs
             )
-            for rows in self.modules.values()
-        ]
-        self.num_minibatches: int = max(counts, default=0) if num_minibatches is None else num_minibatches
-        self.num_minibatches_per_epoch: int = max(1, -(-self.num_minibatches // num_epochs))
+            for module_id, rows in self.modules.items()
+        }
+        if num_minibatches is not None and self.modules:
+            most = len(self)
+            for module_id, num in self.num_of_modules.items():
+                self.num_of_modules[module_id] = -(-num * num_minibatches // most)
 
     def __len__(self) -> int:
-        return self.num_minibatches
+        return max(self.num_of_modules.values(), default=0)
+
+    def due(self, index: int) -> list[str]:
+        """Return the ids of the modules that the minibatch with this index trains, on any rank."""
+        total = len(self)
+        return [
+            m for m, num in self.num_of_modules.items() if (index + 1) * num // total > index * num // total
+        ]
 
     def __iter__(self) -> Iterator[dict[str, dict[str, Any]]]:
-        streams = {module_id: rows.minibatches(len(self)) for module_id, rows in self.modules.items()}
-        for _ in range(len(self)):
-            yield {module_id: next(stream) for module_id, stream in streams.items()}
+        streams = {
+            module_id: rows.minibatches(self.num_of_modules[module_id])
+            for module_id, rows in self.modules.items()
+        }
+        for index in range(len(self)):
+            yield {
+                module_id: next(streams[module_id]) for module_id in self.due(index) if module_id in streams
+            }
 
 
 def _num_rows(columns: Mapping[str, Any]) -> int:

@@ -17,8 +17,9 @@ _MOST_ROOTS = 1024  # one pass over so many costs less than ten more levels
 class PriorityTree:
     """Priorities of `size` indices, initially 0. Indices with priority 0 are never drawn.
 
-    Binary trees over the indices hold the sum below each node, up to 1024 roots at most. A parent is always computed from its children, so sums do not drift. Drawing or changing K indices takes a few
-    array operations of length K per level, O(K log size) in all, and drawing one pass over the roots.
+    Binary trees over the indices hold the sum below each node, up to 1024 roots at most. A parent is always computed
+    from its children, so sums do not drift. Drawing or changing K indices takes a few array operations of length K per
+    level, O(K log size) in all, and drawing one pass over the roots.
 
     Args:
         size: Number of indices, rounded up to a power of two.

@@ -144,6 +144,7 @@ def uneven_main(rank: int, world_size: int, path: Path) -> Any:
     batch = {"a": rows(20), "b": rows(6)} if rank == 0 else {"a": rows(8)}
     before = learner.module["c"].get_state()
     results = learner.update(batch=batch)
+    steps_of_b = {int(state["step"]) for state in learner.get_optimizer("b").state.values()}
     empty = learner.update(batch={"a": rows(4)}) if rank == 0 else learner.update(episodes=[])
     untouched = all(
         np.array_equal(value, before[name]) for name, value in learner.module["c"].get_state().items()
@@ -151,6 +152,7 @@ def uneven_main(rank: int, world_size: int, path: Path) -> Any:
     answer = (
         learner.ranks_agree(),
         untouched,
+        steps_of_b,
         results["__all_modules__"]["num_gradient_updates"],
         empty["__all_modules__"]["num_gradient_updates"],
         results["a"]["num_nonfinite_gradients_skipped"],
@@ -162,8 +164,8 @@ def uneven_main(rank: int, world_size: int, path: Path) -> Any:
 
 def test_ranks_with_different_data_take_equally_many_steps_and_stay_equal(tmp_path: Path) -> None:
     (first, first_results), (second, second_results) = run_ranks(uneven_main, 2, tmp_path)
-    assert first == (True, True, 5, 1, 1, 20)
-    assert second == (True, True, 5, 1, 1, 8)
+    assert first == (True, True, {2}, 5, 1, 1, 20)
+    assert second == (True, True, {2}, 5, 1, 1, 8)
     metrics = MetricsLogger()  # as the run's driver has it
     one, two = (
         merge_learner_results(list(results), metrics)

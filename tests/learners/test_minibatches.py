@@ -61,13 +61,16 @@ def test_columns_of_one_minibatch_belong_to_the_same_rows() -> None:
         assert torch.equal(minibatch["p"]["actions"], minibatch["p"]["obs"] * 10)
 
 
-def test_each_module_cycles_until_the_largest_was_covered() -> None:
-    minibatches = iterate(batch_of(small=3, large=20), minibatch_size=4, num_epochs=2)
-    assert len(minibatches) == 10
-    small = np.bincount(torch.cat([m["small"]["obs"] for m in minibatches]).numpy())
-    large = np.bincount(torch.cat([m["large"]["obs"] for m in minibatches]).numpy())
-    assert small.sum() == 40
-    assert large.tolist() == [2] * 20
+def test_a_rare_module_is_trained_for_as_many_epochs_as_a_frequent_one() -> None:
+    minibatches = iterate(batch_of(rare=50, frequent=4000), minibatch_size=128, num_epochs=10)
+    assert len(minibatches) == 313
+    having = [index for index, minibatch in enumerate(minibatches) if "rare" in minibatch]
+    assert len(having) == 4  # 512 rows: 10.24 epochs
+    assert having[-1] == 312  # in the last epoch, whose statistics are reported
+    assert np.diff(having).tolist() == [78, 78, 78]
+    uses = np.bincount(torch.cat([m["rare"]["obs"] for m in minibatches if "rare" in m]).numpy())
+    assert set(uses.tolist()) == {10, 11}
+    assert all("frequent" in minibatch for minibatch in minibatches)
 
 
 def test_a_modules_rows_do_not_depend_on_the_other_modules() -> None:
@@ -75,6 +78,7 @@ def test_a_modules_rows_do_not_depend_on_the_other_modules() -> None:
     together = iterate(batch_of(a=30, b=7))
     for one, two in zip(alone, together, strict=True):
         assert torch.equal(one["a"]["obs"], two["a"]["obs"])
+    assert len(iterate(batch_of(b=7))) == sum("b" in minibatch for minibatch in together)
 
 
 def test_the_same_seed_gives_the_same_minibatches_and_touches_no_global_generator() -> None:
