@@ -227,16 +227,29 @@ class LearnerRanks(LearnerBase):
             self.broadcast_state(source)
         return source
 
-    def parameter_hash(self) -> str:
-        """Return the SHA-256 (hex) of all weights and buffers, for comparison across ranks and runs."""
+    def parameter_hash(self, *, with_buffers: bool = True) -> str:
+        """Return the SHA-256 (hex) of all weights, for comparison across ranks and runs.
+
+        Args:
+            with_buffers: Whether it covers the modules' buffers, too.
+        """
         state = self.get_state("rl_module")["rl_module"]
-        return parameter_hash(
-            {f"{module_id}/{name}": value for module_id, one in state.items() for name, value in one.items()}
-        )
+        left_out: set[str] = set()
+        for module_id, module in self.module.items() if not with_buffers else ():
+            if isinstance(unwrapped := module.unwrapped(), nn.Module):
+                left_out |= {f"{module_id}/{name}" for name, _ in unwrapped.named_buffers()}
+        named = {
+            f"{module_id}/{name}": value for module_id, one in state.items() for name, value in one.items()
+        }
+        return parameter_hash({name: value for name, value in named.items() if name not in left_out})
 
     def ranks_agree(self) -> bool:
-        """Return whether all ranks hold bitwise equal weights. A collective."""
-        return self.group is None or self.group.agree(self.parameter_hash())
+        """Return whether all ranks hold bitwise equal weights. A collective.
+
+        Buffers do not count: each rank's own data changes them (e.g. BatchNorm's statistics), and the ranks get those
+        of rank 0 before each forward pass, as with DistributedDataParallel.
+        """
+        return self.group is None or self.group.agree(self.parameter_hash(with_buffers=False))
 
     def mend_divergence(self) -> bool:
         """If the ranks hold different weights (e.g. after a bit flip), load rank 0's state on all. A collective.

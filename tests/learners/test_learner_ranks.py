@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.distributed as dist
-from torch import Tensor, no_grad
+from torch import Tensor, nn, no_grad
 
 from rlzmq.algorithms.results import merge_learner_results
 from rlzmq.core.errors import PeerLostError
@@ -22,9 +22,20 @@ from rlzmq.core.metrics import MetricsLogger
 from rlzmq.learners.learner import Learner
 from rlzmq.learners.learner_ranks import COMPARE_EVERY_UPDATES
 from rlzmq.learners.replay_source import EpisodeReplay
+from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.replay import EpisodeReplayBuffer
 from rlzmq.wire.values import pack_blob, unpack_blob
-from tests.learners.cases import SquareLearner, episode_batch, ppo_config, ppo_learner, rows, square_learner
+from tests.learners.cases import (
+    ACTION_SPACE,
+    OBSERVATION_SPACE,
+    LinearModule,
+    SquareLearner,
+    episode_batch,
+    ppo_config,
+    ppo_learner,
+    rows,
+    square_learner,
+)
 from tests.learners.ranks import DiedError, run_ranks
 
 
@@ -122,6 +133,44 @@ def diverging_main(rank: int, world_size: int, path: Path) -> Any:
 
 def test_ranks_that_have_come_to_differ_are_found_and_made_equal(tmp_path: Path) -> None:
     assert run_ranks(diverging_main, 2, tmp_path) == [(False, 1, True, COMPARE_EVERY_UPDATES)] * 2
+
+
+class NormalizingModule(LinearModule):
+    def setup(self) -> None:
+        super().setup()
+        self.layer = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))  # type: ignore[assignment]
+
+
+def normalizing_main(rank: int, world_size: int, path: Path, ddp_kwargs: dict[str, Any]) -> Any:
+    spec = RLModuleSpec(
+        module_class=NormalizingModule, observation_space=OBSERVATION_SPACE, action_space=ACTION_SPACE
+    )
+    config = ppo_config(minibatch_size=None, num_epochs=1).framework(torch_ddp_kwargs=ddp_kwargs)
+    learner = SquareLearner(config=config, module_spec=spec)
+    learner.build()
+    join(learner, path, rank, world_size)
+    learner.weights_seq_no = COMPARE_EVERY_UPDATES - 3
+    means = []
+    for turn in range(4):  # update 98 to 101
+        learner.update(batch=rows(16, seed=10 * turn + rank))
+        means.append(learner.module["default_policy"].layer[0].running_mean.tolist())  # type: ignore[attr-defined]
+    answer = learner.num_divergences, learner.ranks_agree(), means
+    learner.leave_distributed()
+    return answer
+
+
+@pytest.mark.parametrize("ddp_kwargs", [{}, {"bucket_cap_mb": 1}], ids=["shared", "ddp"])
+def test_the_statistics_of_batch_norm_are_no_divergence_and_follow_those_of_rank_0(
+    tmp_path: Path, ddp_kwargs: dict[str, Any]
+) -> None:
+    zero, one = run_ranks(normalizing_main, 2, tmp_path, ddp_kwargs)
+    assert zero[:2] == one[:2] == (0, True)
+    expected = np.zeros(4)
+    for turn, (of_zero, of_one) in enumerate(zip(zero[2], one[2], strict=True)):
+        means = [rows(16, seed=10 * turn + rank)["obs"].mean(0).numpy() for rank in (0, 1)]
+        assert of_one == pytest.approx(0.9 * expected + 0.1 * means[1], abs=1e-6)
+        expected = 0.9 * expected + 0.1 * means[0]
+        assert of_zero == pytest.approx(expected, abs=1e-6)
 
 
 class NaNOnRankOne(SquareLearner):
