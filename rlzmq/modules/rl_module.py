@@ -61,6 +61,8 @@ class RLModule:
             action space.
         is_multi: Whether it is a MultiRLModule.
         module_id: Its id in its MultiRLModule, for error messages; "" if there is none.
+        exploration_seed: Seed for what the module itself draws in ``_forward_exploration``, e.g. noise. It follows from
+            the run's seed and is different in each env runner and for each module.
     """
 
     framework = "torch"
@@ -90,6 +92,7 @@ class RLModule:
         self.learner_only = learner_only
         self.model_config: dict[str, Any] = model_config_to_dict(model_config)
         self.module_id = ""
+        self.exploration_seed = 0
         self._is_stateful: bool | None = None
         passes = ("_forward_inference", "_forward_exploration", "_forward_train")
         calls_forward = any(getattr(type(self), name) is getattr(RLModule, name) for name in passes)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import abc
+import zlib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
+
+import torch
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.defaults import change_modules
 from rlzmq.core.checkpointable import Checkpointable
+from rlzmq.core.seeding import derive_seed
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.output_check import check_acting_outputs
@@ -33,6 +37,7 @@ class EnvRunnerState(Checkpointable, abc.ABC):
 
     config: BaseConfig
     seed: int | None
+    generator: torch.Generator
     env: Any
     module: Any
     multi_rl_module: Any
@@ -68,7 +73,7 @@ class EnvRunnerState(Checkpointable, abc.ABC):
             env=self.env, spaces=self.get_spaces(), inference_only=True
         )
         self.multi_rl_module = spec.build(seed=self.seed)
-        self._check_outputs(self.multi_rl_module.keys())
+        self._prepare_to_act(self.multi_rl_module.keys())
         if hasattr(self.multi_rl_module, "eval"):
             self.multi_rl_module.eval()
         self._weights_layout = None
@@ -91,8 +96,13 @@ class EnvRunnerState(Checkpointable, abc.ABC):
             "__env_single__": (env.single_observation_space, env.single_action_space),
         }
 
-    def _check_outputs(self, module_ids: Iterable[str]) -> None:
+    def _prepare_to_act(self, module_ids: Iterable[str]) -> None:
+        """Give modules this runner's seed for what they draw themselves, and check their outputs."""
         modules = self.multi_rl_module
+        module_ids = list(module_ids)
+        for module_id in module_ids:
+            seed = derive_seed(self.generator.initial_seed(), "exploration", zlib.crc32(module_id.encode()))
+            modules[module_id].unwrapped().exploration_seed = seed
         shares_nothing = type(modules)._forward_exploration is MultiRLModule._forward_exploration
         if shares_nothing:
             for module_id in module_ids:
@@ -124,7 +134,7 @@ class EnvRunnerState(Checkpointable, abc.ABC):
             if module_id not in modules:
                 module = spec.build(module_id, seed=self.seed)
                 modules.add_module(module_id, module.eval() if hasattr(module, "eval") else module)
-                self._check_outputs([module_id])
+                self._prepare_to_act([module_id])
         self._synced_module_ids = synced_module_ids
         self._weights_layout = None
         if gone:

@@ -362,6 +362,10 @@ def test_noisy_weights_are_factorised_and_learned() -> None:
                 assert float(noise[i, o]) == pytest.approx(
                     0.25 * (of_output * of_input + of_output), abs=1e-6
                 )
+        layer.fix_noise(torch.Generator().manual_seed(7), 4)
+        of_rows = [layer(x)[row] - without[row] for row in range(4)]
+        for row, (ins, outs) in enumerate(zip(*layer._fixed, strict=True)):  # type: ignore[arg-type]
+            assert of_rows[row].tolist() == pytest.approx((0.25 * outs * (ins[row] + 1.0)).tolist(), abs=1e-6)
         layer.fix_noise(None)
         assert torch.equal(layer(x), without)
     layer.train()
@@ -383,6 +387,26 @@ def test_noise_explores_and_is_that_of_the_runs_step() -> None:
     assert actions() == explored
     greedy = [module.forward_inference(batch)[Columns.ACTION_DIST_INPUTS] for _ in range(2)]
     assert torch.equal(*greedy)
+
+
+def test_each_environment_of_each_runner_has_its_own_noise_and_a_run_repeats() -> None:
+    made = config(noisy=True, epsilon=0.0, sigma0=50.0).environment(Corridor)
+    made.env_runners(num_envs_per_env_runner=3)
+
+    def explored(worker_index: int, seed: int) -> list[list[int]]:
+        runner: Any = SingleAgentEnvRunner(config=made.copy().debugging(seed=seed), worker_index=worker_index)
+        batch = {Columns.OBS: torch.zeros(3, dtype=torch.int64)}  # the same observation in all environments
+        try:
+            outputs = [runner.module.forward_exploration(batch, t=t) for t in range(20)]
+        finally:
+            runner.stop()
+        return [logits.argmax(-1).tolist() for logits in (one[Columns.ACTION_DIST_INPUTS] for one in outputs)]
+
+    mine = explored(1, 0)
+    assert len({tuple(of_env) for of_env in zip(*mine, strict=True)}) == 3
+    assert explored(1, 0) == mine
+    assert explored(2, 0) != mine
+    assert explored(1, 1) != mine
 
 
 class Corridor(gym.Env[Any, Any]):

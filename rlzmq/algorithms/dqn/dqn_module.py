@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rlzmq.algorithms.dqn.noisy_linear import NoisyLinear
 from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.core.errors import UnsupportedSpaceError
+from rlzmq.core.tree import tree_leaves
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.schedule import Schedule
 from rlzmq.modules.apis import InferenceOnlyAPI, QNetAPI, TargetNetworkAPI
@@ -157,7 +158,7 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
         if self._sigma0 is None:
             values = self.rank_actions(batch)
         else:
-            with self._noise_of_step(t):
+            with self._noise_of_step(t, len(tree_leaves(batch[Columns.OBS])[0])):
                 values = self.rank_actions(batch)
         q_BA = values["qf_preds"]
         least, epsilon = torch.finfo(q_BA.dtype).min, self.epsilon.value(t)
@@ -179,12 +180,12 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
         return outputs
 
     @contextmanager
-    def _noise_of_step(self, t: int) -> Iterator[None]:
-        """Fix the noise of noisy layers in the block; it depends only on the run's env steps, for repeatable runs."""
+    def _noise_of_step(self, t: int, num_rows: int) -> Iterator[None]:
+        """Fix the noise of noisy layers in the block, another one for each row; it repeats with the run's seed."""
         layers = [layer for layer in self.modules() if isinstance(layer, NoisyLinear)]
-        generator = torch.Generator().manual_seed(t)
+        generator = torch.Generator().manual_seed(self.exploration_seed + t)
         for layer in layers:
-            layer.fix_noise(generator)
+            layer.fix_noise(generator, num_rows)
         try:
             yield
         finally:

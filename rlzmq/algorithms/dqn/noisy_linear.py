@@ -31,14 +31,14 @@ class NoisyLinear(nn.Linear):
         self.bias_sigma: nn.Parameter = nn.Parameter(torch.full_like(self.bias, sigma0 * bound))
         self._fixed: tuple[Tensor, Tensor] | None = None
 
-    def fix_noise(self, generator: torch.Generator | None) -> None:
-        """Use the same noise from a generator in all forward passes; None: end this."""
-        self._fixed = None if generator is None else self._draw(generator)
+    def fix_noise(self, generator: torch.Generator | None, num_rows: int = 1) -> None:
+        """Use the same noise from a generator in all forward passes, another one for each row; None: end this."""
+        self._fixed = None if generator is None else self._draw(generator, num_rows)
 
-    def _draw(self, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def _draw(self, generator: torch.Generator | None, num_rows: int = 1) -> tuple[Tensor, Tensor]:
         device = self.weight.device
         ins, outs = (
-            torch.randn(size, generator=generator).to(device)
+            torch.randn(num_rows, size, generator=generator).to(device)
             for size in (self.in_features, self.out_features)
         )
         return tuple(noise.sign() * noise.abs().sqrt() for noise in (ins, outs))  # type: ignore[return-value]
@@ -48,5 +48,10 @@ class NoisyLinear(nn.Linear):
         if noise is None:
             return super().forward(x)
         ins, outs = noise
-        weight = self.weight + self.weight_sigma * torch.outer(outs, ins)
-        return nn.functional.linear(x, weight, self.bias + self.bias_sigma * outs)
+        if len(ins) == 1:
+            weight = self.weight + self.weight_sigma * torch.outer(outs[0], ins[0])
+            return nn.functional.linear(x, weight, self.bias + self.bias_sigma * outs[0])
+        while ins.dim() < x.dim():  # rows of sequences
+            ins, outs = ins.unsqueeze(1), outs.unsqueeze(1)
+        # Each row has its own noise of the weights, outs ⊗ ins.
+        return super().forward(x) + outs * nn.functional.linear(x * ins, self.weight_sigma, self.bias_sigma)
