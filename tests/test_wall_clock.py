@@ -14,7 +14,6 @@ ALLOWED = {
     "core/socket_directory.py",
     "roles/broker/broker_role.py",
     "driver/broker_supervision.py",
-    "roles/broker/run_lock.py",
     "replay/shards.py",
     "telemetry/event_log.py",
     "telemetry/run_directory.py",

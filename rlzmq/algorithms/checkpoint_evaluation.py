@@ -217,7 +217,7 @@ def _config_for_evaluation(config: BaseConfig, num_episodes: int, explore: bool)
         evaluation_duration_unit="episodes",
         evaluation_config={"explore": explore, "num_envs_per_env_runner": 1},
     )
-    config.networking(listen=None, advertise=None, join_file=None, broker=None, num_remote_learners=0)
+    config.networking(listen=None, advertise=None, join_file=None, num_remote_learners=0)
     return config
 
 

@@ -70,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.env is not None:
         config.environment(options.env)
     config.env_runners(num_env_runners=0).learners(num_learners=0)
-    config.networking(listen=None, advertise=None, join_file=None, broker=None, num_remote_learners=0)
+    config.networking(listen=None, advertise=None, join_file=None, num_remote_learners=0)
     config.validate()
     runner = make_env_runner(config, 0)
     try:

@@ -48,8 +48,8 @@ def read_join_file(path: Path, role: str) -> Any:
     return join
 
 
-async def the_runs_config(join: Any, imports: Sequence[str], *, timeout_s: float) -> tuple[Any, str]:
-    """Fetch the config of the run; return the config and its digest.
+async def the_runs_config(join: Any, imports: Sequence[str], *, timeout_s: float) -> tuple[str, Any, str]:
+    """Fetch the config of the run; return the run's id, the config and its digest.
 
     Args:
         join: The JoinFile.
@@ -65,8 +65,8 @@ async def the_runs_config(join: Any, imports: Sequence[str], *, timeout_s: float
     from rlzmq.roles.remote_peer import fetch_config
 
     import_first(imports)
-    packed = await fetch_config(join, timeout_s=timeout_s)
-    return make_config(packed), digest_of(packed)
+    run_id, packed = await fetch_config(join, timeout_s=timeout_s)
+    return run_id, make_config(packed), digest_of(packed)
 
 
 def import_first(names: Sequence[str]) -> None:

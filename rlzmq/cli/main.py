@@ -44,11 +44,9 @@ _VERBOSE = "\n\n  --verbose  with any command: show errors with all frames, not 
 _COMMANDS = {
     "demo": ("rlzmq.cli.demo", "see it learn CartPole, in a broker, two runners and two learners"),
     "train": ("rlzmq.cli.train", "train an algorithm: rlzmq train ppo --env CartPole-v1"),
-    "attach": ("rlzmq.cli.attach", "continue a run whose driver died: rlzmq attach RUN_DIR"),
     "tune": ("rlzmq.cli.tune", "search for good settings: rlzmq tune SPACE.toml"),
     "runner": ("rlzmq.cli.runner", "sample for a run, from any machine: rlzmq runner --join FILE"),
     "learner": ("rlzmq.cli.learner", "a learner rank for a run, from any machine: rlzmq learner --join FILE"),
-    "broker": ("rlzmq.cli.broker", "a standalone broker: rlzmq broker --listen tcp://HOST:PORT"),
     "top": ("rlzmq.cli.top", "watch a run: rlzmq top [FILE or directory]"),
     "dashboard": ("rlzmq.cli.dashboard", "watch runs in a browser: rlzmq dashboard [RUN…]"),
     "stacks": ("rlzmq.cli.stacks", "what every process of a run is doing: rlzmq stacks RUN"),

@@ -71,7 +71,7 @@ def record(options: RecordOptions) -> list[float]:
 
     config = given_config(options) or load_config(options.checkpoint, trust_code=options.trust_code)
     config.env_runners(num_env_runners=options.runners).learners(num_learners=0)
-    config.networking(listen=None, advertise=None, join_file=None, broker=None, num_remote_learners=0)
+    config.networking(listen=None, advertise=None, join_file=None, num_remote_learners=0)
     if options.envs_per_runner is not None:
         config.env_runners(num_envs_per_env_runner=options.envs_per_runner)
     if options.seed is not None:

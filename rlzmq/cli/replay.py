@@ -235,7 +235,7 @@ def _train(batch: Any, options: ReplayOptions) -> Any:
 
     assert options.run_dir is not None
     config = get_config_class(options.algorithm).from_toml(options.run_dir / "config.toml")
-    config.networking(listen=None, advertise=None, join_file=None, broker=None, num_remote_learners=0)
+    config.networking(listen=None, advertise=None, join_file=None, num_remote_learners=0)
     config.learners(num_learners=0).env_runners(num_env_runners=0)
     learner = config.build_learner()
     print("training it …", flush=True)  # the last line, if it kills the process

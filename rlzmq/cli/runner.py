@@ -7,9 +7,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlzmq.cli.joining import exit_code_of, on_signals, read_join_file, run_async, the_runs_config
 from rlzmq.cli.parsing import parse
+
+if TYPE_CHECKING:
+    from rlzmq.net.join_file import JoinFile
 
 __all__ = ["RunnerOptions", "run"]
 
@@ -45,33 +49,45 @@ def run(arguments: Sequence[str]) -> int:
 
 
 async def _main(options: RunnerOptions) -> int:
+    join = read_join_file(options.join, "runner")
+    signals: list[int] = []
+    reason, detail = await _sample(join, options, signals, timeout_s=options.timeout)
+    while reason == "run_id" and not signals:  # the driver was started again
+        _say(options, "the run was started again: joining it")
+        reason, detail = await _sample(join, options, signals, timeout_s=options.patience)
+    return exit_code_of(reason, detail, signals[0] if signals else 0)
+
+
+async def _sample(
+    join: JoinFile, options: RunnerOptions, signals: list[int], *, timeout_s: float
+) -> tuple[str, str]:
+    """Join the run that is at these addresses, and sample until its end; return (reason, detail)."""
     from rlzmq.roles.runner.remote_runner import RemoteRunner
 
-    join = read_join_file(options.join, "runner")
-    config, digest = await the_runs_config(join, options.import_, timeout_s=options.timeout)
+    run_id, config, digest = await the_runs_config(join, options.import_, timeout_s=timeout_s)
     if options.envs is not None:
         config.env_runners(num_envs_per_env_runner=options.envs)
     config.freeze()
-    runner = RemoteRunner(join, config, patience_s=options.patience, config_digest=digest)
-
-    def say(text: str) -> None:
-        if not options.quiet:
-            print(text, flush=True)
-
-    signals: list[int] = []
+    runner = RemoteRunner(join, run_id, config, patience_s=options.patience, config_digest=digest)
 
     def leave(number: int) -> None:
         signals.append(number)
-        say("leaving: the current fragment is sent first; again to leave at once")
+        _say(options, "leaving: the current fragment is sent first; again to leave at once")
         runner.leave()
 
     start = time.monotonic()
     try:
         await runner.start()
-        say(f"{runner.name} joined {join.addresses['data']}: {config.num_envs_per_env_runner} × {config.env}")
+        at = join.addresses["data"]
+        _say(options, f"{runner.name} joined {at}: {config.num_envs_per_env_runner} × {config.env}")
         with on_signals(leave):
             reason, detail = await runner.wait()
-        say(f"{reason}: {runner.num_env_steps} env steps in {time.monotonic() - start:.1f} s")
+        _say(options, f"{reason}: {runner.num_env_steps} env steps in {time.monotonic() - start:.1f} s")
     finally:
         await runner.close()
-    return exit_code_of(reason, detail, signals[0] if signals else 0)
+    return reason, detail
+
+
+def _say(options: RunnerOptions, text: str) -> None:
+    if not options.quiet:
+        print(text, flush=True)

@@ -127,10 +127,10 @@ def _check_journal(config: DerivedValues) -> None:
             raise ConfigurationError(
                 "config.durability='journal' needs config.journal_dir, e.g. 'runs/mine/journal'."
             )
-        if config.broker is not None or not (config.num_env_runners or config.num_learners or config.listen):
+        if not (config.num_env_runners or config.num_learners or config.listen):
             raise ConfigurationError(
                 "config.durability='journal' needs a broker that this run starts: set num_env_runners or "
-                "num_learners, and leave config.broker at None."
+                "num_learners."
             )
 
 
@@ -143,7 +143,7 @@ def _check_record(config: DerivedValues) -> None:
             f"{config.num_remote_learners}: only a single learner on this machine can be recorded; set num_learners "
             "to 0 or 1 and num_remote_learners to 0."
         )
-    if not (config.num_env_runners or config.num_learners or config.listen or config.broker):
+    if not (config.num_env_runners or config.num_learners or config.listen):
         raise ConfigurationError(
             f"config.record_dir={config.record_dir!r}: a run in one process is reproducible from its seed and is not "
             "recorded. Set num_env_runners or num_learners, or leave record_dir at None."
@@ -175,8 +175,6 @@ def _check_networking(config: DerivedValues) -> None:
     for name in ("advertise", "join_file"):
         if config.get(name) is not None and config.listen is None:
             raise ConfigurationError(f"config.{name} needs config.listen, e.g. 'tcp://10.0.0.5:5555'.")
-    if config.broker is not None and config.listen is not None:
-        raise ConfigurationError("config.broker has its own address: leave config.listen at None.")
     remote, total = config.num_remote_learners, config.num_learners
     if remote and (remote != total or config.listen is None):
         raise ConfigurationError(

@@ -136,7 +136,6 @@ class NetworkingSettings:
         advertise: Host name or address at which other machines reach HOST, if it differs.
         join_file: Path of the join file for env runners (mode 0600; removed at the end of the run); learners join
             with ``*.learner.toml`` next to it. None: in the run's private directory.
-        broker: The ``*.driver.toml`` of a broker started with ``rlzmq broker``; None: the run starts its own broker.
         num_remote_learners: Number of the num_learners learners that join with ``rlzmq learner --join FILE`` instead
             of being started here; all of them, or 0.
     """
@@ -144,7 +143,6 @@ class NetworkingSettings:
     listen: str | None = None
     advertise: str | None = None
     join_file: str | None = None
-    broker: str | None = None
     num_remote_learners: NonNegativeInt = 0
 
 

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import logging
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -129,7 +128,7 @@ class WireInterface:
         )
         bound = self._socket.bind(address)
         keys = {} if is_local else {"server_public_key": server.public, "client_secret_key": client.secret}
-        return JoinFile(uuid.uuid4().hex, CLIENT_ROLE, {"policy": bound}, **keys)
+        return JoinFile(CLIENT_ROLE, {"policy": bound}, **keys)
 
     async def stop(self, timeout_s: float) -> None:
         """Refuse new requests, answer those that have arrived, and close. Idempotent.

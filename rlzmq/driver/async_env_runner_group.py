@@ -87,7 +87,7 @@ class AsyncEnvRunnerGroup(RunnerCalls):
                 self.local_env_runner.change_modules(self.config, self.synced_module_ids)
             return
         # If external runners join and none is configured here, this group does not sample.
-        is_open = self.config.listen or self.config.broker
+        is_open = self.config.listen
         least = 0 if (is_open and not self._is_evaluation) or not self._samples else 1
         what = "evaluation env runner" if self._is_evaluation else "env runner"
         self.supervisor = RunnerSupervisor(self.config, self.spawn_runner, self.handles, what=what)

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 import time
 import uuid
 from collections.abc import Coroutine
@@ -24,8 +22,8 @@ from typing import Any
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults
-from rlzmq.core.errors import ConfigurationError, PeerLostError
-from rlzmq.driver.broker_supervision import BrokerKeeper, FoundBroker
+from rlzmq.core.errors import PeerLostError
+from rlzmq.driver.broker_supervision import BrokerKeeper
 from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.driver.driver_link import DriverLink
 from rlzmq.driver.join_files import JoinKeys, pack_config
@@ -80,7 +78,7 @@ class BrokerPipeline(Supervisor):
         self._learners = learner_group
         self._connectors = connectors
         self._run_id = uuid.uuid4().hex
-        self._broker: BrokerKeeper | FoundBroker | None = None
+        self._broker: BrokerKeeper | None = None
         self._driver: DriverLink | None = None
         self._place_of: dict[str, int] = {}
         self._index_of: dict[str, int] = {}
@@ -104,12 +102,7 @@ class BrokerPipeline(Supervisor):
         self.accounting: Accounting = Accounting()
 
     async def start_broker(self) -> None:
-        """Start the broker's process, or connect to an external broker."""
-        if self._config.broker is not None:
-            self._broker = FoundBroker(self._config.broker)
-            self._run_id = self._broker.run_id
-            await self._broker.start()
-            return
+        """Start the broker's process."""
         self._broker = BrokerKeeper(
             self._system, self._run_id, self._config, self._join_keys, self._control_address
         )
@@ -121,57 +114,33 @@ class BrokerPipeline(Supervisor):
         """Connect driver, learners and runners to the broker."""
         assert self._broker is not None
         version = await self._learner_version()
-        is_open = self._config.listen is not None or self._config.broker is not None
+        is_open = self._config.listen is not None
         self._driver = DriverLink(
             self._run_id,
             self._broker.addresses["data"],
             next_update=version,
-            incarnation=self._broker.epoch,
             on_notice=self._on_notice,
             packed_config=pack_config(self._config) if is_open else b"",
             spaces_digest=spaces_digest(self._connectors.spaces["__env_single__"]) if is_open else "",
-            trace_path=self._config.trace if self._config.broker is not None else None,
-            **self._keys_of("driver"),
         )
         await self._driver.start()
         learners = self._learners
-        takes_over = self._broker.epoch > 0
-        if takes_over:
-            await self._take_over(self._broker.epoch)
         if self._connectors.is_needed:
             self._send_connector_state(self._connectors.get_state())
         learners.supervisor.prepare = self._connect_learner
         learners.supervisor.on_group = self._expect_learners
         await asyncio.gather(
-            self._register_learners(begins_lineage=takes_over),
+            self._register_learners(),
             self._runners.supervisor.prepare_all(self._connect_runner),
         )
         learners.supervisor.begin_lineage = self._begin_lineage
         learners.supervisor.watch_failures()
         self._start(watch_stopped(self._handles, self._on_stopped), "watch stopped processes")
 
-    async def _take_over(self, epoch: int) -> None:
-        """Take over a standalone broker that may have served other drivers.
-
-        It drops their data. This driver's learners, connector states and drop counts continue above theirs.
-        """
-        assert self._driver is not None
-        driver, learners = self._driver, self._learners
-        await asyncio.wait((driver.welcome, driver.ended), return_when=asyncio.FIRST_COMPLETED)
-        if not driver.welcome.done():
-            reason, detail = driver.ended.result()
-            raise PeerLostError(f"the broker did not accept this driver: {reason} {detail}")
-        welcome = driver.welcome.result()
-        # Runners may hold data that a restarted broker does not know of; time still advances.
-        learners.generation = max(learners.generation, welcome.generation, epoch)
-        if self._connectors.is_needed:
-            self._connector_version = max(welcome.connector_version, epoch)
-        self._reader.begin_after(welcome.dropped)
-
     async def _connect_runner(self, index: int, handle: Any, incarnation: int) -> None:
         assert self._broker is not None
         assert self._driver is not None
-        peer_id, name = new_peer_id(), self._runner_name(index)
+        peer_id, name = new_peer_id(), f"runner-{index}"
         await handle.connect(
             self._link(
                 name,
@@ -179,7 +148,6 @@ class BrokerPipeline(Supervisor):
                 incarnation=incarnation + 1,  # 0 lets the broker choose, and it would choose 1
                 peer_id=peer_id,
                 replaces=self._peer_of.get(index, ""),
-                **self._keys_of("runner"),
             )
         )
         self._place_of[peer_id] = self._index_of[name] = index
@@ -194,7 +162,6 @@ class BrokerPipeline(Supervisor):
                 num_env_steps_before=self.accounting.num_consumed,
                 observation_space=self._connectors.stored_observation_space(),
                 stores_module_outputs=self._connectors.stores_module_outputs,
-                **self._keys_of("learner"),
             )
         )
 
@@ -207,7 +174,7 @@ class BrokerPipeline(Supervisor):
         for name in self._ranks:
             self._driver.expect("learner", name)
 
-    async def _register_learners(self, *, begins_lineage: bool) -> None:
+    async def _register_learners(self, *, begins_lineage: bool = False) -> None:
         """Connect and register the ranks. Repeat it if one dies in the meantime."""
         supervisor, is_done = self._learners.supervisor, False
         while not is_done:
@@ -217,15 +184,6 @@ class BrokerPipeline(Supervisor):
     def _link(self, name: str, **more: Any) -> dict[str, Any]:
         assert self._broker is not None
         return {"run_id": self._run_id, "name": name, "data_address": self._broker.addresses["data"], **more}
-
-    def _keys_of(self, role: str) -> dict[str, Any]:
-        """Return the keys that a local peer needs with a standalone broker; {} otherwise."""
-        return {"curve": self._broker.keys(role)} if isinstance(self._broker, FoundBroker) else {}
-
-    def _runner_name(self, index: int) -> str:
-        # A standalone broker treats every runner as an external one.
-        at = f"@{socket.gethostname()[:60]}-{os.getpid()}" if isinstance(self._broker, FoundBroker) else ""
-        return f"runner-{index}{at}"
 
     async def _learner_version(self) -> int:
         _, version = await self._learners.get_inference_weights()
@@ -248,18 +206,15 @@ class BrokerPipeline(Supervisor):
     # -- for the watchdog -----------------------------------------------------------------------
 
     def _handles(self) -> list[Any]:
-        return [*self._runners.handles, *self._learners.handles, *self._own_broker()]
-
-    def _own_broker(self) -> list[Any]:
-        return [self._broker.handle] if isinstance(self._broker, BrokerKeeper) else []
+        assert self._broker is not None
+        return [*self._runners.handles, *self._learners.handles, self._broker.handle]
 
     async def _status(self) -> dict[str, Any]:
         """Return what the broker and the driver are waiting for, as far as known."""
         waits = [f"driver: {line}" for line in self._learners.supervisor.waits()]
-        for handle in self._own_broker():
-            status = await handle.status()
-            return {**status, "waits": [*waits, *status["waits"]]}
-        return {"waits": [*waits, "the broker is external: see `rlzmq top`"]}
+        assert self._broker is not None
+        status = await self._broker.handle.status()
+        return {**status, "waits": [*waits, *status["waits"]]}
 
     def _patience_s(self) -> float:
         """Return the time limits of processes that are currently starting."""
@@ -270,8 +225,8 @@ class BrokerPipeline(Supervisor):
     def _form_anew(self) -> None:
         self._learners.supervisor.notice()
         if self._config.restart_failed_broker:
-            for handle in self._own_broker():
-                handle.kill()
+            assert self._broker is not None
+            self._broker.handle.kill()
 
     def _on_notice(self, notice: Notice) -> None:
         """Handle a notice: the broker misses a peer, or received unusable data."""
@@ -294,7 +249,7 @@ class BrokerPipeline(Supervisor):
 
     def _on_stopped(self, handle: Any) -> None:
         """Replace a process that a signal has stopped; the last rank is continued."""
-        if isinstance(self._broker, BrokerKeeper) and handle is self._broker.handle:
+        if self._broker is not None and handle is self._broker.handle:
             self._broker.end_stopped()
         elif handle in self._learners.handles:
             self._start(
@@ -314,7 +269,6 @@ class BrokerPipeline(Supervisor):
 
         Raises:
             PeerLostError: A process that the update needs died and will not be replaced.
-            ConfigurationError: Another driver has taken over the run at its broker.
             Exception: An error raised by the user's code in a runner or learner.
         """
         start = time.perf_counter()
@@ -452,11 +406,6 @@ class BrokerPipeline(Supervisor):
             if failure.done():
                 failure.result()
         reason, detail = self._driver.ended.result()
-        if reason == "fenced":
-            raise ConfigurationError(
-                "another driver has taken over this run at its broker: this run ends. A broker serves one driver; "
-                "start a second broker for the second driver."
-            )
         raise PeerLostError(f"the broker no longer serves this driver: {reason}, {detail}")
 
     def _note_work(self, report: Report) -> None:

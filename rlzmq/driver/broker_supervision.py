@@ -1,4 +1,4 @@
-"""The broker of a run: BrokerKeeper restarts it on the same addresses if it dies or hangs; FoundBroker is standalone.
+"""The broker of a run: BrokerKeeper restarts it on the same addresses if it dies or hangs.
 
 Peers reconnect, notice the new incarnation and send the broker what they hold, so no accepted data is lost
 (`rlzmq.protocol.broker.core`).
@@ -15,17 +15,14 @@ from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.errors import AuthenticationError, ConfigurationError, DeadlineError, PeerLostError
-from rlzmq.driver.join_files import JoinKeys, at_host, listen_addresses, write_join_files
+from rlzmq.core.errors import DeadlineError, PeerLostError
+from rlzmq.driver.join_files import JoinKeys, at_host, keys_file, listen_addresses, write_join_files
 from rlzmq.driver.process_health import lost_error
 from rlzmq.driver.supervision import Supervisor, attended, restarted, spawn_within, start_first
-from rlzmq.net.join_file import JoinFile
 from rlzmq.protocol.supervision import RestartPolicy, Supervision
 from rlzmq.roles.broker.broker_role import BrokerRole
-from rlzmq.roles.remote_peer import Conversation
-from rlzmq.wire.messages import Config, ConfigRequest, Refused
 
-__all__ = ["BrokerKeeper", "FoundBroker"]
+__all__ = ["BrokerKeeper"]
 
 _log = logging.getLogger("rlzmq.driver")
 
@@ -34,8 +31,6 @@ _BEAT_PERIOD_S = 1.0
 _BEAT_DEADLINE_S = 3.0
 # A broker on a busy machine may need longer: doubled after each kill for silence, until an update was committed.
 _MAX_BEAT_DEADLINE_S = 30.0
-
-_WAIT_S = 30.0  # the broker may still be starting
 
 
 class BrokerKeeper(Supervisor):
@@ -52,7 +47,6 @@ class BrokerKeeper(Supervisor):
         addresses: ``{"data": …, "weights": …}``, the same for every incarnation.
         remote_addresses: Addresses for external peers, once the broker listens for them; {} before.
         join_files: Role → the join file; {} if no peer may join.
-        epoch: 0: no driver has used this broker before (see `FoundBroker`).
     """
 
     def __init__(
@@ -81,7 +75,6 @@ class BrokerKeeper(Supervisor):
         )
         self.remote_addresses: dict[str, str] = {}
         self.join_files: dict[str, Path] = {}
-        self.epoch = 0
 
     @property
     def handle(self) -> Any:
@@ -115,6 +108,8 @@ class BrokerKeeper(Supervisor):
         await super().stop()
         if self._handle is not None:
             await asyncio.gather(self._handle.stop(), return_exceptions=True)
+        if self._config.join_file is not None:
+            keys_file(self._config.join_file).unlink(missing_ok=True)
         for file in self.join_files.values():
             file.unlink(missing_ok=True)  # the keys in it are now useless
 
@@ -133,7 +128,7 @@ class BrokerKeeper(Supervisor):
         }
         if self._control_address is not None:
             addresses["control"] = self._control_address
-        self.join_files = write_join_files(keys, path, self._run_id, addresses)
+        self.join_files = write_join_files(keys, path, addresses)
         print(f"env runners may join:  rlzmq runner --join {self.join_files['runner']}", file=sys.stderr)
         if self._control_address is not None:
             print(
@@ -216,66 +211,3 @@ class BrokerKeeper(Supervisor):
 def _options(config: BaseConfig) -> dict[str, Any]:
     """Return the broker options with which it detects hung ranks."""
     return {"rank_first_hung_after_s": float(config.learner_timeout_s)}
-
-
-class FoundBroker(Supervisor):
-    """Counterpart of `BrokerKeeper` for a broker that someone else has started, and restarts.
-
-    Args:
-        path: Its ``*.driver.toml``. The files of runners and learners are next to it.
-
-    Attributes:
-        addresses, failed, num_restarts, handle: See `BrokerKeeper`.
-        run_id: The broker's run id.
-        epoch: Epoch of this driver, above those of earlier ones. Milliseconds of wall time, unless that was set back.
-
-    Raises:
-        ConfigurationError: A file is missing, readable by others, or for another role.
-    """
-
-    def __init__(self, path: str) -> None:
-        super().__init__()
-        driver = Path(path)
-        if not driver.name.endswith(".driver.toml"):
-            raise ConfigurationError(
-                f"config.broker={path!r}: expected the *.driver.toml file written by the broker"
-            )
-        stem = driver.name.removesuffix(".driver.toml")
-        files = {
-            "driver": driver,
-            "runner": driver.with_name(f"{stem}.toml"),
-            "learner": driver.with_name(f"{stem}.learner.toml"),
-        }
-        self._joins = {role: JoinFile.read(file) for role, file in files.items()}
-        for role, join in self._joins.items():
-            if join.role != role:
-                raise ConfigurationError(f"{files[role]} lets a {join.role} in, not a {role}")
-        self.run_id: str = self._joins["driver"].run_id
-        self.addresses: dict[str, str] = dict(self._joins["driver"].addresses)
-        self.handle: Any = None
-        self.epoch: int = 0
-
-    def keys(self, role: str) -> tuple[str, str]:
-        """Return (server's public key, own secret key) for a local peer of this role."""
-        join = self._joins[role]
-        return join.server_public_key, join.client_secret_key
-
-    async def start(self) -> None:
-        """Check that the broker runs and accepts the driver's key, without disturbing the peers that it serves.
-
-        Raises:
-            PeerLostError: There is no answer within half a minute, or the broker has another version.
-            AuthenticationError: The broker has other keys: the files are from an earlier broker.
-        """
-        join = self._joins["driver"]
-        async with Conversation(join.addresses["data"], join) as conversation:
-            answer, _ = await conversation.ask(ConfigRequest(), (Config, Refused), timeout_s=_WAIT_S)
-        if isinstance(answer, Refused) and answer.reason != "no_driver":
-            raise AuthenticationError(
-                f"the broker at {join.addresses['data']} refuses a driver: {answer.reason}, {answer.detail}"
-            )
-        before = answer.driver if isinstance(answer, Config) else 0
-        self.epoch = max(before + 1, int(time.time() * 1000))
-
-    def worked(self) -> None:
-        """Do nothing, since the broker is not supervised here."""

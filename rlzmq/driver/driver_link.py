@@ -10,10 +10,10 @@ from typing import Any
 from rlzmq.protocol.driver_core import DriverCore
 from rlzmq.protocol.events import Instruction, Received, Report, Send, Tell
 from rlzmq.roles.compatibility import digest_of, package_version
-from rlzmq.roles.peer_link import Curve, PeerLink, new_peer_id
+from rlzmq.roles.peer_link import PeerLink, new_peer_id
 from rlzmq.roles.remote_trace import SENT_EVERY_S, add_to_trace
 from rlzmq.wire.errors import WireError
-from rlzmq.wire.messages import Notice, OpenUpdate, Progress, TraceEvents, TraceRequest, Welcome
+from rlzmq.wire.messages import Notice, OpenUpdate, Progress, TraceEvents
 from rlzmq.wire.values import pack_blob
 
 __all__ = ["DriverLink"]
@@ -29,16 +29,12 @@ class DriverLink(PeerLink):
         run_id: Id of the run.
         data_address: Address of the broker's data socket.
         next_update: The first update, which is also the weights version that the learners start from.
-        incarnation: See `DriverCore`.
-        on_notice: Called with the broker's notices for supervisors.
+            on_notice: Called with the broker's notices for supervisors.
         trained, dropped: Env steps accounted for earlier.
         packed_config: The config as one frame, for external runners.
         spaces_digest: Digest of the env's spaces, which must be equal for external runners.
-        curve: Keys, for a broker reached over TCP.
-        trace_path: The run's trace, which a broker that this driver did not start should join; None: none.
 
     Attributes:
-        welcome: Resolved with the first broker's WELCOME.
         open_reports: Update id → future of its report, in the order of opening. Futures are cancelled if the learners
             are rolled back. The reader of a report removes its entry.
     """
@@ -49,20 +45,16 @@ class DriverLink(PeerLink):
         data_address: str,
         *,
         next_update: int,
-        incarnation: int = 0,
         on_notice: Callable[[Notice], None] | None = None,
         trained: int = 0,
         dropped: dict[str, int] | None = None,
         packed_config: bytes = b"",
         spaces_digest: str = "",
-        curve: Curve = None,
-        trace_path: str | None = None,
     ) -> None:
         core = DriverCore(
             run_id,
             "driver",
             new_peer_id(),
-            incarnation=incarnation,
             next_update=next_update,
             trained=trained,
             dropped=dropped,
@@ -71,13 +63,11 @@ class DriverLink(PeerLink):
             spaces_digest=spaces_digest,
             package_version=package_version(),
         )
-        super().__init__(core, data_address, curve)
+        super().__init__(core, data_address)
         self._on_notice = on_notice
-        self._trace_path = trace_path
         self._traces_others = False
         self.open_reports: dict[int, asyncio.Future[Report]] = {}
         self.progress: Progress | None = None
-        self.welcome: asyncio.Future[Welcome] = self._loop.create_future()
 
     def open_update(self, update: OpenUpdate) -> None:
         """Open the next update. Its report is in `open_reports` once it is committed."""
@@ -122,12 +112,6 @@ class DriverLink(PeerLink):
             message = instruction.message
             if isinstance(message, Progress):
                 self.progress = message
-                return
-            if isinstance(message, Welcome):
-                if self._trace_path is not None:
-                    self.do([Send(b"", TraceRequest(self._trace_path))])
-                if not self.welcome.done():
-                    self.welcome.set_result(message)
                 return
             if message.event not in _QUIET_EVENTS:
                 peer = "" if message.role == "broker" else f"{message.role} {message.name} "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from rlzmq.core.space_plain import space_from_plain, space_to_plain
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.net.join_file import JoinFile
-from rlzmq.net.keys import CurveServer, KeyPair
+from rlzmq.net.keys import CurveServer, KeyPair, read_private_file, write_private_file
 from rlzmq.roles.compatibility import package_version
 from rlzmq.wire.values import pack_blob, unpack_blob
 
@@ -23,6 +24,7 @@ __all__ = [
     "ROLES",
     "JoinKeys",
     "at_host",
+    "keys_file",
     "listen_addresses",
     "pack_config",
     "unpack_config",
@@ -30,12 +32,15 @@ __all__ = [
 ]
 
 _SPACES = ("observation_space", "action_space")
-ROLES = ("runner", "learner", "driver", "observer")
+ROLES = ("runner", "learner", "observer")
 
 
 @dataclass(frozen=True, slots=True)
 class JoinKeys:
     """The keys of one run, valid until it ends.
+
+    A run with a `join_file` keeps them next to it: if the driver is killed and started again, its peers reach the new
+    one with the files that they have.
 
     Attributes:
         server: Key pair that proves the run's identity to external peers.
@@ -50,6 +55,30 @@ class JoinKeys:
         """Return newly generated keys."""
         return cls(KeyPair.generate(), {role: KeyPair.generate() for role in ROLES})
 
+    @classmethod
+    def kept(cls, path: Path) -> JoinKeys:
+        """Return the keys in this file; generate and write them if there is none.
+
+        Raises:
+            ConfigurationError: The file cannot be read or written, is readable by others, or holds something else.
+        """
+        if path.exists():
+            try:
+                data = tomllib.loads(read_private_file(path))
+                pairs = {role: KeyPair.from_secret(data[role]) for role in ("server", *ROLES)}
+            except (tomllib.TOMLDecodeError, KeyError) as error:
+                raise ConfigurationError(
+                    f"{path} does not hold a run's keys: {error!r}. Remove it."
+                ) from None
+            return cls(pairs.pop("server"), pairs)
+        keys = cls.generate()
+        secrets = {"server": keys.server.secret, **{role: pair.secret for role, pair in keys.clients.items()}}
+        try:
+            write_private_file(path, "".join(f"{role} = '{secret}'\n" for role, secret in secrets.items()))
+        except OSError as error:
+            raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
+        return keys
+
     @property
     def curve(self) -> CurveServer:
         """The server keys, for sockets that listen."""
@@ -60,9 +89,15 @@ class JoinKeys:
         """Public key → role, for the authenticator."""
         return {keys.public: role for role, keys in self.clients.items()}
 
-    def join_file(self, role: str, run_id: str, addresses: Mapping[str, str]) -> JoinFile:
+    def join_file(self, role: str, addresses: Mapping[str, str]) -> JoinFile:
         """Return the join file for peers of this role."""
-        return JoinFile(run_id, role, dict(addresses), self.server.public, self.clients[role].secret)
+        return JoinFile(role, dict(addresses), self.server.public, self.clients[role].secret)
+
+
+def keys_file(join_file: str | os.PathLike[str]) -> Path:
+    """Return the path of the keys that a run with this join file keeps: ``STEM.keys.toml`` next to it."""
+    path = Path(join_file).absolute()
+    return path.with_name(f"{path.stem}.keys.toml")
 
 
 def listen_addresses(listen: str) -> dict[str, str]:
@@ -85,7 +120,7 @@ def at_host(address: str, host: str | None) -> str:
 
 
 def write_join_files(
-    keys: JoinKeys, path: str | os.PathLike[str], run_id: str, addresses: Mapping[str, str]
+    keys: JoinKeys, path: str | os.PathLike[str], addresses: Mapping[str, str]
 ) -> dict[str, Path]:
     """Write ``FILE`` for runners and ``STEM.ROLE.toml`` for the other roles next to it, mode 0600.
 
@@ -100,7 +135,7 @@ def write_join_files(
     files["runner"] = first
     try:
         for role, file in files.items():
-            keys.join_file(role, run_id, addresses).write(file)
+            keys.join_file(role, addresses).write(file)
     except OSError as error:
         raise ConfigurationError(f"cannot write the join file {first}: {error.strerror}") from error
     return files

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlzmq.config.base_config import BaseConfig
@@ -34,7 +34,7 @@ class MetaCheck:
     """
 
     def __init__(self, config: BaseConfig, spaces: Any) -> None:
-        self._is_joinable = config.listen is not None or config.broker is not None
+        self._is_joinable = config.listen is not None
         if self._is_joinable:
             self._logger = MetricsLogger(stats_cls_lookup=config.custom_stats_cls_lookup)
             self._connectors = ConnectorSync(config, spaces)
@@ -97,10 +97,6 @@ class ReportReader:
     def num_runners(self) -> int:
         """Number of runner processes that are remembered."""
         return len(self._reported)
-
-    def begin_after(self, dropped: Mapping[str, int]) -> None:
-        """Exclude env steps that the broker dropped under earlier drivers, by reason, from this run's account."""
-        self._dropped = Counter(dropped)
 
     def take_new(self, report: Report) -> list[tuple[FragmentId, int, Any]]:
         """Return the report's fragments, without those that an earlier broker has reported."""

@@ -15,7 +15,7 @@ from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.driver.async_learner_group import AsyncLearnerGroup
 from rlzmq.driver.broker_pipeline import BrokerPipeline
 from rlzmq.driver.connector_sync import ConnectorSync
-from rlzmq.driver.join_files import JoinKeys
+from rlzmq.driver.join_files import JoinKeys, keys_file
 from rlzmq.driver.module_configs import ModuleConfigs
 from rlzmq.driver.remote_learners import RemoteLearnerListener
 from rlzmq.driver.serial_pipeline import SerialPipeline
@@ -105,7 +105,8 @@ class Session:
         """Create keys for external peers and return the listener for learners; None without external peers."""
         if self.config.listen is None:
             return None
-        keys = JoinKeys.generate()
+        join_file = self.config.join_file
+        keys = JoinKeys.generate() if join_file is None else JoinKeys.kept(keys_file(join_file))
         if self.config.num_remote_learners:
             self._learner_door = RemoteLearnerListener(self.config, keys, self.spaces)
             await self._learner_door.start()

@@ -44,7 +44,7 @@ def needs_processes(config: BaseConfig) -> bool:
 
 def has_broker(config: BaseConfig) -> bool:
     """Return whether runners and learners communicate through a broker instead of within this process."""
-    return bool(config.num_env_runners or config.num_learners or config.listen or config.broker)
+    return bool(config.num_env_runners or config.num_learners or config.listen)
 
 
 def drive(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -15,7 +15,7 @@ from rlzmq.net.keys import CurveClient, KeyPair, check_public_key, read_private_
 
 __all__ = ["JoinFile"]
 
-_KEYS = ("run_id", "role", "server_public_key", "client_secret_key", "addresses")
+_KEYS = ("role", "server_public_key", "client_secret_key", "addresses")
 _HEADER = "# Anyone who reads this file can join the run in the role below. Keep it private.\n"
 
 
@@ -24,14 +24,12 @@ class JoinFile:
     """Addresses and keys of one run for one role, as a TOML file of mode 0600.
 
     Attributes:
-        run_id: The run.
         role: The role that the key allows, e.g. ``"runner"``.
         addresses: Channel name → address, e.g. ``{"control": "tcp://10.0.0.5:5555"}``.
         server_public_key: Proves the other side; empty without keys (ipc, insecure).
         client_secret_key: Proves this side; empty without keys.
     """
 
-    run_id: str
     role: str
     addresses: Mapping[str, str]
     server_public_key: str = ""

@@ -38,7 +38,6 @@ class DriverCore(PeerCore):
 
     Args:
         run_id, name, uuid: See `messages.Hello`.
-        incarnation: Higher than that of any earlier driver, e.g. milliseconds of wall time; 0: the broker decides.
         next_update: First update of this run: 0, or the one after the checkpoint.
         trained, dropped: Env steps accounted for in the checkpoint.
         config_digest, spaces_digest, package_version: Every other peer must have the same.
@@ -55,7 +54,6 @@ class DriverCore(PeerCore):
         name: str,
         uuid: str,
         *,
-        incarnation: int = 0,
         next_update: int = 0,
         trained: int = 0,
         dropped: dict[str, int] | None = None,
@@ -66,7 +64,6 @@ class DriverCore(PeerCore):
         timers: PeerTimers | None = None,
     ) -> None:
         super().__init__(run_id, name, uuid, timers)
-        self.incarnation = incarnation
         self.next_report: int = next_update
         self.next_update: int = next_update
         self.trained: int = trained
@@ -191,8 +188,7 @@ class DriverCore(PeerCore):
         # HELLO asked for every report from `next_report` on. Keeping an early report of the previous broker would
         # close an update for which this broker still waits.
         self._early.clear()
-        assert self.welcome is not None
-        instructions: list[Instruction] = [Tell(self.welcome)]
+        instructions: list[Instruction] = []
         if self._config:
             instructions.append(Send(b"", Config(self.run_id, self._digests[1]), (self._config,)))
         if self._is_paused:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from rlzmq.protocol.weights import Publication
 from rlzmq.wire.codec import Buffer
 from rlzmq.wire.fragment_message import FragmentRange
-from rlzmq.wire.messages import Notice, Progress, UpdateReport, Welcome, WireMessage, encode_message
+from rlzmq.wire.messages import Notice, Progress, UpdateReport, WireMessage, encode_message
 from rlzmq.wire.schema import FragmentId
 
 __all__ = [
@@ -404,7 +404,7 @@ class Report:
 class Tell:
     """Pass a message to the driver's supervisor or log."""
 
-    message: Notice | Progress | Welcome
+    message: Notice | Progress
 
 
 @dataclass(frozen=True, slots=True)

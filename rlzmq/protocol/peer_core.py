@@ -52,7 +52,6 @@ class PeerCore(abc.ABC):
         self._digests = ("", "", "")  # of the package (its version), the config and the spaces
         self.broker_incarnation: int = -1
         self.is_welcome: bool = False
-        self.welcome: Welcome | None = None
         self.is_stopped: bool = False
         self._hello_id = 0
         self._hello_at = self._state_at = self._heard_at = float("-inf")
@@ -136,7 +135,6 @@ class PeerCore(abc.ABC):
         self.broker_incarnation = message.broker_incarnation
         self._heartbeat_s = message.heartbeat_s
         self.is_welcome = True
-        self.welcome = message
         self._state_at = now
         if not is_new:
             return []

@@ -149,18 +149,18 @@ class Conversation:
                 self._refused.set()
 
 
-async def fetch_config(join: JoinFile, *, timeout_s: float) -> Any:
-    """Return the run's config frame (see `joining.unpack_config`).
+async def fetch_config(join: JoinFile, *, timeout_s: float) -> tuple[str, bytes]:
+    """Return the run's id and its config frame (see `joining.unpack_config`).
 
     Raises:
         PeerLostError: No broker, or it has no config yet, within `timeout_s` seconds.
         AuthenticationError: The key is refused.
     """
     async with Conversation(join.addresses["data"], join) as conversation:
-        _, payload = await conversation.ask(ConfigRequest(), Config, timeout_s=timeout_s)
+        config, payload = await conversation.ask(ConfigRequest(), Config, timeout_s=timeout_s)
         if not payload:
             raise PeerLostError(f"the broker at {join.addresses['data']} sent an empty config")
-        return bytes(payload[0])
+        return config.run_id, bytes(payload[0])
 
 
 class Observer(Conversation):

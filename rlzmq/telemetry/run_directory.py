@@ -71,7 +71,7 @@ class RunDirectory:
         Args:
             path: The directory, e.g. from `new_path`.
             config: The run's config.
-            train: The arguments of ``rlzmq train``, for `rlzmq attach`; () for a run of a script.
+            train: The arguments of ``rlzmq train``; () for a run of a script.
         """
         make_directories(path)
         try:

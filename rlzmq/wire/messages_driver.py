@@ -146,15 +146,10 @@ class Reset(WireMessage):
 
 @message(71, "driver")
 class Config(WireMessage):
-    """The run's configuration for peers that join by themselves. Payload: one opaque frame.
-
-    Attributes:
-        driver: Incarnation of the newest driver. The broker fills it in.
-    """
+    """The run's configuration for peers that join by themselves. Payload: one opaque frame."""
 
     run_id: str
     config_digest: str
-    driver: int = 0
 
 
 @message(72)

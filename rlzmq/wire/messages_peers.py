@@ -16,7 +16,6 @@ __all__ = [
     "RunnerState",
     "TraceClock",
     "TraceEvents",
-    "TraceRequest",
     "Welcome",
 ]
 
@@ -80,9 +79,6 @@ class Welcome(WireMessage):
         broker_incarnation: A new value means that the broker was restarted and has lost its state.
         incarnation: The incarnation that the peer uses in its fragments from now on.
         heartbeat_s: Interval at which the peer reports its state.
-        generation, connector_version, dropped: For a driver: the newest generation of learners or RESET, the version
-            of the newest connector state, and the env steps dropped under earlier drivers. A new driver continues
-            above them.
     """
 
     run_id: str
@@ -90,9 +86,6 @@ class Welcome(WireMessage):
     broker_incarnation: int
     incarnation: int
     heartbeat_s: float
-    generation: int = -1
-    connector_version: int = -1
-    dropped: dict[str, int] = field(default_factory=dict)
 
 
 @message(3)
@@ -186,13 +179,6 @@ class DriverState(WireMessage):
     bottleneck: str = ""
 
 
-@message(9, "driver")
-class TraceRequest(WireMessage):
-    """From the driver to a broker that it did not start: join the run's trace. Payload: (none)."""
-
-    path: str
-
-
 @message(10, "runner learner")
 class TraceEvents(WireMessage):
     """Stages of a process on another host than the driver, for the run's trace; the broker forwards it to the driver.
@@ -201,7 +187,7 @@ class TraceEvents(WireMessage):
 
     Attributes:
         sent_s: The sender's clock.
-        source: Id of the sender's process, or "" for the broker; the broker fills it in.
+        source: Id of the sender's process; the broker fills it in.
     """
 
     sent_s: float

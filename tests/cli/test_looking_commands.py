@@ -247,7 +247,7 @@ def test_top_says_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    "command", ["runner", "learner", "broker", "top", "doctor", "replay", "check-env", "inspect", "evaluate"]
+    "command", ["runner", "learner", "top", "doctor", "replay", "check-env", "inspect", "evaluate"]
 )
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0

@@ -180,29 +180,3 @@ def test_bad_run_directories_configs_and_checkpoints_are_named_before_anything_i
     assert f"{here / 'torn'}: " in said, "with the reason"
     assert main([*TRAIN, "--run-dir", "gone/deep", "--quiet"]) == 70
     assert not (here / "gone").exists()
-
-
-@pytest.mark.slow
-def test_attach_goes_on_from_what_a_run_was_resumed_from_until_it_has_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert (
-        main([*TRAIN, "--env-runners", "0", "--stop", "iterations=2", "--run-dir", "first", "--quiet"]) == 0
-    )
-    resumed = command(tmp_path, "train", "ppo", "--resume=first", "--run-dir", "second")
-    assert resumed.stdout is not None
-    while not resumed.stdout.readline().startswith("iter 3"):
-        assert resumed.poll() is None
-    resumed.kill()
-    resumed.communicate(timeout=30)
-    assert latest_checkpoint("second") is None
-    attached = command(tmp_path, "attach", "second")
-    assert attached.stdout is not None
-    while not (line := attached.stdout.readline()).startswith("iter "):
-        assert attached.poll() is None, attached.communicate()
-    assert line.startswith("iter 3")
-    attached.send_signal(signal.SIGTERM)
-    err = attached.communicate(timeout=30)[1]
-    assert attached.returncode == 75, err
-    assert latest_checkpoint("second") is not None

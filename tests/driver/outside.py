@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -25,6 +26,19 @@ def listening(tmp_path: Path, *, num_env_runners: int = 0, batch: int = 240, **n
         .debugging(seed=1)
         .networking(**{"listen": "tcp://127.0.0.1:0", "join_file": str(tmp_path / "join.toml"), **networking})
     )
+
+
+def two_free_ports() -> int:
+    """Return a port that is free, as is the next one."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return int(port)
 
 
 class Command:

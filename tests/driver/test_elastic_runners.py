@@ -68,15 +68,15 @@ def test_a_runner_outlives_the_broker_and_ends_with_the_run(tmp_path: Path) -> N
 def test_nobody_there_and_a_key_of_another_run_end_with_69(tmp_path: Path) -> None:
     keys = JoinKeys.generate()
     addresses = {"data": "tcp://127.0.0.1:1", "weights": "tcp://127.0.0.1:2"}
-    keys.join_file("runner", "other", addresses).write(tmp_path / "nobody.toml")
+    keys.join_file("runner", addresses).write(tmp_path / "nobody.toml")
     with Command(tmp_path, "runner", "--join", "nobody.toml", "--timeout", "1") as peer:
         assert peer.end() == 69
         assert "no broker at tcp://127.0.0.1:1 within 1 s" in peer.output
     with listening(tmp_path, num_env_runners=1).build() as algo:
         mine = JoinFile.read(tmp_path / "join.toml")
-        JoinFile(
-            mine.run_id, "runner", mine.addresses, mine.server_public_key, keys.clients["runner"].secret
-        ).write(tmp_path / "wrong.toml")
+        JoinFile("runner", mine.addresses, mine.server_public_key, keys.clients["runner"].secret).write(
+            tmp_path / "wrong.toml"
+        )
         with Command(tmp_path, "runner", "--join", "wrong.toml", "--timeout", "10") as peer:
             assert peer.end() == 69
             assert "refuses this key" in peer.output

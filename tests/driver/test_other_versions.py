@@ -1,15 +1,13 @@
-"""Peers of another version, config or env, and a second broker: each is turned away, with both values in the text."""
+"""Peers of another version, config or env: each is turned away, with both values in the text."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import resource
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,11 +15,9 @@ from rlzmq.cli.joining import make_config
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.driver.join_files import pack_config
 from rlzmq.net.join_file import JoinFile
-from rlzmq.roles.broker.run_lock import RunLock
 from rlzmq.roles.remote_peer import fetch_config
 from rlzmq.roles.runner.remote_runner import RemoteRunner
 from tests.driver.outside import Command, listening
-from tests.driver.test_standalone_broker import _two_free_ports
 
 _OTHER_PACKAGE = "import rlzmq.core.version as v; v.__version__ = '9.9.9'"
 _OTHER_WIRE = "import rlzmq.wire.codec as codec; codec.WIRE_VERSION = 99"
@@ -46,7 +42,7 @@ def test_peers_of_other_versions_are_told_both_and_the_run_goes_on(tmp_path: Pat
 async def test_a_runner_of_another_config_or_env_is_refused_with_both_digests(tmp_path: Path) -> None:
     async with listening(tmp_path, num_env_runners=1).build_async() as algo:
         join = JoinFile.read(tmp_path / "join.toml")
-        packed = await fetch_config(join, timeout_s=10)
+        run_id, packed = await fetch_config(join, timeout_s=10)
         for digest, env_config, reason in (
             ("0123456789abcdef", {}, "config_digest"),
             ("", {"gravity": 1.0}, "spaces_digest"),
@@ -54,7 +50,7 @@ async def test_a_runner_of_another_config_or_env_is_refused_with_both_digests(tm
             config = make_config(packed)
             if env_config:
                 config.environment("Acrobot-v1")
-            runner = RemoteRunner(join, config, patience_s=10, config_digest=digest)
+            runner = RemoteRunner(join, run_id, config, patience_s=10, config_digest=digest)
             try:
                 await runner.start()
                 why, detail = await runner.wait()
@@ -73,68 +69,17 @@ def test_a_config_of_another_version_is_not_read(tmp_path: Path, monkeypatch: py
         make_config(packed)
 
 
-def test_a_run_has_one_broker_and_its_epoch_rises_whatever_the_clock_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    join = tmp_path / "join.toml"
-    first = RunLock.take(join)
-    with pytest.raises(
-        ConfigurationError, match=f"process {os.getpid()} on .* is already the broker of this run"
-    ):
-        RunLock.take(join)
-    first.release()
-    monkeypatch.setattr("time.time", lambda: 0.0)
-    second = RunLock.take(join)
-    assert second.incarnation == first.incarnation + 1
-    second.release()
-
-
-def test_the_epoch_is_read_when_the_lock_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another broker takes the lock, counts up and ends, between our opening of the file and our lock."""
-    join = tmp_path / "join.toml"
-    lock_now = fcntl.flock
-    others: list[int] = []
-
-    def another_was_faster(fd: int, how: int) -> None:
-        monkeypatch.setattr("fcntl.flock", lock_now)
-        other = RunLock.take(join)
-        others.append(other.incarnation)
-        other.release()
-        lock_now(fd, how)
-
-    monkeypatch.setattr("fcntl.flock", another_was_faster)
-    monkeypatch.setattr("time.time", lambda: 0.0)
-    ours = RunLock.take(join)
-    assert ours.incarnation == others[0] + 1
-    ours.release()
-
-
 @pytest.mark.slow
-def test_a_second_broker_of_a_run_and_a_taken_port_are_refused(tmp_path: Path) -> None:
-    port = _two_free_ports()
-    arguments = ("broker", "--join-file", str(tmp_path / "join.toml"), "--listen")
-    with Command(tmp_path, *arguments, f"tcp://127.0.0.1:{port}") as first:
-        first.wait_for("look on")
-        with Command(tmp_path, *arguments, "tcp://127.0.0.1:0") as second:
-            assert second.end() == 78, second.output
-            assert (
-                f"process {first.process.pid} on {socket.gethostname()} is already the broker"
-                in second.output
-            )
-        with (
-            Command(tmp_path, "broker", "--join-file", "x.toml", "--listen", f"tcp://127.0.0.1:{port}") as broker,
-            Command(
-                tmp_path, "train", "ppo", "--env", "CartPole-v1", "--env-runners", "1", "--join-file", "y.toml",
-                "--listen", f"tcp://127.0.0.1:{port}",
-            ) as train,
-        ):  # fmt: skip
-            for command in (broker, train):
-                assert command.end() == 78, command.output
-                assert (
-                    f"cannot listen on tcp://127.0.0.1:{port}: another process listens there"
-                    in command.output
-                )
-                assert "Traceback" not in command.output
+def test_a_taken_port_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with Command(
+            tmp_path, "train", "ppo", "--env", "CartPole-v1", "--env-runners", "1", "--join-file", "y.toml",
+            "--listen", f"tcp://127.0.0.1:{port}",
+        ) as train:  # fmt: skip
+            assert train.end() == 78, train.output
+            assert f"cannot listen on tcp://127.0.0.1:{port}: another process listens there" in train.output
+            assert "Traceback" not in train.output
 
 
 @pytest.mark.slow
@@ -157,19 +102,3 @@ def test_too_few_open_files_are_named_before_and_while_running(tmp_path: Path) -
     out, _ = train.communicate(timeout=60)
     assert train.returncode == 78, out
     assert "only 40 files may be open in this process" in out
-    broker = limited(64, "broker", "--listen", "tcp://127.0.0.1:0")
-    assert broker.stdout is not None
-    address: Any = broker.stdout.readline().split()[1].removeprefix("tcp://").split(":")
-    connections = []
-    try:
-        for _ in range(64):
-            connections.append(socket.create_connection((address[0], int(address[1]))))
-        while "cannot take another connection" not in (line := broker.stdout.readline()):
-            assert line
-        assert "Too many open files" in line
-        assert "64 files may be open" in line
-    finally:
-        for connection in connections:
-            connection.close()
-        broker.terminate()
-        broker.communicate(timeout=30)

@@ -33,9 +33,7 @@ class Meeting:
         self.runs: list[asyncio.Task[None]] = []
 
     def learner(self, make: Any = make_config) -> tuple[RemoteLearner, asyncio.Task[None]]:
-        join: JoinFile = self.keys.join_file(
-            "learner", "run", {"control": self.door.control_address, "data": ""}
-        )
+        join: JoinFile = self.keys.join_file("learner", {"control": self.door.control_address, "data": ""})
         learner = RemoteLearner(join, make, preferred_rank=-1, timeout_s=20)
         run = asyncio.create_task(learner.run())
         self.runs.append(run)

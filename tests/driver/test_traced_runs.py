@@ -172,22 +172,6 @@ def test_learners_of_other_hosts_are_in_the_trace(tmp_path: Path, monkeypatch: p
                 assert rank.end() == 0, rank.output
 
 
-def test_a_broker_of_another_host_is_in_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(tmp_path)
-    listen = ("--listen", "tcp://127.0.0.1:0", "--join-file", "join.toml", "--driver-timeout", "100")
-    with Command(elsewhere, "broker", *listen, program=("-c", _OTHER_CLOCK)) as broker:
-        broker.wait_for("look on ")
-        config = listening(tmp_path).learners(num_learners=1).debugging(trace="trace.json")
-        config.networking(listen=None, join_file=None, broker=str(elsewhere / "join.driver.toml"))
-        join = ("runner", "--join", "join.toml")
-        with Command(elsewhere, *join, program=("-c", _OTHER_CLOCK)) as runner, config.build() as algo:
-            runner.wait_for(" joined ")
-            learner = {"learner 0": STAGES["learner"] - {"reduce"}, "runner-": STAGES["env runner"]}
-            train_until_traced(algo, tmp_path / "trace.json", {"broker": STAGES["broker"], **learner})
-
-
 def test_a_run_in_one_process_is_one_track(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with config(0, 0).debugging(trace=str(path)).build() as algo:

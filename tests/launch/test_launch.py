@@ -24,7 +24,7 @@ from rlzmq.launch.cluster import LOCAL, Cluster
 from rlzmq.launch.hosts import connect
 from rlzmq.launch.launcher import Launcher
 from rlzmq.launch.templates import render
-from tests.driver.test_standalone_broker import _two_free_ports
+from tests.driver.outside import two_free_ports
 
 asyncssh = pytest.importorskip("asyncssh")
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def cluster_text(tmp_path: Path, ssh_port: int, *train: str) -> str:
     ]  # fmt: skip
     return f"""
 head = "127.0.0.1"
-listen = "tcp://127.0.0.1:{_two_free_ports()}"
+listen = "tcp://127.0.0.1:{two_free_ports()}"
 train = {arguments!r}
 python = {sys.executable!r}
 workdir = {str(tmp_path)!r}

@@ -216,7 +216,6 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
 
 
 JOIN = JoinFile(
-    run_id='run "1"\n',
     role="runner",
     addresses={"control": "tcp://10.0.0.5:5555", "weights": "tcp://10.0.0.5:5556"},
     server_public_key=SERVER.public,
@@ -234,7 +233,7 @@ def test_a_join_file_comes_back_as_written(tmp_path: Path) -> None:
 
 
 def test_a_join_file_without_keys_is_for_ipc() -> None:
-    assert JoinFile("r", "runner", {"control": "ipc:///run/x"}).curve() is None
+    assert JoinFile("runner", {"control": "ipc:///run/x"}).curve() is None
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,6 @@ class History:
     rollbacks: int = 0
     num_faults: int = 0
     num_brokers: int = 0
-    num_attaches: int = 0
     most_leased: int = 0
     num_sampled: dict[str, int] = field(default_factory=dict)
     final: dict[str, Any] = field(default_factory=dict)

@@ -27,7 +27,7 @@ from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.protocol.weights import new_publication_buffer, seal_publication
 from rlzmq.wire.fragment_message import FragmentRange
-from rlzmq.wire.messages import Fragment, Notice, OpenUpdate, Weights, Welcome, decode_message
+from rlzmq.wire.messages import Fragment, Notice, OpenUpdate, Weights, decode_message
 from rlzmq.wire.values import pack_blob
 
 RUN = "run"
@@ -56,7 +56,6 @@ class Plan:
     killer: bool
     allow_broker_crash: bool
     allow_rollback: bool
-    allow_attach: bool = False
     allow_freeze: bool = False
     train_ratio: float = 0.0
     warm_up: int = 0
@@ -95,7 +94,6 @@ class Plan:
             killer=not calm and num_ranks > 1 and rng.random() < 0.15,
             allow_broker_crash=rng.random() < 0.6,
             allow_rollback=rng.random() < 0.15,
-            allow_attach=rng.random() < 0.15,
             allow_freeze=rng.random() < 0.3,
             train_ratio=rng.choice([0.0, 0.0, 0.3, 1.0, 4.5]),
             warm_up=rng.choice([0, 20]),
@@ -169,9 +167,8 @@ class Simulation:
         self.forming = False
         self.checkpoint: list[Step] = []
         self.num_deaths_by_killer = 0
-        self.attaching = False
         self.driver = Process(
-            "driver", b"driver", DriverCore(RUN, "driver", "driver-uuid", incarnation=1, config_digest="c")
+            "driver", b"driver", DriverCore(RUN, "driver", "driver-uuid", config_digest="c")
         )
         self.by_routing[b"driver"] = self.driver
 
@@ -292,8 +289,6 @@ class Simulation:
                 self.train(process, item)
             elif isinstance(item, E.Report):
                 self.reported(item)
-            elif isinstance(item, E.Tell) and isinstance(item.message, Welcome) and self.attaching:
-                self.attach(item.message)
             elif isinstance(item, E.Tell) and isinstance(item.message, Notice):
                 self.supervise(item.message)
             elif isinstance(item, E.Stop) and process.name.startswith("runner") and process.alive:
@@ -309,9 +304,7 @@ class Simulation:
 
     def start_broker(self) -> None:
         self.broker_incarnation += 1
-        options = BrokerOptions(
-            RUN, self.broker_incarnation, peer_timeout_s=4.0, driver_timeout_s=1e9, death_limit=3
-        )
+        options = BrokerOptions(RUN, self.broker_incarnation, peer_timeout_s=4.0, death_limit=3)
         self.broker = BrokerCore(options)
         self.history.new_broker()
 
@@ -369,8 +362,6 @@ class Simulation:
 
     def form_group(self) -> None:
         """Survivors adopt the furthest state; replacements get it from them; a new generation."""
-        if self.attaching or not self.driver.alive:
-            return
         members = [self.learners[name] for name in sorted(self.learners) if self.learners[name].alive]
         for member in self.learners.values():
             self.expected.discard(("learner", member.name))
@@ -529,7 +520,7 @@ class Simulation:
         kinds = ["runner", "runner", "learner", "broker", "cut", "lost"]
         if self.plan.allow_freeze:
             kinds += ["freeze", "freeze", "freeze and broker"]
-        kind = rng.choice([*kinds, "driver"] if self.plan.allow_attach else kinds)
+        kind = rng.choice(kinds)
         if kind == "runner":
             process = self.runners[rng.choice(sorted(self.runners))]
             if process.alive:
@@ -540,8 +531,6 @@ class Simulation:
             if self.plan.allow_rollback and rng.random() < 0.3:
                 for member in list(self.group):
                     self.kill_learner(member)
-        elif kind == "driver":
-            self.kill_driver()
         if kind.startswith("freeze"):
             rng.choice([*self.runners.values(), *self.learners.values()]).is_frozen = True
             kind = kind.rpartition(" ")[2]
@@ -587,51 +576,12 @@ class Simulation:
             event = E.PeerLost(process.routing)
             self.after(0.01, lambda: self.broker and self.do_broker(self.broker.handle(event, self.now)))
 
-    def kill_driver(self) -> None:
-        """With it go its learners; runners and broker wait for the next one."""
-        if not self.driver.alive:
-            return
-        self.forming = True
-        self.kill(self.driver)
-        for member in self.learners.values():
-            member.alive = False
-        self.group = []
-        self.history.num_attaches += 1
-        self.after(self.rng.uniform(0.2, 3.0), self.start_driver)
-
-    def start_driver(self) -> None:
-        """A new driver goes on from the checkpoint once it is welcome."""
-        uuid = self.new_uuid("driver")
-        core = DriverCore(
-            RUN,
-            "driver",
-            uuid,
-            incarnation=self.history.num_attaches + 1,
-            next_update=len(self.checkpoint),
-            config_digest="c",
-        )
-        self.driver = self.by_routing[uuid.encode()] = Process("driver", uuid.encode(), core)
-        self.attaching = True
-        for runner in self.runners.values():
-            self.expected.add(("runner", runner.name))
-        self.do(self.driver, core.start(self.now))
-
-    def attach(self, welcome: Welcome) -> None:
-        self.attaching = False
-        self.generation = max(self.generation, welcome.generation)  # time goes on while brokers forget
-        for name in list(self.learners):
-            self.start_learner(name)
-        self.form_group()
-        # Where the driver died before the first group was formed, this is no rollback: nothing else opens them.
-        self.after(0.01, self.open_updates)
-
     def kill_learner(self, process: LearnerProcess) -> None:
         if not process.alive:
             return
         self.kill(process)
         delay = self.rng.uniform(0.05, 1.0)
-        driver = self.driver
-        self.after(delay, lambda: self.driver is driver and driver.alive and self.start_learner(process.name))
+        self.after(delay, lambda: self.start_learner(process.name))
         if not self.forming:
             self.forming = True
             self.after(1.2, self.form_group)

@@ -120,7 +120,7 @@ def test_local_peers_are_not_counted(monkeypatch):
 
 def test_runners_that_worked_and_left_are_remembered_up_to_a_number(monkeypatch):
     monkeypatch.setattr("rlzmq.protocol.broker.state._MAX_ABSENT", 10)
-    bench = Bench(driver_timeout_s=1e9)
+    bench = Bench()
     bench.ready_run(batch=40_000)
     for number in range(30):
         bench.now += 1.0

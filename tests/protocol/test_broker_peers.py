@@ -72,18 +72,6 @@ def test_a_place_in_a_generation_is_taken_once(fields):
     assert bench.sent("learner-1", Welcome)
 
 
-def test_a_driver_of_another_name_takes_over():
-    bench = Bench()
-    bench.hello("first", "driver")
-    bench.hello("second", "driver")
-    assert bench.state.driver.uuid == "uuid-second"
-    left = [notice for notice in bench.sent("second", Notice) if notice.event == "left"]
-    assert [(notice.name, notice.detail) for notice in left] == [("first", "another driver has taken over")]
-    assert not _is_known(bench, "first")
-    bench.event(PeerLost(b"first"))
-    assert bench.state.driver.uuid == "uuid-second"
-
-
 def test_who_came_before_the_driver_and_does_not_fit_is_turned_away_when_it_comes():
     bench = Bench()
     bench.runner("alien", config_digest="theirs")
@@ -318,7 +306,7 @@ def test_the_time_between_two_updates_is_not_the_only_ranks_pace():
 
 
 def test_what_a_stopped_broker_missed_is_no_pause_of_the_only_rank():
-    bench = Bench(peer_timeout_s=20.0, late_after_s=1e4, driver_timeout_s=1e4)
+    bench = Bench(peer_timeout_s=20.0, late_after_s=1e4)
     bench.driver()
     bench.learner()
     for progress in (1, 2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_fakes import Bench, bench_with_runner, publication
 
-from rlzmq.protocol.events import Malformed, PeerLost, Send, Stop, Tick
+from rlzmq.protocol.events import Malformed, PeerLost, Send, Tick
 from rlzmq.wire.fragment_message import pack_ranges
 from rlzmq.wire.messages import (
     Config,
@@ -136,17 +136,6 @@ def test_notices_wait_for_the_driver():
     assert [notice.event for notice in bench.sent("driver", Notice)] == ["joined", "joined"]
 
 
-def test_the_broker_stops_without_a_driver():
-    bench = Bench(driver_timeout_s=3.0)
-    bench.event(Tick())
-    assert not any(isinstance(item, Stop) for item in bench.out)
-    bench.driver()
-    bench.event(PeerLost(b"driver"))
-    bench.now = 3.0
-    bench.event(Tick())
-    assert any(isinstance(item, Stop) for item in bench.out)
-
-
 def test_the_configuration_is_given_to_whoever_asks_before_hello():
     bench = Bench()
     bench.send("new", ConfigRequest())
@@ -154,7 +143,7 @@ def test_the_configuration_is_given_to_whoever_asks_before_hello():
     bench.driver()
     bench.send("driver", Config("run", "digest"), (b"the config",))
     bench.send("new", ConfigRequest())
-    assert bench.out == [Send(b"new", Config("run", "digest", driver=1), (b"the config",))]
+    assert bench.out == [Send(b"new", Config("run", "digest"), (b"the config",))]
 
 
 def test_a_runner_from_outside_cannot_take_the_name_of_one_that_is_there():

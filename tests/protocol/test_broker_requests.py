@@ -24,7 +24,6 @@ from rlzmq.wire.messages import (
     ShardReady,
     TraceClock,
     TraceEvents,
-    TraceRequest,
     Train,
     UpdateCommitted,
     UpdateDone,
@@ -525,13 +524,3 @@ def test_stages_of_other_hosts_go_to_the_driver_one_message_at_a_time_and_its_cl
     bench.now += 1.0
     assert forwarded("runner", 6.0, bytes(2 << 20)) == []
     assert bench.sent("runner", Rejected)[-1].reason == "bound"
-
-
-def test_a_driver_asks_its_broker_for_stages_of_its_own():
-    bench = Bench()
-    bench.driver()
-    seen = []
-    bench.core.on_trace = seen.append
-    bench.send("driver", TraceRequest("trace.json"))
-    bench.send("driver", TraceClock("", 1.0, 9.0))
-    assert seen == [TraceRequest("trace.json"), TraceClock("", 1.0, 9.0)]

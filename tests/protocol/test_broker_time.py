@@ -5,18 +5,15 @@ from __future__ import annotations
 import pytest
 from core_fakes import Bench
 
-from rlzmq.protocol.events import PeerLost, Stop, Tick
+from rlzmq.protocol.events import Tick
 from rlzmq.wire.messages import BrokerBeat, Goodbye, Progress, Refused
 
 
-def _ticks(bench: Bench, until: float, every: float = 0.5) -> list[float]:
-    """Ticks until then; when the broker ended."""
-    ended = []
+def _ticks(bench: Bench, until: float, every: float = 0.5) -> None:
+    """Ticks until then."""
     while bench.now < until:
         bench.now += every
-        if any(isinstance(item, Stop) for item in bench.event(Tick())):
-            ended.append(bench.now)
-    return ended
+        bench.event(Tick())
 
 
 def test_everybody_hears_the_broker_at_its_pace_and_no_more_often():
@@ -67,7 +64,7 @@ def test_half_of_its_patience_without_a_tick_is_an_absence(away_s, is_there):
 
 
 def test_an_absence_of_the_broker_ends_no_lease_though_others_are_free():
-    bench = Bench(peer_timeout_s=100.0, driver_timeout_s=1e9)
+    bench = Bench(peer_timeout_s=100.0)
     bench.ready_run(batch=20, lease_timeout_s=10.0)
     bench.runner("a")
     (lease,) = bench.leases("a")
@@ -81,24 +78,6 @@ def test_an_absence_of_the_broker_ends_no_lease_though_others_are_free():
     _ticks(bench, 70.0)
     assert lease.lease_id not in bench.state.leases.leases, "it has its whole time, no more"
     assert len(bench.leases("b")) == 1
-
-
-def test_an_absence_of_the_broker_does_not_count_as_the_drivers():
-    bench = Bench(driver_timeout_s=30.0)
-    bench.driver()
-    bench.event(PeerLost(b"driver"))
-    _ticks(bench, 2.0)
-    bench.now = 62.0
-    assert not any(isinstance(item, Stop) for item in bench.event(Tick()))
-    assert _ticks(bench, 90.0) == [90.0]
-
-
-def test_an_absence_before_any_driver_came_ends_nothing():
-    bench = Bench(driver_timeout_s=30.0)
-    bench.event(Tick())
-    bench.now = 60.0
-    bench.event(Tick())
-    assert _ticks(bench, 120.0) == []
 
 
 def test_runners_that_are_away_are_looked_for_every_ten_seconds():

@@ -67,10 +67,8 @@ def _hello(core) -> tuple[m.Hello, dict[str, int]]:
 
 def test_hello_says_where_it_stands():
     digests = {"config_digest": "config", "spaces_digest": "spaces", "package_version": "1.2"}
-    core = DriverCore(
-        "run", "driver", "uuid", incarnation=7, next_update=3, trained=60, dropped={"stale": 2}, **digests
-    )
-    fields = {"incarnation": 7, "run_id": "run", "next_update": 3, "trained": 60, "dropped": {"stale": 2}}
+    core = DriverCore("run", "driver", "uuid", next_update=3, trained=60, dropped={"stale": 2}, **digests)
+    fields = {"run_id": "run", "next_update": 3, "trained": 60, "dropped": {"stale": 2}}
     assert _hello(core) == (m.Hello("driver", "driver", "uuid", 1, **fields, **digests), {})
     welcome(core)
     core.reset(9, 5)
@@ -160,12 +158,6 @@ def test_a_reported_update_is_not_open_any_more():
     assert messages_in(receive(core, _progress(next_open=0)), m.OpenUpdate) == [_update(1)]
     core.start(0.0)
     assert messages_in(welcome(core, broker=6), m.OpenUpdate) == [_update(1)]
-
-
-def test_a_new_broker_is_told_of_its_welcome_first():
-    core = _driver(is_welcome=False)
-    assert [type(item) for item in welcome(core)] == [E.Tell]
-    assert welcome(core) == [], "once"
 
 
 def test_a_reset_forgets_what_was_open_and_what_came_early():
@@ -310,14 +302,12 @@ def test_only_a_later_broker_replaces_one():
 
 
 def test_the_first_welcome_of_a_broker_hands_out_the_incarnation():
-    core = _driver(is_welcome=False, incarnation=3)
+    core = _driver(is_welcome=False)
     receive(core, m.Welcome("run", 1, 5, 8, 1.0))
     assert core.incarnation == 8
     core.start(0.0)
     receive(core, m.Welcome("run", 2, 5, 9, 1.0))
     assert core.incarnation == 8
-    assert core.welcome is not None
-    assert core.welcome.incarnation == 9
 
 
 def test_a_goodbye_or_a_refusal_ends_it_once():

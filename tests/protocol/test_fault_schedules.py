@@ -30,7 +30,6 @@ def test_each_kind_of_fault_occurs_in_the_schedules():
     kinds: dict[str, Callable[[History], bool]] = {
         "brokers": lambda history: history.num_brokers > 1,
         "rollbacks": lambda history: history.rollbacks > 0,
-        "attaches": lambda history: history.num_attaches > 0,
         "quarantined": lambda history: bool(history.quarantined),
         "generations": lambda history: len({step.generation for step in history.chain}) > 1,
         "versions": lambda history: len(history.versions) > 3,

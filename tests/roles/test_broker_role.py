@@ -267,15 +267,6 @@ async def test_quarantined_fragments_can_be_replayed_from_their_files(tmp_path: 
     assert "3 learners died" in written.with_suffix(".json").read_text()
 
 
-async def test_the_broker_ends_when_its_driver_is_gone():
-    broker = BrokerRole("run", {**_OPTIONS, "driver_timeout_s": 0.3, "peer_timeout_s": 0.3})
-    addresses = await broker.start()
-    async with _peers(lambda: FakeDriver(addresses, 1, 10)) as (driver,):
-        await driver.is_connected.wait()
-    assert (await asyncio.wait_for(broker.ended, 10))[0] == "driver_lost"
-    await broker.stop()
-
-
 async def test_a_broker_that_fails_says_so_and_does_nothing_more(monkeypatch: pytest.MonkeyPatch, caplog):
     broker = BrokerRole("run", _OPTIONS)
     await broker.start()

@@ -38,8 +38,6 @@ _MAX_BYTES, _MAX_FDS = 256 * 1024, 8
 _FREE_FD = 500  # above those that a test process opens
 _ARGS_BYTES = 1000  # of a program's arguments, to be seen in the process table
 _CLI = (
-    "attach",
-    "broker",
     "dashboard",
     "learner",
     "main",

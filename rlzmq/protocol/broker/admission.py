@@ -6,8 +6,6 @@ registers its sender if it matches the run (see `Registration`) and its training
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from rlzmq.protocol.broker.intake import Intake
 from rlzmq.protocol.broker.recovery import Recovery
 from rlzmq.protocol.broker.registration import Registration
@@ -51,8 +49,8 @@ class Admission:
             return None
         if isinstance(message, ConfigRequest):
             if state.config is not None:
-                config = replace(state.config[0], driver=state.driver_incarnation)
-                state.send(event.peer, config, (state.config[1],))
+                config, packed = state.config
+                state.send(event.peer, config, (packed,))
             else:
                 state.send(event.peer, Refused("no_driver", "no driver has connected yet"))
             return None

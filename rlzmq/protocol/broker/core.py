@@ -41,7 +41,6 @@ from rlzmq.protocol.events import (
     Overrun,
     PeerLost,
     Received,
-    Stop,
     Tick,
 )
 from rlzmq.wire.errors import WireError
@@ -66,7 +65,6 @@ from rlzmq.wire.messages import (
     StatusRequest,
     TraceClock,
     TraceEvents,
-    TraceRequest,
     UpdateDone,
     Weights,
     WireMessage,
@@ -95,7 +93,6 @@ class BrokerCore:
     def __init__(self, options: BrokerOptions) -> None:
         self.options = options
         self.more_status: Callable[[], dict[str, Any]] = dict
-        self.on_trace: Callable[[TraceRequest | TraceClock], None] = lambda message: None
         state = self.state = BrokerState(options)
         self._store = PublishedState(state)
         self._registration = Registration(state, self._store)
@@ -129,7 +126,6 @@ class BrokerCore:
             Reset: requests.on_reset,
             Config: requests.on_config,
             StatusRequest: self._on_status_request,
-            TraceRequest: lambda peer, message, event, now: self.on_trace(message),
             TraceEvents: requests.on_trace_events,
             TraceClock: self._on_trace_clock,
             Goodbye: lambda peer, message, event, now: self._registration.forget(
@@ -214,10 +210,7 @@ class BrokerCore:
         self.state.send(peer, Status(), (pack_blob({**self.status(), **self.more_status()}),))
 
     def _on_trace_clock(self, peer: Peer, message: TraceClock, event: Received, now: float) -> None:
-        if not message.source:
-            self.on_trace(message)
-        else:
-            self._requests.on_trace_clock(message)
+        self._requests.on_trace_clock(message)
 
     # ------------------------------------------------------------------ time
 
@@ -229,10 +222,6 @@ class BrokerCore:
         for peer in list(state.by_routing.values()):
             if now - peer.heard_at >= options.peer_timeout_s:
                 self._registration.forget(peer, "lost", f"silent for {options.peer_timeout_s:g} s")
-        if state.driver is not None:
-            state.driver_seen_at = now
-        elif state.driver_seen_at is not None and now - state.driver_seen_at >= options.driver_timeout_s:
-            state.out.append(Stop("driver_lost", f"no driver for {options.driver_timeout_s:g} s"))
         if now - self._forgot_at >= _FORGET_EVERY_S:
             self._forgot_at = now
             state.forget_absent(now)
@@ -257,5 +246,3 @@ class BrokerCore:
         state = self.state
         self._hang_detection.forgive(away, now)
         state.leases.extend(away)
-        if state.driver_seen_at is not None:
-            state.driver_seen_at = min(now, state.driver_seen_at + away)

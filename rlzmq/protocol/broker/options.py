@@ -18,7 +18,6 @@ class BrokerOptions:
         incarnation: Increases with every start of the run's broker, e.g. milliseconds of wall time.
         heartbeat_s: Interval of all heartbeats.
         peer_timeout_s: A peer silent for this long is lost (the transport usually notices sooner).
-        driver_timeout_s: The broker stops after this long without a driver.
         resend_s: Time after which an unanswered message is sent again.
         recovery_grace_s: How long a restarted broker waits for runners to send fragments again that were used by an
             update trained in the meantime, so that its report is complete. It does not wait for runners that have been
@@ -45,7 +44,6 @@ class BrokerOptions:
     incarnation: int
     heartbeat_s: float = HEARTBEAT_S
     peer_timeout_s: float = 10.0
-    driver_timeout_s: float = 30.0
     resend_s: float = 2.0
     recovery_grace_s: float = 2.0
     max_leases_per_runner: int = 2

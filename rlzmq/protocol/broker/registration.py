@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from rlzmq.protocol.broker.newcomers import Newcomer
 from rlzmq.protocol.broker.published_state import PublishedState
 from rlzmq.protocol.broker.state import BrokerState, Peer
@@ -121,13 +119,6 @@ class Registration:
         message = Welcome(
             options.run_id, peer.hello.hello_id, options.incarnation, peer.incarnation, options.heartbeat_s
         )
-        if peer.hello.role == "driver":
-            message = replace(
-                message,
-                generation=max(state.generation, state.min_generation),
-                connector_version=state.connector_version,
-                dropped=dict(state.ledger.accounting.dropped),
-            )
         state.send(peer, message)
 
     def _mismatch(self, hello: Hello) -> tuple[str, str] | None:
@@ -222,9 +213,7 @@ class Registration:
             if is_new:
                 peer.watch = ProgressWatch(first_timeout_s=state.options.first_hung_after_s)
         elif hello.role == "driver":
-            if state.driver is not None and state.driver is not peer and state.driver.uuid != hello.uuid:
-                self.forget(state.driver, "left", "another driver has taken over")
-            state.driver, state.driver_incarnation = peer, peer.incarnation
+            state.driver = peer
             for field in ("package_version", "config_digest", "spaces_digest"):
                 if getattr(hello, field):
                     state.references[field] = getattr(hello, field)

@@ -48,7 +48,6 @@ class Requests:
             watermarks: The first unreported fragment of each runner.
             now: Current time in seconds.
         """
-        self._state.driver_seen_at = now
         state, next_report = self._state, hello.next_update
         if state.next_commit is None or next_report > state.next_commit:
             state.next_commit = next_report

@@ -188,8 +188,6 @@ class BrokerState:
         self.newcomers: Newcomers = Newcomers()
         self.references: dict[str, str] = {}
         self.config: tuple[Config, Buffer] | None = None
-        self.driver_seen_at: float | None = None
-        self.driver_incarnation = 0
         # learner group
         self.generation = -1
         self.min_generation = -1

@@ -58,23 +58,17 @@ from rlzmq.protocol.events import (
     Quarantine,
     Received,
     Send,
-    Stop,
     Tick,
 )
 from rlzmq.protocol.journal import Recalled, plan_recall
 from rlzmq.roles.broker.journal_file import JournalFile
 from rlzmq.roles.broker.listeners import BrokerListeners
-from rlzmq.roles.remote_trace import RemoteTrace
-from rlzmq.wire.codec import Buffer
 from rlzmq.wire.errors import WireError
 from rlzmq.wire.fragment_message import fragment_to_bytes
 from rlzmq.wire.messages import (
     BrokerBeat,
     Fragment,
     Hello,
-    TraceClock,
-    TraceRequest,
-    WireMessage,
     decode_message,
     first_number,
 )
@@ -136,8 +130,6 @@ class BrokerRole:
         self._recalled: list[Recalled] | None = None
         self._wanted_addresses = addresses
         self._core.more_status = self._own_status
-        self._core.on_trace = self._on_trace
-        self._trace = RemoteTrace(self._send_to_driver)
         self._listen = listen
         self._curve = curve
         self._roles = dict(roles or {})
@@ -320,17 +312,6 @@ class BrokerRole:
         self._handle(event)
         return event
 
-    def _on_trace(self, message: TraceRequest | TraceClock) -> None:
-        if isinstance(message, TraceRequest):
-            trace.leave()  # that of an earlier driver
-            trace.join(message.path, "broker")
-        else:
-            self._trace.on_clock(message)
-
-    def _send_to_driver(self, message: WireMessage, payload: Sequence[Buffer]) -> None:
-        if (driver := self._core.state.driver) is not None:
-            self._send(Send(driver.routing, message, tuple(payload)))
-
     def _look_at_size(self) -> None:
         """Warn once if more fragments are held than runners may send again after a restart."""
         held, limit = self._core.state.ledger.num_bytes, self._core.options.resent_bytes
@@ -349,8 +330,6 @@ class BrokerRole:
         self.loop_lag_s = max(0.0, now - self._tick_due)
         self.max_loop_lag_s = max(self.max_loop_lag_s, self.loop_lag_s)
         self._handle(Tick())
-        if trace.is_remote() and self._core.state.driver is not None:
-            self._trace.tick()
         if self._listeners is not None:
             self._listeners.flush()
         self._look_at_size()
@@ -409,11 +388,8 @@ class BrokerRole:
                     self._listeners.publish(instruction.frame)
             elif isinstance(instruction, Quarantine):
                 self._quarantine(instruction)
-            elif isinstance(instruction, JournalAppend | JournalRemove):
-                if self._journal is not None:
-                    self._journal.do(instruction)
-            elif isinstance(instruction, Stop) and not self.ended.done():
-                self.ended.set_result((instruction.reason, instruction.detail))
+            elif isinstance(instruction, JournalAppend | JournalRemove) and self._journal is not None:
+                self._journal.do(instruction)
 
     def _send(self, instruction: Send) -> None:
         if self._listeners is None:

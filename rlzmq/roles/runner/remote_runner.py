@@ -3,7 +3,8 @@
     join file ──► config ──► EnvRunner ──► leases … ──► GOODBYE (from either side)
 
 It has no supervisor: when it dies, its leases are granted to others and only unsent steps are lost. When
-the broker is restarted, it registers again and sends its uncommitted fragments.
+the broker is restarted, it registers again and sends its uncommitted fragments. When the driver is restarted, it
+is refused ("run_id"): `rlzmq runner` then joins the new run.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class RemoteRunner:
 
     Args:
         join: Addresses and keys.
+        run_id: Id of the run, which came with the config.
         config: The run's config, with this machine's changes (e.g. the number of envs).
         config_digest: Digest of the run's config as received.
         patience_s: Seconds of silence after which the broker counts as lost.
@@ -45,9 +47,10 @@ class RemoteRunner:
     """
 
     def __init__(
-        self, join: JoinFile, config: BaseConfig, *, patience_s: float, config_digest: str = ""
+        self, join: JoinFile, run_id: str, config: BaseConfig, *, patience_s: float, config_digest: str = ""
     ) -> None:
         self._join = join
+        self._run_id = run_id
         self._config = config
         self._patience_s = patience_s
         self._config_digest = config_digest
@@ -76,7 +79,7 @@ class RemoteRunner:
         addresses = self._join.addresses
         await self._role.connect(
             {
-                "run_id": self._join.run_id,
+                "run_id": self._run_id,
                 "name": self.name,
                 "incarnation": 0,  # assigned by the broker
                 "data_address": addresses["data"],
@@ -96,6 +99,8 @@ class RemoteRunner:
 
     async def wait(self) -> tuple[str, str]:
         """Sample until the end; return (reason, detail): ("goodbye", …) if the run ended, ("left", …) after `leave`.
+
+        ("run_id", …) if another run is there now: the driver was started again.
 
         Raises:
             PeerLostError: The broker was silent for too long.

@@ -1,0 +1,36 @@
+"""A run whose head is killed: the same command starts it again, and its runners come back by themselves."""
+
+from __future__ import annotations
+
+import signal
+
+from tests.driver.outside import two_free_ports
+from tests.journeys.terminal import Terminal, until
+
+_HEAD = (
+    "rlzmq train ppo --env CartPole-v1 --preset none --env-runners 0 --envs-per-env-runner 2 "
+    "--batch-size-per-learner 60 --minibatch-size 60 --num-epochs 1 --checkpoint-every-s 0.1 "
+    "--run-dir runs/a --resume auto --listen tcp://127.0.0.1:{port} --join-file join.toml"
+)
+
+
+def test_a_killed_head_starts_again_and_its_runners_rejoin(terminal: Terminal) -> None:
+    line = _HEAD.format(port=two_free_ports())
+    head = terminal.start(line)
+    head.wait_for("env runners may join")
+    (terminal.cwd / "copied.toml").write_bytes((terminal.cwd / "join.toml").read_bytes())
+    (terminal.cwd / "copied.toml").chmod(0o600)
+    runner = terminal.start("rlzmq runner --join copied.toml")
+    checkpoints = terminal.cwd / "runs/a/checkpoints"
+    until(lambda: list(checkpoints.glob("[0-9]*/manifest.json")), "a checkpoint", lambda: head.out + head.err)
+    head.signal(signal.SIGKILL)
+    head.end()
+    head = terminal.start(line)
+    head.wait_for("resumed ")
+    runner.wait_for("the run was started again(.|\\n)* joined ")
+    head.wait_for("iter ")
+    head.signal(signal.SIGTERM)
+    assert head.end().code == 75
+    done = runner.end()
+    assert done.code == 0, done
+    assert not list(terminal.cwd.glob("join*.toml")), "the keys are useless now"
