@@ -114,6 +114,9 @@ class Ledger:
         self._taken_elsewhere: dict[FragmentId, int] = {}
         self._next_order = 0
         self._newly_committed: list[FragmentId] = []
+        self._moved: dict[
+            tuple[str, int], None
+        ] = {}  # those whose watermarks may have moved since the last report
         self._forgotten: list[tuple[str, int]] = []
 
     def runner(self, runner: str, incarnation: int) -> RunnerRecord:
@@ -186,6 +189,7 @@ class Ledger:
         if fragment in self.entries or self.is_committed(fragment):
             self.accounting.num_duplicates += 1
             return False
+        self._moved[fragment.runner, fragment.incarnation] = None
         self.runner(fragment.runner, fragment.incarnation).commit(fragment.seq)
         self.accounting.refuse(num_steps, reason)
         return True
@@ -288,15 +292,21 @@ class Ledger:
             elif not self.is_committed(fragment):
                 self._remember_done(fragment, end)
 
-    def disown_below(self, runner: str, incarnation: int, watermark: int) -> None:
-        """Mark a runner's fragments below `watermark` as done: the driver has counted them already."""
-        for fragment in [f for f in self.entries if (f.runner, f.incarnation) == (runner, incarnation)]:
-            if fragment.seq < watermark:
-                entry = self.entries[fragment]
+    def disown_below(self, watermarks: Iterable[FragmentId]) -> None:
+        """Mark fragments below these, of the same runners, as done: the driver has counted them already."""
+        below = {(runner, incarnation): seq for runner, incarnation, seq in watermarks}
+        for fragment, entry in list(self.entries.items()):
+            if fragment.seq < below.get((fragment.runner, fragment.incarnation), 0):
                 before = entry.done
                 self._advance(entry, entry.num_steps)
                 self.accounting.disown(entry.done - before)
                 self._close_if_done(entry)
+        for (runner, incarnation), watermark in below.items():
+            self.commit_below(runner, incarnation, watermark)
+
+    def commit_below(self, runner: str, incarnation: int, watermark: int) -> None:
+        """Mark a runner's fragments below `watermark` as committed, since it no longer holds them."""
+        self._moved[runner, incarnation] = None
         self.runner(runner, incarnation).commit_below(watermark)
 
     def drop(self, entry: Entry, reason: DropReason) -> int:
@@ -318,17 +328,20 @@ class Ledger:
         They are ranges of 0 steps; forgotten runners are ranges of 1 step.
         """
         moved = []
-        for (runner, incarnation), record in self.runners.items():
-            if record.watermark != record.told:
+        for runner, incarnation in self._moved:
+            record = self.runners.get((runner, incarnation))
+            if record is not None and record.watermark != record.told:
                 record.told = record.watermark
                 record.is_known = True
                 moved.append(FragmentRange(FragmentId(runner, incarnation, record.watermark), 0, 0))
+        self._moved.clear()
         gone = [FragmentRange(FragmentId(*key, 0), 0, 1) for key in self._forgotten]
         self._forgotten.clear()
         return [*moved, *gone]
 
     def tell_again(self) -> None:
         """Make the next `take_watermarks` return all watermarks, after reports were discarded."""
+        self._moved = dict.fromkeys(self.runners)
         for record in self.runners.values():
             record.told = 0
 
@@ -361,6 +374,7 @@ class Ledger:
         record.num_uncommitted -= 1
         record.uncommitted_bytes -= entry.num_bytes
         self.num_bytes -= entry.num_bytes
+        self._moved[entry.id.runner, entry.id.incarnation] = None
         record.commit(entry.id.seq)
         self._newly_committed.append(entry.id)
 

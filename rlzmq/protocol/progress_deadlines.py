@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -51,7 +52,8 @@ class ProgressWatch:
         self._timeout_s = timeout_s
         self._min_hung_s = min_hung_s
         self._first_timeout_s = first_timeout_s
-        self._intervals: deque[float] = deque(maxlen=self._NUM_INTERVALS)
+        self._intervals: deque[float] = deque()
+        self._sorted: list[float] = []
         self._stamp: int | None = None
         self._stamped_at = 0.0
 
@@ -61,6 +63,9 @@ class ProgressWatch:
             return False
         if self._stamp is not None:
             self._intervals.append(now - self._stamped_at)
+            insort(self._sorted, self._intervals[-1])
+            if len(self._intervals) > self._NUM_INTERVALS:
+                del self._sorted[bisect_left(self._sorted, self._intervals.popleft())]
         self._stamp, self._stamped_at = progress, now
         return True
 
@@ -79,8 +84,7 @@ class ProgressWatch:
         silent = now - self._stamped_at
         if silent >= self.hung_after_s():
             return "hung"
-        intervals = sorted(self._intervals)
-        median = intervals[len(intervals) // 2] if intervals else self._min_hung_s
+        median = self._sorted[len(self._sorted) // 2] if self._sorted else self._min_hung_s
         return "slow" if silent > 5 * median else "ok"
 
     def hung_after_s(self) -> float:
@@ -92,8 +96,7 @@ class ProgressWatch:
 
     def usual_s(self) -> float:
         """Return the 99th percentile of the intervals between progress stamps; 0 before the first."""
-        intervals = sorted(self._intervals)
-        return intervals[int(len(intervals) * 0.99)] if intervals else 0.0
+        return self._sorted[int(len(self._sorted) * 0.99)] if self._sorted else 0.0
 
 
 class SilenceWatch:

@@ -101,7 +101,7 @@ def test_an_update_may_go_without_the_last_steps_of_a_range():
 def test_of_what_is_disowned_only_what_was_not_trained_here_is_taken_off_the_account():
     ledger = _ledger(5)
     ledger.commit([ledger.take(ledger.entries[_id(0)], 2)])
-    ledger.disown_below(*_id(0)[:2], 1)
+    ledger.disown_below([_id(1)])
     assert ledger.accounting.counts() == {"sampled": 2, "trained": 2, "pending": 0}
 
 
@@ -451,12 +451,12 @@ def test_what_the_driver_has_accounted_for_is_disowned_and_no_more():
     ledger = Ledger()
     for fragment in (_id(0), _id(1), _id(0, "other"), _id(0, incarnation=2)):
         ledger.accept(fragment, 5, generation=0, version=0)
-    ledger.disown_below("r", 1, 1)
+    ledger.disown_below([_id(1)])
     assert sorted(ledger.entries) == [_id(0, "other"), _id(1), _id(0, incarnation=2)]
     assert ledger.accounting.counts() == {"sampled": 15, "trained": 0, "pending": 15}
     assert ledger.runner("r", 1).watermark == 1
     assert ledger.accept(_id(0), 5, generation=0, version=0) is None
-    ledger.disown_below("r", 2, 3)
+    ledger.disown_below([_id(3, incarnation=2)])
     assert ledger.runner("r", 2).watermark == 3, "fragments that did not come count, too"
 
 

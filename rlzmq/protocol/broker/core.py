@@ -41,6 +41,7 @@ from rlzmq.protocol.events import (
     Overrun,
     PeerLost,
     Received,
+    Send,
     Tick,
 )
 from rlzmq.wire.errors import WireError
@@ -68,6 +69,7 @@ from rlzmq.wire.messages import (
     UpdateDone,
     Weights,
     WireMessage,
+    encode_message,
 )
 from rlzmq.wire.values import pack_blob
 
@@ -219,9 +221,8 @@ class BrokerCore:
         self._forgive_absence(now)
         self._grants.expire(now)
         self._hang_detection.tick(now)
-        for peer in list(state.by_routing.values()):
-            if now - peer.heard_at >= options.peer_timeout_s:
-                self._registration.forget(peer, "lost", f"silent for {options.peer_timeout_s:g} s")
+        for peer in [p for p in state.by_routing.values() if now - p.heard_at >= options.peer_timeout_s]:
+            self._registration.forget(peer, "lost", f"silent for {options.peer_timeout_s:g} s")
         if now - self._forgot_at >= _FORGET_EVERY_S:
             self._forgot_at = now
             state.forget_absent(now)
@@ -230,11 +231,12 @@ class BrokerCore:
             return
         self._beat_at = now
         self._reports.send_again(now)
-        for peer in state.by_routing.values():
-            if peer is not state.driver:
-                state.send(peer, BrokerBeat(options.incarnation))
+        beat = BrokerBeat(options.incarnation)
+        encoded = tuple(encode_message(beat))
+        others = (peer for peer in state.by_routing.values() if peer is not state.driver)
+        state.out.extend(Send(peer.routing, beat, whole=encoded) for peer in others)
         if state.driver is not None:
-            state.send(state.driver, BrokerBeat(options.incarnation))
+            state.send(state.driver, beat)
             state.send(state.driver, progress_of(state, self._hang_detection.patience_s()))
 
     def _forgive_absence(self, now: float) -> None:

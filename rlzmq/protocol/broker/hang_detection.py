@@ -27,7 +27,7 @@ class HangDetection:
         self._registration = registration
         self._generation: int | None = None
         self._absences = ExpectedPeers()
-        self._expected: list[tuple[str, str]] = []
+        self._expected: set[tuple[str, str]] = set()
         self._expected_by = ""
         self._ranks = SlowRankDetector(
             min_s=state.options.late_after_s, first_s=state.options.rank_first_hung_after_s
@@ -53,10 +53,9 @@ class HangDetection:
     def driver_expects(self, peer: Peer, message: DriverState) -> None:
         """Handle the driver's heartbeat: the peers that it expects."""
         self._expected_by = peer.uuid
-        self._expected = [
-            *(("runner", name) for name in message.runners),
-            *(("learner", name) for name in message.learners),
-        ]
+        self._expect(
+            {("runner", name) for name in message.runners} | {("learner", name) for name in message.learners}
+        )
 
     def patience_s(self) -> float:
         """Return how long a peer working on the next update may be silent before it counts as hung."""
@@ -81,7 +80,9 @@ class HangDetection:
     def tick(self, now: float) -> None:
         """Check all peers."""
         state = self._state
-        for peer in (*state.runners.values(), *state.ranks.values()):
+        quiet_since = now - state.options.late_after_s
+        quiet = [p for p in (*state.runners.values(), *state.ranks.values()) if p.heard_at <= quiet_since]
+        for peer in quiet:
             if not peer.is_late and peer.has_worked and peer.silence.is_late(now):
                 peer.is_late = True
                 detail = f"it has been silent for {peer.silence.limit_s():.1f} s"
@@ -100,13 +101,19 @@ class HangDetection:
         has_told = driver is not None and driver.uuid == self._expected_by
         return has_told and hello.role == "runner" and ("runner", hello.name) not in self._expected
 
+    def _expect(self, expected: set[tuple[str, str]]) -> None:
+        self._state.is_roll_new |= expected != self._expected
+        self._expected = expected
+
     def _call_the_roll(self, now: float) -> None:
         state = self._state
         if state.driver is None or state.driver.uuid != self._expected_by:
-            self._expected = []  # a new driver names the peers that it expects
-        here = [("runner", peer.hello.name) for peer in state.runners.values()]
-        here += [("learner", peer.hello.name) for peer in state.ranks.values()]
-        self._absences.look(self._expected, here, now)
+            self._expect(set())  # a new driver names the peers that it expects
+        if state.is_roll_new:
+            state.is_roll_new = False
+            here = [("runner", peer.hello.name) for peer in state.runners.values()]
+            here += [("learner", peer.hello.name) for peer in state.ranks.values()]
+            self._absences.look(self._expected, here, now)
         for role, name, absence in self._absences.overdue(now):
             detail = f"it has not registered for {now - absence.since:.1f} s"
             state.notify(absence.event, role, name, detail)

@@ -181,8 +181,10 @@ class Intake:
             raise SchemaError(
                 f"first_unacked is {message.first_unacked}, but {record.watermark} are committed"
             )
-        peer.first_unacked = max(peer.first_unacked, message.first_unacked)
-        record.commit_below(message.first_unacked)
+        if message.first_unacked > peer.first_unacked:
+            peer.first_unacked = message.first_unacked
+            state.forgetters[peer.uuid] = None
+        state.ledger.commit_below(peer.uuid, peer.incarnation, message.first_unacked)
         forgettable = state.receipts.may_forget(peer.uuid, peer.incarnation)
         forgettable.commit_below(message.first_unacked)
         if forgettable.watermark > message.first_unacked:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from rlzmq.protocol.broker.newcomers import Newcomer
 from rlzmq.protocol.broker.published_state import PublishedState
 from rlzmq.protocol.broker.state import BrokerState, Peer
@@ -78,6 +80,7 @@ class Registration:
     def forget(self, peer: Peer, event: str, detail: str = "") -> None:
         """Unregister a peer that left or was lost. Its leases are freed, its fragments kept."""
         state = self._state
+        state.is_roll_new = True
         state.by_routing.pop(peer.routing, None)
         role = peer.hello.role
         if role == "runner" and state.runners.get(peer.uuid) is peer:
@@ -102,12 +105,12 @@ class Registration:
     def _make_room(self, origin: str, newcomer: Newcomer) -> None:
         """Add an external newcomer, and turn another one away if there are too many."""
         state = self._state
-        connected = {peer.uuid: peer for peer in state.by_routing.values()}
-        leaving = state.newcomers.add(origin, newcomer, lambda other: other.uuid in connected)
+        connected = cache(lambda: {peer.uuid: peer for peer in state.by_routing.values()})
+        leaving = state.newcomers.add(origin, newcomer, lambda other: other.uuid in connected())
         if leaving is None:
             return
         state.count_refused("crowd")
-        peer = connected.get(leaving.uuid)
+        peer = connected().get(leaving.uuid)
         if peer is not None:
             detail = f"too many processes from {origin} have registered without working"
             state.send(peer, Refused("crowd", detail, peer.hello.generation))
@@ -198,11 +201,13 @@ class Registration:
 
     def _seat(self, peer: Peer, *, is_new: bool) -> None:
         state, hello = self._state, peer.hello
+        state.is_roll_new = True
         if hello.role == "runner":
             state.runners[hello.uuid] = peer
             state.leases.changed.add(hello.uuid)
             peer.first_unacked = hello.first_unacked
-            state.ledger.runner(hello.uuid, peer.incarnation).commit_below(hello.first_unacked)
+            state.forgetters[hello.uuid] = None
+            state.ledger.commit_below(hello.uuid, peer.incarnation, hello.first_unacked)
             self._store.greet(peer)
         elif hello.role == "learner":
             if hello.generation > state.generation:

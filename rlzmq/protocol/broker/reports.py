@@ -80,10 +80,13 @@ class Reports:
     def driver_has(self, next_report: int) -> None:
         """Discard reports below `next_report`, and let learners forget those updates."""
         state = self._state
-        for update_id in [u for u in state.reports if u < next_report]:
+        confirmed = [update_id for update_id in state.reports if update_id < next_report]
+        for update_id in confirmed:
             self._let_go(state.reports.pop(update_id))
             for peer in state.ranks.values():
                 self.confirm(peer, update_id)
+        if confirmed and state.group_is_complete:
+            state.forgetters.clear()
 
     def give_up(self) -> None:
         """Discard all reports after the driver has returned to a checkpoint."""
@@ -98,7 +101,8 @@ class Reports:
         state = self._state
         forgotten = pack_ranges(
             FragmentRange(FragmentId(runner.uuid, runner.incarnation, runner.first_unacked), 0, 0)
-            for runner in state.runners.values()
+            for uuid in state.forgetters
+            if (runner := state.runners.get(uuid)) is not None
         )
         state.send(peer, UpdateCommitted(update_id, state.generation), tuple(forgotten))
 

@@ -61,8 +61,10 @@ class Requests:
                 state.drop(entry, "rolled_back")
         self._reports.driver_has(next_report)
         self._reports.send_all(now)
-        for fragment, _, _ in watermarks:  # reported by an earlier broker
-            state.ledger.disown_below(*fragment)
+        state.ledger.disown_below(
+            [fragment for fragment, _, _ in watermarks]
+        )  # reported by an earlier broker
+        for fragment, _, _ in watermarks:
             state.receipts.let_go_below(fragment)
 
     def _take_over(self, hello: Hello) -> None:
@@ -100,6 +102,7 @@ class Requests:
         state.min_generation = message.generation
         if state.generation < message.generation:
             state.ranks.clear()
+            state.is_roll_new = True
             state.generation = -1
         self._recovery.release()
         for entry in list(state.ledger.entries.values()):

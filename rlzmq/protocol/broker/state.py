@@ -181,6 +181,10 @@ class BrokerState:
         self.runners: dict[str, Peer] = {}
         self.most_envs: int = 0  # largest `shown_envs` of the registered runners
         self.ranks: dict[int, Peer] = {}
+        self.is_roll_new: bool = (
+            True  # whether a peer has come, left, or is newly expected since the last look
+        )
+        self.forgetters: dict[str, None] = {}  # runners that hold fewer fragments since learners were told
         self.driver: Peer | None = None
         self.names: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
         self.fenced: OrderedDict[str, None] = OrderedDict()
