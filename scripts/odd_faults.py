@@ -434,44 +434,6 @@ def _trained(run_dir: Path) -> int:
     return int(json.loads(lines[-1])["num_env_steps_sampled_lifetime"]) if lines else 0
 
 
-def drivers(place: Path, options: argparse.Namespace, seen: Seen) -> None:
-    """Connect a second driver to the broker of a run."""
-    place.mkdir(parents=True)
-    broker = subprocess.Popen(
-        [sys.executable, "-m", "rlzmq", "broker", "--listen", f"tcp://127.0.0.1:{_free_port()}"],
-        cwd=place, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    try:
-        assert broker.stdout is not None
-        said = ""
-        while "look on" not in said:
-            said += broker.stdout.readline()
-        join = said.split("broker='")[1].split("'")[0]
-        arguments = ["--env", "CartPole-v1", "--env-runners", "1", "--learners", "1", "--broker", join]
-        with Run(place / "first", *arguments) as first:
-            seen.expect("drivers", first.trains(), "the first does not begin", first)
-            with Run(place / "second", *arguments) as second:
-                took_over = second.trains(timeout_s=60)
-                begin = time.monotonic()
-                first_ended = first.wait_for(lambda: first.process.poll() is not None, 20.0)
-                seconds = time.monotonic() - begin
-                seen.expect(
-                    "drivers", took_over or second.process.poll() is not None, "the second waits", second
-                )
-                seen.expect("drivers", first_ended or not took_over, "both train", first)
-                words = (first.output.strip().splitlines() or [""])[-1][:200]
-                if took_over:
-                    seen.ends_well("drivers", second)
-                seen.fact(
-                    "drivers",
-                    f"the second {'takes over' if took_over else 'is refused'}; the first: exit "
-                    f"{first.process.poll()} ({seconds:.1f} s later), says: {words}",
-                )
-    finally:
-        broker.terminate()
-        broker.wait(20)
-
-
 def _free_port() -> int:
     """Return the first of three consecutive free ports."""
     while True:
@@ -725,8 +687,7 @@ def store(place: Path, options: argparse.Namespace, seen: Seen) -> None:
 
 
 CASES: dict[str, Callable[[Path, argparse.Namespace, Seen], None]] = {
-    case.__name__: case
-    for case in (disk, shm, clock, leak, forkserver, numbers, drivers, network, crowd, store)
+    case.__name__: case for case in (disk, shm, clock, leak, forkserver, numbers, network, crowd, store)
 }
 
 

@@ -496,9 +496,7 @@ class AsyncAlgorithm:
             CheckpointError: The checkpoint could not be written; an earlier one at `path` is unchanged.
         """
         state = to_parts(await self.get_state())
-        written = write_algorithm(path, self._dispatch.algorithm, self.config, state)
-        await self.session.note_checkpoint(state)
-        return written
+        return write_algorithm(path, self._dispatch.algorithm, self.config, state)
 
     async def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
         """Restore a checkpoint's state, or one component of it. The config of this algorithm is unchanged.

@@ -50,7 +50,6 @@ class CheckpointKeeper:
         self._writing: threading.Thread | None = None
         self._error: BaseException | None = None
         self._score: float | None = None
-        self._written_state: dict[str, Any] | None = None
         self.newest: Path | None = None
         self.num_written = 0
         self.num_failed = 0
@@ -81,7 +80,6 @@ class CheckpointKeeper:
         places = (result["env_runners"], result.get("evaluation", {}).get("env_runners", {}))
         scores = [float(place.get("episode_return_mean", math.nan)) for place in places]
         self._score = next(filter(math.isfinite, scores), None)  # an offline run has only the latter
-        await self._note_written()
         now = time.monotonic()
         if self._is_due(now):
             await self._begin()
@@ -106,7 +104,6 @@ class CheckpointKeeper:
             await self._off_loop(self.wait)
             if self._error is not None:
                 raise self._error
-            await self._note_written()
         assert self.newest is not None
         return self.newest
 
@@ -159,8 +156,6 @@ class CheckpointKeeper:
             "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
 
-        version = state["learner_group/learner"]["weights_seq_no"]
-
         def write() -> None:
             self._error = None
             try:
@@ -172,18 +167,11 @@ class CheckpointKeeper:
                 _log.warning("%s Training continues; earlier checkpoints are unchanged.", error)
             else:
                 self.num_written += 1
-                self._written_state = {"learner_group/learner": {"weights_seq_no": version}}
                 faults.record("checkpoint", iteration=iteration, path=str(self.newest))
 
         # `wait` joins it. A daemon, so that a hung disk does not keep the process alive.
         self._writing = threading.Thread(target=write, name="rlzmq-checkpoint", daemon=True)
         self._writing.start()
-
-    async def _note_written(self) -> None:
-        """Report a checkpoint written since the last call to the session."""
-        state, self._written_state = self._written_state, None
-        if state is not None:
-            await self._algorithm.session.note_checkpoint(state)
 
     async def _off_loop(self, function: Callable[[], None]) -> None:
         """Run a blocking function, on a thread if there is an event loop."""

@@ -43,7 +43,7 @@ _log = logging.getLogger("rlzmq.checkpoints")
 _Config = TypeVar("_Config", bound=BaseConfig)
 _CONFIG = "config"
 # Settings for where a run keeps its data on its machine. They are not stored and must be set again for a resumed run.
-_PLACES = ("durability", "journal_dir", "record_dir", "trace")
+_PLACES = ("record_dir", "trace")
 _CONFIG_CLASS = ("config", "config_class")
 _NEEDED = ("algorithm", "learner_group/learner", "env_runner", "accounting")
 _MODULES = "learner_group/learner/rl_module"

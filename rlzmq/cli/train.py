@@ -223,8 +223,6 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
     if not options.quiet:  # before torch is imported, which takes seconds
         print(f"starting    {_processes(config)} for {config.env}", flush=True)
     path, checkpoint = _run_paths(name, options, config)
-    if config.durability == "journal" and config.journal_dir is None:
-        config.fault_tolerance(journal_dir=str((path / "journal").absolute()))
     if options.record and config.record_dir is None:
         config.debugging(record_dir=str((path / "arrivals").absolute()))
     if config.trace == "auto":

@@ -52,7 +52,6 @@ def check(config: DerivedValues) -> None:
                 f"{batch}. Largest that fits: {max(fitting, 1)}, or 'auto'."
             )
     _check_networking(config)
-    _check_journal(config)
     _check_record(config)
     if config.trace == "auto":
         raise ConfigurationError(
@@ -119,19 +118,6 @@ def _check_evaluation(config: DerivedValues) -> None:
             f"config.evaluation_auto_duration_min_env_steps_per_sample={least} is more than "
             f"evaluation_auto_duration_max_env_steps_per_sample={most}."
         )
-
-
-def _check_journal(config: DerivedValues) -> None:
-    if config.durability == "journal":
-        if config.journal_dir is None:
-            raise ConfigurationError(
-                "config.durability='journal' needs config.journal_dir, e.g. 'runs/mine/journal'."
-            )
-        if not (config.num_env_runners or config.num_learners or config.listen):
-            raise ConfigurationError(
-                "config.durability='journal' needs a broker that this run starts: set num_env_runners or "
-                "num_learners."
-            )
 
 
 def _check_record(config: DerivedValues) -> None:

@@ -81,10 +81,6 @@ class FaultToleranceSettings:
         env_reset_timeout_s: Maximum duration in seconds of creating and resetting the environments of an env runner.
         quarantine_dir: Directory for fragments that are unusable for training or crash learners (None: in the run
             directory).
-        durability: Where accepted fragments are kept until they are trained. "memory": in the memory of two
-            processes. "journal": also in a journal on disk, so that a run can be resumed without losing them after
-            all its processes were killed.
-        journal_dir: Directory of the journal (`rlzmq train`: in the run directory).
         env_runner_memory_limit_bytes: Limit of the private memory of an env runner process; a process that exceeds
             it, e.g. because its env leaks memory, ends and is replaced. None: no limit.
         learner_memory_limit_bytes: The same for learner processes.
@@ -115,8 +111,6 @@ class FaultToleranceSettings:
     env_step_timeout_s: NonNegative | None = None
     env_reset_timeout_s: NonNegative = 300.0
     quarantine_dir: str | None = None
-    durability: Literal["memory", "journal"] = "memory"
-    journal_dir: str | None = None
     env_runner_memory_limit_bytes: PositiveInt | None = None
     learner_memory_limit_bytes: PositiveInt | None = None
     process_start_timeout_s: NonNegative = 300.0

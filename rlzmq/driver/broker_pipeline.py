@@ -29,7 +29,6 @@ from rlzmq.driver.driver_link import DriverLink
 from rlzmq.driver.join_files import JoinKeys, pack_config
 from rlzmq.driver.process_health import watch_stopped
 from rlzmq.driver.report_reader import MetaCheck, ReportReader
-from rlzmq.driver.run_journal import RunJournal
 from rlzmq.driver.supervision import Supervisor
 from rlzmq.driver.update_results import Accounting, UpdateResult
 from rlzmq.driver.watchdog import Watchdog
@@ -85,7 +84,6 @@ class BrokerPipeline(Supervisor):
         self._ranks: list[str] = []
         self._peer_of: dict[int, str] = {}
         self._connector_version = -1
-        self._journal: RunJournal | None = None
         self._watchdog = Watchdog(
             progress=lambda: self._driver.progress if self._driver is not None else None,
             patience_s=self._patience_s,
@@ -107,8 +105,6 @@ class BrokerPipeline(Supervisor):
             self._system, self._run_id, self._config, self._join_keys, self._control_address
         )
         await self._broker.start()
-        if self._config.durability == "journal":
-            self._journal = RunJournal(self._broker, self._config.update_plan().max_policy_lag)
 
     async def start(self) -> None:
         """Connect driver, learners and runners to the broker."""
@@ -231,8 +227,6 @@ class BrokerPipeline(Supervisor):
     def _on_notice(self, notice: Notice) -> None:
         """Handle a notice: the broker misses a peer, or received unusable data."""
         event, detail = notice.event, notice.detail
-        if self._journal is not None:
-            self._journal.num_failures += event == "journal_failed"
         if notice.role == "learner" and event in _MISSED:
             self._start(
                 self._learners.supervisor.suspect(notice.name, event, detail), f"suspect {notice.name}"
@@ -272,10 +266,6 @@ class BrokerPipeline(Supervisor):
             Exception: An error raised by the user's code in a runner or learner.
         """
         start = time.perf_counter()
-        if self._journal is not None and self._journal.is_due:
-            # No checkpoint was restored, so the journal of another run belongs to other weights.
-            await self._journal.read(-1)
-            await self._journal.recall(-1)
         report = None
         async with self._watchdog.update():
             while report is None:  # repeat if all learners died and were rolled back
@@ -417,24 +407,12 @@ class BrokerPipeline(Supervisor):
             if (index := self._place_of.get(fragment.runner)) is not None:
                 self._runners.supervisor.worked(index)
 
-    async def read_journal(self, next_update: int) -> list[str]:
-        """Read the journal (see `RunJournal.read`); [] without one."""
-        return [] if self._journal is None else await self._journal.read(next_update)
-
-    async def note_checkpoint(self, next_update: int) -> None:
-        """Record that a checkpoint contains all updates below this one."""
-        if self._journal is not None:
-            await self._journal.note_checkpoint(next_update)
-
     def fault_tolerance(self) -> dict[str, int]:
         """Return the number of broker restarts, and of env steps whose fragment metadata was lost with a broker."""
-        counts = {
+        return {
             "num_broker_restarts": self._broker.num_restarts if self._broker is not None else 0,
             "num_env_steps_without_report": self._reader.num_env_steps_without_report,
         }
-        return (
-            counts if self._journal is None else counts | {"num_journal_failures": self._journal.num_failures}
-        )
 
     def tell_bottleneck(self, text: str) -> None:
         """Send the text on what limits the run to the broker, for observers."""
@@ -450,8 +428,6 @@ class BrokerPipeline(Supervisor):
         """Continue from the state that was loaded into the learners."""
         assert self._driver is not None
         await self._register_learners(begins_lineage=True)
-        if self._journal is not None and self._journal.is_due:
-            await self._journal.recall(self._learners.generation)
         self._driver.do(self._driver.core.resume())
 
     async def _begin_lineage(self, handles: list[Any]) -> bool:

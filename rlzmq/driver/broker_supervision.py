@@ -146,7 +146,6 @@ class BrokerKeeper(Supervisor):
             addresses=self.addresses,
             incarnation=self._incarnation,
             quarantine_dir=self._config.quarantine_dir,
-            journal_dir=self._config.journal_dir if self._config.durability == "journal" else None,
             listen=self._listen,
             curve=self._keys.curve if self._keys is not None else None,
             roles=self._keys.roles if self._keys is not None else None,

@@ -132,13 +132,6 @@ class SerialPipeline:
             self._learner.module, self._learner.weights_seq_no, self.accounting.num_consumed
         )
 
-    async def read_journal(self, next_update: int) -> list[str]:
-        """Return [], since nothing is sampled ahead of training."""
-        return []
-
-    async def note_checkpoint(self, next_update: int) -> None:
-        """Do nothing, since no data is kept for checkpoints."""
-
     def tell_bottleneck(self, text: str) -> None:
         """Do nothing, since a serial run has no observers."""
 

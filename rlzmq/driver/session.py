@@ -284,7 +284,6 @@ class Session:
             # unchanged.
             kept = {} if "accounting" in state else self.get_connector_state()
             self._connectors.set_state({**kept, **state["env_runner"]})
-        recalled: list[str] = []
         if "accounting" in state:
             num_lost = self.accounting.set_state(state["accounting"], with_sources=with_sources)
             if num_lost:
@@ -293,22 +292,10 @@ class Session:
                     "held are lost, and empty buffers are filled by sampling.",
                     num_lost,
                 )
-            if learner is not None:
-                recalled = await self._pipeline.read_journal(learner["weights_seq_no"])
-        # A runner whose fragments are recovered would sample them again from its old state, so it starts from scratch.
-        left_out = {f"{_RUNNERS}{name}" for name in recalled}
         await self.env_runner_group.set_sampling_states(
-            {
-                name.removeprefix(_RUNNERS): part
-                for name, part in state.items()
-                if name.startswith(_RUNNERS) and name not in left_out
-            }
+            {name.removeprefix(_RUNNERS): part for name, part in state.items() if name.startswith(_RUNNERS)}
         )
         await self._restart()
-
-    async def note_checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Record that this state, from which a run can be resumed, is on disk."""
-        await self._pipeline.note_checkpoint(int(state[_LEARNER]["weights_seq_no"]))
 
     async def stop(self) -> None:
         """Stop everything, in an order that loses no data. May be called after a failed start."""

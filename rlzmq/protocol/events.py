@@ -24,11 +24,6 @@ __all__ = [
     "FragmentSampled",
     "GroupFormed",
     "Instruction",
-    "JournalAppend",
-    "JournalFailed",
-    "JournalRecalled",
-    "JournalRemove",
-    "JournalSynced",
     "LeaseFailed",
     "Leave",
     "Malformed",
@@ -108,36 +103,6 @@ class Leave:
     """Stop taking work, deliver finished work, then send GOODBYE."""
 
     reason: str = "leaving"
-
-
-# ------------------------------------------------------------------ events, broker
-
-
-@dataclass(frozen=True, slots=True)
-class JournalSynced:
-    """Every record up to this number is on disk."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class JournalFailed:
-    """The journal can no longer be written."""
-
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class JournalRecalled:
-    """Fragments of the journal that the restored checkpoint does not cover.
-
-    Attributes:
-        generation: Generation of the lineage that begins with the checkpoint.
-        fragments: `journal.Recalled` items.
-    """
-
-    generation: int
-    fragments: Sequence[Any]
 
 
 # ------------------------------------------------------------------ events, runner
@@ -292,29 +257,6 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True)
-class JournalAppend:
-    """Write a record and answer with JournalSynced. Several records may be synced together, in order.
-
-    Attributes:
-        number: Increases by one per record.
-        segment: Number of the file to write to; never decreases.
-        kind, parts: Content of the record.
-    """
-
-    number: int
-    segment: int
-    kind: int
-    parts: tuple[Buffer, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class JournalRemove:
-    """Remove segments below this number, and all segments of earlier brokers of this run."""
-
-    before: int
-
-
-@dataclass(frozen=True, slots=True)
 class StartLease:
     """Sample `num_vector_steps`, or fewer if `max_s` (0: no limit) is reached.
 
@@ -419,8 +361,6 @@ Instruction: TypeAlias = (
     Send
     | Publish
     | Quarantine
-    | JournalAppend
-    | JournalRemove
     | StartLease
     | ApplyWeights
     | ApplyConnectorState

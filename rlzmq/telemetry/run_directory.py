@@ -47,7 +47,7 @@ class RunDirectory:
     Files: ``config.toml`` (settings that differ from the defaults), ``run.json`` (command, versions, Git commit, seed,
     process), ``metrics.jsonl`` (each iteration's whole result, flushed at once), ``events.jsonl`` (the driver's
     warnings and errors; see `rlzmq.telemetry.event_log`), ``checkpoints/NNNNNN/`` (by iteration; see
-    `rlzmq.core.checkpoint_series`), ``journal/`` (with ``durability="journal"``), ``arrivals/`` (with
+    `rlzmq.core.checkpoint_series`), ``arrivals/`` (with
     ``rlzmq train --record``).
 
     Attributes:

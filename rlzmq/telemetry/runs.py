@@ -33,7 +33,6 @@ X_AXES = {
 
 _TRAINED = "num_env_steps_trained_lifetime"  # the steps of an offline run, which samples none
 _PLACES = (
-    "journal_dir",
     "record_dir",
     "trace",
 )  # they lie in each run's own directory, so they always differ

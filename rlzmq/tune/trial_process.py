@@ -147,8 +147,6 @@ def _with_own_files(config: BaseConfig, trial_dir: Path) -> BaseConfig:
         config.debugging(trace=str(trial_dir / name))
     if config.record_dir is not None:
         config.debugging(record_dir=str(trial_dir / Path(config.record_dir).name))
-    if config.journal_dir is not None:
-        config.fault_tolerance(journal_dir=str(trial_dir / Path(config.journal_dir).name))
     return config
 
 

@@ -36,12 +36,12 @@ def test_no_file_or_directory_of_a_run_is_writable_by_others(tmp_path: Path, no_
     run.log({"a": 1})
     run.close()
     CheckpointSeries(run.checkpoints).write(1, {"learner/module": {"x": 1}}, {})
-    make_directories(root / "private" / "journal", mode=0o700)
+    make_directories(root / "private" / "quarantine", mode=0o700)
     write_text(root / "notes", "x")
     places = [tmp_path / "deep", *(tmp_path / "deep").rglob("*")]
     assert len(places) > 10
     assert [path for path in places if path.stat().st_mode & stat.S_IWOTH] == []
-    assert stat.S_IMODE((root / "private" / "journal").stat().st_mode) == 0o700
+    assert stat.S_IMODE((root / "private" / "quarantine").stat().st_mode) == 0o700
 
 
 def test_a_directory_that_is_a_file_is_an_error_and_one_that_exists_is_none(tmp_path: Path) -> None:

@@ -79,7 +79,6 @@ def test_trials_with_runner_and_learner_processes_run_side_by_side_and_leave_non
     config.learners(learner_config_dict={"place": str(place)}).callbacks(on_train_result=meet_other_trial)
     shared = tmp_path / "shared"
     config.debugging(trace=str(shared / "run.json"), record_dir=str(shared / "arrivals"))
-    config.fault_tolerance(durability="journal", journal_dir=str(shared / "journal"))
     results = tune.Tuner(
         "PPO",
         param_space=config,
@@ -96,4 +95,3 @@ def test_trials_with_runner_and_learner_processes_run_side_by_side_and_leave_non
         own = Path(result.path)
         assert {"env", "forward"} <= {event["name"] for event in read_trace(own / "run.json")}
         assert any((own / "arrivals").iterdir())
-        assert any((own / "journal").iterdir())

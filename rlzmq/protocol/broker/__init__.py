@@ -4,7 +4,7 @@
 |-------------------|---------------------------------------------------------------|-------------------------------|
 | `admission`       | which role may send which message; expels offenders           | offences                      |
 | `registration`    | who is registered, under which incarnation                    | runners, ranks, driver, names |
-| `intake`          | accepts fragments, also the journal's, and acknowledges them  | ledger, receipts, journal     |
+| `intake`          | accepts fragments, and acknowledges them                      | ledger, receipts              |
 | `grants`          | which runner samples how much, under which weights            | leases                        |
 | `published_state` | the newest weights and connector state, and who needs them    | weights, connector state      |
 | `requests`        | requests of the driver                                        | open updates, lineage, pause  |

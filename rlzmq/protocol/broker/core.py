@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 from rlzmq.protocol.broker.admission import Admission
 from rlzmq.protocol.broker.grants import Grants
 from rlzmq.protocol.broker.hang_detection import HangDetection
-from rlzmq.protocol.broker.intake import Intake, on_journal
+from rlzmq.protocol.broker.intake import Intake
 from rlzmq.protocol.broker.options import BrokerOptions
 from rlzmq.protocol.broker.published_state import PublishedState
 from rlzmq.protocol.broker.recovery import Recovery
@@ -34,9 +34,6 @@ from rlzmq.protocol.broker.state import BrokerState, Peer
 from rlzmq.protocol.broker.updates import Delivery, Updates
 from rlzmq.protocol.events import (
     Instruction,
-    JournalFailed,
-    JournalRecalled,
-    JournalSynced,
     Malformed,
     Overrun,
     PeerLost,
@@ -75,9 +72,7 @@ from rlzmq.wire.values import pack_blob
 
 __all__ = ["BrokerCore", "BrokerEvent", "BrokerOptions"]
 
-BrokerEvent: TypeAlias = (
-    Received | Malformed | Overrun | PeerLost | Tick | JournalSynced | JournalFailed | JournalRecalled
-)
+BrokerEvent: TypeAlias = Received | Malformed | Overrun | PeerLost | Tick
 
 _FORGET_EVERY_S = 10.0
 
@@ -150,8 +145,6 @@ class BrokerCore:
             self._on_received(event, now)
         elif isinstance(event, Tick):
             self._on_tick(now)
-        elif isinstance(event, JournalSynced | JournalFailed | JournalRecalled):
-            on_journal(state, event, now)
         elif isinstance(event, PeerLost):
             peer = state.by_routing.get(event.peer)
             if peer is not None:
@@ -165,7 +158,7 @@ class BrokerCore:
         state.take_committed()
         self._grants.progress(now)
         self._intake.acknowledge()
-        out, state.out = [*state.journal.take(), *state.out], []
+        out, state.out = state.out, []
         return out
 
     def stop(self, reason: str) -> list[Instruction]:

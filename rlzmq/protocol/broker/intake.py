@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from rlzmq.protocol.accounting import DropReason
 from rlzmq.protocol.broker.state import BrokerState, Peer
-from rlzmq.protocol.events import JournalFailed, JournalRecalled, JournalSynced, Received
-from rlzmq.protocol.journal import Recalled
+from rlzmq.protocol.events import Received
 from rlzmq.protocol.leases import GrantedLease
 from rlzmq.protocol.ledger import RunnerRecord
 from rlzmq.wire.errors import SchemaError
 from rlzmq.wire.fragment_message import to_spans
 from rlzmq.wire.messages import Accepted, Committed, Fragment, Rejected, RunnerState
-from rlzmq.wire.schema import FragmentId
 
-__all__ = ["Intake", "on_journal"]
+__all__ = ["Intake"]
 
 # Bound of sequence numbers ahead of the watermark. A runner has far fewer unfinished fragments.
 _MAX_SEQ_AHEAD = 65_536
@@ -63,7 +61,7 @@ class Intake:
             return
         if fragment in state.ledger.entries:  # skip the checks of new fragments: its runner must keep it
             state.ledger.accounting.num_duplicates += 1
-            self._accepted(peer, fragment)
+            state.receipts.accept(peer.uuid, message.seq)
             return
         if self._is_of_a_lost_branch(message):
             self._refuse(peer, message, "stale")
@@ -107,8 +105,7 @@ class Intake:
         if entry.done >= entry.num_steps:
             # Empty, or trained under an earlier broker that may have died before the report.
             state.to_be_reported(entry)
-        state.journal.accepted(fragment, peer.hello.name, event.frames)
-        self._accepted(peer, fragment)
+        state.receipts.accept(peer.uuid, message.seq)
 
     def _newest(self) -> tuple[int, int] | None:
         """Return the newest (generation, version) of weights that any peer can have.
@@ -126,11 +123,6 @@ class Intake:
         """Return whether the fragment was sampled with weights that were lost with their rank and are trained again."""
         newest = self._newest()
         return newest is not None and message.generation < newest[0] and message.weights_version > newest[1]
-
-    def _accepted(self, peer: Peer, fragment: FragmentId) -> None:
-        """Acknowledge a fragment, unless the journal withholds it."""
-        if not self._state.journal.is_withheld(fragment):
-            self._state.receipts.accept(peer.uuid, fragment.seq)
 
     def _end_lease(self, peer: Peer, message: Fragment, now: float) -> GrantedLease | None:
         """End and return the lease that this fragment fulfils; None if it had ended before."""
@@ -234,51 +226,3 @@ def _why_not(message: Fragment, newest: tuple[int, int] | None, leased_env_steps
             f"{message.generation}, the newest are version {newest[1]} of generation {newest[0]}"
         )
     return None
-
-
-def on_journal(
-    state: BrokerState, event: JournalSynced | JournalFailed | JournalRecalled, now: float
-) -> None:
-    """Handle a journal event."""
-    if isinstance(event, JournalRecalled):
-        if event.generation == state.min_generation:  # else the lineage has ended
-            for item in event.fragments:
-                _give_back(state, item, now)
-        return
-    if isinstance(event, JournalFailed):
-        due = state.journal.failed()
-        state.notify("journal_failed", "broker", "broker", f"{event.detail}; the run continues without it")
-    else:
-        due = state.journal.synced(event.number)
-    for fragment in due:
-        _acknowledge(state, fragment)
-
-
-def _acknowledge(state: BrokerState, fragment: FragmentId) -> None:
-    peer = state.runners.get(fragment.runner)
-    if peer is not None and peer.incarnation == fragment.incarnation:
-        state.receipts.accept(peer.uuid, fragment.seq)
-
-
-def _give_back(state: BrokerState, item: Recalled, now: float) -> None:
-    """Accept a restored fragment as if its runner had just sent it, or drop it with its reason."""
-    message = item.message
-    entry = state.ledger.accept(
-        message.fragment_id,
-        message.num_env_steps,
-        generation=state.min_generation,
-        version=message.weights_version,
-        frames=item.frames,
-        num_bytes=sum(memoryview(frame).nbytes for frame in item.frames),
-        runner_name=item.runner_name,
-        now=now,
-        env_steps=message.env_steps,
-    )
-    if entry is None:
-        return
-    if not entry.num_steps:
-        state.to_be_reported(entry)
-    elif item.reason is not None:
-        state.drop(entry, item.reason)
-    else:
-        state.journal.accepted(message.fragment_id, item.runner_name, item.frames)

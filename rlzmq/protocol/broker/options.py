@@ -32,7 +32,6 @@ class BrokerOptions:
         forget_after_s: A runner absent for this long is forgotten and may not come back.
         death_limit: Number of learner deaths during its training after which a fragment is quarantined.
         push_weights_below_bytes: Larger weights are only announced; receivers request them.
-        journal: Whether to acknowledge accepted fragments only once they are in a journal on disk.
         first_hung_after_s: Lower bound of the hang limit before the first minibatch of a single rank;
             later limits follow its pace (see `ProgressWatch`).
         late_after_s: Minimum silence of a working peer, or minimum wait for a rank, that is reported; see
@@ -55,6 +54,5 @@ class BrokerOptions:
     death_limit: int = 3
     push_weights_below_bytes: int = 32 * 1024 * 1024
     first_hung_after_s: float = 300.0
-    journal: bool = False
     late_after_s: float = 2.0
     rank_first_hung_after_s: float = 60.0

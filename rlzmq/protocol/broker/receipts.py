@@ -26,7 +26,7 @@ class Receipts:
     # ------------------------------------------------------------------ accepted
 
     def accept(self, runner: str, seq: int) -> None:
-        """Acknowledge a fragment that is in the ledger (and on disk, if there is a journal)."""
+        """Acknowledge a fragment that is in the ledger."""
         self._accepted.setdefault(runner, set()).add(seq)
 
     def take_accepted(self, runner: str) -> Spans:

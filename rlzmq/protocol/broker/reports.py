@@ -62,7 +62,6 @@ class Reports:
         )
         state.take_committed()
         settled, state.settled = state.settled, []
-        state.journal.reported(run.update_id)
         kept = state.reports[run.update_id] = KeptReport(report, payload, now, settled)
         self._send(kept, now)
 

@@ -117,7 +117,6 @@ class Requests:
         state.unpublished.clear()
         state.terms = None
         state.next_commit = message.next_update
-        state.journal.begin_lineage(message.next_update)
 
     def on_pause(self, peer: Peer, message: Pause | Resume, event: Received, now: float) -> None:
         """Handle PAUSE or RESUME: whether leases are granted."""

@@ -12,7 +12,6 @@ from rlzmq.protocol.broker.newcomers import Newcomer, Newcomers
 from rlzmq.protocol.broker.options import BrokerOptions
 from rlzmq.protocol.broker.receipts import Receipts
 from rlzmq.protocol.events import Instruction, Send
-from rlzmq.protocol.journal import Journal
 from rlzmq.protocol.leases import LeaseBook, Pace
 from rlzmq.protocol.ledger import Entry, Ledger
 from rlzmq.protocol.progress_deadlines import ProgressWatch, SilenceWatch
@@ -214,7 +213,6 @@ class BrokerState:
         self.bottleneck = ""
         # data
         self.ledger: Ledger = Ledger()
-        self.journal: Journal = Journal(options.journal)
         self.leases: LeaseBook = LeaseBook(first_number(options.incarnation), options.max_leases_per_runner)
         self.receipts: Receipts = Receipts()
         # weights
@@ -365,7 +363,6 @@ class BrokerState:
     def drop(self, entry: Entry, reason: DropReason) -> None:
         """Drop an entry's free steps. Its meta still reaches the driver."""
         self.to_be_reported(entry)
-        self.journal.dropped(entry.id, reason)
         self.ledger.drop(entry, reason)
 
     def take_committed(self) -> None:
@@ -373,7 +370,6 @@ class BrokerState:
         committed = self.ledger.pop_committed()
         self.leases.changed.update(fragment.runner for fragment in committed)
         self.settled.extend(committed)
-        self.journal.settled(committed)
 
     def to_be_reported(self, entry: Entry) -> None:
         """Add a fragment's meta to the next report, once."""

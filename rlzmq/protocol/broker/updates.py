@@ -330,7 +330,6 @@ class Updates:
         num_kept = ledger.commit(
             run.ranges, left_out=run.left_out if run.trained else {*run.ranges, *run.left_out}
         )
-        state.journal.trained(run.update_id, run.ranges)
         del state.runs[run.update_id]
         del state.open[run.update_id]
         state.next_commit = run.update_id + 1

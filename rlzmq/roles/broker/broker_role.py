@@ -26,12 +26,11 @@ frames untouched, and keeps time. Its sockets are those of `listeners`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -46,11 +45,6 @@ from rlzmq.net.keys import CurveServer
 from rlzmq.protocol.broker.core import BrokerCore, BrokerEvent, BrokerOptions
 from rlzmq.protocol.broker.state import Peer
 from rlzmq.protocol.events import (
-    JournalAppend,
-    JournalFailed,
-    JournalRecalled,
-    JournalRemove,
-    JournalSynced,
     Malformed,
     Overrun,
     PeerLost,
@@ -60,8 +54,6 @@ from rlzmq.protocol.events import (
     Send,
     Tick,
 )
-from rlzmq.protocol.journal import Recalled, plan_recall
-from rlzmq.roles.broker.journal_file import JournalFile
 from rlzmq.roles.broker.listeners import BrokerListeners
 from rlzmq.wire.errors import WireError
 from rlzmq.wire.fragment_message import fragment_to_bytes
@@ -100,7 +92,6 @@ class BrokerRole:
         curve: The server's keys for `listen`.
         roles: Role by public key, of all peers that may connect to `listen`.
         quarantine_dir: Directory for unusable fragments; None: they are not written.
-        journal_dir: Directory for accepted fragments, written before they are acknowledged; None: no journal.
         trace_path: The run's trace, see `rlzmq.core.trace`; None: no trace.
     """
 
@@ -115,19 +106,15 @@ class BrokerRole:
         curve: CurveServer | None = None,
         roles: dict[str, str] | None = None,
         quarantine_dir: str | None = None,
-        journal_dir: str | None = None,
         trace_path: str | None = None,
     ) -> None:
         faults.arm("broker")
         trace.join(trace_path, "broker")
         faults.at("broker.start")
         incarnation = incarnation or int(time.time() * 1000)
-        given = {"journal": journal_dir is not None, "resent_bytes": _resent_bytes(), **(options or {})}
+        given = {"resent_bytes": _resent_bytes(), **(options or {})}
         self._core = BrokerCore(BrokerOptions(run_id=run_id, incarnation=incarnation, **given))
         faults.record("serves", incarnation=incarnation, first_attempt=first_number(incarnation))
-        self._journal_dir = journal_dir
-        self._journal: JournalFile | None = None
-        self._recalled: list[Recalled] | None = None
         self._wanted_addresses = addresses
         self._core.more_status = self._own_status
         self._listen = listen
@@ -161,15 +148,6 @@ class BrokerRole:
         """
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[tuple[str, str]] = self._loop.create_future()
-        if self._journal_dir is not None:
-            options = self._core.options
-            self._journal = JournalFile(
-                self._journal_dir,
-                options.run_id,
-                options.incarnation,
-                lambda number: self._from_journal(JournalSynced(number)),
-                lambda detail: self._from_journal(JournalFailed(detail)),
-            )
         wanted = self._wanted_addresses
         if wanted is None:
             self._directory = SocketDirectory()
@@ -191,8 +169,6 @@ class BrokerRole:
         listeners.close()
         if self._writes:
             await asyncio.gather(*self._writes)
-        if self._journal is not None:
-            await asyncio.to_thread(self._journal.close)
         await listeners.wait_closed()
         if self._directory is not None:
             self._directory.close()
@@ -217,63 +193,6 @@ class BrokerRole:
             "num_unsent": self.num_unsent,
             "connections": self._listeners.counts() if self._listeners is not None else {},
         }
-
-    # ------------------------------------------------------------------ the journal
-
-    async def read_journal(self, next_update: int, max_lag: int) -> list[str]:
-        """Read the journals of earlier runs, for a run that resumes at an update.
-
-        Args:
-            next_update, max_lag: See `journal.plan_recall`.
-
-        Returns:
-            The names of the runners whose fragments `recall` restores.
-        """
-        self._recalled = []
-        if self._journal is not None:
-            journal = self._journal
-            self._recalled = await asyncio.to_thread(
-                lambda: plan_recall(journal.read_others(), next_update=next_update, max_lag=max_lag)
-            )
-        return sorted({item.runner_name for item in self._recalled if item.reason is None})
-
-    async def recall(self, generation: int, next_update: int, max_lag: int) -> dict[str, int]:
-        """Restore the fragments found by `read_journal` into the ledger, once their lineage has begun.
-
-        Args:
-            generation: Generation of the lineage; -1: the current one.
-            next_update, max_lag: As for `read_journal`, which a restarted broker has not been called with.
-
-        Returns:
-            Env steps by outcome: ``"given_back"`` if restored, or the reason why they were dropped.
-        """
-        if self._recalled is None:
-            await self.read_journal(next_update, max_lag)
-        recalled, self._recalled = self._recalled or [], None
-        state = self._core.state
-        while state.min_generation < generation:  # noqa: ASYNC110 (the driver's RESET is on its way)
-            await asyncio.sleep(0.005)
-        self._handle(JournalRecalled(state.min_generation, recalled))
-        if self._journal is not None:
-            self._journal.remove_others()
-        counts: Counter[str] = Counter()
-        for item in recalled:
-            counts[item.reason or "given_back"] += item.message.num_env_steps
-        return dict(counts)
-
-    async def checkpoint_covers(self, next_update: int) -> None:
-        """Note a checkpoint that holds the result of all updates below this one."""
-        self._core.state.journal.covered(next_update)
-        self._do(list(self._core.state.journal.take()))
-
-    def _from_journal(self, event: JournalSynced | JournalFailed) -> None:
-        """Pass an event to the event loop; called on the journal's thread."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._on_journal, event)
-
-    def _on_journal(self, event: JournalSynced | JournalFailed) -> None:
-        if self._listeners is not None:
-            self._handle(event)
 
     # ------------------------------------------------------------------ the loop
 
@@ -388,8 +307,6 @@ class BrokerRole:
                     self._listeners.publish(instruction.frame)
             elif isinstance(instruction, Quarantine):
                 self._quarantine(instruction)
-            elif isinstance(instruction, JournalAppend | JournalRemove) and self._journal is not None:
-                self._journal.do(instruction)
 
     def _send(self, instruction: Send) -> None:
         if self._listeners is None:

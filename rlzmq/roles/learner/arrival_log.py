@@ -63,7 +63,7 @@ _MAX_REMEMBERED = 4096
 # Settings that only sampling needs; a replay need not import their code.
 _OF_SAMPLING = frozenset(
     {"env", "env_config", "wrappers", "env_to_module_connector", "module_to_env_connector", "callbacks_class",
-     "callbacks_hooks", "evaluation_config", "custom_evaluation_function", "record_dir", "durability", "journal_dir"}
+     "callbacks_hooks", "evaluation_config", "custom_evaluation_function", "record_dir"}
 )  # fmt: skip
 _NUM_SUMS = 16
 
