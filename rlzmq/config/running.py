@@ -84,6 +84,8 @@ class FaultToleranceSettings:
         env_runner_memory_limit_bytes: Limit of the private memory of an env runner process; a process that exceeds
             it, e.g. because its env leaks memory, ends and is replaced. None: no limit.
         learner_memory_limit_bytes: The same for learner processes.
+        broker_memory_limit_bytes: The same for the broker's process. None: half of the machine's memory if the run
+            listens for others (`listen`), else no limit.
         process_start_timeout_s: Maximum time in seconds for a process to start, import its code, and build its
             learner or its connectors and module; env runners have another env_reset_timeout_s for their environments.
             0: no limit.
@@ -113,6 +115,7 @@ class FaultToleranceSettings:
     quarantine_dir: str | None = None
     env_runner_memory_limit_bytes: PositiveInt | None = None
     learner_memory_limit_bytes: PositiveInt | None = None
+    broker_memory_limit_bytes: PositiveInt | None = None
     process_start_timeout_s: NonNegative = 300.0
     learner_timeout_s: NonNegative = 60.0
     learner_snapshot_every_s: NonNegative | None = 60.0

@@ -150,6 +150,7 @@ class BrokerKeeper(Supervisor):
             curve=self._keys.curve if self._keys is not None else None,
             roles=self._keys.roles if self._keys is not None else None,
             trace_path=self._config.trace,
+            memory_limit_bytes=self._config.broker_memory_limit_bytes,
             name="broker",
             deadline_s=timeout_s,
         )

@@ -41,6 +41,9 @@ __all__ = ["RemoteLearnerListener"]
 _log = logging.getLogger("rlzmq.driver")
 
 _PROBE_AGAIN_S = 0.2
+_UNACKNOWLEDGED_MS = (
+    1000  # the driver sends no pings: data that is not acknowledged shows that a learner is gone
+)
 
 
 class _BrokenConnection(ExitStatus):
@@ -129,9 +132,19 @@ class RemoteLearnerListener:
             self._context,
             "ROUTER",
             self._on_message,
-            options=SocketOptions(max_message_bytes=MAX_MESSAGE_BYTES, linger_ms=500),
+            # Learners send the pings: see `SocketOptions.receive_high_water_mark`.
+            options=SocketOptions(
+                max_message_bytes=MAX_MESSAGE_BYTES,
+                linger_ms=500,
+                heartbeat_interval_ms=0,
+                unacknowledged_ms=_UNACKNOWLEDGED_MS,
+            ),
             curve=self._keys.curve,
             on_event=self._on_event,
+            on_cut=lambda address, _, reason, __: _log.error(
+                "the connection of a learner at %s was cut: %s", address, reason
+            ),
+            packs=True,
             name="learner door",
         )
         control = self._socket.bind(f"tcp://{host}:{port + 2 if port else 0}")

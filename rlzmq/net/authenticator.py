@@ -42,6 +42,8 @@ class Authenticator:
         self._roles = {check_public_key(public_key): role for public_key, role in roles.items()}
         self._refused: Counter[str] = Counter()
         self._num_accepted = 0
+        self._accepted_roles: dict[str, set[str]] = {}
+        self._barred: set[tuple[str, str]] = set()
         self._context = context
         self._raw = context.open_socket(zmq.ROUTER, self)
         self._raw.set(zmq.LINGER, 0)
@@ -67,6 +69,16 @@ class Authenticator:
         """Connections refused so far, by reason."""
         with self._lock:
             return dict(self._refused)
+
+    def roles_at(self, address: str) -> list[str]:
+        """Return the roles of the keys that were accepted from a network address."""
+        with self._lock:
+            return sorted(self._accepted_roles.get(address, ()))
+
+    def bar(self, role: str, address: str) -> None:
+        """Refuse further connections with the key of a role from a network address; open ones stay."""
+        with self._lock:
+            self._barred.add((role, address))
 
     def close(self) -> None:
         """Stop the thread. Idempotent."""
@@ -100,13 +112,17 @@ class Authenticator:
         envelope, request = frames[:2], frames[2:]
         if len(request) < _NUM_REQUEST_FRAMES or request[0] != b"1.0":
             return
-        request_id, domain, _, _, mechanism = request[1:_NUM_REQUEST_FRAMES]
+        request_id, domain, raw_address, _, mechanism = request[1:_NUM_REQUEST_FRAMES]
+        address = raw_address.decode(errors="replace")
         role, reason = self._judge(domain, mechanism, request[_NUM_REQUEST_FRAMES:])
         with self._lock:
+            if role is not None and (role, address) in self._barred:
+                role, reason = None, "cut for a flood"
             if role is None:
                 self._refused[reason] += 1
             else:
                 self._num_accepted += 1
+                self._accepted_roles.setdefault(address, set()).add(role)
         status, text = (b"200", b"OK") if role is not None else (b"400", b"refused")
         self._raw.send_multipart([*envelope, b"1.0", request_id, status, text, (role or "").encode(), b""])
 

@@ -27,6 +27,7 @@ MessageHandler = Callable[[list[Frame]], None]
 
 _EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)  # quicker than pyzmq's enums
 _SMALL_BYTES = 8192  # below this a received frame has no alignment and pins a larger buffer: copy it
+_MAX_DISCARDED = 256  # frames of a message with too many, before the loop may get a turn
 
 
 class EdgeReader:
@@ -35,6 +36,13 @@ class EdgeReader:
     Guarantees: messages of one peer arrive in order; the handler is never entered twice at a time; an
     exception of the handler goes to the loop's exception handler and the next message still arrives.
     After :meth:`detach` the handler is not called again.
+
+    Args:
+        raw: The socket.
+        on_message: Called with the frames of each message.
+        max_per_tick: Messages handled before the loop gets a turn.
+        loop: The event loop; the running one if None.
+        max_frames: Frames of a message; one with more is discarded, and `_on_excess` called. None: no limit.
     """
 
     def __init__(
@@ -44,6 +52,7 @@ class EdgeReader:
         *,
         max_per_tick: int,
         loop: asyncio.AbstractEventLoop | None = None,
+        max_frames: int | None = None,
     ) -> None:
         if max_per_tick < 1:
             raise ValueError(f"max_per_tick must be at least 1, not {max_per_tick}")
@@ -51,6 +60,8 @@ class EdgeReader:
         self._get: Any = raw.get  # typed loosely: an int or bytes, by option
         self._on_message = on_message
         self._max_per_tick = max_per_tick
+        self._max_frames = max_frames
+        self._is_discarding = False
         self._loop = loop if loop is not None else asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self._is_scheduled = False
@@ -89,6 +100,9 @@ class EdgeReader:
         """Return the messages in a received one; a subclass that packs several overrides this."""
         return (frames,)
 
+    def _on_excess(self) -> None:
+        """Handle that the message whose first frame is `_first_frame` has too many; subclasses override this."""
+
     def _flush(self) -> None:
         """Send queued messages; a subclass that sends overrides this."""
 
@@ -123,7 +137,8 @@ class EdgeReader:
                 if not self._receive_one():
                     self._tell_read()
                     return
-            on_message(self._received.popleft())
+            if self._received:  # else it was a part of a message, or discarded
+                on_message(self._received.popleft())
             if self._is_detached:
                 return
 
@@ -134,6 +149,9 @@ class EdgeReader:
 
     def _receive_one(self) -> bool:
         receive = self._raw.recv
+        if self._is_discarding:
+            self._discard()
+            return True
         try:
             part = receive(_NOBLOCK, False)
         except zmq.Again:
@@ -146,7 +164,19 @@ class EdgeReader:
         self._first_frame = part
         frames: list[Frame] = [part.bytes if len(part) < _SMALL_BYTES else part.buffer]
         while part.more:
+            if len(frames) == self._max_frames:
+                self._on_excess()
+                self._discard()
+                return True
             part = receive(_NOBLOCK, False)
             frames.append(part.bytes if len(part) < _SMALL_BYTES else part.buffer)
         self._received.extend(self._split(frames))
         return True
+
+    def _discard(self) -> None:
+        """Drop the next frames of a message; libzmq delivers nothing else before its last one."""
+        for _ in range(_MAX_DISCARDED):
+            if not self._raw.recv(_NOBLOCK, False).more:
+                self._is_discarding = False
+                return
+        self._is_discarding = True

@@ -20,7 +20,8 @@ class SocketOptions:
 
     Attributes:
         max_message_bytes: Largest frame that is sent or accepted, in bytes. libzmq counts per frame
-            and disconnects a peer that exceeds it; the sender therefore checks first and raises.
+            and disconnects a peer that exceeds it; the sender therefore checks first and raises. Over TCP, the largest
+            message: its frames, of any number, travel in small parts.
         send_high_water_mark: Messages that libzmq queues per peer before a send has to wait in the
             socket's own queue. Ignored on a ROUTER, which always has no limit: there a limit would
             make one slow peer block the others, and memory is bounded by credits instead.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -15,9 +16,10 @@ import zmq
 from rlzmq.core.addresses import AddressLock, check_bind_address, check_connect_address
 from rlzmq.core.errors import ClosedError, ConfigurationError, PeerLostError, ProtocolError
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.net.connections import Connections
 from rlzmq.net.context import Context
 from rlzmq.net.edge_reader import EdgeReader, Frame, MessageHandler
-from rlzmq.net.events import EventHandler, SocketMonitor
+from rlzmq.net.events import EventHandler, SocketEvent, SocketMonitor
 from rlzmq.net.keys import CurveClient, CurveServer
 from rlzmq.net.options import CONTROL, SocketOptions
 from rlzmq.wire.errors import WireError
@@ -25,12 +27,23 @@ from rlzmq.wire.packed_frames import (
     MAX_PACKED_BYTES,
     MAX_PACKED_FRAMES,
     PACKED,
+    PART,
+    PART_BYTES,
+    PartialMessages,
     pack_frames,
+    parts_of,
     sizes_of,
     unpack_frames,
 )
 
-__all__ = ["DrainSocket", "Frame", "SendTicket"]
+__all__ = ["CutHandler", "DrainSocket", "Frame", "SendTicket"]
+
+# Called with the address of a connection that was cut, its routing id (b"": it has sent no message), the reason, and
+# whether its key was let in.
+CutHandler: TypeAlias = Callable[[str, bytes, str, bool], None]
+
+# Of a part, and of a frame of a handshake, which is received before the key is known.
+MAX_TCP_FRAME_BYTES = PART_BYTES + 1024
 
 _TYPES = {
     name: int(getattr(zmq, name))
@@ -66,16 +79,18 @@ class SendTicket:
 
 @dataclass(slots=True)
 class _Waiting:
-    """Messages to one peer that leave as one."""
+    """Messages to one peer that leave as one; `parts` is what is left of it once a part has left."""
 
     ticket: SendTicket | None
     messages: _Messages = field(default_factory=list)
     num_bytes: int = 0
     num_frames: int = 0
+    parts: Sequence[Sequence[Any]] | None = None
 
     def has_room(self, sizes: list[int]) -> bool:
         return (
             self.ticket is None
+            and self.parts is None
             and len(self.messages) < _MAX_BATCH
             and self.num_frames + len(sizes) <= MAX_PACKED_FRAMES
             and self.num_bytes + sum(sizes) <= MAX_PACKED_BYTES
@@ -93,6 +108,10 @@ class DrainSocket(EdgeReader):
     bounded in messages and bytes. If the queue is full, ``send`` returns False and takes nothing.
     Order is kept. No socket guarantees delivery: protocols that need it use acknowledgements.
 
+    Over TCP (with ``curve``) a ROUTER or DEALER sends large messages in parts, and receives nothing else than messages
+    of at most two frames, each small (`rlzmq.wire.packed_frames`). A message with more frames, or parts that exceed
+    ``max_message_bytes``, cut the connection.
+
     A ROUTER always has MANDATORY and HANDOVER set and no send limit, so it queues nothing but what ``packs`` lets wait;
     bound its memory by credits.
 
@@ -109,6 +128,7 @@ class DrainSocket(EdgeReader):
         curve: Keys: ``CurveServer`` on the side that binds, ``CurveClient`` on the side that connects.
         insecure: Lets ``bind`` take a TCP address without keys.
         on_event: Called with connection events.
+        on_cut: Called when a connection is cut because it exceeds a bound (`rlzmq.net.connections`).
         packs: Whether small frames are packed into one (`rlzmq.wire.packed_frames`), for a ROUTER or DEALER whose
             peers do so, too. Messages to one peer from the handler of one received message, or of several that
             arrived packed, leave packed as well: all but the first, when the handler has returned. So nothing waits
@@ -138,6 +158,7 @@ class DrainSocket(EdgeReader):
         curve: CurveServer | CurveClient | None = None,
         insecure: bool = False,
         on_event: EventHandler | None = None,
+        on_cut: CutHandler | None = None,
         packs: bool = False,
         name: str = "",
     ) -> None:
@@ -156,10 +177,21 @@ class DrainSocket(EdgeReader):
         self._has_sent_to: set[bytes] = set()  # peers, in this turn
         self._locks: list[AddressLock] = []
         self._monitor: SocketMonitor | None = None
+        self._on_event = on_event
+        self._on_cut = on_cut
+        self._connections: Connections | None = None
+        self._fds: dict[bytes, int] = {}  # of the connections of peers that have sent a message
+        # Over TCP, a frame that libzmq receives, from whoever it is, has the size of a part.
+        self._partial: PartialMessages | None = None
+        if curve is not None and zmq_type in ("ROUTER", "DEALER"):
+            self._partial = PartialMessages(options.max_message_bytes, 2 * options.max_message_bytes)
+        self._num_sent = int.from_bytes(os.urandom(4), "little")
 
         raw = context.open_socket(_TYPES[zmq_type], self)
         try:
             options.apply(raw)
+            if curve is not None:
+                raw.set(zmq.MAXMSGSIZE, MAX_TCP_FRAME_BYTES)
             raw.copy_threshold = _COPY_BELOW_BYTES
             if routing_id is not None:
                 raw.set(zmq.ROUTING_ID, routing_id)
@@ -169,9 +201,16 @@ class DrainSocket(EdgeReader):
                 curve.apply(raw)
             if _TYPES[zmq_type] in _CANNOT_RECEIVE:
                 on_message = None
-            super().__init__(raw, on_message, max_per_tick=max_per_tick)
-            if on_event is not None:
-                self._monitor = SocketMonitor(raw, on_event)
+            super().__init__(
+                raw,
+                on_message,
+                max_per_tick=max_per_tick,
+                max_frames=None if self._partial is None else self._num_ids + 2,
+            )
+            if isinstance(curve, CurveServer):
+                self._connections = Connections(self._cut)
+            if on_event is not None or self._connections is not None:
+                self._monitor = SocketMonitor(raw, self._connection_changed)
         except BaseException:
             raw.close(0)
             context.forget(self)
@@ -262,9 +301,10 @@ class DrainSocket(EdgeReader):
         """
         self._check_usable()
         sizes = sizes_of(frames)
-        if max(sizes) > self.options.max_message_bytes:
+        largest = max(sizes) if self._partial is None else sum(sizes)
+        if largest > self.options.max_message_bytes:
             raise ProtocolError(
-                f"a frame of {max(sizes)} bytes is larger than the {self.options.max_message_bytes} bytes "
+                f"a {'frame' if self._partial is None else 'message'} of {largest} bytes is larger than the {self.options.max_message_bytes} bytes "
                 f"that {self.name} carries: send smaller pieces or raise max_message_bytes on both sides"
             )
         peer = bytes(frames[0]) if self._num_ids else b""
@@ -272,21 +312,26 @@ class DrainSocket(EdgeReader):
         if self._packs and self._is_running:
             must_wait |= peer in self._has_sent_to
             self._has_sent_to.add(peer)
-        try:
-            is_sent = not must_wait and self._try_send(self._as_sent([(frames, sizes)]), ticket)
-        except PeerLostError:
-            self.recheck()
-            raise
-        if is_sent:
-            self.recheck()
-            return True
+        unsent: Sequence[Sequence[Any]] | None = None
+        if not must_wait:
+            parts = self._as_sent([(frames, sizes)])
+            try:
+                unsent = self._try_send_all(parts, ticket)
+            except PeerLostError:
+                self.recheck()
+                raise
+            if not unsent:
+                self.recheck()
+                return True
+            if len(unsent) == len(parts):
+                unsent = None
         num_bytes = sum(sizes)
         if self._is_full(num_bytes) and self._is_running:
             self._flush()
-        if self._queues and self._is_full(num_bytes):
+        if unsent is None and self._queues and self._is_full(num_bytes):
             self.recheck()
             return False
-        self._enqueue(peer, frames, sizes, ticket)
+        self._enqueue(peer, frames, sizes, ticket, unsent)
         self.recheck()
         return True
 
@@ -297,7 +342,12 @@ class DrainSocket(EdgeReader):
         )
 
     def _enqueue(
-        self, peer: bytes, frames: Sequence[Any], sizes: list[int], ticket: SendTicket | None
+        self,
+        peer: bytes,
+        frames: Sequence[Any],
+        sizes: list[int],
+        ticket: SendTicket | None,
+        parts: Sequence[Sequence[Any]] | None,
     ) -> None:
         queue = self._queues.setdefault(peer, deque())
         last = queue[-1] if queue and self._packs and ticket is None else None
@@ -305,7 +355,7 @@ class DrainSocket(EdgeReader):
             if queue and self._is_running:
                 self._flush()
                 queue = self._queues.setdefault(peer, deque())
-            last = _Waiting(ticket)
+            last = _Waiting(ticket, parts=parts)
             queue.append(last)
         last.messages.append((frames, sizes))
         last.num_bytes += sum(sizes)
@@ -313,20 +363,52 @@ class DrainSocket(EdgeReader):
         self._num_queued_messages += 1
         self._num_queued_bytes += sum(sizes)
 
-    def _as_sent(self, messages: _Messages) -> Sequence[Any]:
-        """Return the frames in which messages to one peer leave."""
-        first, num = messages[0][0], self._num_ids
-        if not self._packs or (len(messages) == 1 and len(first) < num + 2):
-            return first
-        return [*first[:num], *pack_frames([(frames[num:], sizes[num:]) for frames, sizes in messages])]
+    def _as_sent(self, messages: _Messages) -> Sequence[Sequence[Any]]:
+        """Return the zmq messages in which messages to one peer leave."""
+        (first, sizes), num = messages[0], self._num_ids
+        if self._packs and (len(messages) > 1 or len(first) >= num + 2):
+            packed = pack_frames([(frames[num:], sizes[num:]) for frames, sizes in messages])
+            first, sizes = [*first[:num], *packed], [*sizes[:num], *sizes_of(packed)]
+        if self._partial is None or (len(first) == num + 1 and sizes[-1] <= PART_BYTES):
+            return (first,)
+        self._num_sent += 1
+        return [[*first[:num], *part] for part in parts_of(first[num:], self._num_sent)]
 
     def _split(self, frames: list[Frame]) -> Sequence[list[Frame]]:
         ids, first = frames[: self._num_ids], frames[self._num_ids : self._num_ids + 1]
+        if self._partial is not None:
+            peer = bytes(ids[0]) if ids else b""
+            if self._connections is not None and (fd := self._sender_fd()) is not None:
+                self._connections.read(fd)
+                self._fds[peer] = fd
+            if first and first[0][:2] == PART:
+                try:
+                    whole = self._partial.add(peer, frames[self._num_ids :])
+                except WireError as error:
+                    self._refuse_sender(str(error))
+                    return ()
+                if whole is None:
+                    return ()
+                frames = [*ids, *whole]
+                first = frames[self._num_ids : self._num_ids + 1]
+            elif len(frames) > self._num_ids + 1:
+                self._refuse_sender("a message over TCP has one frame, or is a part of one")
+                return ()
         if self._packs and first and first[0][:2] == PACKED:
             with contextlib.suppress(WireError):  # left to the receiver, who refuses it
                 messages = unpack_frames(frames[self._num_ids :])
                 return [[*ids, *message] for message in messages] if ids else messages
         return (frames,)
+
+    def _try_send_all(
+        self, parts: Sequence[Sequence[Any]], ticket: SendTicket | None
+    ) -> Sequence[Sequence[Any]]:
+        """Pass zmq messages to libzmq; return those for which it has no room now."""
+        last = len(parts) - 1
+        for index, part in enumerate(parts):
+            if not self._try_send(part, ticket if index == last else None):
+                return parts[index:]
+        return ()
 
     def _try_send(self, frames: Sequence[Any], ticket: SendTicket | None) -> bool:
         """Pass one message to libzmq; return False if it has no room now."""
@@ -375,7 +457,9 @@ class DrainSocket(EdgeReader):
             while queue and num_left > 0:
                 waiting = queue[0]
                 try:
-                    if not self._try_send(self._as_sent(waiting.messages), waiting.ticket):
+                    parts = self._as_sent(waiting.messages) if waiting.parts is None else waiting.parts
+                    if unsent := self._try_send_all(parts, waiting.ticket):
+                        waiting.parts = unsent if len(unsent) < len(parts) else waiting.parts
                         break
                 except PeerLostError:  # it was there a moment ago: lost with it, as if sent then
                     if waiting.ticket is not None:
@@ -399,6 +483,12 @@ class DrainSocket(EdgeReader):
         """The sender's network address, None over ipc; valid inside ``on_message``."""
         return self._sender_property("Peer-Address")
 
+    def _sender_fd(self) -> int | None:
+        try:
+            return None if self._first_frame is None else int(self._first_frame.get(zmq.SRCFD))
+        except zmq.ZMQError:
+            return None
+
     def _sender_property(self, key: str) -> str | None:
         if self._first_frame is None:
             return None
@@ -406,6 +496,32 @@ class DrainSocket(EdgeReader):
             return str(self._first_frame.get(key)) or None
         except zmq.ZMQError:
             return None
+
+    # -- bounds of connections -----------------------------------------------------------------------
+
+    def _on_excess(self) -> None:
+        self._refuse_sender("its messages have more frames than a message over TCP")
+
+    def _refuse_sender(self, reason: str) -> None:
+        """Cut the connection of the message that is being read."""
+        if self._connections is not None and (fd := self._sender_fd()) is not None:
+            self._connections.cut(fd, reason)
+
+    def _cut(self, fd: int, address: str, reason: str, is_let_in: bool) -> None:
+        routing = next((peer for peer, its in self._fds.items() if its == fd), b"")
+        if self._on_cut is not None:
+            self._on_cut(address, routing, reason, is_let_in)
+
+    def _connection_changed(self, event: SocketEvent) -> None:
+        if self._connections is not None:
+            self._connections.on_event(event)
+            if event.kind == "disconnected":
+                for peer in [peer for peer, fd in self._fds.items() if fd == event.code]:
+                    del self._fds[peer]
+                    if self._partial is not None:
+                        self._partial.forget(peer)
+        if self._on_event is not None:
+            self._on_event(event)
 
     @property
     def closed(self) -> bool:
@@ -428,6 +544,8 @@ class DrainSocket(EdgeReader):
         self._num_queued_messages = self._num_queued_bytes = 0
         if self._monitor is not None:
             self._monitor.close()
+        if self._connections is not None:
+            self._connections.close()
         self._raw.close(self.options.linger_ms if linger_ms is None else linger_ms)
         self._context.forget(self)
         for lock in self._locks:

@@ -297,7 +297,9 @@ class RunnerCore(PeerCore):
                 if now - max(since, self._asked_at) >= self._ask_after_s:
                     self._asked_at = now
                     # Back off, since repeated requests would not make large weights arrive sooner.
-                    self._ask_after_s = min(2 * self._ask_after_s, self.timers.resend_s)
+                    self._ask_after_s = min(
+                        max(2 * self._ask_after_s, self.timers.snapshot_wait_s), self.timers.resend_s
+                    )
                     request = SnapshotRequest(
                         self.weights.generation, self.weights.version, self._held_connector_version()
                     )
@@ -358,6 +360,8 @@ class RunnerCore(PeerCore):
             return
         if self.weights.offer(header, body):
             self._new_weights = ApplyWeights(header, body)
+        elif not header.has_body and header.order > self.weights.order:
+            self._ask_after_s = 0.0  # they will not come by themselves
 
     def _resend(self, now: float) -> list[Instruction]:
         if not self.is_welcome:

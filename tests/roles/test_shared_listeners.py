@@ -19,6 +19,12 @@ from rlzmq.net.options import SocketOptions
 from rlzmq.net.shared_frames import FOLDED_TOPIC, SharedFrames
 from rlzmq.net.shared_memory import MIN_SHARED_BYTES, Segment, SegmentPool
 from rlzmq.net.socket import DrainSocket
+from rlzmq.protocol.weights import (
+    PUBLICATION_TOPIC,
+    new_publication_buffer,
+    open_publication,
+    seal_publication,
+)
 from rlzmq.roles.broker.listeners import BrokerListeners
 from rlzmq.wire.codec import encode_opaque
 from rlzmq.wire.errors import SchemaError
@@ -105,11 +111,12 @@ async def test_a_local_peer_gets_the_place_and_a_peer_from_outside_the_frames(do
     assert bytes(whole[1]) == bytes(unfolded[1]) == column.tobytes()
 
 
-async def test_weights_in_shared_memory_are_published_as_their_place_and_outside_as_themselves(
+async def test_weights_in_shared_memory_are_published_as_their_place_and_outside_as_a_notice(
     door: Door,
 ) -> None:
-    topic = bytes((2, 9))
-    content = np.frombuffer(topic + os.urandom(MIN_SHARED_BYTES), np.uint8)
+    topic = PUBLICATION_TOPIC
+    content = new_publication_buffer(MIN_SHARED_BYTES)
+    seal_publication(content, run_id="", generation=1, version=2, layout_digest="")
     frame = SegmentPool().make(len(content), lambda memory: np.copyto(memory, content))
     assert frame is not None
     outside = CurveClient(door.keys.server.public, door.keys.clients["runner"])
@@ -119,7 +126,9 @@ async def test_weights_in_shared_memory_are_published_as_their_place_and_outside
     assert sum(map(len, local)) < 500
     unfolded = SharedFrames(nothing, nothing).unfold(b"", local)
     assert unfolded is not None
-    assert bytes(unfolded[-1]) == bytes(remote[0]) == frame.tobytes()
+    assert bytes(unfolded[-1]) == frame.tobytes()
+    notice, _ = open_publication(remote[0])
+    assert (notice.version, notice.has_body) == (2, False)
     # A runner that cannot open it says so by its other socket; from then on all get frames.
     runner, _ = door.connect("runner")
     with pytest.MonkeyPatch.context() as patch:

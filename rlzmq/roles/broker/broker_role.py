@@ -40,6 +40,7 @@ from typing import Any
 from rlzmq.core import faults, trace
 from rlzmq.core.errors import PeerLostError, ProtocolError
 from rlzmq.core.files import make_directories, opener, write_text
+from rlzmq.core.process_memory import end_if_out_of_memory, limit_memory
 from rlzmq.core.socket_directory import SocketDirectory
 from rlzmq.net.keys import CurveServer
 from rlzmq.protocol.broker.core import BrokerCore, BrokerEvent, BrokerOptions
@@ -73,10 +74,13 @@ _log = logging.getLogger("rlzmq.broker")
 _TICK_S = 0.05
 
 
+def _machine_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _resent_bytes() -> int:
     """Return a quarter of this machine's memory: batches up to this size survive the broker's death."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1 << 30, memory // 4)
+    return max(1 << 30, _machine_bytes() // 4)
 
 
 class BrokerRole:
@@ -93,6 +97,7 @@ class BrokerRole:
         roles: Role by public key, of all peers that may connect to `listen`.
         quarantine_dir: Directory for unusable fragments; None: they are not written.
         trace_path: The run's trace, see `rlzmq.core.trace`; None: no trace.
+        memory_limit_bytes: See `FaultToleranceSettings`.
     """
 
     def __init__(
@@ -107,6 +112,7 @@ class BrokerRole:
         roles: dict[str, str] | None = None,
         quarantine_dir: str | None = None,
         trace_path: str | None = None,
+        memory_limit_bytes: int | None = None,
     ) -> None:
         faults.arm("broker")
         trace.join(trace_path, "broker")
@@ -117,6 +123,9 @@ class BrokerRole:
         faults.record("serves", incarnation=incarnation, first_attempt=first_number(incarnation))
         self._wanted_addresses = addresses
         self._core.more_status = self._own_status
+        if memory_limit_bytes is None and listen is not None:
+            memory_limit_bytes = _machine_bytes() // 2
+        limit_memory(memory_limit_bytes, "broker_memory_limit_bytes")
         self._listen = listen
         self._curve = curve
         self._roles = dict(roles or {})
@@ -147,6 +156,7 @@ class BrokerRole:
             ConfigurationError: An address is taken, or not allowed without keys.
         """
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(_on_loop_error)
         self.ended: asyncio.Future[tuple[str, str]] = self._loop.create_future()
         wanted = self._wanted_addresses
         if wanted is None:
@@ -276,6 +286,7 @@ class BrokerRole:
         try:
             instructions = self._core.handle(event, self._loop.time())
         except Exception as error:  # the state may be inconsistent: a new broker rebuilds it from the peers
+            end_if_out_of_memory(error, "broker")
             _log.exception("the broker fails")
             self._has_failed = True
             if not self.ended.done():
@@ -330,6 +341,11 @@ class BrokerRole:
             task = self._loop.create_task(asyncio.to_thread(_write, self._quarantine_dir, instruction))
             self._writes.add(task)
             task.add_done_callback(self._writes.discard)
+
+
+def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    end_if_out_of_memory(context.get("exception"), "broker")
+    loop.default_exception_handler(context)
 
 
 def _check_key(peer: bytes, role: str, hello: Hello) -> Malformed | None:

@@ -25,7 +25,9 @@ from rlzmq.net.keys import CurveServer
 from rlzmq.net.options import SocketOptions
 from rlzmq.net.shared_frames import SharedFrames
 from rlzmq.net.socket import DrainSocket, SendTicket
+from rlzmq.protocol.weights import notice_of, open_publication
 from rlzmq.roles.broker.outbox import Outbox
+from rlzmq.wire.packed_frames import PART_BYTES
 
 __all__ = ["BrokerListeners"]
 
@@ -39,12 +41,13 @@ _MAX_MESSAGE_BYTES = 1 << 30
 _MAX_UNREAD_MESSAGES = 64
 # Heartbeats are sent twice a second, so an unreachable peer is noticed within 1.5 s.
 _UNACKNOWLEDGED_MS = 1000
-# For external peers; smaller, because an unauthenticated peer may fill it until the handshake's deadline.
-_MAX_REMOTE_MESSAGE_BYTES = 1 << 28
+# Of an external peer; all its frames together.
+_MAX_REMOTE_MESSAGE_BYTES = 1 << 29
 
 _LOCAL, _REMOTE = b"L", b"R"
 # Learners and the driver are trusted, and messages to them are bounded by credits.
-_BUDGETED = tuple(_REMOTE + role for role in (b"runner", b"observer", b"nobody"))
+_BUDGETED_ROLES = ("runner", "observer", "nobody")
+_BUDGETED = tuple(_REMOTE + role.encode() for role in _BUDGETED_ROLES)
 
 
 class BrokerListeners:
@@ -115,8 +118,12 @@ class BrokerListeners:
         """Publish to all subscribers, local and external.
 
         Local ones get the place of a frame in shared memory, until a peer cannot open one; a runner then requests it.
+        External ones get a notice of large weights, and request them for their next lease.
         """
         for door, publisher in self._publishers.items():
+            if door == _REMOTE and memoryview(frame).nbytes > PART_BYTES:
+                publisher.send([notice_of(open_publication(frame)[0])])
+                continue
             folded = self._shared.fold(b"", [b"", frame]) if door == _LOCAL else [frame]
             publisher.send([frame] if folded[-1] is frame else folded)
 
@@ -143,6 +150,7 @@ class BrokerListeners:
             "let_in": self._num_connections["connected"],
             "refused_keys": self._authenticator.num_refused,
             "failed_handshakes": dict(self._failed_handshakes),
+            "cut": self._num_connections["cut"],
             "unread_bytes": self._outbox.num_bytes,
         }
 
@@ -196,6 +204,7 @@ class BrokerListeners:
                 options=options,
                 curve=curve,
                 on_event=self._on_connection if door == _REMOTE else None,
+                on_cut=self._on_cut if door == _REMOTE else None,
                 packs=zmq_type == "ROUTER",
                 name=f"broker {name}",
             )
@@ -231,6 +240,29 @@ class BrokerListeners:
             self._is_probing = True
             for delay_s in _PROBES_S:
                 asyncio.get_running_loop().call_later(delay_s, self._probe, delay_s == _PROBES_S[-1])
+
+    def _on_cut(self, address: str, routing: bytes, reason: str, is_let_in: bool) -> None:
+        self._num_connections["cut"] += 1
+        if not is_let_in or self._authenticator is None:
+            if self._num_connections["cut"] == 1:
+                _log.warning(
+                    "a connection from %s without a key was cut: %s. More are counted.", address, reason
+                )
+            return
+        roles = self._authenticator.roles_at(address)
+        barred = [role for role in roles if role in _BUDGETED_ROLES]
+        for role in barred:
+            self._authenticator.bar(role, address)
+        _log.error(
+            "the connection %r from %s, which has the key of role %s, was cut: %s. %s",
+            routing.decode(errors="replace"),
+            address,
+            " or ".join(roles),
+            reason,
+            f"This run takes no new connection from there with the key of role {' or '.join(barred)}."
+            if barred
+            else "",
+        )
 
     def _probe(self, is_last: bool) -> None:
         self._is_probing = not is_last

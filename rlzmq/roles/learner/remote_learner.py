@@ -92,10 +92,13 @@ class RemoteLearner:
             context,
             "DEALER",
             self._on_message,
-            options=SocketOptions(max_message_bytes=MAX_MESSAGE_BYTES, linger_ms=500),
+            options=SocketOptions(
+                max_message_bytes=MAX_MESSAGE_BYTES, linger_ms=500, receive_high_water_mark=0
+            ),
             routing_id=f"{self.name}.{new_peer_id()}".encode()[:255],
             curve=self._join.curve(),
             on_event=self._on_event,
+            packs=True,
             name=self.name,
         )
         try:
