@@ -17,6 +17,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,7 +55,8 @@ _KEYS = (
     "agent",
 )
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_MAX_CONNECTIONS = 1024
+# Parsing a larger body takes longer than the event loop may be blocked.
+_PARSED_AT_ONCE_BYTES = 64 * 1024
 
 
 class HttpInterface:
@@ -86,6 +88,7 @@ class HttpInterface:
         self._hosts = hosts
         self._max_body_bytes = max_body_bytes
         self._is_ending = False
+        self._thread = ThreadPoolExecutor(1, "rlzmq-large-requests")
         self._server: Any = None
         self._task: asyncio.Task[None] | None = None
 
@@ -107,6 +110,8 @@ class HttpInterface:
             import_optional(package, "Serving over HTTP", "rlzmq[serve]")
         import uvicorn
 
+        from rlzmq.net.http_server import server_config
+
         listening = _listen(address, insecure)
         host = host_name(address)
         gate = HttpGate(
@@ -127,19 +132,7 @@ class HttpInterface:
             def capture_signals(self) -> Any:  # the process handles its own signals
                 yield
 
-        self._server = Server(
-            uvicorn.Config(
-                gate,
-                lifespan="off",
-                ws="none",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                limit_concurrency=_MAX_CONNECTIONS,
-                timeout_keep_alive=60,
-            )
-        )
+        self._server = Server(server_config(gate, lifespan="off", log_config=None))
         self._task = asyncio.create_task(self._server.serve([listening]), name="rlzmq-http")
         waiting = asyncio.create_task(started.wait())
         await asyncio.wait((self._task, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -161,6 +154,7 @@ class HttpInterface:
         if pending:
             self._server.force_exit = True
             await asyncio.wait((self._task,), timeout=timeout_s)
+        self._thread.shutdown(wait=False, cancel_futures=True)
         self._task = None
 
     def _application(self) -> Any:
@@ -203,14 +197,25 @@ class HttpInterface:
 
     async def _act(self, body: bytes) -> tuple[int, bytes]:
         """Return the HTTP code and the body of the answer."""
-        try:
+        served = self._served()
+
+        def parse() -> tuple[ServedPolicy, bool, Arrays, bool]:
             call = _parsed(body)
-            served = self._served()
             policy = served.choose(call.get("module", ""), call.get("agent", ""))
-            is_one, inputs = _inputs(policy, call)
-            outputs = await self._compute(policy, inputs, call.get("explore", False))
+            return policy, *_inputs(policy, call), call.get("explore", False)
+
+        def write(policy: ServedPolicy, outputs: Arrays, is_one: bool) -> bytes:
             answer = {**_answer(policy, outputs, is_one), "checkpoint": served.name}
-            return 200, json.dumps(answer, allow_nan=False).encode()
+            return json.dumps(answer, allow_nan=False).encode()
+
+        try:
+            if len(body) <= _PARSED_AT_ONCE_BYTES:
+                policy, is_one, inputs, explore = parse()
+                return 200, write(policy, await self._compute(policy, inputs, explore), is_one)
+            loop = asyncio.get_running_loop()
+            policy, is_one, inputs, explore = await loop.run_in_executor(self._thread, parse)
+            outputs = await self._compute(policy, inputs, explore)
+            return 200, await loop.run_in_executor(self._thread, write, policy, outputs, is_one)
         except RequestError as error:
             code, text = 400, str(error)
         except KeyError as error:

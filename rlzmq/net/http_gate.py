@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 __all__ = ["HttpGate", "host_name"]
 
 _BODY_TIMEOUT_S = 30.0
+_MAX_BODIES = 16  # of the largest size, which may arrive at the same time
 
 
 class HttpGate:
-    """ASGI middleware that answers what may not pass: 401, 403, 408, 413; `app` gets the others, with whole bodies.
+    """ASGI middleware that answers what may not pass (401, 403, 408, 413, 503); `app` gets whole requests only.
+
+    No body is read before the token was checked, and none on open paths.
 
     Args:
         app: The application.
@@ -48,6 +51,8 @@ class HttpGate:
         self._open_paths = frozenset(open_paths)
         self._max_body_bytes = max_body_bytes
         self._body_timeout_s = body_timeout_s
+        self._too_large = f"the body is larger than {max_body_bytes} bytes"
+        self._num_bytes = 0  # of the bodies that are arriving or used
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection of ASGI."""
@@ -60,47 +65,52 @@ class HttpGate:
         if len(names) != 1 or names[0] not in self._hosts:
             await _refuse(send, 403, f"this host name is not served here; expected {sorted(self._hosts)}")
             return
-        if scope["path"] not in self._open_paths:
-            given = headers.get(b"authorization", [])
-            if len(given) != 1 or not secrets.compare_digest(given[0], self._expected):
-                await _refuse(
-                    send,
-                    401,
-                    "expected the header Authorization: Bearer TOKEN, with this server's token",
-                    [(b"www-authenticate", b"Bearer")],
-                )
-                return
-        too_large = f"the body is larger than {self._max_body_bytes} bytes"
+        if scope["path"] in self._open_paths:
+            await self._app(scope, _Replay(b"", receive), send)
+            return
+        given = headers.get(b"authorization", [])
+        if len(given) != 1 or not secrets.compare_digest(given[0], self._expected):
+            await _refuse(
+                send,
+                401,
+                "expected the header Authorization: Bearer TOKEN, with this server's token",
+                [(b"www-authenticate", b"Bearer")],
+            )
+            return
         lengths = headers.get(b"content-length", [])
         if lengths and lengths[0].isdigit() and int(lengths[0]) > self._max_body_bytes:
-            await _refuse(send, 413, too_large)
+            await _refuse(send, 413, self._too_large)
             return
+        body = bytearray()
+        try:
+            refusal = await self._read(receive, body)
+            if refusal is None:
+                await self._app(scope, _Replay(bytes(body), receive), send)
+            else:
+                await _refuse(send, *refusal)
+        finally:
+            self._num_bytes -= len(body)
+
+    async def _read(self, receive: Receive, body: bytearray) -> tuple[int, str] | None:
+        """Read the whole body; return the code and text of a refusal."""
         try:
             async with asyncio.timeout(self._body_timeout_s):
-                body = await self._body(receive)
-        except TimeoutError:
-            await _refuse(send, 408, f"the body did not arrive within {self._body_timeout_s:g} s")
-            return
-        if body is None:
-            await _refuse(send, 413, too_large)
-            return
-        await self._app(scope, _Replay(body, receive), send)
-
-    async def _body(self, receive: Receive) -> bytes | None:
-        """Return the whole body; None if it is too large."""
-        parts: list[bytes] = []
-        num_bytes = 0
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":  # the client is gone: what is answered goes nowhere
-                return b"".join(parts)
-            part = message.get("body", b"")
-            num_bytes += len(part)
-            if num_bytes > self._max_body_bytes:
+                has_more = True
+                while has_more:
+                    message = await receive()
+                    if message["type"] != "http.request":  # the client is gone: what is answered goes nowhere
+                        return None
+                    part = message.get("body", b"")
+                    if len(body) + len(part) > self._max_body_bytes:
+                        return 413, self._too_large
+                    if self._num_bytes + len(part) > _MAX_BODIES * self._max_body_bytes:
+                        return 503, "too many large bodies are arriving: try again later"
+                    body += part
+                    self._num_bytes += len(part)
+                    has_more = message.get("more_body", False)
                 return None
-            parts.append(part)
-            if not message.get("more_body", False):
-                return b"".join(parts)
+        except TimeoutError:
+            return 408, f"the body did not arrive within {self._body_timeout_s:g} s"
 
 
 class _Replay:

@@ -301,10 +301,10 @@ class DrainSocket(EdgeReader):
         """
         self._check_usable()
         sizes = sizes_of(frames)
-        largest = max(sizes) if self._partial is None else sum(sizes)
+        largest, what = (max(sizes), "frame") if self._partial is None else (sum(sizes), "message")
         if largest > self.options.max_message_bytes:
             raise ProtocolError(
-                f"a {'frame' if self._partial is None else 'message'} of {largest} bytes is larger than the {self.options.max_message_bytes} bytes "
+                f"a {what} of {largest} bytes is larger than the {self.options.max_message_bytes} bytes "
                 f"that {self.name} carries: send smaller pieces or raise max_message_bytes on both sides"
             )
         peer = bytes(frames[0]) if self._num_ids else b""

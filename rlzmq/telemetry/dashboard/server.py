@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.net.http_server import server_config
 from rlzmq.telemetry.dashboard.exported import metrics_of
 from rlzmq.telemetry.dashboard.gate import Gate
 from rlzmq.telemetry.dashboard.panels import Columns, curves_for_width, panels_of
@@ -95,14 +96,7 @@ class Dashboard:
             token=token,
             announce=lambda path: announce(self._base + path),
         )
-        settings = uvicorn.Config(
-            self._gate,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            ws="none",
-            timeout_graceful_shutdown=1,
-        )
+        settings = server_config(self._gate, log_level="warning", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(settings)
 
     @property
