@@ -30,6 +30,7 @@ from rlzmq.wire.values import pack_blob
 
 __all__ = [
     "FragmentRange",
+    "check_claims",
     "decode_fragment",
     "encode_fragment",
     "fragment_from_bytes",
@@ -166,6 +167,20 @@ def decode_fragment(
     return from_header(Fragment, message.header), arrays, meta
 
 
+@wire_decoder
+def check_claims(frames: Sequence[Buffer]) -> None:
+    """Check that a fragment holds the env steps that its header claims, since these enter the account.
+
+    Raises:
+        WireError: It cannot be decoded, or holds another number.
+    """
+    fragment, arrays, _ = decode_fragment(frames)
+    num_steps = _batch_of(fragment.batch, arrays).num_env_steps
+    claimed = {fragment.num_env_steps, sum(fragment.env_steps) if fragment.env_steps else num_steps}
+    if claimed != {num_steps} or min(fragment.env_steps, default=0) < 0:
+        raise ArrayMismatchError(f"a fragment of {num_steps} env steps claims {fragment.num_env_steps}")
+
+
 def slice_fragment(frames: Sequence[Buffer], first: int, num_steps: int) -> Sequence[Buffer]:
     """Return the message of a part of a fragment. Its header counts the part's env steps, and it has no meta.
 
@@ -190,11 +205,16 @@ def _cut(
     header: Any, arrays: Sequence[npt.NDArray[Any]], begin: int, end: int
 ) -> tuple[dict[str, Any], list[npt.NDArray[Any]]]:
     """Return the wire form of the env steps ``begin … end-1`` of a batch in its wire form."""
-    kind: Any = MultiAgentEpisodeBatch if "groups" in header else EpisodeBatch
     form: tuple[dict[str, Any], list[npt.NDArray[Any]]] = (
-        kind.from_wire(header, arrays).slice_steps(begin, end).to_wire()
+        _batch_of(header, arrays).slice_steps(begin, end).to_wire()
     )
     return form
+
+
+@refuses_as(ProtocolError)
+def _batch_of(header: Any, arrays: Sequence[npt.NDArray[Any]]) -> Any:
+    kind: Any = MultiAgentEpisodeBatch if "groups" in header else EpisodeBatch
+    return kind.from_wire(header, arrays)
 
 
 def fragment_to_bytes(frames: Sequence[Buffer]) -> bytes:

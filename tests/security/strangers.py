@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import zmq
 
-__all__ = ["KINDS", "knock", "wrong_keys"]
+__all__ = ["GREETING", "KINDS", "knock", "wrong_keys"]
 
-_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"  # ZMTP 3.0, up to the mechanism's name
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"  # ZMTP 3.0, up to the mechanism's name
 
 
 def _garbage() -> bytes:
@@ -27,18 +27,13 @@ def _silence() -> bytes:
 
 
 def _no_key() -> bytes:
-    return _GREETING + b"NULL".ljust(20, b"\0") + bytes(32)
+    return GREETING + b"NULL".ljust(20, b"\0") + bytes(32)
 
 
 def _oversize() -> bytes:
     """A CURVE greeting, then a command that claims 8 GiB."""
     return (
-        _GREETING
-        + b"CURVE".ljust(20, b"\0")
-        + bytes(32)
-        + b"\x06"
-        + (8 << 30).to_bytes(8, "big")
-        + b"x" * 512
+        GREETING + b"CURVE".ljust(20, b"\0") + bytes(32) + b"\x06" + (8 << 30).to_bytes(8, "big") + b"x" * 512
     )
 
 

@@ -57,7 +57,7 @@ from rlzmq.protocol.events import (
 )
 from rlzmq.roles.broker.listeners import BrokerListeners
 from rlzmq.wire.errors import WireError
-from rlzmq.wire.fragment_message import fragment_to_bytes
+from rlzmq.wire.fragment_message import check_claims, fragment_to_bytes
 from rlzmq.wire.messages import (
     BrokerBeat,
     Fragment,
@@ -236,6 +236,8 @@ class BrokerRole:
                 event = _check_key(peer, role, message) or replace(
                     event, origin=self._listeners.origin_of(peer)
                 )
+            elif type(message) is Fragment and role is not None:
+                check_claims(frames)
         except WireError as error:
             event = Malformed(peer, error.reason, str(error))
         self._handle(event)
