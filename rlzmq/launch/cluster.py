@@ -115,6 +115,10 @@ class Cluster:
         _check_type(source, data, "environment", dict)
         for name in (environment := data.get("environment", {})):
             _check_type(f"{source}: environment", environment, name, str)
+            if not (name.isascii() and name.isidentifier()):
+                raise ConfigurationError(
+                    f"{source}: environment: expected the name of a variable, got {name!r}"
+                )
         for role in ("learners", "runners"):
             data[role] = tuple(_place(f"{source}: {role}", item) for item in data.get(role, ()))
         data["train"] = tuple(str(argument) for argument in data["train"])

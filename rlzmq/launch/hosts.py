@@ -11,6 +11,7 @@ from typing import Any
 
 from rlzmq.core.errors import AuthenticationError, ConfigurationError, PeerLostError
 from rlzmq.core.extras import import_optional
+from rlzmq.core.printable import printable
 from rlzmq.launch.cluster import LOCAL, Cluster
 
 __all__ = ["Host", "Process", "connect"]
@@ -22,6 +23,15 @@ _MAX_RECONNECT_DELAY_S = 5.0
 _KEEPALIVE_S, _MAX_KEEPALIVES = 15, 8
 _MAX_LINE_BYTES = 1 << 20
 _PID_MARK = "rlzmq-pid "
+_END_MARK = "rlzmq-end-of-environment"
+# Arguments are visible to every user of the host (ps), the standard input is not.
+_SCRIPT = f"""echo "{_PID_MARK}$$"
+set=
+while IFS= read -r line && [ "$line" != {_END_MARK} ]; do set="$set$line
+"; done
+eval "$set"
+unset set line
+cd "$1" && shift && exec "$@" 2>&1"""
 
 
 class Process:
@@ -37,13 +47,13 @@ class Process:
         self.pid: int = 0
 
     async def lines(self) -> AsyncIterator[str]:
-        """Yield the lines that it prints, stdout and stderr together."""
+        """Yield the lines that it prints, stdout and stderr together, as they are safe to show."""
         async for line in self._raw.stdout:
             text = (line.decode(errors="replace") if isinstance(line, bytes) else line).rstrip("\n")
             if not self.pid and text.startswith(_PID_MARK):
                 self.pid = int(text.removeprefix(_PID_MARK))
             elif text:
-                yield text
+                yield printable(text, keep="\t")
 
     async def wait(self) -> int | None:
         """Wait for the exit code; None if the connection broke first and the process may still run."""
@@ -79,15 +89,17 @@ class Host:
 
         Args:
             command: The argument list; every argument is quoted.
-            stdin: The complete standard input; keys are passed this way, not by arguments or files.
+            stdin: The complete standard input of the command; keys are passed this way, not by arguments or files. The
+                cluster's environment precedes it.
 
         Raises:
             PeerLostError: The connection is broken.
         """
-        script = 'echo "' + _PID_MARK + '$$"; cd "$1" && shift && exec env "$@" 2>&1'
-        environment = [f"{name}={value}" for name, value in self._cluster.environment.items()]
-        workdir = self._cluster.workdir
-        argv = ["sh", "-c", script, "sh", workdir, *environment, *command]
+        environment = [
+            f"export {name}={shlex.quote(value)}\n" for name, value in self._cluster.environment.items()
+        ]
+        stdin = "".join([*environment, f"{_END_MARK}\n", stdin])
+        argv = ["sh", "-c", _SCRIPT, "sh", self._cluster.workdir, *command]
         if self._connection is None:
             raw: Any = await asyncio.create_subprocess_exec(
                 *argv,

@@ -8,12 +8,18 @@ from rlzmq.actors.remote_errors import pack_error, unpack_error
 from rlzmq.cli.inspect import show_checkpoints
 from rlzmq.core.checkpoint import write_checkpoint
 from rlzmq.core.printable import MAX_ERROR_BYTES, cut, printable
+from rlzmq.core.suggest import did_you_mean
 from rlzmq.wire.codec import pack_header
 from rlzmq.wire.fragment_message import FragmentRange, pack_ranges, unpack_ranges
 from rlzmq.wire.messages import Goodbye, Hello, decode_message, encode_message
 from rlzmq.wire.schema import FragmentId
 
 HOSTILE = "runner\x1b]0;owned\x07\x1b[2J\r\nrun finished\u202e\x9b\x7f"
+
+
+def test_a_long_name_is_not_compared_as_a_whole() -> None:
+    assert did_you_mean("trian" * 10_000_000, ["train"]) == " Valid: train."
+    assert did_you_mean("trian", ["train"]) == " Did you mean 'train'?"
 
 
 def test_every_character_that_a_terminal_acts_on_becomes_an_escape() -> None:

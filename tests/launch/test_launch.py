@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -118,6 +119,29 @@ def test_keys_reach_a_process_on_this_machine_by_its_stdin(tmp_path: Path) -> No
         return lines
 
     assert run_async(run_there()) == ["True"]  # uvloop's stdin is a socket, which cannot be opened by a name
+
+
+def test_the_environment_is_not_in_the_process_table_and_what_a_process_prints_is_safe_to_show(
+    tmp_path: Path,
+) -> None:
+    secret = "it's \n a 'secret' $HOME"
+    code = (
+        "import os, psutil; print('secret' in str([p.info for p in psutil.process_iter(['cmdline'])])); "
+        "print(repr(os.environ['SECRET']), input(), '\x1b]0;title')"
+    )
+    script = tmp_path / "prints.py"
+    script.write_text(code)
+    cluster = local_cluster(tmp_path)
+    cluster = dataclasses.replace(cluster, environment={**cluster.environment, "SECRET": secret})
+
+    async def run_there() -> list[str]:
+        host = await connect(LOCAL, cluster)
+        process = await host.start([sys.executable, str(script)], stdin="key\n")
+        lines = [line async for line in process.lines()]
+        await process.wait()
+        return lines
+
+    assert run_async(run_there()) == ["False", f"{secret!r} key \\x1b]0;title"]
 
 
 @pytest.mark.slow
