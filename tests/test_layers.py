@@ -49,6 +49,7 @@ LAZY_IMPORTS = {
     "a broker does not read the episodes that it forwards": ("wire/values.py",),
     "torch.distributed is imported by the runs that use it": ("learners/learner_ranks.py",),
     "the fork server imports only what its children share": ("actors/fork_main.py",),
+    "uvicorn is an optional package": ("deploy/http_interface.py",),
 }
 
 
