@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import random
+import shutil
 import signal
 import sys
+import tempfile
 import warnings
 from collections.abc import Generator, Iterator
 
@@ -36,6 +39,10 @@ for _name in [name for name in os.environ if name in _OF_THE_CALLER or name.star
 # A shell starts what it puts in the background with SIGINT ignored, and processes hand that on: the tests send it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# This user's secret, which signs checkpoints, is one of the tests.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="rlzmq-tests-state-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 # `--hypothesis-profile=default` draws other examples each time. A loaded machine is slow, not wrong.
 settings.register_profile(

@@ -12,18 +12,17 @@ from typing import Any
 
 from rlzmq.actors.messages import ActorMessage, Failure, Result, encode_message, pack_snapshot
 from rlzmq.actors.remote_errors import pack_error
-from rlzmq.core.class_names import class_from_name
 from rlzmq.core.errors import ClosedError, ProtocolError
 from rlzmq.core.tracebacks import run_error
+from rlzmq.core.trust import CALLER, find_code
 
 __all__ = ["ActorHost", "ActorThread", "CallServer", "constructed"]
 
 
 def constructed(actor_class: type | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return an instance of a class, which is imported here if it is given as "package.module:Class"."""
-    if isinstance(actor_class, str):
-        actor_class = class_from_name(actor_class, object)
-    return actor_class(*args, **kwargs)
+    made: Any = find_code(actor_class, CALLER, object) if isinstance(actor_class, str) else actor_class
+    return made(*args, **kwargs)
 
 
 class ActorThread:

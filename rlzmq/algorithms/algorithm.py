@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
@@ -12,9 +13,9 @@ from rlzmq.algorithms.checkpoints import (
     check_algorithm_class,
     newest_to_resume,
     read_algorithm,
-    resume_config,
 )
 from rlzmq.algorithms.registry import config_class_named
+from rlzmq.algorithms.stored_config import Given
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.driver.sync_groups import EnvRunnerGroup, LearnerGroup
@@ -175,22 +176,36 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
 
     @classmethod
     def from_checkpoint(
-        cls, path: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False
+        cls,
+        path: str | Path,
+        *,
+        config: BaseConfig | None = None,
+        trust: Collection[str] = (),
+        module_class: Any = None,
+        **settings: Any,
     ) -> Self:
         """Return an algorithm that continues from a checkpoint.
 
+        A checkpoint carries no code. What you saved on this machine finds its code by itself if that can be imported.
+
+        Example::
+
+            Algorithm.from_checkpoint(path, env=MyEnv)  # its class was defined in the training script
+
         Args:
             path: The checkpoint's directory.
-            config: Replaces the stored config; needed if that held functions or classes.
-            trust_code: Whether to import functions and classes that the stored config names.
+            config: Replaces the stored config.
+            trust: Packages whose code somebody else's checkpoint may name, e.g. ``["my_package"]``.
+            module_class: The class of modules that the checkpoint does not find; or classes by module id.
+            settings: Settings that replace the stored ones, e.g. code that the checkpoint does not find.
 
         Raises:
-            CheckpointError: The checkpoint is incomplete, altered or of an unknown version, or was saved by a custom
-                class that is neither this class nor the config's.
+            CheckpointError: The checkpoint is incomplete, altered or of an unknown version, needs code that it does not
+                carry (the text names it), or was saved by a custom class that is neither this class nor the config's.
             ConfigurationError: The checkpoint is of another algorithm than this class.
         """
-        state = read_algorithm(path)
-        chosen = resume_config(path, state, config, trust_code=trust_code)
+        stored = read_algorithm(path)
+        chosen = stored.config_to("resume", Given(config, trust, module_class, settings))
         algo_class = cls
         if cls is Algorithm:
             algo_class = chosen._algorithm_class()
@@ -203,7 +218,7 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
             )
         algorithm = algo_class(chosen._for_build(None, True))
         try:
-            algorithm._restore(path, state)
+            algorithm._restore(path, stored.state)
         except BaseException:
             algorithm.stop()
             raise
@@ -211,7 +226,13 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
 
     @classmethod
     def resume(
-        cls, directory: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False
+        cls,
+        directory: str | Path,
+        *,
+        config: BaseConfig | None = None,
+        trust: Collection[str] = (),
+        module_class: Any = None,
+        **settings: Any,
     ) -> Self:
         """Return an algorithm that continues the run in a directory and keeps its checkpoints there.
 
@@ -224,14 +245,16 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
         Args:
             directory: The run directory; checkpoints are in ``checkpoints/`` below it.
             config: Config of a new run; also replaces the stored config.
-            trust_code: Whether to import functions and classes that the stored config names.
+            trust, module_class, settings: See `from_checkpoint`.
 
         Raises:
             CheckpointError: There is no checkpoint, and `config` is None.
         """
         newest = newest_to_resume(directory, config)
         if newest is not None:
-            algorithm = cls.from_checkpoint(newest, config=config, trust_code=trust_code)
+            algorithm = cls.from_checkpoint(
+                newest, config=config, trust=trust, module_class=module_class, **settings
+            )
         else:
             assert config is not None
             algorithm = (cls if cls is not Algorithm else config._algorithm_class())(config)

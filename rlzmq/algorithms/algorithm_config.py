@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from rlzmq.algorithms import module_specs
 from rlzmq.algorithms.presets import find_preset
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.config.plain import load_named
 from rlzmq.connectors import defaults
 from rlzmq.core.lazy import LazyModule
 from rlzmq.core.tracebacks import ShortTraceback
+from rlzmq.core.trust import CALLER, find_code
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.modules.spec import RLModuleSpec
 
@@ -196,7 +196,7 @@ class AlgorithmConfig(BaseConfig):
 
     def get_default_learner_class(self) -> type[Learner]:
         """Return the algorithm's Learner class. Algorithms override this."""
-        return load_named(self._learner_class)  # type: ignore[no-any-return]
+        return find_code(self._learner_class, CALLER)  # type: ignore[no-any-return]
 
     def build_learner(self, *, env: Any = None, spaces: Mapping[str, Any] | None = None) -> Learner:
         """Return a built Learner, for custom loops and tests."""

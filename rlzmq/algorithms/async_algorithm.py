@@ -24,7 +24,6 @@ from rlzmq.algorithms.checkpoints import (
     newest_to_resume,
     read_algorithm,
     read_component,
-    resume_config,
     write_algorithm,
 )
 from rlzmq.algorithms.evaluation import Evaluation
@@ -32,6 +31,7 @@ from rlzmq.algorithms.module_changes import NewRules
 from rlzmq.algorithms.offline_to_online import online_state, starts_online_run
 from rlzmq.algorithms.run_modules import RunModules
 from rlzmq.algorithms.state_tree import select, to_parts, to_tree, wants
+from rlzmq.algorithms.stored_config import Given
 from rlzmq.algorithms.training_loop import Iterations, TrainingLoop
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import trace as run_trace
@@ -515,7 +515,7 @@ class AsyncAlgorithm:
         """
         self._check_running()
         await self._restore(
-            path, read_algorithm(path) if component is None else read_component(path, component)
+            path, read_algorithm(path).state if component is None else read_component(path, component)
         )
 
     async def _restore(self, path: str | Path, state: Mapping[str, Any]) -> None:
@@ -528,17 +528,23 @@ class AsyncAlgorithm:
 
     @classmethod
     async def from_checkpoint(
-        cls, path: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False
+        cls,
+        path: str | Path,
+        *,
+        config: BaseConfig | None = None,
+        trust: Collection[str] = (),
+        module_class: Any = None,
+        **settings: Any,
     ) -> AsyncAlgorithm:
         """Return a started algorithm that continues from a checkpoint (see Algorithm.from_checkpoint)."""
-        state = read_algorithm(path)
+        stored = read_algorithm(path)
         if cls is AsyncAlgorithm:
             check_algorithm_class(path, cls)
-        chosen = resume_config(path, state, config, trust_code=trust_code)
+        chosen = stored.config_to("resume", Given(config, trust, module_class, settings))
         algorithm = cls(chosen._for_build(None, True))
         await algorithm.start()
         try:
-            await algorithm._restore(path, state)
+            await algorithm._restore(path, stored.state)
         except BaseException:
             await algorithm.stop()
             raise
@@ -586,12 +592,20 @@ class AsyncAlgorithm:
 
     @classmethod
     async def resume(
-        cls, directory: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False
+        cls,
+        directory: str | Path,
+        *,
+        config: BaseConfig | None = None,
+        trust: Collection[str] = (),
+        module_class: Any = None,
+        **settings: Any,
     ) -> AsyncAlgorithm:
         """Return a started algorithm that continues the run in a directory (see Algorithm.resume)."""
         newest = newest_to_resume(directory, config)
         if newest is not None:
-            algorithm = await cls.from_checkpoint(newest, config=config, trust_code=trust_code)
+            algorithm = await cls.from_checkpoint(
+                newest, config=config, trust=trust, module_class=module_class, **settings
+            )
         else:
             assert config is not None
             algorithm = cls(config._for_build(None, True))

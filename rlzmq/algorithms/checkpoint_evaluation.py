@@ -5,22 +5,27 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.algorithms.checkpoints import load_config, read_algorithm, resume_config
+from rlzmq.algorithms.checkpoints import load_policy, read_algorithm
+from rlzmq.algorithms.stored_config import Given
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.extras import import_optional
 from rlzmq.core.files import write_text
+from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.score_statistics import Statistic, bootstrap_interval, interquartile_mean, mean
 from rlzmq.core.version import __version__
+from rlzmq.driver.sync_groups import EnvRunnerGroup
 from rlzmq.envs.registry import EnvContext, make_env, resolve_env
+from rlzmq.runners.episode_metrics import EpisodeMetrics, add_fragment_metas
 
 __all__ = ["CheckpointScores", "evaluate_checkpoint"]
 
@@ -144,7 +149,9 @@ def evaluate_checkpoint(
     video: str | Path | None = None,
     num_video_episodes: int = 1,
     config: BaseConfig | None = None,
-    trust_code: bool = False,
+    trust: Collection[str] = (),
+    module_class: Any = None,
+    **settings: Any,
 ) -> CheckpointScores:
     """Evaluate a checkpoint's policy in this process.
 
@@ -158,8 +165,8 @@ def evaluate_checkpoint(
         explore: Whether to sample actions from the distribution instead of taking its mode.
         video: ``.mp4`` or ``.gif`` file for a video of the first episodes; None: no video.
         num_video_episodes: Number of episodes in the video.
-        config: Replaces the stored config; needed if that held functions or classes.
-        trust_code: Whether to import functions and classes that the stored config names.
+        config: Replaces the stored config.
+        trust, module_class, settings: See `Policy.load`. Evaluating also needs the environment: ``env=MyEnv``.
 
     Raises:
         ConfigurationError: A count is below 1, the video's suffix is unknown, or the environment renders no images.
@@ -170,38 +177,33 @@ def evaluate_checkpoint(
         if count < 1:
             raise ConfigurationError(f"{name}={count}: expected 1 or more.")
     recorder = None if video is None else _VideoRecorder(Path(video), min(num_video_episodes, num_episodes))
-    if config is None:
-        config = load_config(path, trust_code=trust_code)
-    config = _config_for_evaluation(config.copy(copy_frozen=False), num_episodes, explore)
-    if seed is not None:
-        config.debugging(seed=seed)
+    stored = read_algorithm(path)
+    chosen = stored.config_to("evaluate", Given(config, trust, module_class, settings))
+    chosen = _config_for_evaluation(chosen.copy(copy_frozen=False), num_episodes, explore)
+    if seed is not None or chosen.seed is None:
+        chosen.debugging(seed=stored.seed if seed is None else seed)
     if recorder is not None:
-        recorder.configure(config)
-    config.validate()
-    config.offline_data(input_=None).experimental(_validate_config=False)  # the policy needs no data
-    state = read_algorithm(path)
-    chosen = resume_config(path, state, config, trust_code=trust_code)
-    # Evaluation starts new episodes and does not need the ongoing ones of the run's env runners.
-    state = {
-        name: part for name, part in state.items() if not name.startswith(("env_runners", "eval_env_runners"))
-    }
+        recorder.configure(chosen)
+    chosen.offline_data(input_=None).experimental(_validate_config=False)  # the policy needs no data
+    group = EnvRunnerGroup(config=chosen.get_evaluation_config_object(), is_evaluation=True)
     try:
-        # By name: the user's algorithm class may be missing here, but evaluation does not use its training step.
-        with config._algorithm_class()(chosen) as algorithm:
-            algorithm.set_state(state)
-            metrics = algorithm.evaluate()["env_runners"]
+        group.foreach_env_runner(partial(load_policy, state=stored.acting_state))
+        batches = group.sample_batches(num_episodes=num_episodes)
     finally:
+        group.stop()
         if recorder is not None:
             recorder.close()
-    scores = metrics["hist_stats"]
+    episodes = EpisodeMetrics(num_smoothed=num_episodes)
+    add_fragment_metas(episodes, MetricsLogger(), [batch.meta for batch in batches])
+    metrics = episodes.reduce()
     by_agent = metrics.get("agent_episode_return_mean", {}) if chosen.is_multi_agent else {}
     return CheckpointScores(
         checkpoint=str(path),
         env=resolve_env(chosen.env).label,
         seed=chosen.seed,
         explore=explore,
-        returns=tuple(scores["episode_return"]),
-        lengths=tuple(scores["episode_len"]),
+        returns=tuple(float(value) for value in episodes.returns),
+        lengths=tuple(int(value) for value in episodes.lengths),
         agent_return_means={str(id_): float(value) for id_, value in by_agent.items()},
         video=None if recorder is None else recorder.path,
     )

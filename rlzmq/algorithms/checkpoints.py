@@ -6,33 +6,45 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlzmq.algorithms.registry import ALGORITHMS, config_class_named
+from rlzmq.algorithms.registry import ALGORITHMS
 from rlzmq.algorithms.state_tree import to_parts, to_tree
+from rlzmq.algorithms.stored_config import (
+    PLACES,
+    Given,
+    Purpose,
+    acting_config,
+    config_class_of,
+    revive_config,
+)
 from rlzmq.algorithms.stored_modules import with_stored_modules
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.config.plain import load_named, names_code
-from rlzmq.core.checkpoint import find_inside, local_path, read_checkpoint, read_manifest, write_checkpoint
+from rlzmq.core.checkpoint import (
+    find_inside,
+    local_path,
+    open_checkpoint,
+    read_checkpoint,
+    read_manifest,
+    write_checkpoint,
+)
 from rlzmq.core.checkpoint_series import find_checkpoint
 from rlzmq.core.checkpointable import part_of
-from rlzmq.core.class_names import class_name
-from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.core.errors import CheckpointError
 from rlzmq.core.printable import printable
 from rlzmq.modules.saving import read_module_states
 
 __all__ = [
+    "StoredAlgorithm",
     "check_algorithm_class",
     "checkpoint_place",
     "latest_checkpoint",
-    "load_config",
-    "load_config_class",
+    "load_policy",
     "newest_to_resume",
     "read_algorithm",
     "read_component",
-    "resume_config",
-    "revive_config",
     "to_components",
     "with_stored_seed",
     "write_algorithm",
@@ -42,8 +54,6 @@ _log = logging.getLogger("rlzmq.checkpoints")
 
 _Config = TypeVar("_Config", bound=BaseConfig)
 _CONFIG = "config"
-# Settings for where a run keeps its data on its machine. They are not stored and must be set again for a resumed run.
-_PLACES = ("record_dir", "trace")
 _CONFIG_CLASS = ("config", "config_class")
 _NEEDED = ("algorithm", "learner_group/learner", "env_runner", "accounting")
 _MODULES = "learner_group/learner/rl_module"
@@ -77,7 +87,7 @@ def to_components(
     algorithm: Any, config: BaseConfig, state: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of `write_checkpoint`: components (state and config) and metadata for the manifest."""
-    stored = config.to_stored(without=_PLACES)
+    stored = config.to_stored(without=PLACES)
     about = {"algorithm": type(algorithm).__name__, **{key: stored.pop(key) for key in _CONFIG_CLASS}}
     return {**to_parts(state), _CONFIG: stored}, about
 
@@ -116,8 +126,69 @@ def checkpoint_place(path: str | Path) -> Path:
     return latest_checkpoint(place) or place
 
 
-def read_algorithm(path: str | Path) -> dict[str, Any]:
-    """Return the state that `write_algorithm` wrote, after checking every byte.
+@dataclass(frozen=True)
+class StoredAlgorithm:
+    """An algorithm's checkpoint that was read and checked.
+
+    Attributes:
+        path: The checkpoint.
+        is_mine: Whether it carries this user's signature.
+        config: The stored config, as by `AlgorithmConfig.to_stored`.
+        state: The components of the state.
+    """
+
+    path: Path
+    is_mine: bool
+    config: Mapping[str, Any]
+    state: dict[str, Any]
+
+    @property
+    def seed(self) -> int | None:
+        """The run's seed, which its first build drew if none was set."""
+        return self.config.get("values", {}).get("seed")  # type: ignore[no-any-return]
+
+    @property
+    def acting_state(self) -> dict[str, Any]:
+        """The part of the state that env runners act with: weights and connector states."""
+        return {
+            "rl_module": self.state["learner_group/learner"]["rl_module"],
+            **self.state["env_runner"],
+        }
+
+    def config_class(self, given: Given) -> type[BaseConfig]:
+        """Return the class of the config.
+
+        Raises:
+            CheckpointError: It is the user's own and not trusted.
+        """
+        return config_class_of(self.config, str(self.path), given, is_mine=self.is_mine)
+
+    def config_to(self, purpose: Purpose, given: Given) -> BaseConfig:
+        """Return the caller's config or the stored one, with the checkpoint's modules, and to resume with its seed.
+
+        Raises:
+            CheckpointError: Code is missing that the purpose needs.
+        """
+        modules, own = self.state.get("modules", {}), given.own_config()
+        if own is None and purpose != "resume":
+            return acting_config(
+                self.config, modules, str(self.path), given, is_mine=self.is_mine, purpose=purpose
+            )
+        if own is None:
+            chosen = revive_config(self.config, str(self.path), given, is_mine=self.is_mine, modules=modules)
+        else:
+            chosen = with_stored_seed(own, self.path) if purpose == "resume" else own
+        return with_stored_modules(chosen, modules, given.classes(is_mine=self.is_mine))
+
+
+def load_policy(runner: Any, state: Mapping[str, Any]) -> None:
+    """Load the `acting_state` of a checkpoint into an env runner. Acting does not change it."""
+    runner.set_state(state)
+    runner.env_to_module.freeze_statistics()
+
+
+def read_algorithm(path: str | Path) -> StoredAlgorithm:
+    """Read the checkpoint that `write_algorithm` wrote, after checking every byte.
 
     Args:
         path: A checkpoint, or a run directory, whose newest intact checkpoint is read.
@@ -125,107 +196,18 @@ def read_algorithm(path: str | Path) -> dict[str, Any]:
     Raises:
         CheckpointError: The checkpoint is incomplete, altered, of an unknown version, or not that of an algorithm.
     """
-    path = checkpoint_place(path)
-    state = read_checkpoint(path)
+    stored = open_checkpoint(checkpoint_place(path))
+    state = dict(stored.components)
+    config = state.pop(_CONFIG, None)
     for name in _NEEDED:
         if name not in state:
             raise CheckpointError(
-                f"{path} is not a checkpoint of an algorithm: it has no component {name!r}."
+                f"{stored.path} is not a checkpoint of an algorithm: it has no component {name!r}."
             )
-    state.pop(_CONFIG, None)
-    return state
-
-
-def load_config(path: str | Path, *, trust_code: bool = False) -> BaseConfig:
-    """Return the config that a checkpoint was written with.
-
-    Args:
-        path: The checkpoint's directory, or a run directory.
-        trust_code: Whether to import functions and classes that the config names. An untrusted checkpoint could
-            name any code on this machine, so the default is False.
-
-    Raises:
-        CheckpointError: The config contains code or is of a custom class, and `trust_code` is False; or it had values
-            that cannot be stored.
-    """
-    path = checkpoint_place(path)
-    about = read_manifest(path)["about"]
-    stored = read_checkpoint(path, _CONFIG)[_CONFIG]
-    classes = {key: about.get(key) for key in _CONFIG_CLASS}
-    return revive_config({**stored, **classes}, str(path), trust_code=trust_code)
-
-
-def load_config_class(path: str | Path, *, trust_code: bool = False) -> type[BaseConfig]:
-    """Return the class of the config that a checkpoint was written with.
-
-    Raises:
-        CheckpointError: The class is custom and `trust_code` is False, or it cannot be imported.
-    """
-    path = checkpoint_place(path)
-    about = read_manifest(path)["about"]
-    return _config_class({key: about.get(key) for key in _CONFIG_CLASS}, str(path), trust_code)
-
-
-def revive_config(stored: Mapping[str, Any], where: str, *, trust_code: bool = False) -> BaseConfig:
-    """Return the config from a result of `AlgorithmConfig.to_stored`.
-
-    Args:
-        stored: The result of `to_stored`.
-        where: Where it is stored, for error messages.
-        trust_code: See `load_config`.
-
-    Raises:
-        CheckpointError: See `load_config`.
-    """
-    config_class = _config_class(stored, where, trust_code)
-    code = [name for name, value in stored["values"].items() if names_code(value)]
-    if stored["left_out"] or (code and not trust_code):
-        names = ", ".join(sorted({*stored["left_out"], *code}))
-        hint = "" if stored["left_out"] else ", or trust_code=True to import what the checkpoint names"
-        raise CheckpointError(
-            f"The config of {where} holds code ({names}), which a checkpoint does not carry. Pass config=…, built as "
-            f"for the first run{hint}."
-        )
-    return config_class.from_state(stored["values"])
-
-
-def _config_class(stored: Mapping[str, Any], where: str, trust_code: bool) -> type[BaseConfig]:
-    """Return the class of the stored config. A custom class counts as code."""
-    built_in = config_class_named(str(stored["config"]))
-    named = stored["config_class"]
-    if named is None or named == class_name(built_in):
-        return built_in
-    what = (
-        f"The config of {where} is of the class {named!r}, which a checkpoint does not carry. Pass config=…, built as "
-        "for the first run"
-    )
-    if not trust_code:
-        raise CheckpointError(f"{what}, or trust_code=True to import the class.")
-    try:
-        found = load_named(named)
-    except ConfigurationError as error:
-        raise CheckpointError(f"{what}. {error}") from None
-    if not (isinstance(found, type) and issubclass(found, built_in)):
-        raise CheckpointError(f"{what}. Here {named!r} is no {built_in.__name__}.")
-    return found
-
-
-def resume_config(
-    path: str | Path, state: Mapping[str, Any], config: BaseConfig | None, *, trust_code: bool = False
-) -> BaseConfig:
-    """Return the config of a run that continues from a checkpoint, with the checkpoint's modules and seed.
-
-    Args:
-        path: The checkpoint's directory, or a run directory.
-        state: The return value of `read_algorithm`.
-        config: Replaces the stored config; None: the stored one.
-        trust_code: See `load_config`.
-
-    Raises:
-        CheckpointError: See `load_config` and `with_stored_modules`.
-    """
-    chosen = load_config(path, trust_code=trust_code) if config is None else with_stored_seed(config, path)
-    return with_stored_modules(chosen, state.get("modules", {}), trust_code=trust_code)
+    if not isinstance(config, Mapping):
+        raise CheckpointError(f"{stored.path} is not a checkpoint of an algorithm: it has no config.")
+    classes = {key: stored.about.get(key) for key in _CONFIG_CLASS}
+    return StoredAlgorithm(stored.path, stored.is_mine, {**config, **classes}, state)
 
 
 def check_algorithm_class(path: str | Path, chosen: type) -> None:

@@ -9,16 +9,16 @@ The pipelines are those of the env runners, with the statistics frozen at their 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 
-from rlzmq.algorithms.checkpoints import load_config, read_algorithm
+from rlzmq.algorithms.checkpoints import read_algorithm
 from rlzmq.algorithms.policy_inputs import as_batch_of, as_value_of, first_row
-from rlzmq.algorithms.stored_modules import with_stored_modules
+from rlzmq.algorithms.stored_config import Given
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.columnar import VectorStepRows
 from rlzmq.core.errors import ConfigurationError
@@ -149,38 +149,52 @@ class Policy:
         module_id: str | None = None,
         agent_id: Any = None,
         config: BaseConfig | None = None,
-        trust_code: bool = False,
+        trust: Collection[str] = (),
+        module_class: Any = None,
+        **settings: Any,
     ) -> Self:
-        """Return the policy of an algorithm's checkpoint. The env need not be installed.
+        """Return the policy of an algorithm's checkpoint.
+
+        Acting needs the module and its connectors. Environments, callbacks, learners and wrappers of the run need not
+        be known here. A module class or a connector of your own is found by its name, or handed over.
 
         Args:
-            path: A checkpoint written by `Algorithm.save_to_path`.
+            path: A checkpoint written by `Algorithm.save_to_path`, or a run directory.
             module_id, agent_id: See the class.
-            config: Replaces the stored config; needed if that held functions or classes.
-            trust_code: Whether to import functions and classes that the checkpoint names.
+            config: Replaces the stored config.
+            trust: Packages whose code somebody else's checkpoint may name, e.g. ``["my_package"]``.
+            module_class: The class of modules that the checkpoint does not find; or classes by module id.
+            settings: Settings that replace the stored ones, e.g. ``env_to_module_connector``.
 
         Raises:
-            CheckpointError: The checkpoint is incomplete or altered, or its config cannot be loaded.
+            CheckpointError: The checkpoint is incomplete or altered, or needs code that it does not carry (the text
+                names it).
             KeyError: There is no such module or agent.
         """
-        stored = _stored(path, config, trust_code)
+        stored = _stored(path, Given(config, trust, module_class, settings))
         return cls(**vars(stored), module_id=module_id, agent_id=agent_id)
 
     @classmethod
     def load_each(
-        cls, path: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False
+        cls,
+        path: str | Path,
+        *,
+        config: BaseConfig | None = None,
+        trust: Collection[str] = (),
+        module_class: Any = None,
+        **settings: Any,
     ) -> list[Self]:
         """Return a policy for each agent of a checkpoint's env, with shared modules; one policy if there are no agents.
 
         Agents whose module depends on the episode are left out.
 
         Args:
-            path, config, trust_code: See `load`.
+            path, config, trust, module_class, settings: See `load`.
 
         Raises:
             CheckpointError: See `load`.
         """
-        stored = _stored(path, config, trust_code)
+        stored = _stored(path, Given(config, trust, module_class, settings))
         config = stored.config
         if not config.is_multi_agent:
             return [cls(**vars(stored))]
@@ -507,13 +521,11 @@ class _Stored:
     num_env_steps_sampled: int
 
 
-def _stored(path: str | Path, config: BaseConfig | None, trust_code: bool) -> _Stored:
-    state = read_algorithm(path)
-    config = load_config(path, trust_code=trust_code) if config is None else config
-    stored = state.get("modules", {})
-    plain = stored.get("spaces")
+def _stored(path: str | Path, given: Given) -> _Stored:
+    stored = read_algorithm(path)
+    state, config = stored.state, stored.config_to("act", given)
+    plain = state.get("modules", {}).get("spaces")
     spaces: Any = config.single_spaces() if plain is None else tuple(map(space_from_plain, plain))
-    config = with_stored_modules(config, stored, trust_code=trust_code)
     spec = config.get_multi_rl_module_spec(spaces={"__env_single__": spaces}, inference_only=True)
     modules = spec.build(seed=config.seed)
     modules.set_state(state["learner_group/learner"]["rl_module"])

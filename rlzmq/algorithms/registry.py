@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.config.plain import load_named
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.trust import CALLER, find_code
 
 __all__ = [
     "ALGORITHMS",
@@ -42,7 +42,7 @@ def get_config_class(algorithm: str) -> Any:
     """
     if algorithm.lower() not in ALGORITHMS:
         raise ConfigurationError(f"No algorithm {algorithm!r}.{did_you_mean(algorithm, ALGORITHMS)}")
-    return load_named(ALGORITHMS[algorithm.lower()])
+    return find_code(ALGORITHMS[algorithm.lower()], CALLER)
 
 
 def config_class_named(name: str) -> type[BaseConfig]:
@@ -53,7 +53,7 @@ def config_class_named(name: str) -> type[BaseConfig]:
     """
     for path in (BASE_CONFIG, *ALGORITHMS.values()):
         if _name(path) == name:
-            return load_named(path)  # type: ignore[no-any-return]
+            return find_code(path, CALLER)  # type: ignore[no-any-return]
     raise CheckpointError(f"The checkpoint is of an unknown config class {name!r}. Pass config=….")
 
 

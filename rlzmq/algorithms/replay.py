@@ -9,15 +9,15 @@ buffer) is not in checkpoints, so such a run is repeated from the start of its l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlzmq.algorithms.checkpoints import revive_config
 from rlzmq.algorithms.saved_update import learner_of, save_update
+from rlzmq.algorithms.stored_config import Given, revive_config
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.checkpoint_series import CheckpointSeries
 from rlzmq.core.checkpointable import read_part
@@ -69,7 +69,7 @@ class Replay:
     Args:
         path: A run directory (with ``arrivals/``), or a run's ``config.record_dir``.
         config: Replaces the recorded config, which lacks code without an importable name; None: the recorded one.
-        trust_code: Whether to import functions and classes that the recorded config names.
+        trust: Packages whose code somebody else's log may name.
 
     Attributes:
         notes: Remarks on the log: truncated files, restored states, missing updates.
@@ -81,11 +81,11 @@ class Replay:
     """
 
     def __init__(
-        self, path: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False
+        self, path: str | Path, *, config: BaseConfig | None = None, trust: Collection[str] = ()
     ) -> None:
         path = Path(path)
         is_run = (path / "arrivals").is_dir()
-        self._config, self._trust_code = config, trust_code
+        self._config, self._trust = config, trust
         self._files = read_arrivals(path / "arrivals" if is_run else path)
         self._checkpoints = CheckpointSeries((path if is_run else path.parent) / "checkpoints")
         self.notes: list[str] = []
@@ -154,7 +154,7 @@ class Replay:
         Raises:
             Mismatch: The weights differ.
             ConfigurationError: The log has none of these updates, or this process cannot repeat them.
-            CheckpointError: The recorded config holds code; see `checkpoints.load_config`.
+            CheckpointError: The recorded config holds code; see `stored_config`.
             Exception: Raised by user code in an update.
         """
         known = self.versions
@@ -172,9 +172,8 @@ class Replay:
 
     def _updates_of(self, file: ArrivalFile, wanted: Sequence[int]) -> Iterator[RepeatedUpdate]:
         """Repeat these updates of one learner process, and the earlier ones that they depend on."""
-        config = self._config
-        if config is None:
-            config = revive_config(file.head["config"], str(file.path), trust_code=self._trust_code)
+        given = Given(self._config, self._trust)
+        config = revive_config(file.head["config"], str(file.path), given, is_mine=file.is_mine)
         self._head = file.head
         learner = learner_of(config, file.head["spaces"])
         start, state = self._start(file, wanted[0], keeps_data=learner.source.keeps_data)

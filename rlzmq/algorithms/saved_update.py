@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlzmq.algorithms.checkpoints import revive_config
+from rlzmq.algorithms.stored_config import Given, revive_config
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.checkpoint import read_checkpoint, write_checkpoint
+from rlzmq.core.checkpoint import open_checkpoint, write_checkpoint
 from rlzmq.core.checkpointable import read_part
 from rlzmq.core.errors import CheckpointError
 from rlzmq.episodes.episode_batch import EpisodeBatch
@@ -57,14 +57,14 @@ def save_update(
 
 
 def load_update(
-    path: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False
+    path: str | Path, *, config: BaseConfig | None = None, trust: Collection[str] = ()
 ) -> tuple[Any, dict[str, Any]]:
     """Return a learner before an update, and the update's data: ``learner.update(**update)`` repeats it.
 
     Args:
         path: A directory written by `save_update`.
         config: Replaces the stored config, which lacks code; None: the stored one.
-        trust_code: Whether to import functions and classes that the stored config names.
+        trust: Packages whose code somebody else's directory may name.
 
     Returns:
         (The learner, ``{"episodes": a list of EpisodeBatches, "timesteps": counters}``).
@@ -72,14 +72,14 @@ def load_update(
     Raises:
         CheckpointError: The directory is incomplete, altered or not a stored update, or its config contains code.
     """
-    components = read_checkpoint(path)
+    stored = open_checkpoint(path)
+    components = stored.components
     if _UPDATE not in components:
         raise CheckpointError(
             f"{path} holds no update: expected a directory that `rlzmq replay` wrote for a debugger."
         )
     update = components[_UPDATE]
-    if config is None:
-        config = revive_config(components[_CONFIG], str(path), trust_code=trust_code)
+    config = revive_config(components[_CONFIG], str(path), Given(config, trust), is_mine=stored.is_mine)
     learner = learner_of(config, unpack_blob(update["spaces"]))
     learner.set_state(read_part(path, LearnerBase.checkpoint_name))
     learner.source = _GivenBatches([len(batch) for batch in update["batches"]])

@@ -6,14 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tyro
 
-if TYPE_CHECKING:
-    from rlzmq.config.base_config import BaseConfig
-
-__all__ = ["CheckpointOptions", "PolicyOptions", "given_config", "policy_arguments", "unknown_ids_explained"]
+__all__ = [
+    "CheckpointOptions",
+    "PolicyOptions",
+    "code_arguments",
+    "load_arguments",
+    "policy_arguments",
+    "unknown_ids_explained",
+]
 
 
 @dataclass
@@ -22,10 +26,12 @@ class CheckpointOptions:
 
     checkpoint: tyro.conf.Positional[Path]
     """A checkpoint, or a run directory that holds one."""
+    env: str | None = None
+    """Gymnasium id, or 'package.module:Class', in place of the checkpoint's (default: the checkpoint's)."""
     config: Path | None = None
-    """TOML file of settings, for a checkpoint whose config contains code (default: the checkpoint's config)."""
-    trust_code: bool = False
-    """Import functions and classes that the checkpoint's config names (default: False)."""
+    """TOML file of settings, in place of the checkpoint's (default: the checkpoint's)."""
+    trust: list[str] = field(default_factory=list)
+    """Package whose code somebody else's checkpoint may name; repeatable (default: none)."""
     import_: list[str] = field(default_factory=list)
     """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
 
@@ -40,15 +46,25 @@ class PolicyOptions(CheckpointOptions):
     """Id of the agent that it plays (default: the first one that is mapped to the module)."""
 
 
-def given_config(options: CheckpointOptions) -> BaseConfig | None:
-    """Import the modules that the options name; return the config of their file, or None without one."""
-    from rlzmq.algorithms.checkpoints import load_config_class
+def code_arguments(options: CheckpointOptions) -> dict[str, Any]:
+    """Import the modules that the options name; return the fields of `Given` that the options hand over."""
+    from rlzmq.algorithms.checkpoints import read_algorithm
+    from rlzmq.algorithms.stored_config import Given
     from rlzmq.cli.joining import import_first
 
     import_first(options.import_)
-    if options.config is None:
-        return None
-    return load_config_class(options.checkpoint, trust_code=options.trust_code).from_toml(options.config)
+    config = None
+    if options.config is not None:
+        stored = read_algorithm(options.checkpoint)
+        config = stored.config_class(Given(trust=options.trust)).from_toml(options.config)
+    settings = {} if options.env is None else {"env": options.env}
+    return {"config": config, "trust": options.trust, "settings": settings}
+
+
+def load_arguments(options: CheckpointOptions) -> dict[str, Any]:
+    """Return `code_arguments` as arguments of `Policy.load` and `evaluate_checkpoint`."""
+    arguments = code_arguments(options)
+    return {**arguments.pop("settings"), **arguments}
 
 
 def policy_arguments(options: PolicyOptions) -> dict[str, Any]:
@@ -59,8 +75,7 @@ def policy_arguments(options: PolicyOptions) -> dict[str, Any]:
     return {
         "module_id": options.module,
         "agent_id": agent,
-        "config": given_config(options),
-        "trust_code": options.trust_code,
+        **load_arguments(options),
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlzmq.cli.checkpoint_options import CheckpointOptions, given_config
+from rlzmq.cli.checkpoint_options import CheckpointOptions, load_arguments
 from rlzmq.cli.parsing import parse
 from rlzmq.core.errors import ConfigurationError
 
@@ -50,8 +50,7 @@ def run(arguments: Sequence[str]) -> int:
         explore=options.explore,
         video=options.video,
         num_video_episodes=options.video_episodes,
-        config=given_config(options),
-        trust_code=options.trust_code,
+        **load_arguments(options),
     )
     print(scores)
     if options.json is not None:

@@ -89,14 +89,14 @@ def make_config(packed: Any) -> AlgorithmConfig:
         ConfigurationError: The config names code that is not installed here.
     """
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig
-    from rlzmq.config.plain import load_named
+    from rlzmq.core.trust import CALLER, find_code
     from rlzmq.driver.join_files import unpack_config
 
     name, settings = unpack_config(packed)
-    config_class = load_named(name)
+    config_class = find_code(name, CALLER)
     if not (isinstance(config_class, type) and issubclass(config_class, AlgorithmConfig)):
         raise ConfigurationError(f"the run's config class {name!r} is not an AlgorithmConfig")
-    return config_class.from_state(settings)
+    return config_class.from_state(settings, trust=CALLER)  # whoever joins a run trusts it
 
 
 def run_async(main: Coroutine[Any, Any, int]) -> int:

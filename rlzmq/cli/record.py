@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from rlzmq.cli.checkpoint_options import CheckpointOptions, given_config
+from rlzmq.cli.checkpoint_options import CheckpointOptions, code_arguments
 
 __all__ = ["RecordOptions", "run"]
 
@@ -64,12 +63,14 @@ def record(options: RecordOptions) -> list[float]:
     Raises:
         ConfigurationError: In the end the directory does not hold all episodes.
     """
-    from rlzmq.algorithms.checkpoints import load_config, read_algorithm
+    from rlzmq.algorithms.checkpoints import load_policy, read_algorithm
+    from rlzmq.algorithms.stored_config import Given
     from rlzmq.core.errors import ConfigurationError
     from rlzmq.driver.sync_groups import EnvRunnerGroup
     from rlzmq.replay.shards import find_shards, open_shards
 
-    config = given_config(options) or load_config(options.checkpoint, trust_code=options.trust_code)
+    stored = read_algorithm(options.checkpoint)
+    config = stored.config_to("evaluate", Given(**code_arguments(options))).copy(copy_frozen=False)
     config.env_runners(num_env_runners=options.runners).learners(num_learners=0)
     config.networking(listen=None, advertise=None, join_file=None, num_remote_learners=0)
     if options.envs_per_runner is not None:
@@ -78,13 +79,11 @@ def record(options: RecordOptions) -> list[float]:
         config.debugging(seed=options.seed)
     config.offline_data(output=str(options.output.absolute()))
     config.validate()
-    state = read_algorithm(options.checkpoint)
     before = set(find_shards(options.output))
     returns: list[float] = []
     group = EnvRunnerGroup(config=config)
     try:
-        policy = {"rl_module": state["learner_group/learner"]["rl_module"], **state["env_runner"]}
-        group.foreach_env_runner(partial(_load_policy, state=policy))
+        group.foreach_env_runner(partial(load_policy, state=stored.acting_state))
         while len(returns) < options.episodes:
             wanted = min(options.episodes - len(returns), _EPISODES_PER_ROUND * max(options.runners, 1))
             sampled = group.sample(
@@ -101,9 +100,3 @@ def record(options: RecordOptions) -> list[float]:
             "reason is in the error above."
         )
     return returns
-
-
-def _load_policy(runner: Any, state: Mapping[str, Any]) -> None:
-    """Load weights and connector states; recording does not change them."""
-    runner.set_state(state)
-    runner.env_to_module.freeze_statistics()

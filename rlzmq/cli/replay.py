@@ -43,8 +43,8 @@ class ReplayOptions:
     """Of a fragment: run directory whose config.toml makes a learner that trains it (default: only look at it)."""
     algorithm: str = "ppo"
     """Of a fragment: algorithm of that run (default: ppo)."""
-    trust_code: bool = False
-    """Of a run: import functions and classes that its config names (default: False)."""
+    trust: list[str] = field(default_factory=list)
+    """Package whose code somebody else's run may name; repeatable (default: none)."""
     import_: list[str] = field(default_factory=list)
     """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
 
@@ -74,7 +74,7 @@ def _replay_run(options: ReplayOptions) -> int:
 
     first, last = _range_of(options.updates)
     bound = None if options.until is None else Bound.parse(options.until)
-    replay = Replay(options.path, trust_code=options.trust_code)
+    replay = Replay(options.path, trust=options.trust)
     for note in replay.notes:
         print(f"note        {printable(note)}")
     print(f"recorded    updates {replay.versions[0]} to {replay.versions[-1]}", flush=True)
@@ -139,7 +139,7 @@ def _leave(replay: Any, options: ReplayOptions) -> None:
     """Write the current update for a debugger, and print how to load it."""
     version = replay.current.version
     path = replay.save(options.path / "replay" / f"{version:06d}")
-    trust = ", trust_code=True" if options.trust_code else ""
+    trust = f", trust={options.trust}" if options.trust else ""
     load = f"learner, update = load_update({str(path)!r}{trust})"
     print(f"left        {path}: the learner before update {version}, and the batches that it trained")
     print("in Python:")
@@ -234,7 +234,9 @@ def _train(batch: Any, options: ReplayOptions) -> Any:
     from rlzmq.algorithms.registry import get_config_class
 
     assert options.run_dir is not None
-    config = get_config_class(options.algorithm).from_toml(options.run_dir / "config.toml")
+    config = get_config_class(options.algorithm).from_toml(
+        options.run_dir / "config.toml", trust=options.trust
+    )
     config.networking(listen=None, advertise=None, join_file=None, num_remote_learners=0)
     config.learners(num_learners=0).env_runners(num_env_runners=0)
     learner = config.build_learner()

@@ -122,7 +122,8 @@ async def _main(options: ServeOptions) -> int:
 
 def _keys(join_file: Path) -> tuple[KeyPair, KeyPair]:
     """Return the keys (server, clients) of an earlier server with this join file; write new ones if there are none."""
-    from rlzmq.net.keys import KeyPair, read_private_file
+    from rlzmq.core.files import read_private_file
+    from rlzmq.net.keys import KeyPair
 
     path = join_file.with_name(f"{join_file.stem}.server.toml")
     if path.exists():

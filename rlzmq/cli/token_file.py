@@ -18,7 +18,7 @@ def token_in(path: Path) -> str:
     Raises:
         ConfigurationError: Others may read the file, it holds no token, or it cannot be written.
     """
-    from rlzmq.net.keys import read_private_file
+    from rlzmq.core.files import read_private_file
 
     if path.exists():
         token = read_private_file(path).strip()
@@ -39,7 +39,7 @@ def write_secret(path: Path, text: str) -> None:
     Raises:
         ConfigurationError: It cannot be written.
     """
-    from rlzmq.net.keys import write_private_file
+    from rlzmq.core.files import write_private_file
 
     try:
         write_private_file(path, text)

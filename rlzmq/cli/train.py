@@ -64,6 +64,8 @@ class TrainOptions:
     """Resume from this checkpoint or run directory; 'auto': from the newest whole checkpoint of --run-dir (else of
     the newest run of this algorithm and env under runs/), or start a new run if there is none. Without --env and
     --config the settings are the checkpoint's (default: a new run)."""
+    trust: list[str] = field(default_factory=list)
+    """Package whose code the settings of somebody else's checkpoint may name; repeatable (default: none)."""
     record: bool = False
     """Record what each update is trained on into RUN_DIR/arrivals, for `rlzmq replay` (default: False)."""
     log: str = ""
@@ -193,7 +195,8 @@ def _stored_settings(options: Any) -> dict[str, Any] | None:
     place = options.run_dir if options.resume == "auto" else options.resume
     if place is None or options.env is not None or options.config is not None:
         return None
-    from rlzmq.algorithms.checkpoints import load_config
+    from rlzmq.algorithms.checkpoints import read_algorithm
+    from rlzmq.algorithms.stored_config import Given
     from rlzmq.core.checkpoint_series import find_checkpoint
 
     found = find_checkpoint(place)
@@ -201,10 +204,7 @@ def _stored_settings(options: Any) -> dict[str, Any] | None:
         if options.resume != "auto":
             raise _nothing_to_resume(place, found)
         return None
-    try:
-        config = load_config(found.path)
-    except CheckpointError as error:
-        raise CheckpointError(f"{error} Set --env, and other settings by flags or --config.") from error
+    config = read_algorithm(found.path).config_to("resume", Given(trust=options.trust))
     return dict(config.given())
 
 

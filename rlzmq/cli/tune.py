@@ -17,11 +17,11 @@ from rlzmq.cli.main import EXIT_INTERNAL, EXIT_INTERRUPTED
 from rlzmq.cli.parsing import parse
 from rlzmq.cli.stopping import StopCriteria
 from rlzmq.cli.train import apply_preset
-from rlzmq.config.plain import load_named
 from rlzmq.config.search_space import search_objects_in_tables
 from rlzmq.config.toml import read_toml
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.trust import CALLER, find_code
 
 if TYPE_CHECKING:
     from rlzmq.tune.result_grid import ResultGrid
@@ -143,7 +143,7 @@ def _trainable(tables: Mapping[str, Any], options: TuneOptions) -> tuple[Any, An
         if rest:
             key = next(iter(rest))
             raise ConfigurationError(f"{options.space} has no table {key!r}.{did_you_mean(key, _TABLES)}")
-        return load_named(named), tables.get("param_space", {})
+        return find_code(named, CALLER), tables.get("param_space", {})
     config_class = get_config_class(named)
     given = config_class().update_from_tables(rest).given()
     config = config_class()

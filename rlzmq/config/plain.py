@@ -5,7 +5,7 @@ Inside dicts such as env_config, which are passed to user code unchanged, types 
     tuple, set, frozenset       {"__tuple__": […]}, {"__set__": […]}, {"__frozenset__": […]}
     dict with other keys        {"__dict__": [[key, value], …]}
     bytes, complex, numpy       {"__plain__": …}, see rlzmq.core.plain
-    function, class, enum       "@package.module:name"; the mark means that reading imports code
+    function, class, enum       "@package.module:name"; reading imports it if it is trusted (`rlzmq.core.trust`)
         text that begins with "@"   with a second "@" at the beginning
     space, spec, config         {"__space__": …}, {"__rl_module_spec__": …}, …; user classes in it have the mark
     search object               {"__search__": {"uniform": [0.0, 1.0]}}
@@ -17,30 +17,29 @@ from __future__ import annotations
 
 import copy
 import enum
-import importlib
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Space
 
 from rlzmq.config.model_config import DefaultModelConfig
-from rlzmq.config.search_space import SEARCH_TAG, search_object_from_plain
-from rlzmq.core.class_names import attribute_at, class_name
+from rlzmq.config.search_space import SEARCH_TAG, SearchObject, search_object_from_plain
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.plain import NotPlainError, from_plain, to_plain
 from rlzmq.core.space_plain import space_from_plain, space_to_plain
+from rlzmq.core.trust import CALLER, Trust, class_name, find_code
+from rlzmq.envs.registry import check_env_name
 
 __all__ = [
     "CODE_MARK",
     "CONFIG_TAG",
     "MULTI_SPEC_TAG",
     "SPEC_TAG",
+    "code_names",
     "copy_value",
-    "load_named",
-    "names_code",
     "plain_dict",
     "plain_setting",
     "revive_setting",
@@ -84,28 +83,55 @@ def plain_dict(name: str, value: Mapping[Any, Any]) -> dict[str, Any]:
     return {"__dict__": pairs}
 
 
-def revive_setting(value: Any) -> Any:
-    """Return the value of a plain form from `plain_setting`. The code that it names is imported.
+def revive_setting(name: str, value: Any, trust: Trust) -> Any:
+    """Return the value of a plain form from `plain_setting`.
+
+    Args:
+        name: The setting's name. ``env`` and ``wrappers`` name code without a mark, also in ``evaluation_config``.
+        value: The plain form.
+        trust: Whose code may be imported.
 
     Raises:
-        ConfigurationError: The code cannot be imported, or the data is malformed.
+        ConfigurationError: It names code that is not trusted or cannot be imported, or is malformed.
     """
+    revived = _revived(value, trust)
+    _check_env_names(name, revived, trust)
+    return revived
+
+
+def _check_env_names(name: str, value: Any, trust: Trust) -> None:
+    """Raise ConfigurationError if a setting names an environment or a wrapper that is not trusted."""
+    if isinstance(value, SearchObject):
+        value = list(value.examples())
+    if isinstance(value, list | tuple):
+        for item in value:
+            _check_env_names(name, item, trust)
+    elif name in ("env", "wrappers"):
+        check_env_name(value, trust)
+    elif name in ("evaluation_config", "algorithm_config_overrides_per_module") and isinstance(
+        value, Mapping
+    ):
+        for key, item in value.items():
+            _check_env_names(key if key in ("env", "wrappers") else name, item, trust)
+
+
+def _revived(value: Any, trust: Trust) -> Any:
     if isinstance(value, str) and value.startswith(CODE_MARK):
         rest = value[len(CODE_MARK) :]
-        return rest if rest.startswith(CODE_MARK) else load_named(rest)
+        return rest if rest.startswith(CODE_MARK) else find_code(rest, trust)
     if isinstance(value, list):
-        return [revive_setting(item) for item in value]
+        return [_revived(item, trust) for item in value]
     if not isinstance(value, dict):
         return value
     if not _is_tagged(value):
-        return {key: revive_setting(item) for key, item in value.items()}
+        return {key: _revived(item, trust) for key, item in value.items()}
     ((tag, content),) = value.items()
     try:
-        return _READERS[tag](content)
-    except (TypeError, ValueError) as error:
+        return _READERS[tag](content, trust)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
         if isinstance(error, ConfigurationError):
             raise
-        raise ConfigurationError(f"config: malformed {tag!r}: {error}.") from None
+        raise ConfigurationError(f"config: malformed {tag!r}: {error!r}.") from None
 
 
 # Settings that hold code: files and command lines name it as "package.module:name", without a mark.
@@ -123,51 +149,31 @@ _HOLDS_CODE = frozenset(
 )
 
 
-def setting_from_text(name: str, value: Any) -> Any:
+def setting_from_text(name: str, value: Any, trust: Trust = CALLER) -> Any:
     """Return the value of a setting in a hand-written TOML file. The code that it names is imported.
 
     Args:
         name: Name of the setting. If it holds code, ``"package.module:name"`` is imported, with or without ``@`` at
             the beginning.
         value: The parsed value.
+        trust: Whose code may be imported.
 
     Raises:
-        ConfigurationError: The code cannot be imported, or the data is malformed.
+        ConfigurationError: The code is not trusted or cannot be imported, or the data is malformed.
     """
     if name in _HOLDS_CODE and isinstance(value, str) and not value.startswith(CODE_MARK):
-        return load_named(value)
-    return revive_setting(value)
+        return find_code(value, trust)
+    return revive_setting(name, value, trust)
 
 
-# Code that presets name: a checkpoint that names it needs no trust.
-_HARMLESS = frozenset(
-    {
-        "@rlzmq.connectors.env_to_module.mean_std_filter:MeanStdFilter",
-        "@rlzmq.envs.examples:module_of_agent",
-    }
-)
-
-
-def names_code(plain: Any) -> bool:
-    """Return whether reviving this value would import code other than that of presets."""
+def code_names(plain: Any) -> Iterator[str]:
+    """Yield the names of the code that a plain form has marked."""
     if isinstance(plain, str):
-        return plain not in _HARMLESS and plain.startswith(CODE_MARK) and not plain.startswith(2 * CODE_MARK)
-    if isinstance(plain, dict):
-        return any(names_code(item) for item in plain.values())
-    return isinstance(plain, list) and any(names_code(item) for item in plain)
-
-
-def load_named(name: str) -> Any:
-    """Return the object named ``"package.module:qualname"``.
-
-    Raises:
-        ConfigurationError: It cannot be imported.
-    """
-    module_name, _, qualname = name.partition(":")
-    try:
-        return attribute_at(importlib.import_module(module_name), qualname)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"Cannot load {name!r}: {error}. Expected 'package.module:name'.") from None
+        if plain.startswith(CODE_MARK) and not plain.startswith(2 * CODE_MARK):
+            yield plain[len(CODE_MARK) :]
+    elif isinstance(plain, dict | list):
+        for item in plain.values() if isinstance(plain, dict) else plain:
+            yield from code_names(item)
 
 
 def _encode(name: str, value: Any) -> Any:
@@ -220,7 +226,7 @@ def _name_of_code(value: Any) -> str | None:
     if not callable(value) or not qualname or not module or "<" in qualname or module == "__main__":
         return None
     try:
-        found = load_named(f"{module}:{qualname}")
+        found = find_code(f"{module}:{qualname}", CALLER)
     except ConfigurationError:
         return None
     # A bound method has the same name as its function.
@@ -239,10 +245,10 @@ def _is_tagged(value: Mapping[Any, Any]) -> bool:
     return len(value) == 1 and next(iter(value)) in _READERS
 
 
-def _revived(items: Any) -> list[Any]:
+def _items(items: Any, trust: Trust) -> list[Any]:
     if not isinstance(items, list):
         raise TypeError(f"expected a list, got {type(items).__name__}")
-    return [revive_setting(item) for item in items]
+    return [_revived(item, trust) for item in items]
 
 
 def _marked(name: str, plain: dict[str, Any]) -> dict[str, Any]:
@@ -263,48 +269,42 @@ def _marked(name: str, plain: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _class_of(plain: dict[str, Any], key: str) -> Any:
+def _class_of(plain: dict[str, Any], key: str, trust: Trust) -> Any:
     named = plain.get(key)
-    if named is None:
-        return None
-    if named.startswith(CODE_MARK):
-        return load_named(named[len(CODE_MARK) :])
-    if not named.startswith(_OWN):
-        raise ConfigurationError(f"{key}: expected a class of rlzmq or one marked with '@', got {named!r}.")
-    return load_named(named)
+    return None if named is None else find_code(str(named).removeprefix(CODE_MARK), trust, object)
 
 
-def _read_spec(plain: dict[str, Any]) -> Any:
-    return load_named(_SPEC_CLASSES[SPEC_TAG]).from_dict(
-        {**plain, "module_class": None, "model_config": revive_setting(plain.get("model_config"))},
-        module_class=_class_of(plain, "module_class"),
+def _read_spec(plain: dict[str, Any], trust: Trust) -> Any:
+    return find_code(_SPEC_CLASSES[SPEC_TAG], CALLER).from_dict(
+        {**plain, "module_class": None, "model_config": _revived(plain.get("model_config"), trust)},
+        module_class=_class_of(plain, "module_class", trust),
     )
 
 
-def _read_multi_spec(plain: dict[str, Any]) -> Any:
-    spec = load_named(_SPEC_CLASSES[MULTI_SPEC_TAG]).from_dict(
-        {**plain, "rl_module_specs": {}, "model_config": revive_setting(plain.get("model_config"))},
-        multi_rl_module_class=_class_of(plain, "multi_rl_module_class"),
+def _read_multi_spec(plain: dict[str, Any], trust: Trust) -> Any:
+    spec = find_code(_SPEC_CLASSES[MULTI_SPEC_TAG], CALLER).from_dict(
+        {**plain, "rl_module_specs": {}, "model_config": _revived(plain.get("model_config"), trust)},
+        multi_rl_module_class=_class_of(plain, "multi_rl_module_class", trust),
     )
-    spec.add_modules({mid: _read_spec(one) for mid, one in plain["rl_module_specs"].items()})
+    spec.add_modules({mid: _read_spec(one, trust) for mid, one in plain["rl_module_specs"].items()})
     return spec
 
 
-def _read_config(plain: dict[str, Any]) -> Any:
-    config_class = _class_of(plain, "config_class")
+def _read_config(plain: dict[str, Any], trust: Trust) -> Any:
+    config_class = _class_of(plain, "config_class", trust)
     if getattr(config_class, "plain_tag", None) != CONFIG_TAG:
         raise ConfigurationError(f"expected a config class, got {plain.get('config_class')!r}.")
-    return config_class.from_state(plain["values"])
+    return config_class.from_state(plain["values"], trust=trust)
 
 
-_READERS: dict[Any, Callable[[Any], Any]] = {
-    "__tuple__": lambda items: tuple(_revived(items)),
-    "__set__": lambda items: set(_revived(items)),
-    "__frozenset__": lambda items: frozenset(_revived(items)),
-    "__dict__": lambda pairs: dict(_revived(pairs)),
-    "__plain__": from_plain,
-    "__space__": space_from_plain,
-    SEARCH_TAG: lambda content: search_object_from_plain(revive_setting(content)),
+_READERS: dict[Any, Callable[[Any, Trust], Any]] = {
+    "__tuple__": lambda items, trust: tuple(_items(items, trust)),
+    "__set__": lambda items, trust: set(_items(items, trust)),
+    "__frozenset__": lambda items, trust: frozenset(_items(items, trust)),
+    "__dict__": lambda pairs, trust: dict(_items(pairs, trust)),
+    "__plain__": lambda plain, trust: from_plain(plain),
+    "__space__": lambda plain, trust: space_from_plain(plain),
+    SEARCH_TAG: lambda content, trust: search_object_from_plain(_revived(content, trust)),
     SPEC_TAG: _read_spec,
     MULTI_SPEC_TAG: _read_multi_spec,
     CONFIG_TAG: _read_config,

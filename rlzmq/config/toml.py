@@ -12,6 +12,7 @@ from rlzmq.config.plain import plain_setting, setting_from_text
 from rlzmq.config.settings import Setting
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.trust import Trust
 
 __all__ = ["read_toml", "settings_in", "toml_of"]
 
@@ -62,12 +63,12 @@ def read_toml(source: str | Path) -> dict[str, Any]:
 
 
 def settings_in(
-    tables: Mapping[str, Any], values: Mapping[str, Any], fields: Mapping[str, Setting]
+    tables: Mapping[str, Any], values: Mapping[str, Any], fields: Mapping[str, Setting], trust: Trust
 ) -> dict[str, Any]:
     """Return the settings in parsed TOML, flat or in tables named after the setters.
 
     Raises:
-        ConfigurationError: A table or setting is unknown, or named code cannot be imported.
+        ConfigurationError: A table or setting is unknown, or named code is not trusted or cannot be imported.
     """
     groups = {_table_of(name, fields) for name in values} | {_CALLBACKS}
     found: dict[str, Any] = {}
@@ -75,10 +76,10 @@ def settings_in(
         if key in groups and isinstance(value, dict):
             settings = dict(value)
             names = settings.pop(_UNSET, [])
-            found |= {name: setting_from_text(name, item) for name, item in settings.items()}
+            found |= {name: setting_from_text(name, item, trust) for name, item in settings.items()}
             found |= dict.fromkeys(names)
         elif key in values:
-            found[key] = setting_from_text(key, value)
+            found[key] = setting_from_text(key, value, trust)
         else:
             raise ConfigurationError(
                 f"The config has no table or setting {key!r}.{did_you_mean(key, {*groups, *values})}"

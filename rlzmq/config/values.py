@@ -32,6 +32,7 @@ from rlzmq.config.toml import read_toml, settings_in, toml_of
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import write_text
 from rlzmq.core.signatures import SignatureOfInit
+from rlzmq.core.trust import CALLER, Trust
 from rlzmq.envs.registry import adopt_registration, registration_of
 
 __all__ = ["ConfigValues"]
@@ -232,34 +233,51 @@ class ConfigValues(
         return {name: plain_setting(name, value) for name, value in self._values.items()}
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the config of a state from `get_state`. The code that it names is imported.
+    def from_state(cls, state: Mapping[str, Any], *, trust: Trust | Collection[str] = ()) -> Self:
+        """Return the config of a state from `get_state`.
+
+        Args:
+            state: The state.
+            trust: Packages whose code it may name, besides rlzmq's own classes.
 
         Raises:
-            ConfigurationError: See `from_dict`; or the code cannot be imported.
+            ConfigurationError: See `from_dict`; or it names code that is not trusted or cannot be imported.
         """
-        return cls.from_dict({name: revive_setting(value) for name, value in state.items()})
+        trusted = Trust.of(trust)
+        return cls.from_dict({name: revive_setting(name, value, trusted) for name, value in state.items()})
 
     def to_stored(self, *, without: Collection[str] = ()) -> dict[str, Any]:
         """Return a config's stored form: its class, the non-default settings, and the names of omitted ones.
 
         Returns:
-            ``{"config": its nearest base class in this library, "config_class": its class, "values": {name: plain
-            data}, "left_out": [name]}``, with the settings that cannot be stored as "left_out".
+            ``{"config": its nearest base class in this library, "config_class": its class, "overridden": [methods of
+            the former that the latter overrides], "values": {name: plain data}, "left_out": {name: description}}``.
+            What cannot be stored is "left_out". The values are those that differ from the defaults of either class, so
+            that they suffice for both.
         """
-        values, left_out = {}, []
-        for name, value in self.diff().items():
+        kind = type(self)
+        built_in = next(base for base in kind.__mro__ if base.__module__.partition(".")[0] == "rlzmq")
+        defaults = built_in()._values
+        differing = self.diff() | {
+            name: value for name, value in self._values.items() if not _same(value, defaults.get(name, value))
+        }
+        values, left_out = {}, {}
+        for name, value in differing.items():
             if name in without:
                 continue
             try:
                 values[name] = plain_setting(name, value)
             except ConfigurationError:
-                left_out.append(name)
-        kind = type(self)
-        built_in = next(base for base in kind.__mro__ if base.__module__.partition(".")[0] == "rlzmq")
+                left_out[name] = str(getattr(value, "__qualname__", type(value).__name__))
         return {
             "config": built_in.__name__,
             "config_class": f"{kind.__module__}:{kind.__qualname__}",
+            "overridden": sorted(
+                name
+                for base in kind.__mro__[: kind.__mro__.index(built_in)]
+                for name, value in vars(base).items()
+                if callable(value) and hasattr(built_in, name) and not name.startswith("__")
+            ),
             "values": values,
             "left_out": left_out,
         }
@@ -286,21 +304,26 @@ class ConfigValues(
         return text
 
     @classmethod
-    def from_toml(cls, source: str | Path) -> Self:
+    def from_toml(cls, source: str | Path, *, trust: Trust | Collection[str] = CALLER) -> Self:
         """Return a config from TOML text or a TOML file, with keys flat or in tables named after the setters.
 
-        Raises:
-            ConfigurationError: The file is missing, is not valid TOML, or has an unknown key.
-        """
-        return cls().update_from_tables(read_toml(source))
+        Args:
+            source: The text or the file.
+            trust: Packages whose code it may name; by default all, as in a file that you wrote.
 
-    def update_from_tables(self, data: Mapping[str, Any]) -> Self:
+        Raises:
+            ConfigurationError: The file is missing, is not valid TOML, has an unknown key, or names code that is not
+                trusted.
+        """
+        return cls().update_from_tables(read_toml(source), Trust.of(trust))
+
+    def update_from_tables(self, data: Mapping[str, Any], trust: Trust = CALLER) -> Self:
         """Set the settings in parsed TOML, flat or in tables named after the setters.
 
         Raises:
             ConfigurationError: A table or setting is unknown, or a value is invalid.
         """
-        return self.update_from_dict(settings_in(data, self._values, self._fields))
+        return self.update_from_dict(settings_in(data, self._values, self._fields, trust))
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -30,7 +30,9 @@ declare ``columnar = True`` (and ``writes_episodes``) and implement `transform_o
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlzmq.connectors.batching import BatchedNdArray, BatchItemMethods, batch_key
@@ -45,7 +47,22 @@ if TYPE_CHECKING:
     import gymnasium as gym
 
 
-__all__ = ["BatchedNdArray", "ConnectorV2", "RowsContext", "batch_key"]
+__all__ = ["BatchedNdArray", "ConnectorV2", "RowsContext", "batch_key", "recorded_arguments"]
+
+
+_Made = dict[int, tuple[Any, tuple[Any, ...], dict[str, Any]]]
+_recorded: ContextVar[_Made | None] = ContextVar("recorded", default=None)
+
+
+@contextlib.contextmanager
+def recorded_arguments() -> Iterator[_Made]:
+    """Record the pieces that the block creates, by `id`, with the arguments of their constructors."""
+    made: _Made = {}
+    token = _recorded.set(made)
+    try:
+        yield made
+    finally:
+        _recorded.reset(token)
 
 
 _ARGUMENTS = ("rl_module", "batch", "episodes", "explore", "shared_data", "metrics")
@@ -59,6 +76,8 @@ class _RecomputesAfterInit(SignatureOfInit, abc.ABCMeta):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         piece = super().__call__(*args, **kwargs)
+        if (made := _recorded.get()) is not None:
+            made[id(piece)] = (piece, args, kwargs)
         piece.check_signatures()
         piece._is_constructed = True
         piece._recompute_output_spaces()

@@ -28,6 +28,7 @@ __all__ = [
     "build_learner",
     "build_module_to_env",
     "change_modules",
+    "users_pieces",
 ]
 
 
@@ -52,7 +53,7 @@ def build_env_to_module(
     """
     setting = "env_to_module_connector"
     observation_space, action_space = _single_spaces(env, spaces)
-    pieces = _user_pieces(config, setting, {"env": env, "spaces": spaces, "device": device})
+    pieces = users_pieces(config, setting, {"env": env, "spaces": spaces, "device": device})
     if getattr(config, "add_default_connectors_to_env_to_module_pipeline", True):
         pieces += _previous_pieces(config, pieces)
         pieces += [
@@ -80,7 +81,7 @@ def build_module_to_env(
     """
     setting = "module_to_env_connector"
     observation_space, action_space = _single_spaces(env, spaces)
-    pieces = _user_pieces(config, setting, {"env": env, "spaces": spaces})
+    pieces = users_pieces(config, setting, {"env": env, "spaces": spaces})
     if getattr(config, "add_default_connectors_to_module_to_env_pipeline", True):
         multi_agent = _is_multi_agent(config)
         pieces = [
@@ -122,7 +123,7 @@ def build_learner(
         "device": device,
     }
     aliases = {"input_observation_space": "observation_space", "input_action_space": "action_space"}
-    pieces = _user_pieces(config, "learner_connector", arguments, aliases)
+    pieces = users_pieces(config, "learner_connector", arguments, aliases)
     if getattr(config, "add_default_connectors_to_learner_pipeline", True):
         pieces += [
             common.AddObservationsFromEpisodesToBatch(as_learner_connector=True),
@@ -240,7 +241,7 @@ def _single_spaces(env: Any, spaces: Mapping[str, Any] | None) -> tuple[Any, Any
     return observation_space, action_space
 
 
-def _user_pieces(
+def users_pieces(
     config: BaseConfig, setting: str, arguments: dict[str, Any], aliases: Mapping[str, str] | None = None
 ) -> list[ConnectorV2]:
     """Return the user's pieces for one pipeline, from the config's callable (or piece, or list of pieces)."""

@@ -2,7 +2,8 @@
 
 Layout of a checkpoint directory::
 
-    manifest.json                    format version, size and SHA-256 of every other file, and its own SHA-256
+    manifest.json                    format version, size and SHA-256 of every other file, its own SHA-256, and this
+                                     user's signature of that
     <component>/state.json           the component's tree (`rlzmq.core.plain`), with names of arrays
     <component>/state.safetensors    its arrays
 
@@ -11,7 +12,8 @@ unique prefix, which the manifest names (``"at"``). The manifest is written last
 files are removed.
 
 A component's name may contain slashes ("learner_group/learner/optimizer"). Each component can be read alone.
-No code from files is run: there is no pickle, and no import of names from files.
+No code from files is run: there is no pickle, and nothing is imported here. Whether the code that a state names may be
+imported depends on the signature (`rlzmq.core.trust`).
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import shutil
 import stat
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
@@ -40,21 +43,24 @@ from rlzmq.core.cloud_path import CloudPath
 from rlzmq.core.errors import CheckpointError
 from rlzmq.core.files import make_directories, opener, sync_directory, write_all
 from rlzmq.core.plain import NotPlainError, TreeReader, TreeWriter
+from rlzmq.core.trust import is_signed, signature_of
 
 __all__ = [
     "FORMAT_VERSION",
+    "StoredCheckpoint",
     "find_inside",
     "local_path",
+    "open_checkpoint",
     "read_checkpoint",
     "read_manifest",
     "remove_tree",
     "write_checkpoint",
 ]
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _MANIFEST = "manifest.json"
 _FORMAT = "rlzmq-checkpoint"
-_KEYS = {"format", "version", "about", "files", "sha256"}
+_KEYS = {"format", "version", "about", "files", "sha256", "signature"}
 # A manifest names files, with some hundred bytes each. The decoded tree takes many times that much memory.
 _MAX_MANIFEST_BYTES = 16 * 1024 * 1024
 _AT_FDCWD = -100
@@ -126,15 +132,34 @@ def write_checkpoint(
     return target
 
 
+@dataclass(frozen=True)
+class StoredCheckpoint:
+    """A checkpoint that was read and checked.
+
+    Attributes:
+        path: Its directory.
+        about: The facts in its manifest.
+        is_mine: Whether it carries this user's signature, as it was written.
+        components: ``{name: state}``.
+    """
+
+    path: Path
+    about: dict[str, Any]
+    is_mine: bool
+    components: dict[str, Any]
+
+
 def read_checkpoint(path: str | Path, component: str | None = None) -> dict[str, Any]:
-    """Read the components of a checkpoint, after checking every file against the manifest.
+    """Return the components of `open_checkpoint`."""
+    return open_checkpoint(path, component).components
+
+
+def open_checkpoint(path: str | Path, component: str | None = None) -> StoredCheckpoint:
+    """Read a checkpoint, after checking every file against the manifest.
 
     Args:
         path: The checkpoint's directory.
         component: Read only the components with this name or below it.
-
-    Returns:
-        ``{name: state}``.
 
     Raises:
         CheckpointError: There is no checkpoint, a file is missing, torn or altered, or the version is unknown.
@@ -143,7 +168,9 @@ def read_checkpoint(path: str | Path, component: str | None = None) -> dict[str,
     manifest = read_manifest(folder)
     while True:
         try:
-            return _read(folder, manifest, component)
+            components = _read(folder, manifest, component)
+            is_mine = is_signed("checkpoint", manifest["sha256"].encode(), manifest["signature"])
+            return StoredCheckpoint(folder, manifest["about"], is_mine, components)
         except CheckpointError:
             if not isinstance(folder, CloudPath):
                 raise
@@ -256,7 +283,9 @@ def _facts_of(data: bytes) -> dict[str, Any]:
 
 def _manifest(files: Mapping[str, Any], about: Mapping[str, Any] | None) -> bytes:
     facts = {"format": _FORMAT, "version": FORMAT_VERSION, "about": dict(about or {}), "files": dict(files)}
-    return json.dumps({**facts, "sha256": _digest_of(facts)}, indent=1).encode()
+    digest = _digest_of(facts)
+    signature = signature_of("checkpoint", digest.encode())
+    return json.dumps({**facts, "sha256": digest, "signature": signature}, indent=1).encode()
 
 
 def _files_of(name: str, state: Any) -> dict[str, bytes]:
@@ -349,8 +378,8 @@ class _FileReader(TreeReader):
 
 
 def _digest_of(manifest: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a manifest without its digest."""
-    facts = {key: value for key, value in manifest.items() if key != "sha256"}
+    """Return the SHA-256 of a manifest without its digest and signature."""
+    facts = {key: value for key, value in manifest.items() if key not in ("sha256", "signature")}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -387,13 +416,19 @@ def _bytes_of(path: Path, max_bytes: int) -> bytes:
     """
     if isinstance(path, CloudPath):
         return path.read_bytes(max_bytes)
-    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb", buffering=0) as file:
+    with open(
+        path, "rb", buffering=0, opener=_open_at_once
+    ) as file:  # closes what it cannot read, a directory
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is not a regular file")
         if status.st_size > max_bytes:
             raise ValueError(f"it holds {status.st_size} bytes, at most {max_bytes} are expected")
         return file.read()
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _write_file(path: Path, data: bytes) -> None:

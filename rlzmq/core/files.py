@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+import secrets
+import stat
 from pathlib import Path
 from typing import Any
 
+from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.printable import printable
 
-__all__ = ["lock_file", "make_directories", "opener", "sync_directory", "write_all", "write_text"]
+__all__ = [
+    "lock_file",
+    "make_directories",
+    "opener",
+    "read_private_file",
+    "sync_directory",
+    "write_all",
+    "write_private_file",
+    "write_text",
+]
 
 # Maximum mode. The umask may remove permissions, but with a umask of 0 others still get none.
 _FILE_MODE = 0o664
 _DIRECTORY_MODE = 0o775
+_STDIN = ("-", "/dev/stdin")
 
 
 def opener(path: str, flags: int) -> int:
@@ -86,3 +100,75 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_private_file(path: str | os.PathLike[str], text: str) -> None:
+    """Write a file atomically, with mode 0600: it is never visible half-written or readable by others."""
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    sync_directory(target.parent)
+
+
+def read_private_file(path: str | os.PathLike[str], *, max_bytes: int = 64 * 1024) -> str:
+    """Read a file that holds secrets.
+
+    Args:
+        path: The file; ``-`` is standard input of any kind (/dev/stdin cannot be opened if it is a socket). A file
+            in the volume of a Kubernetes secret may be readable by its group: with an fsGroup, kubelet sets
+            this mode whatever the volume's defaultMode, and only the pod is in that group.
+        max_bytes: A larger file is refused.
+
+    Raises:
+        ConfigurationError: The file is missing, larger than ``max_bytes``, readable by other users, or another user's.
+    """
+    try:
+        is_stdin = os.fspath(path) in _STDIN
+        fd = os.dup(0) if is_stdin else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {os.fspath(path)}: {error.strerror}") from error
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISSOCK(status.st_mode):  # a socket's mode means nothing
+            _check_mode(os.fspath(path), stat.S_IMODE(status.st_mode))
+            if status.st_uid not in (os.geteuid(), 0):  # root: kubelet, systemd
+                raise ConfigurationError(
+                    f"{os.fspath(path)} should hold a secret of yours, but belongs to user {status.st_uid}, who may "
+                    "know or change it: use a file of your own"
+                )
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ConfigurationError(
+            f"{os.fspath(path)} is larger than {max_bytes} bytes: not a key or join file"
+        )
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{os.fspath(path)} is not a text file") from None
+
+
+def _check_mode(path: str, mode: int) -> None:
+    if not mode & 0o077:
+        return
+    cure = f"chmod 600 {path}"
+    # Kubelet links the files of a secret's volume to ..data, itself a link, and lets the pod's group read them.
+    directory = os.path.dirname(path)
+    if os.path.islink(os.path.join(directory, "..data")) and os.path.islink(path):
+        if not mode & 0o037:
+            return
+        cure = "give the pod's secret volume defaultMode: 0400"
+    raise ConfigurationError(
+        f"{path} holds a secret key and others may read it (mode {mode:04o}): {cure}, and replace the keys "
+        "if others had access"
+    )

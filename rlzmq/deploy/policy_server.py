@@ -19,7 +19,6 @@ from typing import Any, Final, Self
 
 from rlzmq.actors.loop_thread import get_loop_thread
 from rlzmq.algorithms.policy import Policy
-from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ClosedError
 from rlzmq.deploy.batcher import Batcher
 from rlzmq.deploy.http_interface import HttpInterface
@@ -40,12 +39,11 @@ def load_policies(
     *,
     module_id: str | None = None,
     agent_id: Any = None,
-    config: BaseConfig | None = None,
-    trust_code: bool = False,
+    **code: Any,
 ) -> Sequence[Policy]:
     """Return the policies to serve: that of one module or agent, or those of all agents. See `Policy.load`."""
     if module_id is None:
-        policies = Policy.load_each(checkpoint, config=config, trust_code=trust_code)
+        policies = Policy.load_each(checkpoint, **code)
         if agent_id is None:
             return policies
         found = [policy for policy in policies if policy.acting_module()[2] == agent_id]
@@ -54,9 +52,7 @@ def load_policies(
                 f"no agent {agent_id!r}, or its module depends on the episode: choose one with module_id."
             )
         return found
-    return [
-        Policy.load(checkpoint, module_id=module_id, agent_id=agent_id, config=config, trust_code=trust_code)
-    ]
+    return [Policy.load(checkpoint, module_id=module_id, agent_id=agent_id, **code)]
 
 
 class AsyncPolicyServer:
@@ -76,7 +72,7 @@ class AsyncPolicyServer:
         max_batch_size: Maximum number of observations in one forward pass.
         batch_wait_timeout_s: How long an idle server waits for further requests before it computes.
         reload_interval_s: How often to look for a newer checkpoint; 0: never.
-        config, trust_code: See `Policy.load`.
+        code: ``config``, ``trust``, ``module_class`` and settings: see `Policy.load`.
 
     Attributes:
         http_url: URL of the HTTP interface, e.g. ``http://127.0.0.1:8000``; None without one.
@@ -101,12 +97,9 @@ class AsyncPolicyServer:
         max_batch_size: int = 256,
         batch_wait_timeout_s: float = 0.001,
         reload_interval_s: float = 2.0,
-        config: BaseConfig | None = None,
-        trust_code: bool = False,
+        **code: Any,
     ) -> None:
-        load = functools.partial(
-            load_policies, module_id=module_id, agent_id=agent_id, config=config, trust_code=trust_code
-        )
+        load = functools.partial(load_policies, module_id=module_id, agent_id=agent_id, **code)
         self._source = CheckpointSource(path, load)
         self._listen = listen
         self._keys = keys

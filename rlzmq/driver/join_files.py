@@ -13,6 +13,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.addresses import split_tcp
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.space_plain import space_from_plain, space_to_plain
+from rlzmq.core.trust import CALLER
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.net.join_file import JoinFile
@@ -188,5 +189,7 @@ def unpack_config(blob: Any) -> tuple[str, dict[str, Any]]:
     settings |= {key: space_from_plain(space) for key, space in spaces.items() if key in _SPACES}
     if spec is not None:
         is_multi, plain = spec
-        settings["rl_module_spec"] = (MultiRLModuleSpec if is_multi else RLModuleSpec).from_dict(plain)
+        settings["rl_module_spec"] = (MultiRLModuleSpec if is_multi else RLModuleSpec).from_dict(
+            plain, trust=CALLER
+        )
     return name, settings

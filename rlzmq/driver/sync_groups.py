@@ -75,6 +75,7 @@ class EnvRunnerGroup(_OwnProcesses, Synchronous[AsyncEnvRunnerGroup]):
 
     Args:
         config: The config. With ``num_env_runners=0`` the group is one local runner.
+        is_evaluation: Whether its environments and random numbers are those of evaluation.
 
     Example::
 
@@ -83,9 +84,9 @@ class EnvRunnerGroup(_OwnProcesses, Synchronous[AsyncEnvRunnerGroup]):
         group.stop()
     """
 
-    def __init__(self, *, config: BaseConfig) -> None:
+    def __init__(self, *, config: BaseConfig, is_evaluation: bool = False) -> None:
         def make(system: Any) -> AsyncEnvRunnerGroup:
-            group = AsyncEnvRunnerGroup(config, system=system)
+            group = AsyncEnvRunnerGroup(config, system=system, is_evaluation=is_evaluation)
             group.reports_samples = False  # there are no results to add them to
             return group
 
@@ -104,6 +105,10 @@ class EnvRunnerGroup(_OwnProcesses, Synchronous[AsyncEnvRunnerGroup]):
     foreach_env: Final = blocking(AsyncEnvRunnerGroup.foreach_env)
     get_metrics: Final = blocking(AsyncEnvRunnerGroup.get_metrics)
     sync_env_runner_states: Final = blocking(AsyncEnvRunnerGroup.sync_env_runner_states)
+
+    def sample_batches(self, **options: Any) -> list[Any]:
+        """Sample; see AsyncEnvRunnerGroup.sample_batches."""
+        return self._run(self._async.sample_batches(**options))  # type: ignore[no-any-return]
 
     def sync_weights(
         self,

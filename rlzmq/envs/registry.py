@@ -7,7 +7,6 @@ environments and can be sent to other processes.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ from typing import Any
 
 import gymnasium as gym
 
-from rlzmq.core.class_names import attribute_at, callable_names
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.trust import CALLER, Trust, find_code
 from rlzmq.envs.envpool_env import EnvPoolVectorEnv
 from rlzmq.envs.extras import extra_hint, import_family
 from rlzmq.envs.wrappers import wrap_atari, wrap_env
@@ -28,6 +27,7 @@ __all__ = [
     "EnvEntry",
     "adopt_registration",
     "call_creator",
+    "check_env_name",
     "make_env",
     "register_env",
     "registration_of",
@@ -38,6 +38,9 @@ __all__ = [
 _CONTEXT_PARAMETERS = frozenset({"config", "cfg", "env_config", "context", "env_context", "ctx"})
 
 _ENVPOOL = "envpool/"  # prefix of the ids of EnvPool's tasks
+
+# Of Gymnasium: what uses its arguments to write files, or as the name of another library's env.
+_SIDE_DOORS = frozenset({"RecordVideo", "GymV21Environment-v0", "GymV26Environment-v0"})
 
 _CREATORS: dict[str, Callable[..., Any]] = {}
 
@@ -208,6 +211,31 @@ def resolve_env(env: object) -> EnvEntry:
     )
 
 
+def check_env_name(env: object, trust: Trust) -> None:
+    """Check an env or a wrapper from a file: its name must be registered in this process or trusted.
+
+    Raises:
+        ConfigurationError: It is other code. That was not imported.
+    """
+    if trust.is_full:
+        return
+    if isinstance(env, type):
+        if env.__module__.startswith("rlzmq.") and not issubclass(env, gym.Env | gym.vector.VectorEnv):
+            raise ConfigurationError(f"{env.__name__!r} is neither an environment nor a wrapper.")
+    elif isinstance(env, str) and env not in _CREATORS and env not in gym.registry:
+        name = env.partition("(")[0].strip()  # a wrapper may have arguments
+        if ":" in name:
+            try:
+                find_code(name, trust)
+            except ConfigurationError:
+                if not trust.covers(name) or name.partition(":")[2] not in gym.registry:
+                    raise
+    if isinstance(env, str) and env.partition("(")[0].strip() in _SIDE_DOORS:
+        raise ConfigurationError(
+            f"{env!r} is not trusted: it writes files, or imports another library's code."
+        )
+
+
 def make_env(env: object, env_config: Mapping[str, Any] | None = None) -> Any:
     """Make one environment.
 
@@ -326,26 +354,19 @@ def _resolve_name(name: str) -> EnvEntry:
 
 def _resolve_module_name(name: str) -> EnvEntry:
     """Return the entry for ``"package.module:Class"``, or Gymnasium's ``"package.module:Id-v0"``."""
-    module_name, _, attribute = name.partition(":")
     try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
+        target = find_code(name, CALLER)
+    except ConfigurationError as error:
+        attribute = name.partition(":")[2]
+        if attribute in gym.registry:  # importing the module registered it
+            return EnvEntry(label=name, gym_id=attribute)
         raise ConfigurationError(
-            f"config.env={name!r}: cannot import the module {module_name!r} ({error}). Expected "
-            f"'package.module:Class' with the module on the Python path of every process.{extra_hint(error)}"
+            f"config.env={name!r}: {error} Expected 'package.module:Class' with the module on the Python path of every "
+            f"process.{extra_hint(error)}"
         ) from error
-    try:
-        target = attribute_at(module, attribute)
-    except AttributeError:
-        target = None
-    if callable(target):
-        return EnvEntry(label=name, creator=target)
-    if attribute in gym.registry:  # importing the module registered it
-        return EnvEntry(label=name, gym_id=attribute)
-    raise ConfigurationError(
-        f"config.env={name!r}: the module {module_name!r} has no class, callable or Gymnasium id "
-        f"{attribute!r}.{did_you_mean(attribute, callable_names(module))}"
-    )
+    if not callable(target):
+        raise ConfigurationError(f"config.env={name!r} is no class or callable.")
+    return EnvEntry(label=name, creator=target)
 
 
 def _unknown_name(name: str) -> ConfigurationError:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ast
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
 
-from rlzmq.core.class_names import attribute_at, callable_names
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.trust import CALLER, find_code
 from rlzmq.envs.extras import extra_hint
 
 __all__ = ["Wrapper", "resolve_wrapper", "split_wrappers", "wrap_atari", "wrap_env"]
@@ -120,8 +119,7 @@ def wrap_atari(env: Any) -> Any:
 
 def _named(name: str) -> Wrapper:
     """Return the wrapper of that name; ``package.module:Class`` imports the module."""
-    module_name, colon, attribute = name.partition(":")
-    if not colon:
+    if ":" not in name:
         found = getattr(gym.wrappers, name, None) if name in gym.wrappers.__all__ else None
         if not callable(found):
             raise ConfigurationError(
@@ -130,21 +128,11 @@ def _named(name: str) -> Wrapper:
             )
         return found  # type: ignore[no-any-return]
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigurationError(
-            f"config.wrappers: cannot import the module {module_name!r} of {name!r} ({error})."
-            f"{extra_hint(error)}"
-        ) from error
-    try:
-        target = attribute_at(module, attribute)
-    except AttributeError:
-        target = None
+        target = find_code(name, CALLER)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"config.wrappers: {error}{extra_hint(error)}") from error
     if not callable(target):
-        raise ConfigurationError(
-            f"config.wrappers: the module {module_name!r} has no class or callable {attribute!r}."
-            f"{did_you_mean(attribute, callable_names(module))}"
-        )
+        raise ConfigurationError(f"config.wrappers: {name!r} is no class or callable.")
     return target  # type: ignore[no-any-return]
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import gymnasium as gym
 
 from rlzmq.config.plain import MULTI_SPEC_TAG
-from rlzmq.core.class_names import class_from_name, class_name
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.lazy import LazyModule
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.trust import Trust, class_name, find_code
 from rlzmq.modules.saving import restore_module
 from rlzmq.modules.spec import ModuleClass, RLModuleSpec
 
@@ -207,18 +207,19 @@ class MultiRLModuleSpec:
         *,
         multi_rl_module_class: type[multi_rl_module.MultiRLModule] | None = None,
         module_classes: Mapping[str, type[RLModule]] | None = None,
+        trust: Trust | Collection[str] = (),
     ) -> Self:
-        """Create a spec from the result of ``to_dict``. Classes may be given instead of being imported by name."""
+        """Create a spec from the result of ``to_dict``. Classes may be given; see :meth:`RLModuleSpec.from_dict`."""
         named = plain.get("multi_rl_module_class", _DEFAULT_CLASS)
         if multi_rl_module_class is None and named != _DEFAULT_CLASS:
-            multi_rl_module_class = class_from_name(named, multi_rl_module.MultiRLModule)
+            multi_rl_module_class = find_code(named, Trust.of(trust), multi_rl_module.MultiRLModule)
         outer = RLModuleSpec.from_dict(
             {key: plain.get(key) for key in ("observation_space", "action_space", "model_config")}
         )
         classes = module_classes or {}
         return cls(
             {
-                module_id: RLModuleSpec.from_dict(spec, module_class=classes.get(module_id))
+                module_id: RLModuleSpec.from_dict(spec, module_class=classes.get(module_id), trust=trust)
                 for module_id, spec in plain["rl_module_specs"].items()
             },
             multi_rl_module_class=multi_rl_module_class,

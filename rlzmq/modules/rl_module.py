@@ -29,9 +29,9 @@ import torch
 from torch import nn
 
 from rlzmq.config.model_config import model_config_to_dict
-from rlzmq.core.class_names import class_from_name
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.signatures import check_takes
+from rlzmq.core.trust import CALLER, find_code
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.apis import InferenceOnlyAPI, TargetNetworkAPI
 from rlzmq.modules.distributions import Distribution, action_dist_cls_for
@@ -256,7 +256,7 @@ class RLModule:
 
     def as_multi_rl_module(self) -> Any:
         """Return a MultiRLModule that holds this module as ``"default_policy"``."""
-        multi = class_from_name(_MULTI_CLASS, RLModule)(inference_only=self.inference_only)
+        multi = find_code(_MULTI_CLASS, CALLER)(inference_only=self.inference_only)
         multi.add_module("default_policy", self)
         return multi
 
@@ -299,22 +299,30 @@ class RLModule:
         restore_module(self, path)
 
     @classmethod
-    def from_checkpoint(cls, path: str | Path, *, module_class: type[RLModule] | None = None) -> Self:
+    def from_checkpoint(
+        cls,
+        path: str | Path,
+        *,
+        module_class: type[RLModule] | Mapping[str, type[RLModule]] | None = None,
+        trust: Collection[str] = (),
+    ) -> Self:
         """Build the module of a checkpoint, with its weights.
 
         Args:
             path: A result of :meth:`save_to_path`; an algorithm's checkpoint; or one module of it,
                 ``checkpoint/learner_group/learner/rl_module/MODULE_ID``.
-            module_class: The class to build. None: the class on which the method is called, or, if that is RLModule
-                or TorchRLModule, the class that the checkpoint names, which is then imported.
+            module_class: The class to build, or those of several modules by their ids. None: the class on which the
+                method is called, or, if that is RLModule or TorchRLModule, the class that the checkpoint names.
+            trust: Packages whose classes the checkpoint may name, besides rlzmq's own. One that you saved on this
+                machine may name any.
 
         Raises:
             CheckpointError: If there is no checkpoint, or it is torn or altered.
-            ConfigurationError: The class that the checkpoint names cannot be found, or is not an RLModule.
+            CheckpointError: The class that the checkpoint names is not trusted, cannot be found, or is no RLModule.
         """
         if module_class is None and cls not in (RLModule, TorchRLModule):
             module_class = cls
-        module: Self = load_module(path, module_class)
+        module: Self = load_module(path, module_class, trust)
         return module
 
 

@@ -15,10 +15,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from rlzmq.core.checkpoint import find_inside, read_checkpoint, read_manifest, write_checkpoint
-from rlzmq.core.class_names import class_from_name
-from rlzmq.core.errors import CheckpointError
+from rlzmq.core.checkpoint import (
+    find_inside,
+    open_checkpoint,
+    read_checkpoint,
+    read_manifest,
+    write_checkpoint,
+)
+from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.trust import CALLER, Trust, find_code
 
 __all__ = ["load_module", "read_module_states", "restore_module", "save_module", "set_whole_state"]
 
@@ -50,7 +56,7 @@ def save_module(module: Any, path: str | Path) -> Path:
     return write_checkpoint(path, components, about=about)
 
 
-def load_module(path: str | Path, module_class: Any = None) -> Any:
+def load_module(path: str | Path, module_class: Any = None, trust: Collection[str] = ()) -> Any:
     """Build the module at a path (see the module docstring), with its weights.
 
     For an algorithm's whole checkpoint with a single module, this is that module, unless `module_class` is a
@@ -60,8 +66,12 @@ def load_module(path: str | Path, module_class: Any = None) -> Any:
         path: Path of the module.
         module_class: The class to build, or for a MultiRLModule a dict ``{module id: class}``; None: import the
             classes that the checkpoint names.
+        trust: Packages whose classes the checkpoint may name; all for one with this user's signature.
+
+    Raises:
+        CheckpointError: There is no module, or its class is neither given nor trusted.
     """
-    components = _read(path)
+    components, is_mine = _read_with_trust(path)
     about = components.get(_ROOT)
     if isinstance(about, Mapping) and about.get("is_whole"):
         states = _states(components, about)
@@ -80,7 +90,17 @@ def load_module(path: str | Path, module_class: Any = None) -> Any:
     if is_multi:
         is_class = isinstance(module_class, type)
         classes = {"multi_rl_module_class" if is_class else "module_classes": module_class}
-    spec = _spec_class(about["kind"]).from_dict({**about["spec"], "load_state_path": None}, **classes)
+    try:
+        spec = _spec_class(about["kind"]).from_dict(
+            {**about["spec"], "load_state_path": None}, **classes, trust=Trust.of(trust, is_signed=is_mine)
+        )
+    except ConfigurationError as error:
+        signed = (
+            "" if is_mine else " It does not carry this user's signature: if you trust it, trust=['package']."
+        )
+        raise CheckpointError(
+            f"The class of the module at {path}: {error} Pass the class, module_class=….{signed}"
+        ) from error
     module = spec.build()
     set_whole_state(module, _states(components, about), strict=True)
     return module
@@ -160,26 +180,36 @@ def restore_module(module: Any, path: str | Path, *, module_ids: Collection[str]
 
 
 def _read(path: str | Path) -> dict[str, Any]:
-    """Read a path (see the module docstring) as components of `module_components`."""
+    """Read a path (see the module docstring) as components of a module's checkpoint."""
+    return _read_with_trust(path)[0]
+
+
+def _read_with_trust(path: str | Path) -> tuple[dict[str, Any], bool]:
+    """Return `_read` and whether the checkpoint carries this user's signature."""
     folder, inside = find_inside(path)
-    if f"{_LEARNER}/state.json" not in read_manifest(folder)["files"]:
-        components = read_checkpoint(folder)
-        return _only(components, inside, where=path) if inside else components
-    components = _of_algorithm(folder)
+    files = read_manifest(folder)["files"]
+    is_algorithm = f"{_LEARNER}/state.json" in files
+    # The component that names classes is the one whose signature counts.
+    names = (
+        "modules" if is_algorithm and "modules/state.json" in files else _LEARNER if is_algorithm else None
+    )
+    stored = open_checkpoint(folder, names)
+    components = stored.components
+    if not is_algorithm:
+        return _only(components, inside, where=path) if inside else components, stored.is_mine
+    components = _of_algorithm(read_checkpoint(folder, _LEARNER) | components)
     if inside.startswith(f"{_MODULES}/"):
-        return _only(components, inside.removeprefix(f"{_MODULES}/"), where=path)
+        return _only(components, inside.removeprefix(f"{_MODULES}/"), where=path), stored.is_mine
     if inside and not f"{_MODULES}/".startswith(f"{inside}/"):
         raise CheckpointError(f"the checkpoint {folder} has no modules at {inside!r}, but at {_MODULES!r}")
     components[_ROOT]["is_whole"] = not inside
-    return components
+    return components, stored.is_mine
 
 
-def _of_algorithm(folder: Path) -> dict[str, Any]:
-    """Return all modules of an algorithm's checkpoint, as components."""
-    states = read_checkpoint(folder, _LEARNER)[_LEARNER][_ROOT]
-    about = {}
-    if "modules/state.json" in read_manifest(folder)["files"]:
-        about = read_checkpoint(folder, "modules")["modules"]
+def _of_algorithm(components: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all modules of an algorithm's checkpoint, as components of a module's."""
+    states = components[_LEARNER][_ROOT]
+    about = components.get("modules", {})
     specs = {module_id: (about.get("specs") or {}).get(module_id) for module_id in states}
     spec: dict[str, Any] = {
         # Load the weights from here, not from where the run started.
@@ -205,7 +235,7 @@ def _only(components: Mapping[str, Any], module_id: str, *, where: str | Path) -
 
 
 def _spec_class(kind: str) -> Any:
-    return class_from_name(_SPECS[kind], object)
+    return find_code(_SPECS[kind], CALLER)
 
 
 def _about(components: Mapping[str, Any], where: str | Path) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, overload
 
@@ -14,12 +14,12 @@ import gymnasium as gym
 
 from rlzmq.config.model_config import DefaultModelConfig, model_config_to_dict
 from rlzmq.config.plain import SPEC_TAG
-from rlzmq.core.class_names import class_from_name, class_name
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.lazy import LazyModule
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.space_plain import space_from_plain, space_to_plain
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.trust import CALLER, Trust, class_name, find_code
 
 if TYPE_CHECKING:
     from rlzmq.modules import rl_module
@@ -56,7 +56,7 @@ class ModuleClass(Generic[T]):
             return None  # a dataclass reads its field's default
         value = vars(spec)[self._name]
         if isinstance(value, str):
-            value = vars(spec)[self._name] = class_from_name(value, rl_module.RLModule)
+            value = vars(spec)[self._name] = find_code(value, CALLER, rl_module.RLModule)
         return value
 
     def __set__(self, spec: object, value: T | str) -> None:
@@ -121,7 +121,7 @@ class RLModuleSpec:
             ConfigurationError: A space is missing, or the default models have no such setting.
             UnsupportedSpaceError: If the default models cannot handle a space.
         """
-        module_class = self.module_class or class_from_name(_DEFAULT_CLASS, rl_module.RLModule)
+        module_class = self.module_class or find_code(_DEFAULT_CLASS, CALLER)
         with seeded(seed, module_id):
             try:
                 module = module_class(
@@ -181,7 +181,7 @@ class RLModuleSpec:
 
     def as_multi_rl_module_spec(self) -> Any:
         """Return a MultiRLModuleSpec with this spec as ``"default_policy"``."""
-        return class_from_name(_MULTI_CLASS, object)(rl_module_specs={"default_policy": self})
+        return find_code(_MULTI_CLASS, CALLER)(rl_module_specs={"default_policy": self})
 
     @classmethod
     def from_module(cls, module: RLModule) -> Self:
@@ -214,15 +214,22 @@ class RLModuleSpec:
         }
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any], *, module_class: type[RLModule] | None = None) -> Self:
+    def from_dict(
+        cls,
+        plain: Mapping[str, Any],
+        *,
+        module_class: type[RLModule] | None = None,
+        trust: Trust | Collection[str] = (),
+    ) -> Self:
         """Create a spec from the result of ``to_dict``.
 
         Args:
             plain: The plain values.
-            module_class: The class to use; None: import the class that `plain` names.
+            module_class: The class to use; None: the class that `plain` names.
+            trust: Packages whose classes `plain` may name, besides rlzmq's own.
 
         Raises:
-            ConfigurationError: A key is unknown, or the class cannot be found or is not an RLModule.
+            ConfigurationError: A key is unknown, or the class is not trusted, cannot be found or is not an RLModule.
         """
         known = {field.name for field in dataclasses.fields(cls)}
         for key in plain:
@@ -230,7 +237,7 @@ class RLModuleSpec:
                 raise ConfigurationError(f"RLModuleSpec has no field {key!r}.{did_you_mean(key, known)}")
         named = plain.get("module_class")
         if module_class is None and named is not None:
-            module_class = class_from_name(named, rl_module.RLModule)
+            module_class = find_code(named, Trust.of(trust), rl_module.RLModule)
         return cls(
             module_class=module_class,
             observation_space=space_from_plain(plain.get("observation_space")),

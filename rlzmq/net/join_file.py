@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from rlzmq.core.addresses import check_connect_address
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.files import read_private_file, write_private_file
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.net.keys import CurveClient, KeyPair, check_public_key, read_private_file, write_private_file
+from rlzmq.net.keys import CurveClient, KeyPair, check_public_key
 
 __all__ = ["JoinFile"]
 

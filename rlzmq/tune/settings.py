@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlzmq.config.plain import load_named, names_code, plain_setting, revive_setting
+from rlzmq.config.plain import code_names, plain_setting, revive_setting
 from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.core.trust import NOBODY, find_code
 from rlzmq.telemetry.metric_paths import Mode, check_mode
 from rlzmq.tune.callback import Callback, SearchTrial, check_callbacks
 
@@ -199,7 +200,7 @@ def stored_settings(value: Any) -> Any:
     """
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         plain = plain_setting("tune", str(value) if isinstance(value, Path) else value)
-        if names_code(plain):
+        if not all(map(NOBODY.covers, code_names(plain))):
             raise ConfigurationError(f"{value!r} is code.")
         return {"value": plain}
     kind = type(value)
@@ -220,14 +221,10 @@ def settings_from_stored(stored: Mapping[str, Any]) -> Any:
     """
     try:
         if "value" in stored:
-            if names_code(stored["value"]):
-                raise CheckpointError(f"The stored settings name code: {stored['value']!r}.")
-            return revive_setting(stored["value"])
-        if not stored["class"].startswith("rlzmq."):
-            raise CheckpointError(
-                f"The stored settings name the class {stored['class']!r}, which is not part of rlzmq."
-            )
-        fields = {name: settings_from_stored(item) for name, item in stored["fields"].items()}
-        return load_named(stored["class"])(**fields)
-    except (KeyError, TypeError, AttributeError) as error:
+            return revive_setting("", stored["value"], NOBODY)
+        kind: Any = find_code(stored["class"], NOBODY, object)
+        if not hasattr(kind, "__dataclass_fields__"):
+            raise CheckpointError(f"The stored settings name {stored['class']!r}, which holds no settings.")
+        return kind(**{name: settings_from_stored(item) for name, item in stored["fields"].items()})
+    except (KeyError, TypeError, AttributeError, ConfigurationError) as error:
         raise CheckpointError(f"The stored settings are malformed: {error!r}.") from None

@@ -10,15 +10,16 @@ from typing import Any
 
 from rlzmq.actors.loop_thread import get_loop_thread
 from rlzmq.algorithms.algorithm import Algorithm
-from rlzmq.algorithms.checkpoints import revive_config
 from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
+from rlzmq.algorithms.stored_config import Given, revive_config
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.config.plain import names_code, plain_dict, revive_setting
+from rlzmq.config.plain import code_names, plain_dict, revive_setting
 from rlzmq.config.search_space import SearchObject, find_search_objects
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.files import make_directories, write_text
 from rlzmq.core.signatures import check_takes
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.trust import NOBODY, Trust, is_signed, signature_of
 from rlzmq.telemetry.view import View
 from rlzmq.tune.experiment import Experiment
 from rlzmq.tune.result_grid import ResultGrid
@@ -212,7 +213,7 @@ class Tuner:
                 raise CheckpointError(
                     f"The {name} of {folder} held code, which is not stored: pass {name}=…."
                 )
-        space = param_space if param_space is not None else _space_from_stored(stored["param_space"], folder)
+        space = param_space if param_space is not None else _space_from_stored(stored, folder)
         tuner = cls(
             trainable,
             param_space=space,
@@ -241,7 +242,7 @@ class Tuner:
                 stored[name] = store(value)
             except ConfigurationError:
                 stored["left_out"].append(name)
-        return stored
+        return {**stored, "signature": signature_of("experiment", _signed_part(stored))}
 
     def __repr__(self) -> str:
         return f"Tuner({self._name}, {self._path})"
@@ -301,19 +302,30 @@ def _checked_space(param_space: Any, name: str, config_class: Any) -> Any:
 def _stored_space(space: Any) -> dict[str, Any]:
     if isinstance(space, BaseConfig):
         stored = space.to_stored()
-        if stored["left_out"] or any(names_code(value) for value in stored["values"].values()):
+        if stored["left_out"] or not _is_own(list(stored["values"].values())):
             raise ConfigurationError("The config holds code.")
         return stored
     plain = plain_dict("param_space", space)
-    if names_code(plain):
+    if not _is_own(plain):
         raise ConfigurationError("The search space holds code.")
     return {"space": plain}
 
 
+def _is_own(plain: Any) -> bool:
+    """Return whether all code in a plain form is rlzmq's, so that reading it needs no trust."""
+    return all(map(NOBODY.covers, code_names(plain)))
+
+
+def _signed_part(stored: Mapping[str, Any]) -> bytes:
+    return json.dumps({**stored, "signature": ""}, sort_keys=True).encode()
+
+
 def _space_from_stored(stored: Mapping[str, Any], folder: Path) -> Any:
-    return (
-        revive_setting(stored["space"]) if "space" in stored else revive_config(stored, str(folder / _FILE))
-    )
+    space = stored["param_space"]
+    trust = Trust(is_full=is_signed("experiment", _signed_part(stored), stored.get("signature")))
+    if "space" in space:
+        return revive_setting("", space["space"], trust)
+    return revive_config(space, str(folder / _FILE), Given(trust=trust))
 
 
 def _clear(path: Path) -> bool:

@@ -256,17 +256,24 @@ def test_a_checkpoint_carries_spaces_and_specs(tmp_path: Path) -> None:
         assert restored.config.rl_module_spec.model_config == {"fcnet_hiddens": [8]}
 
 
-def test_module_classes_that_a_checkpoint_names_are_asked_for(tmp_path: Path) -> None:
+def test_module_classes_that_a_foreign_checkpoint_names_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = small().rl_module(
         rl_module_spec=MultiRLModuleSpec({"default_policy": RLModuleSpec(module_class=FullyConnected)})
     )
     config.rl_module(model_config={})
     with config.build() as algo:
         path = algo.save_to_path(tmp_path / "c")
-    with pytest.raises(CheckpointError, match="rl_module_spec"):
+    assert isinstance(Policy.load(path).acting_module()[1], FullyConnected)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody"))
+    with pytest.raises(CheckpointError, match=r"module_class.*FullyConnected(.|\n)*trust=\['test_"):
         Policy.load(path)
-    policy = Policy.load(path, config=config)
-    assert policy.compute_action(np.ones(4)) in (0, 1)
+    handed: list[dict[str, Any]] = [{"config": config}, {"trust": [__name__]}, {"module_class": FullyConnected}]
+    for options in handed:
+        policy = Policy.load(path, **options)
+        assert isinstance(policy.acting_module()[1], FullyConnected)
+        assert policy.compute_action(np.ones(4)) in (0, 1)
     plain = config.get_state()["rl_module_spec"]["__multi_rl_module_spec__"]
     assert plain["rl_module_specs"]["default_policy"]["module_class"].startswith("@")
     plain["rl_module_specs"]["default_policy"]["module_class"] = "os:PathLike"

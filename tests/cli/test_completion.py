@@ -99,8 +99,9 @@ def test_the_shell_completes(
                 "--video-episodes",
                 "--seed",
                 "--explore",
+                "--env",
                 "--config",
-                "--trust-code",
+                "--trust",
                 "--import",
             )
         },

@@ -242,12 +242,12 @@ def test_the_command_writes_a_file_and_prints_the_difference(
     with config.build() as algorithm:
         algorithm.save_to_path(tmp_path / "checkpoint")
     monkeypatch.chdir(tmp_path)
-    assert main(["export", "checkpoint", "--format", "pt2", "--trust-code"]) == 0
+    assert main(["export", "checkpoint", "--format", "pt2"]) == 0
     printed = capsys.readouterr().out
     assert "checked   1,000 random observations, largest difference" in printed
     assert "exported  policy.pt2" in printed
 
-    assert main(["export", "checkpoint", "--trust-code", "--module", "default_polcy"]) == EXIT_CONFIG
+    assert main(["export", "checkpoint", "--module", "default_polcy"]) == EXIT_CONFIG
     assert "Did you mean 'default_policy'" in capsys.readouterr().err
 
     extra = {"rlzmq.json": ""}
@@ -256,7 +256,7 @@ def test_the_command_writes_a_file_and_prints_the_difference(
     assert about["inputs"] == [{"name": "obs", "dtype": "float32", "shape": ["batch", 3]}]
     assert [port["name"] for port in about["outputs"]] == ["action_dist_inputs", "actions"]
     assert about["initial_state"] == {}
-    policy = Policy.load(tmp_path / "checkpoint", trust_code=True)
+    policy = Policy.load(tmp_path / "checkpoint")
     observations = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     _, actions = program.module()(torch.from_numpy(observations))
     np.testing.assert_allclose(actions.detach().numpy(), policy.compute_actions(observations), atol=1e-5)

@@ -110,7 +110,7 @@ def refuses_connections(server: Served) -> bool:
 
 def test_sigterm_answers_what_has_arrived(tmp_path: Path) -> None:
     write_checkpoint(gated(tmp_path), tmp_path / "000001")
-    with served("000001", "--trust-code", directory=tmp_path) as server:
+    with served("000001", directory=tmp_path) as server:
         answers: list[Any] = []
 
         def ask() -> None:
@@ -139,7 +139,7 @@ def test_sigterm_answers_what_has_arrived(tmp_path: Path) -> None:
 
 def test_a_request_that_makes_the_module_fail_costs_no_other_its_answer(tmp_path: Path) -> None:
     write_checkpoint(gated(tmp_path), tmp_path / "000001")
-    with served("000001", "--trust-code", directory=tmp_path) as server:
+    with served("000001", directory=tmp_path) as server:
         answers: dict[float, Any] = {}
 
         def ask(first: float) -> None:

@@ -287,7 +287,7 @@ def test_a_server_that_is_not_there_or_ends(checkpoint: Path) -> None:
 
 async def test_the_end_answers_what_has_arrived_and_refuses_what_comes_later(tmp_path: Path) -> None:
     path = write_checkpoint(gated(tmp_path), tmp_path / "000001")
-    server = await AsyncPolicyServer(path, http=None, trust_code=True).start()
+    server = await AsyncPolicyServer(path, http=None).start()
     waiting, late = np.array([1.0, 0, 0, 0]), np.zeros(4)
     async with AsyncPolicyClient(join_of(server)) as client:
         asked = [asyncio.create_task(client.compute_action(waiting)) for _ in range(5)]
@@ -308,7 +308,7 @@ async def test_the_end_answers_what_has_arrived_and_refuses_what_comes_later(tmp
 
 async def test_an_error_of_the_policy_and_a_server_that_dies(tmp_path: Path) -> None:
     write_checkpoint(gated(tmp_path), tmp_path / "000001")
-    with served("000001", "--trust-code", directory=tmp_path) as server:
+    with served("000001", directory=tmp_path) as server:
         async with AsyncPolicyClient(tmp_path / "serve.toml") as client:
             with pytest.raises(RemoteError, match="the policy raised RuntimeError"):
                 await client.compute_action(np.array([2.0, 0, 0, 0]))

@@ -349,9 +349,9 @@ def test_weights_that_differ_are_reported_with_update_parameter_and_size(
     assert 0 < float(str(caught.value).partition("by about ")[2].split()[0]) < 1
     assert main(["replay", str(tmp_path)]) == 78, "the config names code"
     assert "trust" in capsys.readouterr().err
-    assert main(["replay", str(tmp_path), "--trust-code"]) == 1
+    assert main(["replay", str(tmp_path)]) == 1
     assert "DIFFERS     update 3" in capsys.readouterr().out
-    learner, _ = load_update(tmp_path / "replay" / "000003", trust_code=True)
+    learner, _ = load_update(tmp_path / "replay" / "000003")
     assert learner.weights_seq_no == 2
 
 
@@ -364,7 +364,7 @@ def test_an_update_that_raises_is_recorded_and_raises_again(
         algo.train()
         with pytest.raises(RuntimeError, match="the loss's own"):
             algo.train()
-    assert main(["replay", str(tmp_path), "--trust-code"]) == 70
+    assert main(["replay", str(tmp_path)]) == 70
     captured = capsys.readouterr()
     assert "raises      update 3" in captured.out
     assert "the loss's own" in captured.err

@@ -107,9 +107,7 @@ def local_cluster(tmp_path: Path, *train: str) -> Cluster:
 
 
 def test_keys_reach_a_process_on_this_machine_by_its_stdin(tmp_path: Path) -> None:
-    code = (
-        "from rlzmq.net.keys import read_private_file as read; print(read('-') == read('/dev/stdin') + 'key')"
-    )
+    code = "from rlzmq.core.files import read_private_file as read; print(read('-') == read('/dev/stdin') + 'key')"
 
     async def run_there() -> list[str]:
         host = await connect(LOCAL, local_cluster(tmp_path))

@@ -163,7 +163,9 @@ def test_a_spec_survives_its_plain_form() -> None:
         inference_only=True,
         load_state_path="some/where",
     )
-    assert RLModuleSpec.from_dict(original.to_dict()) == original
+    with pytest.raises(ConfigurationError, match="Custom' is not trusted"):
+        RLModuleSpec.from_dict(original.to_dict())
+    assert RLModuleSpec.from_dict(original.to_dict(), trust=[__name__]) == original
     assert RLModuleSpec.from_dict(RLModuleSpec().to_dict()) == RLModuleSpec()
     described = spec(model_config=DefaultModelConfig(fcnet_hiddens=[3])).to_dict()
     assert described["model_config"]["fcnet_hiddens"] == [3]
@@ -180,12 +182,13 @@ def test_a_named_class_must_exist_and_be_a_module() -> None:
         (local["module_class"], "defined inside a function"),
         ("json:JSONDecoder", "not a subclass of RLModule"),
         ("json:dumps", "not a subclass of RLModule"),
+        ("json:codecs.Codec", "not trusted"),
         ("json:Nothing", "cannot be found"),
         ("no_such_package_at_all:X", "cannot be found"),
-        ("nonsense", "expected a class as"),
+        ("nonsense", "expected code as"),
     ]:
         with pytest.raises(ConfigurationError, match=text):
-            RLModuleSpec.from_dict({**local, "module_class": name})
+            RLModuleSpec.from_dict({**local, "module_class": name}, trust=[__name__, "json", "no_such_package_at_all"])
     assert RLModuleSpec.from_dict(local, module_class=Local).module_class is Local
 
 
@@ -209,7 +212,7 @@ def test_a_multi_spec_survives_its_plain_form() -> None:
         model_config={"m": 1},
         modules_to_load=["a"],
     )
-    back = MultiRLModuleSpec.from_dict(original.to_dict())
+    back = MultiRLModuleSpec.from_dict(original.to_dict(), trust=[__name__])
     assert back.rl_module_specs == original.rl_module_specs
     assert back.to_dict() == original.to_dict()
     assert type(back.build()) is OuterClass

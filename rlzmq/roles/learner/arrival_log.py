@@ -33,6 +33,7 @@ import numpy.typing as npt
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.trust import is_signed, signature_of
 from rlzmq.protocol.events import DecodeShard
 from rlzmq.roles.compatibility import package_version
 from rlzmq.roles.record_file import create_file, lock_directory, map_file, read_records, write_record
@@ -228,7 +229,9 @@ class ArrivalLog:
             },
             "is_multi_agent": self._config.is_multi_agent,
         }
-        write_record(file, _HEAD, [pack_blob(head)])
+        packed = bytes(pack_blob(head))
+        signature = signature_of("arrival log", packed)
+        write_record(file, _HEAD, [pack_blob({"head": packed, "signature": signature})])
         return file
 
     def _write(self, kind: int, parts: Sequence[Buffer]) -> None:
@@ -297,12 +300,14 @@ class ArrivalFile:
     Attributes:
         path: Path of the file.
         head: Run, versions, config and spaces.
+        is_mine: Whether the head carries this user's signature.
         steps: States and updates, in order.
         torn_at: Position of an incomplete record; None: the file is complete.
     """
 
     path: Path
     head: dict[str, Any]
+    is_mine: bool = False
     steps: list[RecordedState | RecordedUpdate] = field(default_factory=list)
     torn_at: int | None = None
     _fragments: dict[str, memoryview] = field(default_factory=dict)
@@ -363,7 +368,9 @@ def _read(path: Path) -> ArrivalFile | None:
 
 def _take(file: ArrivalFile, kind: int, payload: memoryview) -> None:
     if kind == _HEAD:
-        file.head = unpack_blob(payload)
+        record = unpack_blob(payload)
+        file.head = unpack_blob(record["head"])
+        file.is_mine = is_signed("arrival log", bytes(record["head"]), record["signature"])
     elif kind == _STATE:
         file.steps.append(RecordedState(unpack_blob(payload)["version"], payload))
     elif kind == _FRAGMENT:

@@ -1,0 +1,317 @@
+"""Configs from files: the code that a purpose needs, where it may come from, and what is missing.
+
+A stored config names code. To act, only what acts is needed: modules and connectors; to evaluate also the
+environment; to resume everything. Code comes from the caller (`Given`), from names that are trusted
+(`rlzmq.core.trust`), or from the checkpoint's description, as for connector pieces of rlzmq. Code that is not needed
+and not to be had is left out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from rlzmq.algorithms.registry import config_class_named
+from rlzmq.algorithms.stored_modules import ModuleClasses, stored_spec
+from rlzmq.config.base_config import BaseConfig
+from rlzmq.config.plain import code_names, revive_setting
+from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.core.trust import Trust, class_name, find_code
+from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
+
+__all__ = ["PLACES", "Given", "Purpose", "acting_config", "config_class_of", "revive_config"]
+
+_log = logging.getLogger("rlzmq.checkpoints")
+
+Purpose = Literal["act", "evaluate", "resume"]
+
+PLACES = ("record_dir", "trace")
+"""Settings for where a run keeps its data on its machine. They are set again for a resumed run."""
+
+# Settings that open ports or write files. They are read only from this user's own files.
+_DOORS = ("advertise", "join_file", "listen", "num_remote_learners", "output", "quarantine_dir")
+
+_CONNECTORS = ("env_to_module_connector", "module_to_env_connector")
+_TO_ACT = {
+    "action_space": "the space of actions",
+    "env_to_module_connector": "prepares observations",
+    "module_class": "computes the actions",
+    "module_to_env_connector": "turns the module's outputs into actions",
+    "observation_space": "the space of observations",
+    "policies": "the modules",
+    "policy_mapping_fn": "chooses each agent's module",
+    "rl_module_spec": "the modules",
+}
+_TO_EVALUATE = {**_TO_ACT, "env": "makes the environments", "wrappers": "wrap the environments"}
+_TO_RESUME = {
+    **_TO_EVALUATE,
+    "callbacks_class": "is called during the run",
+    "callbacks_hooks": "are called during the run",
+    "config": "the config's class",
+    "learner_class": "trains",
+    "learner_connector": "prepares train batches",
+}
+# Methods of a config class that acting calls.
+_ACTING_METHODS = {"build_env_to_module_connector", "build_module_to_env_connector"}
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a caller hands over because files do not carry code.
+
+    Attributes:
+        config: Replaces the stored config; None: the stored one.
+        trust: Packages whose code the file may name.
+        module_class: A module class, or classes by module id.
+        settings: Settings by name, which replace the stored ones, e.g. ``env`` or ``learner_class``.
+    """
+
+    config: BaseConfig | None = None
+    trust: Trust | Collection[str] = ()
+    module_class: Any = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def classes(self, *, is_mine: bool) -> ModuleClasses:
+        """Return where classes of modules come from."""
+        return ModuleClasses(self.module_class, Trust.of(self.trust, is_signed=is_mine))
+
+    def own_config(self) -> BaseConfig | None:
+        """Return the caller's config with the settings; None if the stored one is to be used."""
+        if self.config is None or not self.settings:
+            return self.config
+        return self.config.copy(copy_frozen=False).update_from_dict(self.settings)
+
+
+class _Pieces:
+    """The settings of a stored config that can be had, and why the others cannot."""
+
+    def __init__(self, stored: Mapping[str, Any], where: str, given: Given, is_mine: bool) -> None:
+        self.where, self.given, self.is_mine = where, given, is_mine
+        self.trust = Trust.of(given.trust, is_signed=is_mine)
+        self.values: dict[str, Any] = {}
+        self.missing: dict[str, str] = {}
+        self.names: set[str] = set()  # of code that trust would allow
+        values, left_out = stored.get("values"), stored.get("left_out")
+        if not isinstance(values, Mapping) or not isinstance(left_out, Mapping):
+            raise CheckpointError(f"The config of {where} is malformed.")
+        self.built_in = config_class_named(str(stored.get("config")))
+        self.config_class = self._class(stored.get("config_class"))
+        self.acts_by_class = bool(set(stored.get("overridden") or ()) & _ACTING_METHODS)
+        self.missing |= {name: f"{what}, which has no name to import" for name, what in left_out.items()}
+        for name, plain in values.items():
+            if name not in PLACES and (is_mine or name not in _DOORS):
+                self._revive(name, plain)
+        for name in given.settings:
+            self.missing.pop(name, None)
+
+    def _class(self, named: Any) -> type[BaseConfig]:
+        if named is None or named == class_name(self.built_in):
+            return self.built_in
+        try:
+            found: type[BaseConfig] = find_code(str(named), self.trust, self.built_in)
+        except ConfigurationError as error:
+            self._note("config", str(error), [str(named)])
+            return self.built_in
+        return found
+
+    def _revive(self, name: str, plain: Any) -> None:
+        try:
+            self.values[name] = revive_setting(name, plain, self.trust)
+        except ConfigurationError as error:
+            names = list(code_names(plain))
+            self._note(name, str(error), [plain] if isinstance(plain, str) and not names else names)
+
+    def _note(self, name: str, why: str, names: Collection[str]) -> None:
+        self.missing[name] = why
+        self.names |= {named for named in names if ":" in named and not self.trust.covers(named)}
+
+    def config(self, purpose: Purpose) -> BaseConfig:
+        """Return the config.
+
+        Raises:
+            CheckpointError: Code is missing that the purpose needs.
+        """
+        needed = set(self.missing)
+        if purpose != "resume":
+            needed &= {"act": _TO_ACT, "evaluate": _TO_EVALUATE}[purpose].keys() | self._own_class()
+        if needed:
+            raise CheckpointError(
+                self._refusal(purpose, {name: self.missing[name] for name in sorted(needed)})
+            )
+        if self.missing:
+            names = ", ".join(sorted(self.missing))
+            _log.info("%s: not needed to %s, and left at the default: %s", self.where, purpose, names)
+        known = self.config_class().keys()
+        values = {
+            name: value
+            for name, value in self.values.items()
+            if "config" not in self.missing or name in known
+        }
+        return self.config_class.from_dict(values).update_from_dict(self.given.settings)
+
+    def _own_class(self) -> set[str]:
+        """Return "config" if the class of the config has methods that acting calls."""
+        return {"config"} if self.acts_by_class else set()
+
+    def _refusal(self, purpose: Purpose, missing: Mapping[str, str]) -> str:
+        verb = "act with" if purpose == "act" else purpose
+        lines = [f"To {verb} {self.where}, code is needed that it does not carry:"]
+        for name, why in missing.items():
+            use = _TO_RESUME.get(name)
+            lines.append(f"  {name}{f' ({use})' if use else ''}: {why}")
+        by_name = ", ".join(f"{name}=…" for name in missing)
+        flag = ", --env" if "env" in missing else ""
+        lines.append(f"Hand it over by name: {by_name} (on the command line: --config FILE{flag}).")
+        if self.names:
+            packages = sorted({name.partition(":")[0].partition(".")[0] for name in self.names})
+            flags = " ".join(f"--trust {package}" for package in packages)
+            lines.append(
+                "It does not carry your signature: it comes from another user or machine, or was altered. If you trust "
+                f"it, you can also allow what it names: trust={packages} ({flags})."
+            )
+        return "\n".join(lines)
+
+
+def revive_config(
+    stored: Mapping[str, Any],
+    where: str,
+    given: Given,
+    *,
+    is_mine: bool = False,
+    modules: Mapping[str, Any] = MappingProxyType({}),
+) -> BaseConfig:
+    """Return the whole config of a result of `AlgorithmConfig.to_stored`, or the caller's.
+
+    Args:
+        stored: The result of `to_stored`.
+        where: Where it is stored, for error messages.
+        given: What the caller hands over.
+        is_mine: Whether this user's signature covers `stored` and `modules`.
+        modules: The result of `modules_to_store`, for modules whose class is given.
+
+    Raises:
+        CheckpointError: Code is missing.
+    """
+    own = given.own_config()
+    if own is not None:
+        return own
+    pieces = _Pieces(stored, where, given, is_mine)
+    if given.module_class is not None and modules.get("specs"):
+        _use_stored_modules(pieces, modules)
+    return pieces.config("resume")
+
+
+def config_class_of(
+    stored: Mapping[str, Any], where: str, given: Given, *, is_mine: bool
+) -> type[BaseConfig]:
+    """Return the class of a stored config.
+
+    Raises:
+        CheckpointError: It is not to be had.
+    """
+    pieces = _Pieces({**stored, "values": {}, "left_out": {}}, where, given, is_mine)
+    pieces.config("resume")
+    return pieces.config_class
+
+
+def acting_config(
+    stored: Mapping[str, Any],
+    modules: Mapping[str, Any],
+    where: str,
+    given: Given,
+    *,
+    is_mine: bool,
+    purpose: Purpose = "act",
+) -> BaseConfig:
+    """Return a config for acting or evaluating, with the modules of a checkpoint.
+
+    Args:
+        stored: The result of `to_stored`.
+        modules: The result of `modules_to_store`.
+        where: The checkpoint, for error messages.
+        given: What the caller hands over, without a config.
+        is_mine: Whether this user's signature covers both.
+        purpose: "act" or "evaluate".
+
+    Raises:
+        CheckpointError: Code is missing.
+    """
+    if modules.get("spaces") is None:
+        purpose = "evaluate"  # the spaces are those of the env
+    pieces = _Pieces(stored, where, given, is_mine)
+    specs = modules.get("specs")
+    if isinstance(specs, Mapping) and None not in specs.values():
+        _use_stored_modules(pieces, modules)
+    for name in _CONNECTORS:
+        if name in pieces.missing:
+            _use_stored_pieces(pieces, name, (modules.get("connectors") or {}).get(name))
+    if "policy_mapping_fn" in pieces.missing and (agents := modules.get("agents")):
+        pieces.missing.pop("policy_mapping_fn")
+        pieces.values["policy_mapping_fn"] = _StoredMapping(agents)
+    return pieces.config(purpose)
+
+
+def _use_stored_modules(pieces: _Pieces, modules: Mapping[str, Any]) -> None:
+    """Take the modules from their stored specs, in place of the settings that define them."""
+    classes = pieces.given.classes(is_mine=pieces.is_mine)
+    outer = pieces.values.get("rl_module_spec")
+    found: dict[str, Any] = {}
+    for module_id, plain in modules["specs"].items():
+        try:
+            found[module_id] = stored_spec(pieces.built_in(), module_id, plain, classes)
+        except CheckpointError as error:
+            pieces._note("module_class", str(error.__cause__ or error), [str(plain.get("module_class"))])
+    multi_class = modules.get("multi_rl_module_class")
+    try:
+        spec = MultiRLModuleSpec.from_dict(
+            {"multi_rl_module_class": multi_class, "rl_module_specs": {}}, trust=classes.trust
+        )
+    except ConfigurationError as error:
+        pieces._note("rl_module_spec", str(error), [str(multi_class)])
+        return
+    spec.add_modules(found)
+    spec.model_config = outer.model_config if isinstance(outer, MultiRLModuleSpec) else None
+    for name in ("policies", "rl_module_spec"):
+        pieces.missing.pop(name, None)
+    is_multi = bool(modules.get("is_multi_agent"))
+    pieces.values |= {"rl_module_spec": spec, "policies": set(found) if is_multi else None}
+
+
+def _use_stored_pieces(pieces: _Pieces, name: str, stored: Any) -> None:
+    """Take a pipeline's pieces from their classes and arguments, in place of the function that creates them."""
+    if not isinstance(stored, list):
+        return
+    made: list[Any] = []
+    for one in stored:
+        kind, plain = str(one.get("class")), one.get("made_with")
+        try:
+            cls = find_code(kind, pieces.trust, ConnectorV2)
+            if plain is None:
+                raise ConfigurationError(f"the arguments of {kind!r} could not be stored.")
+            made.append((cls, revive_setting(name, plain, pieces.trust)))
+        except ConfigurationError as error:
+            pieces._note(name, str(error), [kind])
+            return
+    pieces.missing.pop(name, None)
+    pieces.values[name] = lambda *args, **kwargs: [
+        cls(*made_with["args"], **made_with["kwargs"]) for cls, made_with in made
+    ]
+
+
+class _StoredMapping:
+    """The mapping of agents to modules as a checkpoint lists it, for functions that it cannot carry."""
+
+    def __init__(self, agents: Any) -> None:
+        self._modules = dict(agents)
+
+    def __call__(self, agent_id: Any, episode: Any = None, **kwargs: Any) -> str:
+        if agent_id not in self._modules:
+            raise ConfigurationError(
+                f"the checkpoint does not say which module acts for agent {agent_id!r}, because that depends on the "
+                "episode: pass policy_mapping_fn=…, or module_id and agent_id."
+            )
+        return str(self._modules[agent_id])
