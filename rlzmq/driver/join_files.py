@@ -12,12 +12,13 @@ from typing import Any
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.addresses import split_tcp
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.files import read_private_file, write_private_file
 from rlzmq.core.space_plain import space_from_plain, space_to_plain
 from rlzmq.core.trust import CALLER
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.net.join_file import JoinFile
-from rlzmq.net.keys import CurveServer, KeyPair, read_private_file, write_private_file
+from rlzmq.net.keys import CurveServer, KeyPair
 from rlzmq.roles.compatibility import package_version
 from rlzmq.wire.values import pack_blob, unpack_blob
 

@@ -201,7 +201,9 @@ def test_serialize_is_json_to_look_at() -> None:
 
 def test_functions_travel_by_name_and_lambdas_are_refused_by_setting() -> None:
     named = cartpole().callbacks(on_train_result=dict)
-    assert PPOConfig.from_state(named.get_state(), trust=["builtins"]).callbacks_hooks == {"on_train_result": [dict]}
+    assert PPOConfig.from_state(named.get_state(), trust=["builtins"]).callbacks_hooks == {
+        "on_train_result": [dict]
+    }
     with pytest.raises(ConfigurationError, match=r"config\.policy_mapping_fn="):
         cartpole().multi_agent(policy_mapping_fn=lambda a, e: "p").get_state()
 

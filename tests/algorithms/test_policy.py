@@ -269,7 +269,11 @@ def test_module_classes_that_a_foreign_checkpoint_names_are_asked_for(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody"))
     with pytest.raises(CheckpointError, match=r"module_class.*FullyConnected(.|\n)*trust=\['test_"):
         Policy.load(path)
-    handed: list[dict[str, Any]] = [{"config": config}, {"trust": [__name__]}, {"module_class": FullyConnected}]
+    handed: list[dict[str, Any]] = [
+        {"config": config},
+        {"trust": [__name__]},
+        {"module_class": FullyConnected},
+    ]
     for options in handed:
         policy = Policy.load(path, **options)
         assert isinstance(policy.acting_module()[1], FullyConnected)

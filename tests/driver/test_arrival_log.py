@@ -337,7 +337,7 @@ class Raises(PPOLearner):
 
 
 def test_weights_that_differ_are_reported_with_update_parameter_and_size(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small(PPOConfig, tmp_path, **PPO).learners(num_learners=0, learner_class=DependsOnThePast)
     with config.build() as algo:
@@ -347,8 +347,10 @@ def test_weights_that_differ_are_reported_with_update_parameter_and_size(
     with pytest.raises(Mismatch, match=r"update 3: .* default_policy/\S+ differs, by about \d") as caught:
         list(replay.updates())
     assert 0 < float(str(caught.value).partition("by about ")[2].split()[0]) < 1
-    assert main(["replay", str(tmp_path)]) == 78, "the config names code"
-    assert "trust" in capsys.readouterr().err
+    with monkeypatch.context() as of_somebody:
+        of_somebody.setenv("XDG_STATE_HOME", str(tmp_path / "somebody"))
+        assert main(["replay", str(tmp_path)]) == 78, "the config names code"
+        assert "--trust" in capsys.readouterr().err
     assert main(["replay", str(tmp_path)]) == 1
     assert "DIFFERS     update 3" in capsys.readouterr().out
     learner, _ = load_update(tmp_path / "replay" / "000003")

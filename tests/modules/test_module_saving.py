@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.core.errors import CheckpointError
 from rlzmq.modules.default_models import DefaultActorCriticModule
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.rl_module import RLModule, TorchRLModule

@@ -188,7 +188,9 @@ def test_a_named_class_must_exist_and_be_a_module() -> None:
         ("nonsense", "expected code as"),
     ]:
         with pytest.raises(ConfigurationError, match=text):
-            RLModuleSpec.from_dict({**local, "module_class": name}, trust=[__name__, "json", "no_such_package_at_all"])
+            RLModuleSpec.from_dict(
+                {**local, "module_class": name}, trust=[__name__, "json", "no_such_package_at_all"]
+            )
     assert RLModuleSpec.from_dict(local, module_class=Local).module_class is Local
 
 
