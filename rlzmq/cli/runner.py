@@ -1,18 +1,21 @@
-"""``rlzmq runner``: an env runner that joins a run, from any terminal or machine, at any time."""
+"""``rlzmq runner``: env runners that join a run, from any terminal or machine, at any time."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlzmq.cli.joining import exit_code_of, on_signals, read_join_file, run_async, the_runs_config
 from rlzmq.cli.parsing import parse
+from rlzmq.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from rlzmq.algorithms.algorithm_config import AlgorithmConfig
     from rlzmq.net.join_file import JoinFile
 
 __all__ = ["RunnerOptions", "run"]
@@ -24,8 +27,10 @@ class RunnerOptions:
 
     join: Path
     """The join file that the run wrote, mode 0600; -: standard input."""
+    count: int = 1
+    """Env runners, each in a process that is replaced when it dies; together they need far less memory (default: 1)."""
     envs: int | None = None
-    """Environments in this process (default: the run's num_envs_per_env_runner)."""
+    """Environments of each (default: the run's num_envs_per_env_runner)."""
     timeout: float = 30.0
     """Seconds to wait for the broker at the start (default: 30)."""
     patience: float = 120.0
@@ -44,7 +49,13 @@ def run(arguments: Sequence[str]) -> int:
         usage="rlzmq runner --join FILE [options]",
         description="Sample for a run that listens.",
     )
+    if options.count < 1:
+        raise ConfigurationError(f"--count must be at least 1, got {options.count}")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if options.count > 1:
+        from rlzmq.actors import forkserver
+
+        forkserver.prestart()  # it imports torch while this process fetches the config
     return run_async(_main(options))
 
 
@@ -62,30 +73,129 @@ async def _sample(
     join: JoinFile, options: RunnerOptions, signals: list[int], *, timeout_s: float
 ) -> tuple[str, str]:
     """Join the run that is at these addresses, and sample until its end; return (reason, detail)."""
-    from rlzmq.roles.runner.remote_runner import RemoteRunner
-
     run_id, config, digest = await the_runs_config(join, options.import_, timeout_s=timeout_s)
     if options.envs is not None:
         config.env_runners(num_envs_per_env_runner=options.envs)
     config.freeze()
-    runner = RemoteRunner(join, run_id, config, patience_s=options.patience, config_digest=digest)
+    settings: dict[str, Any] = {"patience_s": options.patience, "config_digest": digest}
+    at = f"{join.addresses['data']}: {config.num_envs_per_env_runner} × {config.env}"
+
+    def joined(name: str) -> None:
+        _say(options, f"{name} joined {at}")
+
+    runners: Any
+    if options.count > 1:
+        runners = _Runners(options.count, config, (join, run_id, config), settings, joined)
+    else:
+        from rlzmq.roles.runner.remote_runner import RemoteRunner
+
+        runners = RemoteRunner(join, run_id, config, **settings)
+    leaving: list[asyncio.Task[None]] = []
 
     def leave(number: int) -> None:
         signals.append(number)
         _say(options, "leaving: the current fragment is sent first; again to leave at once")
-        runner.leave()
+        leaving.append(asyncio.create_task(runners.leave()))
 
     start = time.monotonic()
     try:
-        await runner.start()
-        at = join.addresses["data"]
-        _say(options, f"{runner.name} joined {at}: {config.num_envs_per_env_runner} × {config.env}")
+        if (name := await runners.start()) is not None:
+            joined(name)
         with on_signals(leave):
-            reason, detail = await runner.wait()
-        _say(options, f"{reason}: {runner.num_env_steps} env steps in {time.monotonic() - start:.1f} s")
+            reason, detail = await runners.wait()
+        _say(options, f"{reason}: {runners.num_env_steps} env steps in {time.monotonic() - start:.1f} s")
     finally:
-        await runner.close()
+        await runners.stop()
     return reason, detail
+
+
+class _Runners:
+    """Several env runners, forked from one server and replaced when they die or hang; they end as one.
+
+    Args:
+        count: How many.
+        config: The run's config, whose fault-tolerance settings hold here, too.
+        arguments, settings: Those of `RemoteRunner`.
+        joined: Called with the name of each runner that has joined.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        config: AlgorithmConfig,
+        arguments: tuple[Any, ...],
+        settings: dict[str, Any],
+        joined: Callable[[str], None],
+    ) -> None:
+        from rlzmq.actors.system import ActorSystem
+        from rlzmq.driver.runner_supervision import RunnerSupervisor
+
+        self._count = count
+        self._arguments, self._settings, self._joined = arguments, settings, joined
+        self._system = ActorSystem()
+        self._handles: list[Any] = []
+        self._supervisor = RunnerSupervisor(config, self._spawn, self._handles)
+        self._places: list[asyncio.Task[tuple[str, str]]] = []
+        self._num_env_steps: dict[Any, int] = {}
+        self._is_leaving = False
+
+    @property
+    def num_env_steps(self) -> int:
+        """Env steps that these runners have sampled, and those that they replaced."""
+        return sum(self._num_env_steps.values())
+
+    async def start(self) -> None:
+        """Start the processes, which join by themselves."""
+        await self._supervisor.start(self._count)
+        self._places = [asyncio.create_task(self._serve(index)) for index in range(self._count)]
+
+    async def _spawn(self, index: int, incarnation: int) -> Any:
+        return await self._system.spawn(
+            "rlzmq.roles.runner.remote_runner:RemoteRunner",
+            *self._arguments,
+            name=f"runner-{index}",
+            **self._settings,
+        )
+
+    async def _serve(self, index: int) -> tuple[str, str]:
+        """Let a place's runner, and those that replace it, sample until the end of one of them."""
+
+        async def work(handle: Any) -> tuple[str, str] | None:
+            if handle not in self._num_env_steps:
+                if self._is_leaving:
+                    return "left", "before it was replaced"
+                name = await handle.start()
+                self._num_env_steps[handle] = 0
+                self._joined(name)
+            if self._is_leaving:
+                await handle.leave()
+            self._num_env_steps[handle], end = await handle.work()
+            return None if end is None else (end[0], end[1])
+
+        while True:
+            end: tuple[str, str] | None = await self._supervisor.call(index, work)
+            if end is not None:
+                return end
+
+    async def wait(self) -> tuple[str, str]:
+        """Return the (reason, detail) of the first runner that ends; of the last one after `leave`."""
+        await asyncio.wait(self._places, return_when=asyncio.FIRST_COMPLETED)
+        if self._is_leaving:
+            await asyncio.wait(self._places)
+        return next(place.result() for place in self._places if place.done())
+
+    async def leave(self) -> None:
+        """Let all runners send their current fragments, and leave."""
+        self._is_leaving = True
+        await asyncio.gather(*(handle.leave() for handle in self._handles), return_exceptions=True)
+
+    async def stop(self) -> None:
+        """End all processes."""
+        for place in self._places:
+            place.cancel()
+        await asyncio.gather(*self._places, return_exceptions=True)
+        await self._supervisor.stop()
+        await self._system.stop()
 
 
 def _say(options: RunnerOptions, text: str) -> None:

@@ -55,7 +55,7 @@ async def test_a_runner_of_another_config_or_env_is_refused_with_both_digests(tm
                 await runner.start()
                 why, detail = await runner.wait()
             finally:
-                await runner.close()
+                await runner.stop()
             assert why == reason
             assert "the run has" in detail
             assert "the peer has" in detail

@@ -2,9 +2,9 @@
 
     join file ──► config ──► EnvRunner ──► leases … ──► GOODBYE (from either side)
 
-It has no supervisor: when it dies, its leases are granted to others and only unsent steps are lost. When
+The run does not supervise it: when it dies, its leases are granted to others and only unsent steps are lost. When
 the broker is restarted, it registers again and sends its uncommitted fragments. When the driver is restarted, it
-is refused ("run_id"): `rlzmq runner` then joins the new run.
+is refused ("run_id"): `rlzmq runner` then joins the new run. With `rlzmq runner --count`, it is an actor.
 """
 
 from __future__ import annotations
@@ -65,8 +65,11 @@ class RemoteRunner:
         link = self._role._link if self._role is not None else None
         return int(link.core.num_env_steps_sampled) if link is not None else 0
 
-    async def start(self) -> None:
-        """Make the envs and the module; return once the broker has registered this runner, or refused it.
+    async def beat(self) -> None:
+        """Return at once, which shows that the event loop runs."""
+
+    async def start(self) -> str:
+        """Make the envs and the module; return the name once the broker has registered this runner, or refused it.
 
         Raises:
             PeerLostError: The broker does not answer.
@@ -96,6 +99,7 @@ class RemoteRunner:
             if link.now() > deadline:
                 raise PeerLostError(f"the broker at {addresses['data']} does not register this runner")
             await asyncio.wait((link.ended,), timeout=_REGISTER_S)
+        return self.name
 
     async def wait(self) -> tuple[str, str]:
         """Sample until the end; return (reason, detail): ("goodbye", …) if the run ended, ("left", …) after `leave`.
@@ -103,31 +107,41 @@ class RemoteRunner:
         ("run_id", …) if another run is there now: the driver was started again.
 
         Raises:
+            Exception: See `work`.
+        """
+        while (end := (await self.work())[1]) is None:
+            pass
+        return end
+
+    async def work(self) -> tuple[int, tuple[str, str] | None]:
+        """Return `num_env_steps`, with what `wait` returns, or None: as soon as more has been sampled, or at the end.
+
+        Raises:
             PeerLostError: The broker was silent for too long.
             Exception: The env, a connector or the module failed.
         """
         assert self._role is not None
-        link = self._role._link
-        while True:
+        link, num_env_steps = self._role._link, self.num_env_steps
+        while self.num_env_steps == num_env_steps:
             done, _ = await asyncio.wait((link.ended,), timeout=_LOOK_S)
             if done:
-                return await link.ended  # type: ignore[no-any-return]
+                return self.num_env_steps, await link.ended
             silence_s = link.now() - link.core.heard_at
             if silence_s >= self._patience_s:
                 raise PeerLostError(
                     f"the broker at {self._join.addresses['data']} has been silent for {silence_s:.0f} s"
                 )
+        return self.num_env_steps, None
 
-    def leave(self, reason: str = "interrupted", *, within_s: float = 10.0) -> None:
+    async def leave(self, reason: str = "interrupted", *, within_s: float = 10.0) -> None:
         """Take no more leases; `wait` returns once the current fragment is with the broker.
 
         Args:
             reason: Reason for the broker's log.
             within_s: Seconds after which `wait` returns in any case; only the current fragment is lost then.
         """
-        assert self._role is not None
-        link = self._role._link
-        if self._stop_leaving is None and not link.ended.done():
+        link: Any = self._role._link if self._role is not None else None
+        if link is not None and self._stop_leaving is None and not link.ended.done():
             link.handle(Leave(reason))
             loop = asyncio.get_running_loop()
             self._stop_leaving = loop.call_later(within_s, self._give_up_leaving, link)
@@ -136,7 +150,7 @@ class RemoteRunner:
         if not link.ended.done():
             link.ended.set_result(("left", "before its last fragment was finished"))
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
         """Close sockets and envs. Idempotent."""
         if self._stop_leaving is not None:
             self._stop_leaving.cancel()
