@@ -7,8 +7,8 @@ import concurrent.futures
 import inspect
 import queue
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from rlzmq.actors.messages import ActorMessage, Failure, Result, encode_message, pack_snapshot
 from rlzmq.actors.remote_errors import pack_error
@@ -16,13 +16,39 @@ from rlzmq.core.errors import ClosedError, ProtocolError
 from rlzmq.core.tracebacks import run_error
 from rlzmq.core.trust import CALLER, find_code
 
-__all__ = ["ActorHost", "ActorThread", "CallServer", "constructed"]
+__all__ = ["ActorHost", "ActorThread", "CallServer", "awaited", "constructed"]
+
+T = TypeVar("T")
 
 
 def constructed(actor_class: type | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return an instance of a class, which is imported here if it is given as "package.module:Class"."""
     made: Any = find_code(actor_class, CALLER, object) if isinstance(actor_class, str) else actor_class
     return made(*args, **kwargs)
+
+
+async def awaited(work: Awaitable[T]) -> T:
+    """Await the user's coroutine; what it raises becomes an error, except for the cancellation of this task."""
+    try:
+        return await work
+    except GeneratorExit:  # this coroutine is closed
+        raise
+    except BaseException as error:
+        explained = error if _is_cancelled(error) else run_error(error)
+        if explained is error:
+            raise
+        raise explained from error
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Return whether an error is the cancellation of the current task, rather than a CancelledError of user code."""
+    if not isinstance(error, asyncio.CancelledError):
+        return False
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop
+        return False
+    return task is not None and task.cancelling() > 0
 
 
 class ActorThread:
@@ -45,8 +71,8 @@ class ActorThread:
 
         Raises:
             ClosedError: The thread was closed.
-            ExitRaisedError: The function raised SystemExit or KeyboardInterrupt.
-            BaseException: Whatever else the function raised; StopIteration as RuntimeError.
+            ExitRaisedError: The function raised something that is no error, such as SystemExit or StopIteration.
+            Exception: Whatever else the function raised.
         """
         if self._is_closed:
             raise ClosedError("the actor has stopped")
@@ -84,9 +110,6 @@ class ActorThread:
             # An exception travels as a value: as an exception, a future would change or refuse some.
             try:
                 outcome: tuple[Any, BaseException | None] = (function(), None)
-            except StopIteration as stop:
-                error = RuntimeError(f"the method raised StopIteration({stop.value!r})")
-                outcome = (None, error.with_traceback(stop.__traceback__))
             except BaseException as raised:
                 outcome = (None, run_error(raised))
             future.set_result(outcome)
@@ -237,6 +260,5 @@ class CallServer:
         try:
             self.send(Result(call_id), await work)
         except BaseException as error:
-            task = asyncio.current_task()
-            if not isinstance(error, asyncio.CancelledError) or (task is not None and not task.cancelling()):
-                self.fail(call_id, error)
+            if not _is_cancelled(error):
+                self.fail(call_id, run_error(error))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import inspect
 import os
 import queue
 import threading
@@ -18,8 +19,9 @@ from typing import Any, Generic, TypeVar
 
 from rlzmq.actors import forkserver  # noqa: F401  (imported first so that it stops last: see the end of this file)
 from rlzmq.actors.event_loop import new_event_loop
+from rlzmq.actors.host import awaited
 from rlzmq.core.errors import ClosedError
-from rlzmq.core.tracebacks import ShortTraceback
+from rlzmq.core.tracebacks import ShortTraceback, user_errors
 
 __all__ = ["LoopThread", "get_loop_thread", "in_calling_thread"]
 
@@ -33,15 +35,25 @@ _Inbox = queue.SimpleQueue[Callable[[], None] | None]
 _inbox: ContextVar[_Inbox | None] = ContextVar("_inbox", default=None)
 
 
-async def in_calling_thread(function: Callable[[], T]) -> T:
-    """Run ``function()`` in the thread of the synchronous caller that waits for this coroutine.
+async def in_calling_thread(function: Callable[[], Any]) -> Any:
+    """Run a function of the user in the thread of the synchronous caller that waits for this coroutine.
 
     A user's callback can therefore use the synchronous API as it does elsewhere. Without such a caller (on a
-    user's own loop, or in a serial run) the function is called directly.
+    user's own loop, or in a serial run) the function is called directly. If it returns an awaitable, that is awaited.
+
+    Raises:
+        ExitRaisedError: It raised something that is no error, such as SystemExit.
     """
     inbox = _inbox.get()
     if inbox is None:
-        return function()
+        with user_errors():
+            result = function()
+    else:
+        result = await _in_thread_of(inbox, function)
+    return await awaited(result) if inspect.isawaitable(result) else result
+
+
+async def _in_thread_of(inbox: _Inbox, function: Callable[[], T]) -> T:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -55,7 +67,8 @@ async def in_calling_thread(function: Callable[[], T]) -> T:
 
     def job() -> None:
         try:
-            result = function()
+            with user_errors():
+                result = function()
         except Exception as error:
             loop.call_soon_threadsafe(settle, None, error)
         else:

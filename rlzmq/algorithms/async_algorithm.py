@@ -12,6 +12,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import sys
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -35,13 +38,16 @@ from rlzmq.algorithms.stored_config import Given
 from rlzmq.algorithms.training_loop import Iterations, TrainingLoop
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import trace as run_trace
+from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.errors import ClosedError
+from rlzmq.core.last_words import LastWords, end_process
 from rlzmq.core.lazy import LazyModule
 from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.driver.module_configs import PLACES
 from rlzmq.driver.session import Session
+from rlzmq.driver.synchronous import drive, needs_processes
 from rlzmq.driver.update_results import Accounting
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
@@ -52,6 +58,9 @@ else:  # it imports torch, which this process needs only to act
     policy = LazyModule("rlzmq.algorithms.policy")
 
 __all__ = ["AsyncAlgorithm"]
+
+_LAST_CHECKPOINT_S = 10.0
+_EXIT_HUNG = 70  # as after any other error of user code
 
 
 class AsyncAlgorithm:
@@ -81,8 +90,12 @@ class AsyncAlgorithm:
         self.metrics: MetricsLogger = MetricsLogger(
             root=True, stats_cls_lookup=config.custom_stats_cls_lookup
         )
-        self.session: Session = Session(config)
-        self._dispatch = CallbackDispatch(self, config)
+        self._watch = CallWatch(config.slow_call_warning_s, config.driver_call_timeout_s, self._end_hung)
+        self._watch.start("rlzmq-calls")
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self.session: Session = Session(config, self._watch)
+        with self._watch.call("the constructor of the callbacks"):
+            self._dispatch = CallbackDispatch(self, config, self._watch)
         self._is_set_up = False
         self._is_stopped = False
         self._iterations = Iterations(config, self.session, self.metrics)
@@ -104,6 +117,8 @@ class AsyncAlgorithm:
         Raises:
             ConfigurationError, RlzmqError: The start failed; processes already started are stopped.
         """
+        if needs_processes(self.config):
+            self._event_loop = asyncio.get_running_loop()
         with ShortTraceback():
             try:
                 await self.session.start()
@@ -129,6 +144,7 @@ class AsyncAlgorithm:
             finally:
                 await self.session.stop()
                 self._keeper.wait()
+                self._watch.close()
                 if self.session.config.trace is not None:
                     run_trace.close()
 
@@ -612,6 +628,21 @@ class AsyncAlgorithm:
             await algorithm.start()
         algorithm.keep_checkpoints(Path(directory) / "checkpoints")
         return algorithm
+
+    def _end_hung(self, text: str) -> None:
+        """End the process, with a last checkpoint if possible; called on the watching thread when user code hangs."""
+        print(f"rlzmq: {text}", file=sys.__stderr__, flush=True)
+        work = self.save_interrupted(_LAST_CHECKPOINT_S)
+        saved: Path | None = None
+        with contextlib.suppress(Exception):
+            if self._event_loop is None:
+                saved = drive(work)
+            else:
+                future = asyncio.run_coroutine_threadsafe(work, self._event_loop)
+                saved = future.result(_LAST_CHECKPOINT_S + 1.0)
+        where = "no last checkpoint could be written" if saved is None else f"the last checkpoint is {saved}"
+        why = text.partition("\n")[0].rstrip(":")
+        end_process(_EXIT_HUNG, LastWords("", f"rlzmq: ended, since {why}; {where}"))
 
     def _check_running(self) -> None:
         if self._is_stopped:

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlzmq.actors.loop_thread import in_calling_thread
 from rlzmq.algorithms.callback_dispatch import CallbackDispatch
 from rlzmq.algorithms.results import merge_into
 from rlzmq.config.base_config import BaseConfig
@@ -74,7 +72,9 @@ class Evaluation:
     async def _make_group(self) -> AsyncEnvRunnerGroup:
         config = self._config.get_evaluation_config_object()
         config.freeze()
-        group = AsyncEnvRunnerGroup(config, system=self._session.system, is_evaluation=True)
+        group = AsyncEnvRunnerGroup(
+            config, system=self._session.system, is_evaluation=True, watch=self._session.watch
+        )
         group.synced_module_ids = self._synced_module_ids
         await group.start()
         self.env_runner_group = group
@@ -250,9 +250,9 @@ class Evaluation:
     async def _call_custom_function(self) -> dict[str, Any]:
         function: Any = self._config.custom_evaluation_function
         algorithm = self._dispatch.algorithm
-        outcome = await in_calling_thread(lambda: function(algorithm, algorithm.eval_env_runner_group))
-        if inspect.isawaitable(outcome):
-            outcome = await outcome
+        outcome = await self._dispatch.run(
+            "custom_evaluation_function", function, algorithm, algorithm.eval_env_runner_group
+        )
         try:
             results, num_env_steps, num_agent_steps = outcome
             results = dict(results)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
+from rlzmq.actors.host import awaited
 from rlzmq.algorithms.callback_dispatch import CallbackDispatch
 from rlzmq.algorithms.checkpoint_keeper import CheckpointKeeper
 from rlzmq.algorithms.evaluation import Evaluation
@@ -65,7 +66,7 @@ class TrainingLoop:
                 await self._begin_parallel_round()
             while True:
                 start = time.perf_counter()
-                returned = await training_step()
+                returned = await awaited(training_step())
                 end = time.perf_counter()
                 iterations.add_training_step(returned, end - start)
                 if trace.is_on:

@@ -148,7 +148,7 @@ def _guarded(module: str, arguments: list[str]) -> int:
     except (PeerLostError, AuthenticationError) as error:
         _print_with_notes(error)
         return EXIT_UNREACHABLE
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         if isinstance(error, OptionsExit):
             return error.code if isinstance(error.code, int) else EXIT_USAGE
         if isinstance(error, OSError) and error.errno in _CANNOT_STORE:

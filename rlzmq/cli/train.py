@@ -260,15 +260,16 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
                     saved = algorithm.save_checkpoint()
         except CheckpointError as failure:
             error = failure
-        except (Exception, SystemExit) as failure:
-            ended_by, why = run_error(failure), "ended by an error, see below"
-            directory.events.add_error(ended_by)
-        except KeyboardInterrupt:
-            if interrupt.num_signals == 1:
-                with contextlib.suppress(KeyboardInterrupt), interrupt.shielded():
-                    saved = algorithm.save_interrupted(_LAST_CHECKPOINT_S)
-            lost = "what was trained since the last checkpoint" if saved is None else "its data"
-            why = f"interrupted before the current update was complete: {lost} is lost"
+        except BaseException as failure:
+            if isinstance(failure, KeyboardInterrupt) and interrupt.is_set:
+                if interrupt.num_signals == 1:
+                    with contextlib.suppress(KeyboardInterrupt), interrupt.shielded():
+                        saved = algorithm.save_interrupted(_LAST_CHECKPOINT_S)
+                lost = "what was trained since the last checkpoint" if saved is None else "its data"
+                why = f"interrupted before the current update was complete: {lost} is lost"
+            else:  # without a signal, user code raised it
+                ended_by, why = run_error(failure), "ended by an error, see below"
+                directory.events.add_error(ended_by)
     finally:
         if directory is not None:
             directory.close()

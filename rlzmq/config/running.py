@@ -79,6 +79,10 @@ class FaultToleranceSettings:
         env_step_timeout_s: Maximum duration of a vector step in seconds; a slower env runner is considered hung and
             is replaced. None: max(30 s, 20 × its slowest usual step), and `env_reset_timeout_s` for the first step.
         env_reset_timeout_s: Maximum duration in seconds of creating and resetting the environments of an env runner.
+        slow_call_warning_s: Seconds after which a call of your code that has not returned (env, callback, evaluation
+            function, …) is named in the log, with its stack; again after twice the time, and so on. 0: never.
+        driver_call_timeout_s: Maximum duration of such a call in the driver's process (also of an env's reset or step
+            there), after which the run ends: with a last checkpoint if possible, and with exit code 70. None: no limit.
         quarantine_dir: Directory for fragments that are unusable for training or crash learners (None: in the run
             directory).
         env_runner_memory_limit_bytes: Limit of the private memory of an env runner process; a process that exceeds
@@ -112,6 +116,8 @@ class FaultToleranceSettings:
     restart_failed_broker: bool = True
     env_step_timeout_s: NonNegative | None = None
     env_reset_timeout_s: NonNegative = 300.0
+    slow_call_warning_s: NonNegative = 60.0
+    driver_call_timeout_s: NonNegative | None = None
     quarantine_dir: str | None = None
     env_runner_memory_limit_bytes: PositiveInt | None = None
     learner_memory_limit_bytes: PositiveInt | None = None

@@ -95,7 +95,7 @@ class MultiAgentEnvError(EnvError, ValueError):
 
 
 class ExitRaisedError(RlzmqError, RuntimeError):
-    """User code called ``sys.exit`` or raised KeyboardInterrupt where only an error can end the run."""
+    """User code called ``sys.exit``, or raised something else that is no error, such as ``asyncio.CancelledError``."""
 
 
 class NotFiniteError(RlzmqError, ArithmeticError):

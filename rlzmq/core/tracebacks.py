@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sysconfig
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,11 +17,13 @@ __all__ = [
     "FULL",
     "ShortTraceback",
     "format_error",
+    "format_stack",
     "origin_parts",
     "place_in",
     "place_of",
     "run_error",
     "shows_all_frames",
+    "user_errors",
 ]
 
 FULL = "RLZMQ_TRACEBACK"
@@ -33,6 +37,10 @@ _PLUMBING = tuple(
     os.path.join(sysconfig.get_path("stdlib"), name)
     for name in ("asyncio", "concurrent", "threading.py", "contextlib.py", "selectors.py")
 )
+
+
+# Classes of exceptions that end a generator, or a future, in good order. By name: importing asyncio takes a while.
+_ENDS = {"StopIteration", "StopAsyncIteration", "CancelledError"}
 
 
 def shows_all_frames() -> bool:
@@ -105,19 +113,56 @@ def place_in(frames: Sequence[traceback.FrameSummary]) -> str:
     return f"{frame.filename}:{frame.lineno} in {frame.name}"
 
 
-def run_error(error: BaseException) -> BaseException:
-    """Return the error to report for an error of user code; errors that would end a process or loop are replaced.
+def format_stack(frames: traceback.StackSummary) -> str:
+    """Return the frames of a running thread that belong to the user's code, with those that they called."""
+    kept = frames
+    if not shows_all_frames():
+        indices = _kept([frame.filename for frame in frames], RlzmqError())
+        kept = traceback.StackSummary.from_list([frames[index] for index in indices])
+    return "".join(kept.format()).rstrip()
 
-    asyncio stops a loop on SystemExit and KeyboardInterrupt, so nobody would receive the result.
+
+def run_error(error: BaseException) -> BaseException:
+    """Return the error to report for an exception of user code.
+
+    Exceptions that are no errors (SystemExit, CancelledError, StopIteration, a class derived from BaseException, …)
+    would end a loop, or look like an orderly end, so that nobody would learn of them.
     """
-    if not isinstance(error, (SystemExit, KeyboardInterrupt)):
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if isinstance(error, Exception) and not kinds & _ENDS:
         return error
-    what = f"called sys.exit({error.code!r})" if isinstance(error, SystemExit) else "raised KeyboardInterrupt"
+    what = f"called sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"raised {_named(error)}"
     explained = ExitRaisedError(
         f"your code {what} at {place_of(error)}. Raise an error instead: it ends the run with its own text."
     )
     explained.__cause__ = error
     return explained
+
+
+def _named(error: BaseException) -> str:
+    try:
+        text = str(error).partition("\n")[0]
+    except Exception:  # the user's __str__ raises too
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@contextlib.contextmanager
+def user_errors() -> Iterator[None]:
+    """Raise `run_error` of what user code raises in the block, which must not await.
+
+    A KeyboardInterrupt in the main thread is Ctrl-C, and is raised unchanged.
+    """
+    try:
+        yield
+    except BaseException as error:
+        is_ctrl_c = isinstance(error, KeyboardInterrupt) and (
+            threading.current_thread() is threading.main_thread()
+        )
+        explained = error if is_ctrl_c else run_error(error)
+        if explained is error:
+            raise
+        raise explained from error
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

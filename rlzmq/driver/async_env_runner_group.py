@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.errors import ConfigurationError, PeerLostError
 from rlzmq.core.lazy import LazyModule
 from rlzmq.driver.process_config import config_for_runners
@@ -42,6 +43,7 @@ class AsyncEnvRunnerGroup(RunnerCalls):
             coroutines never wait.
         is_evaluation: Whether the group evaluates; its random streams then differ from those of training.
         samples: Whether the run samples; otherwise the group has no runner.
+        watch: Watches the calls of a local runner.
 
     Attributes:
         handles: The runners' actor handles; empty for a local group.
@@ -55,13 +57,20 @@ class AsyncEnvRunnerGroup(RunnerCalls):
     config: BaseConfig
 
     def __init__(
-        self, config: BaseConfig, *, system: Any = None, is_evaluation: bool = False, samples: bool = True
+        self,
+        config: BaseConfig,
+        *,
+        system: Any = None,
+        is_evaluation: bool = False,
+        samples: bool = True,
+        watch: CallWatch | None = None,
     ) -> None:
         super().__init__()
         self.config = config
         self._system = system
         self._is_evaluation = is_evaluation
         self._samples = samples
+        self._watch = watch or CallWatch()
         self.handles: list[Any] = []
         self.local_env_runner: Any = None
         self.supervisor: RunnerSupervisor | None = None
@@ -82,7 +91,11 @@ class AsyncEnvRunnerGroup(RunnerCalls):
         if not self._samples and self._system is None:
             return
         if num == 0 and (self._system is None or self._is_evaluation):
-            self.local_env_runner = runner_role.make_env_runner(self.config, self._worker_index(0))
+            make_env_runner = runner_role.make_env_runner  # imports torch, which is no call of user code
+            with self._watch.work(is_reset=True):
+                runner = make_env_runner(self.config, self._worker_index(0))
+            runner.env_watch = self._watch
+            self.local_env_runner = runner
             if self.synced_module_ids is not None:
                 self.local_env_runner.change_modules(self.config, self.synced_module_ids)
             return
@@ -184,10 +197,12 @@ class AsyncEnvRunnerGroup(RunnerCalls):
         calls = self.share_out(num_timesteps=num_timesteps, num_episodes=num_episodes, **options)
         if self.local_env_runner is not None:
             runner = self.local_env_runner
-            return [
-                sample_with_metrics(runner, options) if with_metrics else runner.sample(**options)
-                for _, options in calls
-            ]
+            self._watch.attend(runner.env)
+            with self._watch.work():
+                return [
+                    sample_with_metrics(runner, options) if with_metrics else runner.sample(**options)
+                    for _, options in calls
+                ]
         if not self.handles:
             raise ConfigurationError(
                 "sample(): this run has no env runners to call: external runners sample under the broker's "
@@ -329,7 +344,8 @@ class AsyncEnvRunnerGroup(RunnerCalls):
     async def _on_all(self, call: Callable[[Any], Any]) -> list[Any]:
         """Await ``call(handle)`` for all remote runners concurrently, or make the call for the local one at once."""
         if self.local_env_runner is not None:
-            return [call(self.local_env_runner)]
+            with self._watch.call("a call of the env runner"):
+                return [call(self.local_env_runner)]
         if self.supervisor is None:
             return []
         calls = (self.supervisor.call(index, call) for index in range(len(self.handles)))
@@ -341,7 +357,8 @@ class AsyncEnvRunnerGroup(RunnerCalls):
         if self.supervisor is not None:
             await self.supervisor.stop()
         if self.local_env_runner is not None:
-            self.local_env_runner.stop()
+            with self._watch.call("close() of the envs"):
+                self.local_env_runner.stop()
             self.local_env_runner = None
         handles, self.handles = self.handles, []
         await asyncio_gather(handles, lambda handle: handle.stop())

@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE
 from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.driver.update_results import Accounting, UpdateResult
@@ -29,16 +30,20 @@ class SerialPipeline:
         runner: An EnvRunner; None if updates need no fresh env steps.
         learner: A built Learner.
         connectors: Merges the runner's connector state.
+        watch: Watches the calls of user code.
 
     Attributes:
         accounting: Account of all env steps so far.
     """
 
-    def __init__(self, config: BaseConfig, runner: Any, learner: Any, connectors: ConnectorSync) -> None:
+    def __init__(
+        self, config: BaseConfig, runner: Any, learner: Any, connectors: ConnectorSync, watch: CallWatch
+    ) -> None:
         self._plan = config.update_plan()
         self._runner = runner
         self._learner = learner
         self._connectors = connectors
+        self._watch = watch
         self.accounting: Accounting = Accounting()
 
     async def start(self) -> None:
@@ -48,7 +53,7 @@ class SerialPipeline:
     async def run_update(self) -> UpdateResult:
         """Sample one batch with the newest weights, train on it, and pass the new weights to the runner."""
         # Small networks are slower on several threads, and very slow if other programs keep one of them waiting.
-        with self._learner.torch_threads():
+        with self._learner.torch_threads(), self._watch.call("an update"):
             return self._run_update()
 
     def _run_update(self) -> UpdateResult:
@@ -103,12 +108,15 @@ class SerialPipeline:
 
     def _sample(self) -> tuple[list[Any], list[dict[str, Any]]]:
         plan, runner = self._plan, self._runner
+        if runner is not None:
+            self._watch.attend(runner.env)  # it may have been replaced
         remaining = plan.num_env_steps
         batches: list[Any] = []
         metas: list[dict[str, Any]] = []
         while remaining:
             length = plan_lease(remaining, 1, runner.num_envs, plan.fragment_length)
-            batch = take_fragment(runner, length)
+            with self._watch.work():
+                batch = take_fragment(runner, length)
             metas.append(batch.meta)
             if plan.keeps_episodes:
                 batch, _ = by_env(batch, runner.num_envs)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from rlzmq.actors.system import ActorSystem
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.errors import first_error
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
@@ -39,9 +40,11 @@ class Session:
         env_runner_group, learner_group: Set by `start`.
         accounting: Account of all env steps of the run.
         spaces: (observation space, action space) of one env.
+        watch: Watches the calls of user code in this process.
     """
 
-    def __init__(self, config: BaseConfig) -> None:
+    def __init__(self, config: BaseConfig, watch: CallWatch) -> None:
+        self.watch: CallWatch = watch
         self.config: BaseConfig = config
         self.system: Any = None
         self.env_runner_group: Any = None
@@ -56,7 +59,8 @@ class Session:
     async def start(self) -> None:
         """Start the processes, form the groups, and send the first weights to the runners."""
         config = self.config
-        self.spaces = single = config.single_spaces()
+        with self.watch.call("the env's constructor or close()"):
+            self.spaces = single = config.single_spaces()
         spaces = {"__env_single__": single, "__env__": single}
         module_spec = config.get_multi_rl_module_spec(spaces=spaces)
         self._connectors = ConnectorSync(config, spaces)
@@ -64,7 +68,9 @@ class Session:
             self.system = ActorSystem()
             await self.system.start()
         pipeline_system = self.system if has_broker(config) else None
-        self.env_runner_group = AsyncEnvRunnerGroup(config, system=pipeline_system, samples=config.is_online)
+        self.env_runner_group = AsyncEnvRunnerGroup(
+            config, system=pipeline_system, samples=config.is_online, watch=self.watch
+        )
         self.env_runner_group.connector_sync = self._connectors
         self.env_runner_group.sync_with_run = self.sync_weights
         join_keys = await self._open_door()
@@ -80,6 +86,7 @@ class Session:
                 self.env_runner_group.local_env_runner,
                 self.learner_group.local_learner,
                 self._connectors,
+                self.watch,
             )
         else:
             self._pipeline = BrokerPipeline(

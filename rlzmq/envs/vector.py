@@ -137,23 +137,26 @@ def _make_checked(entry: EnvEntry, context: EnvContext) -> gym.Env[Any, Any]:
 
 
 def _make_in_worker(entry: EnvEntry, context: EnvContext) -> gym.Env[Any, Any]:
-    return _ExitsAsErrors(_make_checked(entry, context))
+    return _RaisesErrors(_make_checked(entry, context))
 
 
-class _ExitsAsErrors(gym.Wrapper[Any, Any, Any, Any]):
-    """Turns ``sys.exit`` in an environment's process into an error, which can be reported."""
+class _RaisesErrors(gym.Wrapper[Any, Any, Any, Any]):
+    """Turns what an environment raises in its own process into an error: Gymnasium reports nothing else."""
 
     def reset(self, **kwargs: Any) -> Any:
-        try:
-            return self.env.reset(**kwargs)
-        except (SystemExit, KeyboardInterrupt) as error:
-            raise run_error(error) from error
+        return _called(self.env.reset, **kwargs)
 
     def step(self, action: Any) -> Any:
-        try:
-            return self.env.step(action)
-        except (SystemExit, KeyboardInterrupt) as error:
-            raise run_error(error) from error
+        return _called(self.env.step, action)
+
+
+def _called(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return method(*args, **kwargs)
+    except BaseException as error:
+        if (explained := run_error(error)) is error:
+            raise
+        raise explained from error
 
 
 def _make_native(entry: EnvEntry, num_envs: int, context: EnvContext) -> VectorEnv[Any, Any, Any]:

@@ -16,7 +16,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import EnvError, ExitRaisedError, StepFailedRecreateEnvError
 from rlzmq.core.printable import cut
 from rlzmq.core.process_memory import end_if_out_of_memory
-from rlzmq.core.tracebacks import place_of, shows_all_frames
+from rlzmq.core.tracebacks import place_of, shows_all_frames, user_errors
 from rlzmq.core.tree import tree_map, tree_unstack
 from rlzmq.envs.step_history import ActionHistory
 
@@ -223,13 +223,15 @@ def describe_runner(runner: FailingRunner) -> str:
 def close_env(env: Any, worker_index: int) -> None:
     """Close a vector env and all its parts. Exceptions are logged and do not keep the other parts from closing."""
     try:
-        env.close()
+        with user_errors():
+            env.close()
     except Exception:
         _log.warning("An environment of env runner %d raised in close().", worker_index, exc_info=True)
         parts: Sequence[Any] = getattr(env, "envs", ())
         for part in parts:
             try:
-                part.close()
+                with user_errors():
+                    part.close()
             except Exception:
                 _log.debug("Another one raised in close().", exc_info=True)
 

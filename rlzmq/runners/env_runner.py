@@ -7,7 +7,6 @@ This base class contains what all runners share: sample calls, the vector env's 
 from __future__ import annotations
 
 import abc
-import contextlib
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ import torch
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import trace
+from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.callbacks import CallbackList
 from rlzmq.core.errors import ClosedError, ConfigurationError
 from rlzmq.core.metrics import MetricsLogger, ReducedMetrics
@@ -59,7 +59,7 @@ class EnvRunner(EnvRunnerState):
         timers: Seconds per stage of the current sample call.
         weights_seq_no: The version of the weights in use, stored with each step.
         generator: The torch generator of all action sampling.
-        env_watch: Notified before calls that may hang; by default a no-op.
+        env_watch: Watches calls of environments; by default without a thread.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class EnvRunner(EnvRunnerState):
             getattr(config, "metrics_num_episodes_for_smoothing", 100)
         )
         self.timers: StageTimers = StageTimers()
-        self.env_watch: Any = _Unwatched()
+        self.env_watch: CallWatch = CallWatch()
         self.env: Any = None
         self.module: Any = None
         self.multi_rl_module: Any = None
@@ -513,13 +513,3 @@ def _recorder_for(config: BaseConfig) -> EpisodeRecorder | None:
         writes_unfinished=config.output_write_remaining_data,
         normalize_actions=config.normalize_actions,
     )
-
-
-class _Unwatched:
-    """A no-op stand-in for `rlzmq.roles.runner.env_watchdog.EnvWatch`."""
-
-    def work(self, *, is_reset: bool = False) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def attend(self, env: Any) -> None:
-        pass

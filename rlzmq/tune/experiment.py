@@ -31,6 +31,7 @@ from rlzmq.algorithms.algorithm import Algorithm
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.plain import to_json
 from rlzmq.config.search_space import GridSearch, SearchObject, find_search_objects
+from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import opener
 from rlzmq.core.machine import num_usable_cores
@@ -93,6 +94,8 @@ class Experiment:
         self._tune = tune_config
         self._run_config = run_config
         self._path = path
+        limits = param_space if isinstance(param_space, BaseConfig) else BaseConfig()
+        self._watch = CallWatch(limits.slow_call_warning_s)
         self._resources = resources
         self._view = view
         self._space: dict[str, SearchObject] = find_search_objects(param_space)
@@ -125,6 +128,7 @@ class Experiment:
         Raises:
             BaseException: A trial's error, with ``fail_fast="raise"``.
         """
+        self._watch.start("tune-calls")
         try:
             await self._open(runs_again)
             try:
@@ -139,6 +143,7 @@ class Experiment:
                 raise self._error
             return await self._on_store(self._collect)
         finally:
+            self._watch.close()
             self._store.shutdown()
             self._callbacks.shutdown()
 
@@ -260,9 +265,12 @@ class Experiment:
             return name, directory
         if create_name is None and create_directory is None:
             return trial.name, trial.name
-        if create_name is not None:
-            trial.name = create_name(trial)
-        directory = re.sub("[/()]", "_", trial.name) if create_directory is None else create_directory(trial)
+        with self._watch.call("a function of TuneConfig that names trials"):
+            if create_name is not None:
+                trial.name = create_name(trial)
+            directory = (
+                re.sub("[/()]", "_", trial.name) if create_directory is None else create_directory(trial)
+            )
         for setting, text in (("trial_name_creator", trial.name), ("trial_dirname_creator", directory)):
             if not isinstance(text, str) or not text.strip():
                 raise ConfigurationError(f"TuneConfig({setting}=…) returned {text!r}; expected a name.")
@@ -374,11 +382,12 @@ class Experiment:
 
     async def _decide(self, trial: Trial, result: dict[str, Any]) -> Decision:
         """Return the decision about a trial after a result."""
-        decision = self._scheduler.on_trial_result(trial, result)
-        if self._stopper(trial.trial_id, result) or result["done"]:
-            decision = Decision("stop")
-        if self._stopper.stop_all() or self._has_to_end():
-            self._is_over = True
+        with self._watch.call("the search's scheduler or stopper"):
+            decision = self._scheduler.on_trial_result(trial, result)
+            if self._stopper(trial.trial_id, result) or result["done"]:
+                decision = Decision("stop")
+            if self._stopper.stop_all() or self._has_to_end():
+                self._is_over = True
         return Decision("stop") if self._is_over else decision
 
     async def _save(self, handle: ActorHandle, trial: Trial, *, is_kept: bool) -> None:
@@ -453,8 +462,9 @@ class Experiment:
             info |= {"iteration": self._num_results, "trial": trial}
         for callback in self._run_config.callbacks or ():
             call = functools.partial(getattr(callback, hook), trials=list(self._trials), **info)
+            watched = self._watch.call(f"{type(callback).__name__}.{hook}")
             try:
-                await asyncio.get_running_loop().run_in_executor(self._callbacks, call)
+                await asyncio.get_running_loop().run_in_executor(self._callbacks, watched(call))
             except Exception as error:
                 error.add_note(f"Raised by {type(callback).__name__}.{hook} of RunConfig(callbacks=…).")
                 self._is_over = True

@@ -151,9 +151,9 @@ async def test_unknown_methods_are_refused_with_the_nearest_name(actor: ActorHan
         ("timeout", TimeoutError, "mine"),
         ("own", RemoteError, "actor_classes.OwnError: ('my own', 7)"),
         ("own", ValueError, "OwnError"),
-        ("stop", RuntimeError, "StopIteration(5)"),
+        ("stop", ExitRaisedError, "raised StopIteration: 5 at "),
         ("exit", ExitRaisedError, "called sys.exit(3) at "),
-        ("cancelled", RemoteError, "CancelledError"),
+        ("cancelled", ExitRaisedError, "raised CancelledError"),
     ],
 )
 async def test_remote_errors_keep_their_type(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
@@ -245,3 +246,68 @@ def test_an_env_in_a_process_of_its_own_that_exits_says_so() -> None:
         pytest.raises(ExitRaisedError, match=r"sys.exit\('no license.*\.py:\d+ in step"),
     ):
         algo.train()
+
+
+class Own(BaseException):
+    pass
+
+
+def raises_own(**kwargs: Any) -> None:
+    raise Own("mine")
+
+
+def raises_a_group(**kwargs: Any) -> None:
+    raise BaseExceptionGroup("several", [GeneratorExit()])
+
+
+def is_cancelled(*args: Any, **kwargs: Any) -> None:
+    raise asyncio.CancelledError
+
+
+async def is_cancelled_later(*args: Any, **kwargs: Any) -> None:
+    await asyncio.sleep(0)
+    raise asyncio.CancelledError
+
+
+class CancelledLearner(PPOLearner):
+    compute_loss_for_module = is_cancelled
+
+
+@pytest.mark.parametrize(
+    ("name", "num_runners"),
+    [("raises_own", 0), ("raises_a_group", 1), ("is_cancelled", 0), ("is_cancelled_later", 1), ("loss", 0)],
+)
+def test_what_user_code_in_the_driver_raises_is_an_error_of_it(name: str, num_runners: int) -> None:
+    config = PPOConfig().environment("CartPole-v1").learners(num_learners=0)
+    config.training(train_batch_size_per_learner=40, minibatch_size=20, num_epochs=1)
+    config.env_runners(num_env_runners=num_runners)
+    if name == "loss":
+        name = "is_cancelled"
+        config.training(learner_class=CancelledLearner)
+    elif name == "is_cancelled_later":
+        config.evaluation(evaluation_interval=1, custom_evaluation_function=is_cancelled_later)
+    else:
+        config.callbacks(on_train_result=globals()[name])
+    with config.build() as algo, pytest.raises(ExitRaisedError, match=rf"\.py:\d+ in {name}"):
+        algo.train()
+
+
+async def test_a_task_that_trains_can_be_cancelled() -> None:
+    config = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=1).learners(num_learners=0)
+    async with config.build_async() as algo:
+        training = asyncio.create_task(anext(algo.results()))
+        await asyncio.sleep(0)
+        training.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await training
+
+
+def test_an_env_that_raises_no_error_when_it_is_closed_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Env(ExitsAtThree):
+        def close(self) -> None:
+            raise GeneratorExit
+
+    config = PPOConfig().environment(Env, env_config={"exits": False}).env_runners(num_env_runners=0)
+    config.environment(observation_space=Env.observation_space, action_space=Env.action_space)
+    config.build().stop()
+    assert "raised in close()" in caplog.text

@@ -57,7 +57,9 @@ class Sampling:
         self.finished = threading.Event()
         self.env = env
         self._num_steps = num_steps
-        config = SimpleNamespace(env_step_timeout_s=step_s, env_reset_timeout_s=reset_s)
+        config = SimpleNamespace(
+            env_step_timeout_s=step_s, env_reset_timeout_s=reset_s, slow_call_warning_s=0
+        )
         self.watch = EnvWatch(config, "runner", self._on_hang)
         self.watch.attend(env)
         self._thread = threading.Thread(target=self._sample)
@@ -136,7 +138,9 @@ def test_a_runner_without_work_does_not_hang() -> None:
 
 
 def test_an_env_is_attended_once_and_its_replacement_too() -> None:
-    watch = EnvWatch(SimpleNamespace(env_step_timeout_s=None, env_reset_timeout_s=300.0), "runner")
+    watch = EnvWatch(
+        SimpleNamespace(env_step_timeout_s=None, env_reset_timeout_s=300.0, slow_call_warning_s=0), "runner"
+    )
     env = FakeEnv()
     for _ in range(3):
         watch.attend(env)

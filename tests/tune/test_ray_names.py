@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import dataclasses
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlzmq import ResultGrid, tune
-from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.errors import ConfigurationError, ExitRaisedError
 from rlzmq.tune.schedulers import HyperBandScheduler, create_scheduler
 from rlzmq.tune.study import Claim
 from rlzmq.tune.trial import SavedCheckpoint, Trial
@@ -81,6 +82,15 @@ def test_an_error_in_a_callback_ends_the_search(run_config: tune.RunConfig) -> N
     with pytest.raises(KeyError, match="mine") as raised:
         search(run_config, Raises())
     assert raised.value.__notes__ == ["Raised by Raises.on_trial_result of RunConfig(callbacks=…)."]
+
+
+def test_a_callback_that_raises_no_error_ends_the_search_with_one(run_config: tune.RunConfig) -> None:
+    class Raises(tune.Callback):
+        def on_trial_result(self, **info: Any) -> None:
+            raise asyncio.CancelledError
+
+    with pytest.raises(ExitRaisedError, match="in on_trial_result"):
+        search(run_config, Raises())
 
 
 class Misspelt(tune.Callback):

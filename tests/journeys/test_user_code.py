@@ -1,0 +1,166 @@
+"""User code that raises what is no error, or never returns, is named on the screen."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rlzmq.core.checkpoint_series import find_checkpoint
+from tests.journeys.terminal import Done, Terminal, until
+
+TINY = "--train-batch-size-per-learner 32 --minibatch-size 32 --num-epochs 1"
+TRAIN = f"rlzmq train ppo --quiet {TINY} --stop iterations=3"
+
+MINE = """
+import asyncio
+import os
+import time
+
+import gymnasium as gym
+import numpy as np
+
+from rlzmq import PPOConfig
+
+class Mine(BaseException):
+    pass
+
+RAISED = {
+    "cancelled": asyncio.CancelledError, "generator": GeneratorExit, "interrupt": KeyboardInterrupt, "mine": Mine,
+}
+
+
+class Env(gym.Env):
+    observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, config):
+        self.config = dict(config)
+        self.num_steps = 0
+        self.fail("constructor")
+
+    def fail(self, place):
+        while self.config.get("hangs") in (place, "everywhere") and not os.path.exists(f"after {place}"):
+            time.sleep(0.02)
+        if self.config.get("place") == place:
+            raise RAISED[self.config["raises"]]()
+
+    def reset(self, *, seed=None, options=None):
+        self.fail("reset")
+        self.left = 5
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.num_steps += 1
+        self.left -= 1
+        if self.num_steps == 40:
+            self.fail("step")
+        return np.zeros(1, np.float32), 1.0, self.left == 0, False, {}
+
+    def close(self):
+        self.fail("close")
+"""
+
+
+@pytest.fixture
+def mine(terminal: Terminal) -> Terminal:
+    """A terminal in a directory with the user's module."""
+    (terminal.cwd / "mine.py").write_text(MINE)
+    return terminal
+
+
+def names_the_code(done: Done, place: str, name: str) -> bool:
+    """Return whether an ended run blames a place in the user's module, and says so in its last line."""
+    last = done.err.splitlines()[-1]
+    return done.code == 70 and f"in {place}" in done.err and "mine.py:" in last and name in last
+
+
+@pytest.mark.parametrize(
+    ("where", "place", "raises", "name"),
+    [
+        ("--num-env-runners 1", "step", "cancelled", "CancelledError"),
+        ("--num-env-runners 1 --gym-env-vectorize-mode async", "step", "mine", "Mine"),
+        ("--num-env-runners 0 --num-learners 1", "reset", "generator", "GeneratorExit"),
+        ("--num-env-runners 0", "step", "interrupt", "KeyboardInterrupt"),
+    ],
+)
+def test_an_env_that_raises_no_error_is_named(
+    mine: Terminal, where: str, place: str, raises: str, name: str
+) -> None:
+    config = f"--env mine:Env --env-config place={place} --env-config raises={raises}"
+    done = mine.type(f"{TRAIN} {where} {config}")
+    assert names_the_code(done, place, name), done
+
+
+SCRIPT = """
+import sys
+
+import mine
+from rlzmq import PPOConfig
+
+
+def wait(*args, **kwargs):
+    mine.Env({"hangs": "function"}).fail("function")
+    return {}, 0, 0
+
+
+config = PPOConfig().environment(mine.Env).env_runners(num_env_runners=1).learners(num_learners=0)
+config.training(train_batch_size_per_learner=32, minibatch_size=32, num_epochs=1)
+config.fault_tolerance(slow_call_warning_s=0.5)
+if sys.argv[1] == "evaluates":
+    config.evaluation(evaluation_interval=1, custom_evaluation_function=wait)
+else:
+    config.callbacks(on_train_result=wait).fault_tolerance(driver_call_timeout_s=1.0)
+if __name__ == "__main__":
+    with config.build() as algo:
+        algo.keep_checkpoints("checkpoints")
+        algo.train()
+    print("trained")
+"""
+
+
+@pytest.fixture
+def scripted(mine: Terminal) -> Terminal:
+    """A terminal with a training script beside the user's module."""
+    (mine.cwd / "run.py").write_text(SCRIPT)
+    return mine
+
+
+def test_a_function_in_the_driver_that_does_not_return_is_named_again_and_again(scripted: Terminal) -> None:
+    run = scripted.start("python run.py evaluates")
+    warning = r"custom_evaluation_function has not returned for \d+ s; [^\n]* \S+mine\.py:\d+ in fail"
+    until(lambda: len(re.findall(warning, run.err)) > 1, "a second warning", lambda: run.err)
+    assert "run.py" in run.err
+    (scripted.cwd / "after function").touch()
+    done = run.end()
+    assert (done.code, done.out) == (0, "trained\n"), done
+
+
+def test_a_run_may_end_because_of_a_function_that_does_not_return(scripted: Terminal) -> None:
+    done = scripted.type("python run.py ends")
+    assert done.code == 70, done
+    last = done.err.splitlines()[-1]
+    assert "on_train_result has not returned" in last, done
+    assert "checkpoints/000001" in last, done
+    assert find_checkpoint(scripted.cwd / "checkpoints").path is not None
+
+
+def test_an_env_in_the_driver_that_does_not_return_is_named_in_a_quiet_run(mine: Terminal) -> None:
+    config = "--env mine:Env --env-config hangs=everywhere --slow-call-warning-s 0.5"
+    run = mine.start(f"{TRAIN} --num-env-runners 0 {config}")
+    for place, function in (
+        ("constructor", "__init__"),
+        ("close", "close"),  # of the env that was made for its spaces
+        ("reset", "reset"),
+        ("step", "step"),
+    ):
+        run.wait_for(rf"in {function}\n +self\.fail\(\"{place}\"\)")
+        (mine.cwd / f"after {place}").touch()
+    assert run.end().code == 0
+
+
+def test_a_serial_run_may_end_because_of_its_env(mine: Terminal) -> None:
+    limits = "--driver-call-timeout-s 1 --run-dir runs/a"
+    done = mine.type(f"{TRAIN} --num-env-runners 0 --env mine:Env --env-config hangs=step {limits}")
+    assert done.code == 70, done
+    assert "runs/a/checkpoints/000001" in done.err.splitlines()[-1], done
