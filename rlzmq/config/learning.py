@@ -66,7 +66,8 @@ class LearnersSettings(_LearnerCodeSettings):
 
     Args:
         num_learners: Number of learner processes (DDP ranks); 0: the driver's process trains.
-        num_gpus_per_learner: GPUs per learner; more than 0 selects CUDA and NCCL.
+        num_gpus_per_learner: GPUs per learner; more than 0 selects CUDA and NCCL. "auto": a GPU each if this machine
+            has one for every learner, otherwise none.
         num_cpus_per_learner: Must be "auto", 0 or 1, which are equivalent; see torch_num_threads.
         max_requests_in_flight_per_learner: Must be 3; has no effect, as updates run one after the other.
         local_gpu_idx: Index of the GPU that a learner in the driver's process uses.
@@ -76,7 +77,7 @@ class LearnersSettings(_LearnerCodeSettings):
     """
 
     num_learners: NonNegativeInt = 0
-    num_gpus_per_learner: NonNegative = 0.0
+    num_gpus_per_learner: NonNegative | Literal["auto"] = 0.0
     num_cpus_per_learner: NonNegative | Literal["auto"] = fixed(
         default="auto", others=(0, 1), instead="set learners(torch_num_threads=…)."
     )

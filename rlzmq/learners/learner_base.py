@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -588,12 +589,21 @@ def _paths(components: str | Sequence[str] | None, default: list[str]) -> list[s
 
 
 def _device_for(config: BaseConfig, rank: int) -> torch.device:
-    if not getattr(config, "num_gpus_per_learner", 0):
+    wanted, num_learners = getattr(config, "num_gpus_per_learner", 0), getattr(config, "num_learners", 0)
+    num_gpus = torch.cuda.device_count() if wanted and torch.cuda.is_available() else 0
+    is_auto = wanted == "auto"
+    if is_auto:  # NCCL needs a GPU for each rank, and ranks on other machines must decide alike
+        wanted = num_gpus >= max(1, num_learners) and not getattr(config, "num_remote_learners", 0)
+    if not wanted:
         return torch.device("cpu")
-    if not torch.cuda.is_available():
+    if not num_gpus:
         raise RuntimeError(
-            f"num_gpus_per_learner={config.num_gpus_per_learner}, but torch sees no CUDA device here: "
+            f"num_gpus_per_learner={wanted}, but torch sees no CUDA device here: "
             "set num_gpus_per_learner=0 or install a CUDA build of torch."
         )
-    local = getattr(config, "local_gpu_idx", 0) if getattr(config, "num_learners", 0) == 0 else rank
-    return torch.device("cuda", local % torch.cuda.device_count())
+    local = getattr(config, "local_gpu_idx", 0) if num_learners == 0 else rank
+    device = torch.device("cuda", local % num_gpus)
+    if is_auto:
+        name = torch.cuda.get_device_name(device)
+        print(f"learner {rank} trains on {name} ({device}): num_gpus_per_learner is 'auto'", file=sys.stderr)
+    return device
