@@ -21,6 +21,7 @@ from rlzmq.actors import by_value
 from rlzmq.actors.event_loop import new_event_loop
 from rlzmq.actors.host import ActorHost, CallServer, constructed
 from rlzmq.actors.messages import Call, Cancel, Result, Shutdown, decode_message, pack, pack_snapshot
+from rlzmq.core.ending_signals import default_in_forks
 from rlzmq.core.errors import ProtocolError
 from rlzmq.core.process_memory import share_one_arena
 from rlzmq.core.socket_directory import process_directory, set_multiprocessing_directory
@@ -54,7 +55,7 @@ def local_options(max_message_bytes: int) -> Any:
 
 def run_child(channel: socket.socket, role: str) -> int:
     """Serve the actor in the forked process; return the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
+    default_in_forks()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # stacks of a process that hangs
     open_stack_channel(role)
@@ -94,7 +95,6 @@ class _Child:
         self._exit_code = 0
 
     async def run(self) -> int:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._over.set)
         with Context() as context:
             self._socket = DrainSocket(
                 context,

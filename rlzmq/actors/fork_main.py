@@ -38,6 +38,7 @@ from rlzmq.actors.exit_status import exit_report
 from rlzmq.actors.process_state import FORK_SERVER_NAME, end_family
 from rlzmq.actors.stderr_tail import StderrTail
 from rlzmq.core import last_words
+from rlzmq.core.ending_signals import ignore_ending_signals
 
 __all__ = ["main"]
 
@@ -57,8 +58,7 @@ def main(control_fd: int, lifeline_fd: int, driver_pid: int, preload: Sequence[s
         driver_pid: The driver's process id.
         preload: Modules to import before the first fork; the missing ones are skipped.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # sent to a whole job: the driver stops this process
+    ignore_ending_signals()  # the driver stops this process
     child_name = Path(_NAME_PATH).read_text()
     Path(_NAME_PATH).write_text(FORK_SERVER_NAME)
     control = socket.socket(fileno=control_fd)
@@ -225,8 +225,7 @@ class _Server:
             if os.getppid() != self._pid:  # it died before the line above
                 os._exit(code)
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1):
-                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             status.close()
             self._close_inherited()
             tail.become_stderr()

@@ -22,6 +22,7 @@ from typing import Any
 
 from rlzmq.actors.exit_status import MAX_REPORT_BYTES, ExitStatus
 from rlzmq.actors.process_state import end_family
+from rlzmq.core.ending_signals import blocked
 from rlzmq.core.errors import PeerLostError
 
 __all__ = ["PRELOAD", "ForkServer", "ForkedChild", "get_fork_server", "prestart", "shutdown"]
@@ -151,13 +152,14 @@ class ForkServer:
         # One thread by default: children adopt the driver's settings later.
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, *map(str, fds), str(os.getpid()), root, *preload],
-                stdin=subprocess.DEVNULL,
-                pass_fds=fds,
-                env={**os.environ, **one_thread},
-                start_new_session=True,  # whose number is its own; the driver handles the terminal's Ctrl-C
-            )
+            with blocked():  # until it ignores them
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _BOOT, *map(str, fds), str(os.getpid()), root, *preload],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=fds,
+                    env={**os.environ, **one_thread},
+                    start_new_session=True,  # whose number is its own
+                )
         finally:
             theirs.close()
             os.close(lifeline_read)

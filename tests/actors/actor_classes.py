@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -18,6 +19,22 @@ from rlzmq.core.errors import ConfigurationError
 
 class OwnError(ValueError):
     """A type that the other side does not know."""
+
+
+class Terminator:
+    """Starts processes and terminates them, as environments do with their simulators."""
+
+    def terminate_program(self) -> int:
+        program = subprocess.Popen(["sleep", "60"])
+        program.terminate()
+        return program.wait()
+
+    def terminate_fork(self) -> int | None:
+        fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        fork.start()
+        fork.terminate()
+        fork.join()
+        return fork.exitcode
 
 
 class Recorder:

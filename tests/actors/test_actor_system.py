@@ -20,12 +20,13 @@ import numpy as np
 import psutil
 import pytest
 from actor_checks import is_gone
-from actor_classes import Recorder, Stopper
+from actor_classes import Recorder, Stopper, Terminator
 
 from rlzmq.actors import forkserver
 from rlzmq.actors.exit_status import ActorLostError, ExitStatus, exit_report
 from rlzmq.actors.handle import ActorHandle
 from rlzmq.actors.system import ActorSystem
+from rlzmq.core.ending_signals import ENDING_SIGNALS
 from rlzmq.core.errors import (
     ClosedError,
     ConfigurationError,
@@ -331,11 +332,24 @@ async def test_a_call_that_arrives_just_after_the_stop_leaves_nothing_behind(sys
     assert not any("never awaited" in line for line in status.stderr_lines)
 
 
-async def test_sigterm_stops_gracefully(system: ActorSystem, tmp_path: Path) -> None:
-    actor = await system.spawn(Stopper, str(tmp_path / "a"))
-    actor.send_signal(signal.SIGTERM)
-    assert (await actor.exited).exit_code == 0
-    assert (tmp_path / "a").exists()
+@pytest.mark.parametrize("number", ENDING_SIGNALS)
+async def test_a_signal_that_ends_runs_ends_neither_an_actor_nor_the_fork_server(
+    number: signal.Signals, system: ActorSystem
+) -> None:
+    actor = await system.spawn(Recorder)
+    server = psutil.Process(actor.pid).parent()
+    assert server is not None
+    for _ in range(2):
+        actor.send_signal(number)
+        server.send_signal(number)
+        await actor.add(1)
+    assert (await system.spawn(Recorder)).pid
+
+
+async def test_programs_and_processes_that_an_actor_starts_can_be_terminated(system: ActorSystem) -> None:
+    actor = await system.spawn(Terminator)
+    assert await actor.terminate_program() == -signal.SIGTERM
+    assert await actor.terminate_fork() == -signal.SIGTERM
 
 
 async def test_the_body_s_error_comes_first(tmp_path: Path) -> None:
