@@ -21,6 +21,7 @@ from rlzmq.actors import by_value
 from rlzmq.actors.event_loop import new_event_loop
 from rlzmq.actors.host import ActorHost, CallServer, constructed
 from rlzmq.actors.messages import Call, Cancel, Result, Shutdown, decode_message, pack, pack_snapshot
+from rlzmq.core.closed_output import outlive_readers
 from rlzmq.core.ending_signals import default_in_forks
 from rlzmq.core.errors import ProtocolError
 from rlzmq.core.process_memory import share_one_arena
@@ -60,6 +61,7 @@ def run_child(channel: socket.socket, role: str) -> int:
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # stacks of a process that hangs
     open_stack_channel(role)
     share_one_arena()
+    outlive_readers()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # lines are written even if the process is killed
     random.seed()
     np.random.seed()  # the fork copied the parent's state: children must not share it

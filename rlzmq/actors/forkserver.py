@@ -10,20 +10,23 @@ import asyncio
 import atexit
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlzmq.actors.exit_status import MAX_REPORT_BYTES, ExitStatus
+from rlzmq.actors.exit_status import MAX_REPORT_BYTES, ActorLostError, ExitStatus
 from rlzmq.actors.process_state import end_family
 from rlzmq.core.ending_signals import blocked
 from rlzmq.core.errors import PeerLostError
+from rlzmq.protocol.supervision import RestartPolicy, Supervision
 
 __all__ = ["PRELOAD", "ForkServer", "ForkedChild", "get_fork_server", "prestart", "shutdown"]
 
@@ -49,6 +52,9 @@ _BOOT = (
     "main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[5:])"
 )
 _SHUTDOWN_WAIT_S = 2.0
+_EXIT_S = 1.0
+# Deaths of servers in a row with no process started in between: of one that cannot import what it preloads.
+_deaths = Supervision(RestartPolicy(max_restarts=10, window_s=math.inf, first_delay_s=0.05, max_delay_s=1.0))
 
 
 class ForkedChild:
@@ -144,6 +150,7 @@ class ForkServer:
 
     def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
         self._owner_pid = os.getpid()
+        self._delay_s: float | None = None
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         lifeline_read, self._lifeline_write = os.pipe()
@@ -173,6 +180,29 @@ class ForkServer:
     def is_usable(self) -> bool:
         """Whether the server runs and belongs to this process, not to the process that this one was forked from."""
         return self._owner_pid == os.getpid() and self._process.poll() is None
+
+    async def restart_delay_s(self, error: PeerLostError) -> float | None:
+        """Return how long to wait before the next server is asked for a process.
+
+        Args:
+            error: Why this one did not start one.
+
+        Returns:
+            Seconds; None: the process ended by itself, or too many servers died in a row.
+        """
+        if isinstance(error, ActorLostError) and error.exit_status != ExitStatus(None):
+            return None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_EXIT_S):  # it has closed its sockets before it ends
+                while self.is_usable:  # noqa: ASYNC110 (a fact of the kernel's)
+                    await asyncio.sleep(0.01)
+        if self._delay_s is None and not self.is_usable:
+            self._delay_s = _deaths.failed(time.monotonic())
+        return self._delay_s
+
+    def worked(self) -> None:
+        """Record that a process of this server has started."""
+        _deaths.worked()
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the server; do nothing if it has ended."""

@@ -26,7 +26,7 @@ from rlzmq.actors.links import LocalLink, ProcessLink
 from rlzmq.actors.messages import decode_message
 from rlzmq.actors.process_state import is_stopped
 from rlzmq.core import faults
-from rlzmq.core.errors import ClosedError, ConfigurationError, DeadlineError
+from rlzmq.core.errors import ClosedError, ConfigurationError, DeadlineError, PeerLostError
 from rlzmq.core.files import make_directories
 from rlzmq.core.socket_directory import SocketDirectory, process_directory
 from rlzmq.core.tracebacks import ShortTraceback
@@ -239,9 +239,18 @@ class ActorSystem:
             await self._construct(local, construct, deadline_s)
             return ActorHandle(local, actor_class, self._call_deadline_s)
         payload = by_value.dumps((actor_class, args, kwargs), f"{class_name} or its arguments")
-        link = self._fork(role, class_name)
-        await self._construct(link, link.construct(self._settings(link), payload), deadline_s)
-        return ActorHandle(link, actor_class, self._call_deadline_s)
+        while True:
+            server = get_fork_server()
+            try:
+                link = self._fork(server, role, class_name)
+                await self._construct(link, link.construct(self._settings(link), payload), deadline_s)
+            except PeerLostError as error:  # if the fork server died, that is no failure of the actor's
+                if (delay_s := await server.restart_delay_s(error)) is None:
+                    raise
+                await asyncio.sleep(delay_s)
+            else:
+                server.worked()
+                return ActorHandle(link, actor_class, self._call_deadline_s)
 
     async def _construct(
         self, link: ProcessLink | LocalLink, work: Coroutine[Any, Any, None], deadline_s: float | None
@@ -294,8 +303,7 @@ class ActorSystem:
                 _log.warning("The fork server (pid %d) was stopped; continuing it.", server.pid)
                 server.send_signal(signal.SIGCONT)
 
-    def _fork(self, role: str, class_name: str) -> ProcessLink:
-        server = get_fork_server()
+    def _fork(self, server: ForkServer, role: str, class_name: str) -> ProcessLink:
         if server is not self._server:  # the previous one died
             self._own_directory(server)
         routing_id = f"{role}#{next(self._routing_ids)}"

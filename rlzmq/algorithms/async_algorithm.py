@@ -595,7 +595,7 @@ class AsyncAlgorithm:
         """Write a checkpoint after `train` was interrupted, without the update in progress. Only `stop` may follow.
 
         Args:
-            within_s: Seconds after which it is given up, with a warning, e.g. because a learner still trains.
+            within_s: Seconds to get the state. Then it is given up with a warning, e.g. because a learner still trains.
 
         Returns:
             The checkpoint, in the directory of `keep_checkpoints`; None if none was written.

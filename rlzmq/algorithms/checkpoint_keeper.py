@@ -45,7 +45,7 @@ class CheckpointKeeper:
         self._algorithm = algorithm
         self._series: CheckpointSeries | None = None
         self._every_s: float | None = None
-        self._begun_at = time.monotonic()
+        self._begun_at = -math.inf  # the first one is due after the first iteration
         self._copied_at = -math.inf
         self._writing: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -67,7 +67,6 @@ class CheckpointKeeper:
         config = self._algorithm.config
         self._series = CheckpointSeries(directory, keep=config.checkpoint_keep if num is None else num)
         self._every_s = config.checkpoint_every_s if every_s is None else every_s
-        self._begun_at = time.monotonic()
 
     def counters(self) -> dict[str, int]:
         """Return the counters for the result's ``fault_tolerance``; {} without a directory."""
@@ -88,19 +87,23 @@ class CheckpointKeeper:
             await self._algorithm.session.learner_group.get_state()  # keeps a copy
             self._copied_at = now
 
-    async def write(self, *, with_runners: bool = True) -> Path:
+    async def write(self, *, with_runners: bool = True, state_timeout_s: float | None = None) -> Path:
         """Write a checkpoint now, unless there is one of this iteration, and return its path.
 
         Args:
             with_runners: Whether it has the env runners' states, for which runners must have time to answer.
+            state_timeout_s: Time for the processes to send their states; None: unlimited. Writing has no limit.
 
         Raises:
             CheckpointError: The checkpoint cannot be written. Earlier ones are unchanged.
+            TimeoutError: The states did not arrive in time.
         """
         assert self._series is not None
         await self._off_loop(self.wait)
         if self.newest is None or int(self.newest.name) != self._algorithm.iteration:
-            await self._begin(with_runners=with_runners)
+            waits = state_timeout_s is not None and needs_processes(self._algorithm.config)
+            async with asyncio.timeout(state_timeout_s) if waits else contextlib.nullcontext():
+                await self._begin(with_runners=with_runners)
             await self._off_loop(self.wait)
             if self._error is not None:
                 raise self._error
@@ -111,10 +114,8 @@ class CheckpointKeeper:
         """Write a checkpoint if the learners still respond. Called when a run fails or is interrupted."""
         if self._series is None:
             return
-        waits = needs_processes(self._algorithm.config)
         try:
-            async with asyncio.timeout(timeout_s) if waits else contextlib.nullcontext():
-                await self.write(with_runners=with_runners)
+            await self.write(with_runners=with_runners, state_timeout_s=timeout_s)
         except (TimeoutError, RlzmqError) as error:
             _log.warning(
                 "The last checkpoint could not be written (%r): the previous one remains the newest.", error

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlzmq.actors.event_loop import new_event_loop
-from rlzmq.cli.interrupt import SignalEchoes
-from rlzmq.cli.main import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_UNREACHABLE
+from rlzmq.cli.interrupt import SignalEchoes, exit_code_of_signal, handled_signals
+from rlzmq.cli.main import EXIT_UNREACHABLE
 from rlzmq.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -107,8 +107,9 @@ def run_async(main: Coroutine[Any, Any, int]) -> int:
 
 @contextmanager
 def on_signals(call: Callable[[int], None]) -> Iterator[None]:
-    """Call ``call(number)`` on SIGINT and SIGTERM in the block; a second signal ends the process at once."""
+    """Call ``call(number)`` on the first signal in the block; a second one ends the process at once."""
     loop = asyncio.get_running_loop()
+    former = {number: signal.getsignal(number) for number in handled_signals()}
     seen: list[int] = []
     echoes = SignalEchoes()
 
@@ -116,23 +117,24 @@ def on_signals(call: Callable[[int], None]) -> Iterator[None]:
         if echoes.is_echo(number):
             return
         if seen:
-            os._exit(128 + number)
+            os._exit(exit_code_of_signal(seen[0]))
         seen.append(number)
         call(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in former:
         loop.add_signal_handler(number, handle, number)
     try:
         yield
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number, handler in former.items():
             loop.remove_signal_handler(number)
+            signal.signal(number, handler)
 
 
 def exit_code_of(reason: str, detail: str, signal_number: int) -> int:
-    """Return 0 after the run's goodbye, 130 after Ctrl-C, 75 after SIGTERM (restart elsewhere), otherwise 69."""
+    """Return 0 after the run's goodbye, 130 after Ctrl-C, 75 after another signal (restart elsewhere), otherwise 69."""
     if signal_number:
-        return EXIT_INTERRUPTED if signal_number == signal.SIGINT else EXIT_RESUMABLE
+        return exit_code_of_signal(signal_number)
     if reason == "goodbye":
         return 0
     print(f"rlzmq: the broker refuses this peer: {reason}, {detail}", file=sys.stderr)

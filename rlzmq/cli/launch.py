@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Literal
 
 import tyro
 
-from rlzmq.cli.interrupt import SignalEchoes
+from rlzmq.cli.interrupt import SignalEchoes, exit_code_of_signal, handled_signals
 from rlzmq.cli.joining import run_async
 from rlzmq.cli.main import EXIT_INTERRUPTED
 from rlzmq.cli.parsing import parse
@@ -66,12 +65,12 @@ async def _main(cluster: Any) -> int:
         elif len(signals) == 2:
             running.cancel()
         else:
-            os._exit(128 + number)
+            os._exit(exit_code_of_signal(signals[0]))
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in handled_signals():
         loop.add_signal_handler(number, end, number)
     try:
         return await running
     except asyncio.CancelledError:
-        return EXIT_INTERRUPTED
+        return exit_code_of_signal(signals[0]) if signals else EXIT_INTERRUPTED

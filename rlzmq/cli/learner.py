@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlzmq.cli.interrupt import exit_code_of_signal
 from rlzmq.cli.joining import import_first, make_config, on_signals, read_join_file, run_async
-from rlzmq.cli.main import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_UNREACHABLE
+from rlzmq.cli.main import EXIT_UNREACHABLE
 from rlzmq.cli.parsing import parse
 from rlzmq.core.errors import ConfigurationError, PeerLostError
 
@@ -114,6 +114,4 @@ async def _main(options: LearnerOptions) -> int:
     except PeerLostError as error:
         print(f"rlzmq: {error}", file=sys.stderr, flush=True)
         return EXIT_UNREACHABLE
-    if signals:
-        return EXIT_INTERRUPTED if signals[0] == signal.SIGINT else EXIT_RESUMABLE
-    return 0
+    return exit_code_of_signal(signals[0]) if signals else 0

@@ -9,6 +9,7 @@ import select
 import sys
 from collections.abc import Sequence
 
+from rlzmq.cli.interrupt import Interrupt
 from rlzmq.cli.parsing import OptionsExit
 from rlzmq.core.errors import AuthenticationError, CheckpointError, ConfigurationError, PeerLostError
 from rlzmq.core.import_errors import hidden_modules
@@ -89,8 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Without the program's name; None: the process's own.
 
     Returns:
-        The exit code: 0 done, 2 usage, 69 peers unreachable, 70 internal error, 75 interrupted but
-        resumable, 78 configuration error, 130 Ctrl-C, 141 the reader of the output has ended.
+        The exit code: 0 done, 2 usage, 69 peers unreachable, 70 internal error, 75 ended by SIGTERM, SIGHUP or SIGUSR1
+        (a run can be resumed), 78 configuration error, 130 Ctrl-C, 141 the reader of the output has ended.
     """
     try:
         code = _main(arguments)
@@ -138,10 +139,8 @@ def find_modules_here() -> None:
 def _guarded(module: str, arguments: list[str]) -> int:
     """Run a command; turn an exception into one clear message and an exit code."""
     try:
-        return int(importlib.import_module(module).run(arguments))
-    except KeyboardInterrupt:
-        print("rlzmq: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        with Interrupt(drain_s={}) as interrupt:
+            return _interruptible(module, arguments, interrupt)
     except (ConfigurationError, CheckpointError) as error:
         print(f"rlzmq: {printable(str(error), keep=_LINES)}", file=sys.stderr)
         return EXIT_CONFIG
@@ -158,6 +157,17 @@ def _guarded(module: str, arguments: list[str]) -> int:
             raise
         _print_failure(run_error(error))
         return EXIT_INTERNAL
+
+
+def _interruptible(module: str, arguments: list[str], interrupt: Interrupt) -> int:
+    """Run a command; a signal raises KeyboardInterrupt in it, unless it handles signals itself."""
+    try:
+        command = importlib.import_module(module)
+        interrupt.ends_at_once, interrupt.on_first = False, interrupt.raise_now
+        return int(command.run(arguments))
+    except KeyboardInterrupt:
+        print("rlzmq: interrupted", file=sys.stderr)
+        return interrupt.exit_code or EXIT_INTERRUPTED
 
 
 def _has_no_reader() -> bool:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -24,6 +24,8 @@ from rlzmq.cli.main import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE
 from rlzmq.cli.parsing import parse
 from rlzmq.cli.stopping import StopCriteria
 from rlzmq.core import faults
+from rlzmq.core.closed_output import outlive_readers
+from rlzmq.core.ending_signals import ENDING_SIGNALS
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.files import make_directories, opener
 from rlzmq.core.printable import printable
@@ -38,9 +40,9 @@ if TYPE_CHECKING:
 __all__ = ["TrainOptions", "apply_preset", "run"]
 
 # How long the current update may take before it is cancelled, so that Ctrl-C returns to the prompt within 5 s,
-# and SIGTERM ends the run within 10 s.
-_DRAIN_S: dict[int, float] = {signal.SIGINT: 2.5, signal.SIGTERM: 6.0, signal.SIGUSR1: 6.0}
-_LAST_CHECKPOINT_S = 1.0  # for the checkpoint of a run whose update did not end in that time
+# and other signals end the run within 10 s.
+_DRAIN_S: dict[int, float] = {**dict.fromkeys(ENDING_SIGNALS, 6.0), signal.SIGINT: 2.5}
+_LAST_CHECKPOINT_S = 1.0  # to get the state of a run whose update did not end in that time
 _STOP_S = 2.0  # after a signal, time for all processes to stop in order before they are killed
 
 
@@ -90,6 +92,7 @@ def run(arguments: Sequence[str]) -> int:
         _parse(algorithm, list(arguments[1:]))
     with Interrupt(drain_s=_DRAIN_S) as interrupt:  # a job may be stopped during its start
         try:
+            outlive_readers(lambda: signal.raise_signal(signal.SIGHUP))
             faults.arm("driver")
             open_stack_channel("driver")
             _prestart()
@@ -230,7 +233,7 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
     config.validate()
     start = time.perf_counter()
     if config.listen is not None:  # the join files hold keys, and only an orderly end removes them
-        interrupt.ends_at_once, interrupt.on_first = False, _raise_interrupt
+        interrupt.ends_at_once, interrupt.on_first = False, interrupt.raise_now
     with _new_directory(path):
         writers = make_writers(options.log, path)
         algorithm = _build(config, checkpoint)
@@ -261,12 +264,14 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
         except CheckpointError as failure:
             error = failure
         except BaseException as failure:
-            if isinstance(failure, KeyboardInterrupt) and interrupt.is_set:
-                if interrupt.num_signals == 1:
-                    with contextlib.suppress(KeyboardInterrupt), interrupt.shielded():
-                        saved = algorithm.save_interrupted(_LAST_CHECKPOINT_S)
+            if interrupt.is_set:
+                with contextlib.suppress(Exception), interrupt.shielded():
+                    saved = algorithm.save_interrupted(_LAST_CHECKPOINT_S)
                 lost = "what was trained since the last checkpoint" if saved is None else "its data"
                 why = f"interrupted before the current update was complete: {lost} is lost"
+                if not isinstance(failure, KeyboardInterrupt):  # the signal may have ended processes of the user's
+                    why += f"; then {type(failure).__name__}: {printable(str(failure))}"
+                    directory.events.add_error(run_error(failure))
             else:  # without a signal, user code raised it
                 ended_by, why = run_error(failure), "ended by an error, see below"
                 directory.events.add_error(ended_by)
@@ -313,10 +318,6 @@ def _next_commands(name: str, options: Any, path: Path, saved: Path | None, why:
         lines.append(f"evaluate    rlzmq evaluate {shlex.quote(str(saved))}{imports}")
         lines.append(f"resume      rlzmq train {name} --resume {shlex.quote(str(saved))}{imports}{until}")
     return "\n".join(lines)
-
-
-def _raise_interrupt() -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _processes(config: AlgorithmConfig) -> str:

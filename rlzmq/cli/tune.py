@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from rlzmq.cli.dashboard import check_installed, dashboard_of
+from rlzmq.cli.interrupt import Interrupt
 from rlzmq.cli.joining import import_first
 from rlzmq.cli.main import EXIT_INTERNAL, EXIT_INTERRUPTED
 from rlzmq.cli.parsing import parse
@@ -19,6 +21,7 @@ from rlzmq.cli.stopping import StopCriteria
 from rlzmq.cli.train import apply_preset
 from rlzmq.config.search_space import search_objects_in_tables
 from rlzmq.config.toml import read_toml
+from rlzmq.core.closed_output import outlive_readers
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.trust import CALLER, find_code
@@ -90,12 +93,15 @@ def run(arguments: Sequence[str]) -> int:
     named = [] if options.name else ["--name", tuner.path.name]
     again = shlex.join(["rlzmq", "tune", *arguments, *named, *([] if options.resume else ["--resume"])])
     page = dashboard_of(tuner.path) if options.dashboard else contextlib.nullcontext()
-    try:
-        with page:
-            results = tuner.fit()
-    except KeyboardInterrupt:
-        print(f"interrupted\nresume      {again}")
-        return EXIT_INTERRUPTED
+    outlive_readers(lambda: signal.raise_signal(signal.SIGHUP))
+    with Interrupt(drain_s={}) as interrupt:
+        interrupt.ends_at_once, interrupt.on_first = False, interrupt.raise_now
+        try:
+            with page:
+                results = tuner.fit()
+        except KeyboardInterrupt:
+            print(f"interrupted\nresume      {again}", flush=True)
+            return interrupt.exit_code or EXIT_INTERRUPTED
     return _print_summary(results, tuner, options)
 
 

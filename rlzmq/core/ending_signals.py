@@ -16,7 +16,7 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 @contextlib.contextmanager
 def blocked() -> Iterator[None]:
-    """Block these signals in this thread, so that processes started in the block have them blocked from the first on."""
+    """Block these signals in this thread, so that processes started in the block begin with them blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
     try:
         yield
@@ -25,17 +25,14 @@ def blocked() -> Iterator[None]:
 
 
 def ignore_ending_signals() -> None:
-    """Ignore them in this process and its forks by `os.fork`, and unblock them.
-
-    Programs that it starts have the default again, as they would otherwise ignore ``Popen.terminate()``.
-    """
+    """Ignore them in this process and its forks, and unblock them; not in programs that it starts and may terminate."""
     for number in ENDING_SIGNALS:
         signal.signal(number, _ignore)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
 
 
 def default_in_forks() -> None:
-    """Give the forks of this process the default again: of a user's `multiprocessing`, which terminates its processes."""
+    """Give the forks of this process the default again: those of `multiprocessing`, for `Process.terminate`."""
     os.register_at_fork(after_in_child=_default)
 
 

@@ -11,6 +11,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from multiprocessing import resource_tracker
 from multiprocessing.synchronize import SemLock
 from multiprocessing.util import _finalizer_registry  # type: ignore[attr-defined]
 from typing import Any
@@ -20,6 +21,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
+from rlzmq.core.ending_signals import blocked, default_in_forks, ignore_ending_signals
 from rlzmq.core.errors import ConfigurationError, RlzmqError, UnsupportedSpaceError
 from rlzmq.core.socket_directory import ensure_multiprocessing_directory
 from rlzmq.core.suggest import did_you_mean
@@ -137,6 +139,8 @@ def _make_checked(entry: EnvEntry, context: EnvContext) -> gym.Env[Any, Any]:
 
 
 def _make_in_worker(entry: EnvEntry, context: EnvContext) -> gym.Env[Any, Any]:
+    ignore_ending_signals()
+    default_in_forks()
     return _RaisesErrors(_make_checked(entry, context))
 
 
@@ -250,8 +254,10 @@ def _make_async(creators: Sequence[Callable[[], gym.Env[Any, Any]]]) -> VectorEn
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     ensure_multiprocessing_directory()
     try:
-        with _main_module_hidden():
-            return _AsyncVectorEnv(creators, context=method)
+        with blocked(), _main_module_hidden():
+            resource_tracker.ensure_running()  # which unblocks some of the signals
+            with blocked():
+                return _AsyncVectorEnv(creators, context=method)
     except RlzmqError:
         raise
     except (RuntimeError, EOFError, BrokenPipeError) as error:

@@ -36,6 +36,7 @@ from rlzmq.core.errors import (
     ProtocolError,
     RemoteError,
 )
+from rlzmq.protocol.supervision import RestartPolicy, Supervision
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -344,6 +345,36 @@ async def test_a_signal_that_ends_runs_ends_neither_an_actor_nor_the_fork_server
         server.send_signal(number)
         await actor.add(1)
     assert (await system.spawn(Recorder)).pid
+
+
+async def test_a_fork_server_that_is_killed_again_and_again_fails_no_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forkserver, "_deaths", Supervision(RestartPolicy(max_restarts=8, first_delay_s=0.01)))
+    forkserver.shutdown()
+    async with ActorSystem() as system:
+        starts = [asyncio.create_task(system.spawn(Recorder)) for _ in range(2)]
+        killed = set()
+        while len(killed) < 7:
+            await asyncio.sleep(0)
+            server = forkserver.get_fork_server()
+            if server.pid not in killed:
+                killed.add(server.pid)
+                server.send_signal(signal.SIGKILL)
+            await asyncio.sleep(0.01)
+        for actor in await asyncio.gather(*starts):
+            assert await actor.add(1) == 1
+
+
+async def test_fork_servers_that_all_die_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forkserver, "_deaths", Supervision(RestartPolicy(max_restarts=2, first_delay_s=0.01)))
+    monkeypatch.setattr(forkserver, "_BOOT", "import os; os._exit(1)")
+    forkserver.shutdown()
+    async with ActorSystem() as system:
+        with pytest.raises(PeerLostError, match="fork server"):
+            await system.spawn(Recorder)
+    monkeypatch.undo()
+    forkserver.shutdown()
 
 
 async def test_programs_and_processes_that_an_actor_starts_can_be_terminated(system: ActorSystem) -> None:

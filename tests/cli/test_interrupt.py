@@ -11,6 +11,20 @@ from collections.abc import Iterator
 import pytest
 
 from rlzmq.cli.interrupt import Interrupt
+from rlzmq.core.ending_signals import ENDING_SIGNALS
+
+
+class Clock:
+    """The time that an Interrupt reads."""
+
+    now = 100.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("rlzmq.cli.interrupt.time.monotonic", lambda: clock.now)
+    return clock
 
 
 @pytest.fixture
@@ -20,33 +34,40 @@ def interrupt() -> Iterator[Interrupt]:
         yield interrupt
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)]
-)
-def test_the_first_signal_only_asks_and_the_second_ends(
-    number: signal.Signals, code: int, interrupt: Interrupt
+@pytest.mark.parametrize("number", ENDING_SIGNALS)
+def test_the_first_signal_only_asks_and_others_change_nothing(
+    number: signal.Signals, clock: Clock, interrupt: Interrupt
 ) -> None:
     asked = []
     interrupt.on_first = lambda: asked.append(1)
     assert interrupt.exit_code == 0
-    signal.raise_signal(number)
-    assert (interrupt.is_set, interrupt.exit_code, asked) == (True, code, [1])
-    signal.raise_signal(number)  # the echo of a wrapper such as `uv run`
-    assert interrupt.num_signals == 1
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT if number != signal.SIGINT else signal.SIGTERM)
-    assert interrupt.exit_code == code, "the first one counts"
+    for other in (number, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        clock.now += 100.0
+        signal.raise_signal(other)
+        assert (interrupt.is_set, asked) == (True, [1])
+        assert interrupt.exit_code == (130 if number == signal.SIGINT else 75), "the first one counts"
 
 
-def test_a_signal_that_comes_again_later_is_no_echo(
-    interrupt: Interrupt, monkeypatch: pytest.MonkeyPatch
+def test_a_second_ctrl_c_that_is_no_echo_does_not_wait_for_the_work(
+    clock: Clock, interrupt: Interrupt
 ) -> None:
-    now = 100.0
-    monkeypatch.setattr("rlzmq.cli.interrupt.time.monotonic", lambda: now)
     signal.raise_signal(signal.SIGINT)
-    now += 0.3
+    signal.raise_signal(signal.SIGINT)  # the echo of a wrapper such as `uv run`
+    clock.now += 0.3
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+    clock.now += 0.3
+    signal.raise_signal(signal.SIGINT)  # nothing more: the end is on its way
+
+
+def test_nohup_stays_in_force() -> None:
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupt(drain_s={}) as interrupt:
+            signal.raise_signal(signal.SIGHUP)
+            assert not interrupt.is_set
+    finally:
+        signal.signal(signal.SIGHUP, former)
 
 
 def test_work_that_does_not_end_is_interrupted(interrupt: Interrupt) -> None:
@@ -55,10 +76,13 @@ def test_work_that_does_not_end_is_interrupted(interrupt: Interrupt) -> None:
         signal.sigtimedwait([], 10.0)
 
 
-def test_the_orderly_end_itself_is_not_interrupted(interrupt: Interrupt) -> None:
+def test_the_orderly_end_itself_is_not_interrupted(clock: Clock, interrupt: Interrupt) -> None:
     signal.raise_signal(signal.SIGTERM)
     with interrupt.shielded():
         assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
+        for _ in range(5):
+            clock.now += 1.0
+            signal.raise_signal(signal.SIGINT)
 
 
 STARTED = "i.ends_at_once = False; i.last_words = 'resume it so' + chr(10)"
@@ -76,6 +100,12 @@ STARTED = "i.ends_at_once = False; i.last_words = 'resume it so' + chr(10)"
         (
             f"{STARTED}; os.kill(os.getpid(), 2)\n    with i.shielded(0.05): time.sleep(60)",
             130,
+            "resume it so",
+        ),
+        (
+            f"{STARTED}; os.kill(os.getpid(), 15)\n    now = time.monotonic\n"
+            "    time.monotonic = lambda: now() + 11\n    with i.shielded(): os.kill(os.getpid(), 2)",
+            75,
             "resume it so",
         ),
     ],

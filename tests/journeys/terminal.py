@@ -169,10 +169,10 @@ class Terminal:
                     "env": environ,
                     "stdin": subprocess.DEVNULL,
                     "start_new_session": True,
+                    "stdout": stdout,
+                    "stderr": stderr,
                     **options,
                 },
-                stdout=stdout,
-                stderr=stderr,
                 text=True,
             )
         command = Command(process, out, err)

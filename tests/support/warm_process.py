@@ -234,6 +234,7 @@ def _run(args: list[str], cwd: str, env: dict[str, str], starts_session: bool) -
 
 def serve() -> None:
     """Import the modules and serve orders; in a clone, run its program."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the fork server of the tests starts with signals blocked
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the tests and the programs
     for name in (*WARM, *(f"rlzmq.cli.{command}" for command in _CLI)):
         with contextlib.suppress(ModuleNotFoundError):  # of an extra

@@ -1,0 +1,179 @@
+"""Every ordinary way to end a run ends it well: signals of people, terminals and systems, to any of its processes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import shlex
+import signal
+import sys
+import termios
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlzmq.actors.process_state import FORK_SERVER_NAME
+from rlzmq.core.checkpoint_series import find_checkpoint
+from tests.journeys.terminal import Command, Done, Terminal, until
+
+TINY = (
+    "--envs-per-env-runner 1 --seed 1 --preset none --min-time-s-per-iteration 0 "
+    "--min-sample-timesteps-per-iteration 0"
+)
+SMALL = {
+    "ppo": f"{TINY} --batch-size-per-learner 64 --minibatch-size 32 --num-epochs 1",
+    "appo": f"{TINY} --batch-size-per-learner 64",
+    "impala": f"{TINY} --batch-size-per-learner 64",
+    "dqn": f"{TINY}",
+}
+
+
+def train(
+    terminal: Terminal, more: str = "--env-runners 1 --learners 2", algorithm: str = "ppo", **options: object
+) -> Command:
+    line = f"rlzmq train {algorithm} --env CartPole-v1 {SMALL[algorithm]} --run-dir r {more}"
+    return terminal.start(line, **options)
+
+
+def assert_nothing_lost(terminal: Terminal, done: Done, code: int = 75) -> None:
+    """The exit code is as documented, and the newest checkpoint has everything that was trained."""
+    assert done.code == code, done
+    rows = [json.loads(line) for line in (terminal.cwd / "r/metrics.jsonl").read_text().splitlines()]
+    found = find_checkpoint(terminal.cwd / "r")
+    assert found.path is not None, done
+    assert not found.skipped, found.skipped
+    assert int(found.path.name) >= rows[-1]["training_iteration"], done
+
+
+def fork_server(command: Command) -> psutil.Process | None:
+    for process in command.family():
+        try:
+            if process.name() == FORK_SERVER_NAME:
+                return process
+        except psutil.NoSuchProcess:
+            continue
+    return None
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "processes"),
+    [
+        ("ppo", "--env-runners 1 --learners 2"),
+        ("appo", "--env-runners 1 --learners 1"),
+        ("dqn", "--env-runners 1 --learners 0"),
+        ("impala", "--env-runners 0 --learners 0"),
+    ],
+)
+def test_all_processes_of_a_run_are_told_to_end_at_once(
+    algorithm: str, processes: str, terminal: Terminal
+) -> None:
+    run = train(terminal, processes, algorithm)
+    run.wait_for("iter 1 ")
+    for _ in range(3):  # some systems repeat it
+        run.signal_all(signal.SIGTERM)
+    assert_nothing_lost(terminal, run.end())
+
+
+def test_any_mixture_of_signals_to_any_processes(terminal: Terminal) -> None:
+    run = train(terminal)
+    run.wait_for("iter 1 ")
+    others = run.family()[1:]
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        for process in others:
+            process.send_signal(number)
+    num_iterations = run.out.count("\niter ")
+    until(lambda: run.out.count("\niter ") > num_iterations + 1, "the run to go on")
+    assert {process.pid for process in others} <= {process.pid for process in run.family()}, (
+        "none was replaced"
+    )
+    run.signal(signal.SIGUSR1)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        run.signal_all(number)
+    assert_nothing_lost(terminal, run.end())
+
+
+@pytest.mark.parametrize("prefix", ["", "nohup "])
+def test_a_terminal_that_is_closed(prefix: str, terminal: Terminal) -> None:
+    """The panel is drawn on it until it is gone: writing to it fails then."""
+    emulator, tty = pty.openpty()
+    run = terminal.start(
+        f"{prefix}{sys.executable} -m rlzmq train ppo --env CartPole-v1 {SMALL['ppo']} --run-dir r --env-runners 1",
+        warm=False,
+        stdin=tty,
+        stdout=tty,
+        stderr=tty,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY),
+    )
+    os.close(tty)
+    metrics = terminal.cwd / "r/metrics.jsonl"
+    until(lambda: metrics.is_file() and metrics.read_text(), "an iteration")
+    os.close(emulator)
+    if prefix:
+        num_rows = len(metrics.read_text().splitlines())
+        until(lambda: len(metrics.read_text().splitlines()) > num_rows + 2, "the run to go on")
+        run.signal(signal.SIGTERM)
+    assert_nothing_lost(terminal, run.end())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_in_the_first_moments(number: int, terminal: Terminal) -> None:
+    """While Python still imports rlzmq, while the first processes start, and when the run says that it starts."""
+    code = 130 if number == signal.SIGINT else 75
+    moments: tuple[Callable[[Command], object], ...] = (handles_signals, fork_server, lambda run: run.out)
+    for has_come in moments:
+        run = train(terminal, warm=False)
+        until(lambda has_come=has_come, run=run: has_come(run), "the moment")
+        run.signal(number)
+        assert run.end().code == code
+
+
+def handles_signals(run: Command) -> bool:
+    for line in Path(f"/proc/{run.pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) & 1 << (signal.SIGTERM - 1))
+    return False
+
+
+def test_a_fork_server_that_is_killed_while_it_imports_again_and_again(terminal: Terminal) -> None:
+    run = train(terminal, "--env-runners 1 --learners 1 --stop iterations=1")
+    killed: set[int] = set()
+
+    def kill_next() -> bool:
+        server = fork_server(run)
+        if server is not None and server.pid not in killed:
+            killed.add(server.pid)
+            server.kill()
+        return len(killed) == 7
+
+    until(kill_next, "the seventh fork server")
+    assert_nothing_lost(terminal, run.end(), 0)
+
+
+SCRIPT = """
+from pathlib import Path
+from rlzmq import PPOConfig
+
+config = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=1).learners(num_learners=1)
+config.training(train_batch_size_per_learner=64, minibatch_size=32, num_epochs=1)
+with config.build() as algo:
+    algo.keep_checkpoints("r/checkpoints")
+    try:
+        while True:
+            print("iteration", algo.train()["training_iteration"], flush=True)
+    except KeyboardInterrupt:
+        print("saved", algo.save_checkpoint(), "of", algo.iteration, flush=True)
+"""
+
+
+def test_ctrl_c_in_a_script_is_the_script_s_alone(terminal: Terminal) -> None:
+    script = terminal.start(f"python -c {shlex.quote(SCRIPT)}")
+    script.wait_for("iteration 2")
+    script.signal_all(signal.SIGINT)
+    done = script.end()
+    assert done.code == 0, done
+    assert re.search(r"saved .*/r/checkpoints/0*(\d+) of \1\n", done.out), done
