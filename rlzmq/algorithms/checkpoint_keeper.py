@@ -130,7 +130,7 @@ class CheckpointKeeper:
     # -- private --------------------------------------------------------------------------------
 
     def _is_due(self, now: float) -> bool:
-        if self._series is None or self._every_s is None or now - self._begun_at < self._every_s:
+        if self._series is None or self._every_s in (None, math.inf) or now - self._begun_at < self._every_s:
             return False
         return self._writing is None or not self._writing.is_alive()
 

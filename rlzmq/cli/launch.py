@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,7 @@ async def _main(cluster: Any) -> int:
         signals.append(number)
         if len(signals) == 1:
             print("stopping: the head saves a checkpoint; again to kill everything", flush=True)
-            stops.add(asyncio.ensure_future(launcher.stop()))
+            stops.add(asyncio.ensure_future(launcher.stop("INT" if number == signal.SIGINT else "TERM")))
         elif len(signals) == 2:
             running.cancel()
         else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +19,9 @@ from rlzmq.core.errors import ConfigurationError, PeerLostError
 
 __all__ = ["LearnerOptions", "SchedulerRank", "run"]
 
+
+# A signal may have been sent to all processes of the run: without learners its driver has no last checkpoint to write.
+_LEAVE_S, _LEAVE_AFTER_CTRL_C_S = 8.0, 3.0
 
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")
 _SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
@@ -106,7 +111,11 @@ async def _main(options: LearnerOptions) -> int:
 
     def leave(number: int) -> None:
         signals.append(number)
-        learner.end()
+        wait_s = _LEAVE_S if number != signal.SIGINT else _LEAVE_AFTER_CTRL_C_S
+        print(
+            f"leaving in {wait_s:g} s, or with the run if it ends before; again to leave at once", flush=True
+        )
+        asyncio.get_running_loop().call_later(wait_s, learner.end)
 
     try:
         with on_signals(leave):

@@ -59,11 +59,11 @@ class Launcher:
             await self._end_roles()
             await asyncio.gather(*(host.close() for host in self._hosts.values()), return_exceptions=True)
 
-    async def stop(self) -> None:
-        """Stop the head in order (it saves a checkpoint); `run` then returns."""
+    async def stop(self, signal_name: str = "INT") -> None:
+        """Stop the head in order, with this signal (it saves a checkpoint); `run` then returns."""
         self._is_stopping = True
         if (head := self._running.get("head")) is not None:
-            await head.signal("INT")
+            await head.signal(signal_name)
 
     async def _run_head_and_others(self) -> int:
         """Run all roles; restart them while the head dies and can resume, until the restarts are used up."""
