@@ -269,7 +269,9 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
                     saved = algorithm.save_interrupted(_LAST_CHECKPOINT_S)
                 lost = "what was trained since the last checkpoint" if saved is None else "its data"
                 why = f"interrupted before the current update was complete: {lost} is lost"
-                if not isinstance(failure, KeyboardInterrupt):  # the signal may have ended processes of the user's
+                if not isinstance(
+                    failure, KeyboardInterrupt
+                ):  # the signal may have ended processes of the user's
                     why += f"; then {type(failure).__name__}: {printable(str(failure))}"
                     directory.events.add_error(run_error(failure))
             else:  # without a signal, user code raised it

@@ -156,8 +156,8 @@ class CheckpointingSettings:
     Args:
         export_native_model_files: Has no effect; accepted for compatibility with RLlib. Modules are always stored as
             safetensors files.
-        checkpoint_every_s: Seconds between checkpoints of `rlzmq train` and `Algorithm.keep_checkpoints`, from the first
-            iteration on; None: only at the end.
+        checkpoint_every_s: Seconds between checkpoints of `rlzmq train` and `Algorithm.keep_checkpoints`, from the
+            first iteration on; None: only at the end.
         checkpoint_keep: Number of newest checkpoints to keep, besides the one with the best mean return.
         checkpoint_replay: Whether checkpoints contain every learner's replay buffer, and its position in recorded
             episodes (RLlib's store_buffer_in_checkpoints). Training waits while the buffers are copied, and the
