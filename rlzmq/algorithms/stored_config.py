@@ -43,7 +43,6 @@ _TO_ACT = {
     "module_to_env_connector": "turns the module's outputs into actions",
     "observation_space": "the space of observations",
     "policies": "the modules",
-    "policy_mapping_fn": "chooses each agent's module",
     "rl_module_spec": "the modules",
 }
 _TO_EVALUATE = {**_TO_ACT, "env": "makes the environments", "wrappers": "wrap the environments"}
@@ -54,6 +53,7 @@ _TO_RESUME = {
     "config": "the config's class",
     "learner_class": "trains",
     "learner_connector": "prepares train batches",
+    "policy_mapping_fn": "chooses each agent's module",
 }
 # Methods of a config class that acting calls.
 _ACTING_METHODS = {"build_env_to_module_connector", "build_module_to_env_connector"}
@@ -249,9 +249,8 @@ def acting_config(
     for name in _CONNECTORS:
         if name in pieces.missing:
             _use_stored_pieces(pieces, name, (modules.get("connectors") or {}).get(name))
-    if "policy_mapping_fn" in pieces.missing and (agents := modules.get("agents")):
-        pieces.missing.pop("policy_mapping_fn")
-        pieces.values["policy_mapping_fn"] = _StoredMapping(agents)
+    if pieces.missing.pop("policy_mapping_fn", None):  # a policy of one module and agent does not call it
+        pieces.values["policy_mapping_fn"] = _StoredMapping(modules.get("agents") or [])
     return pieces.config(purpose)
 
 

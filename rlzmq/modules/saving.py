@@ -95,8 +95,12 @@ def load_module(path: str | Path, module_class: Any = None, trust: Collection[st
             {**about["spec"], "load_state_path": None}, **classes, trust=Trust.of(trust, is_signed=is_mine)
         )
     except ConfigurationError as error:
+        specs = about["spec"]["rl_module_specs"].values() if is_multi else [about["spec"]]
+        homes = {str(one.get("module_class")).partition(":")[0].partition(".")[0] for one in specs} - {
+            "rlzmq"
+        }
         signed = (
-            "" if is_mine else " It does not carry this user's signature: if you trust it, trust=['package']."
+            "" if is_mine else f" It does not carry your signature: if you trust it, trust={sorted(homes)}."
         )
         raise CheckpointError(
             f"The class of the module at {path}: {error} Pass the class, module_class=….{signed}"

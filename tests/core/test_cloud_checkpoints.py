@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 
 from rlzmq import Algorithm, CheckpointError, PPOConfig, RLModule, RLModuleSpec, latest_checkpoint
-from rlzmq.core.checkpoint import find_inside, read_checkpoint, read_manifest, write_checkpoint
+from rlzmq.core.checkpoint import (
+    find_inside,
+    open_checkpoint,
+    read_checkpoint,
+    read_manifest,
+    write_checkpoint,
+)
 from rlzmq.core.cloud_path import CloudPath
 
 STATE = {"a": {"x": np.arange(3.0), "n": 1}, "b/c": {"text": "hello"}}
@@ -37,6 +43,7 @@ def test_what_is_written_is_read_again_in_whole_and_in_part(bucket: str) -> None
     path = write_checkpoint(f"{bucket}/c", STATE, about={"iteration": 3})
     assert str(path) == f"{bucket}/c"
     whole = read_checkpoint(path)
+    assert open_checkpoint(path).is_mine
     np.testing.assert_array_equal(whole["a"]["x"], STATE["a"]["x"])
     assert read_checkpoint(str(path), "b") == {"b/c": {"text": "hello"}}
     assert read_manifest(path)["about"] == {"iteration": 3}

@@ -52,6 +52,16 @@ def client(context: Context, keys: KeyPair, server_public: str = SERVER.public) 
     return DrainSocket(context, "DEALER", None, curve=CurveClient(server_public, keys))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_secret_in_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    write_private_file(path, "something")
+    assert read_private_file(path) == "something"
+    os.chown(path, 12345, -1)
+    with pytest.raises(ConfigurationError, match="user 12345"):
+        read_private_file(path)
+
+
 async def test_a_known_key_is_let_in_with_its_role(context: Context) -> None:
     with Authenticator(context, {RUNNER.public: "runner"}) as authenticator:
         server = Server(context)

@@ -69,6 +69,34 @@ def test_the_check_itself_finds_offences(tmp_path: Path) -> None:
     assert len(offences(bad)) == 4
 
 
+# Who imports by a name that is not written in the code: each of these names is typed by the user or a constant, but
+# for those of files, which all go through one function.
+IMPORTS = re.compile(r"import_module\(|__import__\(|load_env_creator\(")
+IMPORTERS = {
+    "actors/fork_main.py",
+    "algorithms/algorithm_config.py",
+    "cli/joining.py",
+    "cli/main.py",
+    "cli/train.py",
+    "core/extras.py",
+    "core/lazy.py",
+    "core/trust.py",
+    "envs/envpool_env.py",
+    "envs/extras.py",
+    "learners/rank_modules.py",
+}
+
+
+def test_names_in_files_are_followed_in_one_place() -> None:
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "__init__.py"
+        and re.search(r"import_module\(|__import__\(|load_env_creator\(", path.read_text())
+    }
+    assert found == IMPORTERS | {"envs/vector.py"}  # a registered entry point, which gym.make would import
+
+
 # Loaded before anything else in every Python process of the run (sitecustomize).
 TRAP = """
 import builtins, os, sys
