@@ -17,7 +17,8 @@ class UpdatePlan:
     leases, and a run in one process to sample.
 
     Attributes:
-        env_steps_per_rank: Fresh env steps of one update for each learner rank; 0: an update needs none (offline
+        env_steps_per_rank: Fresh env steps of one update for each learner rank, at least (with S = 0 all that was
+            sampled for it) or exactly (S >= 1); 0: an update needs none (offline
             data), and nothing is sampled.
         num_ranks: Number of learner ranks that share a batch. It does not change while a rank is missing.
         fragment_length: Vector steps of a full lease.
@@ -29,7 +30,7 @@ class UpdatePlan:
             for it, at most S + 1 updates ahead.
         warm_up: With a ratio, the number of env steps taken before the first one is trained.
         keeps_episodes: Whether all chunks of an episode go to the same rank, for sources that join them (n-step sums,
-            sequences). The batch over all ranks remains exact; a rank's part is the data of its environments. A
+            sequences). A rank's part is the data of its environments. A
             runner with a multi-agent environment sends all its episodes to one rank.
         open_updates: Number of updates that the driver keeps open at the same time.
     """

@@ -1,9 +1,9 @@
 """SerialPipeline: updates in one process, in which the runner samples and the learner trains in turn.
 
-    runner.sample_lease ──fragments──► exact batch ──► learner.update ──weights v+1──► runner
+    runner.sample_lease ──fragments──► batch ──► learner.update ──weights v+1──► runner
 
-The broker's function also plans these leases, fragments are cut by the same rule, and connector states are merged at
-the same point. A run with one runner and one learner process therefore trains on the same numbers.
+The broker's function also plans these leases, and connector states are merged at the same point. A run with one runner
+and one learner process therefore trains on the same numbers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SerialPipeline:
         update_id = self._learner.weights_seq_no
         batches, metas = self._sample()
         sampled = time.perf_counter()
-        num_steps = self._plan.num_env_steps
+        num_steps = sum(batch.num_env_steps for batch in batches)
         num_consumed = self.accounting.num_consumed + num_steps
         learner = self._learner
         # Values that users log are reduced update by update, as in other runs.
@@ -113,7 +113,7 @@ class SerialPipeline:
         remaining = plan.num_env_steps
         batches: list[Any] = []
         metas: list[dict[str, Any]] = []
-        while remaining:
+        while remaining > 0:
             length = plan_lease(remaining, 1, runner.num_envs, plan.fragment_length)
             with self._watch.work():
                 batch = take_fragment(runner, length)
@@ -123,10 +123,6 @@ class SerialPipeline:
             num_steps = batch.num_env_steps
             num_unusable = num_left_out(batch.meta)
             self.accounting.add(sampled=num_steps + num_unusable, dropped={"not_finite": num_unusable})
-            if num_steps > remaining:
-                batch = batch.split(remaining)[0]
-                self.accounting.add(dropped={"surplus": num_steps - remaining})
-                num_steps = remaining
             if num_steps:
                 batches.append(batch)
             remaining -= num_steps

@@ -14,6 +14,7 @@ from rlzmq.connectors.common.numpy_to_tensor import to_tensor
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.episode_joining import concat_joined
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.learners.fused_batch import fused_columns, transition_columns
 from rlzmq.replay.transitions import Transitions
@@ -212,13 +213,20 @@ def _num_trained_env_steps(episodes: EpisodeBatch | MultiAgentEpisodeBatch) -> i
 
 
 def _without_nesting(episodes: Any) -> Any:
-    """Return one batch on columns if all episodes are on columns, else a list of episodes."""
+    """Return one batch on columns if all episodes are on columns, else a list of episodes.
+
+    Chunks that continue each other under the same weights become one, so that no return is cut where a fragment ended.
+    """
     if isinstance(episodes, _BATCHES):
         return episodes
     episodes = list(episodes)
     for kind in _BATCHES:
         if episodes and all(isinstance(episode, kind) for episode in episodes):
-            return episodes[0] if len(episodes) == 1 else kind.concat(episodes)
+            if len(episodes) == 1:
+                return episodes[0]
+            if kind is MultiAgentEpisodeBatch:
+                return kind.concat(episodes)
+            return concat_joined(episodes)
     flat: list[Any] = []
     for episode in episodes:
         if isinstance(episode, _BATCHES):

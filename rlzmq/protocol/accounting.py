@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 __all__ = ["DROP_REASONS", "DropReason", "StepAccount"]
 
-# surplus: beyond an exact batch; stale: sampled under weights that are too old; fenced: from a
+# surplus: on-policy, after its batch was complete; stale: sampled under weights that are too old; fenced: from a
 # superseded incarnation; rejected: malformed, wrong shape or not finite; quarantined: learners died
 # while training it; rolled_back: from a lineage that was abandoned for a checkpoint; skipped: left out
 # because it made the loss non-finite, or all ranks skipped the update.

@@ -149,13 +149,9 @@ def _bottleneck(result: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _dropped(reasons: Mapping[str, int]) -> dict[str, str]:
-    """Return the dropped steps: those beyond an exact batch (which cost only their sampling) and all others."""
-    surplus = reasons.get("surplus", 0)
-    lost = {reason: number for reason, number in reasons.items() if number and reason != "surplus"}
-    facts = {"surplus": str(surplus)} if surplus else {}
-    if lost:
-        facts["dropped"] = f"{sum(lost.values())} ({', '.join(lost)})"
-    return facts
+    """Return the number of dropped steps and why they were."""
+    lost = {reason: number for reason, number in reasons.items() if number}
+    return {"dropped": f"{sum(lost.values())} ({', '.join(lost)})"} if lost else {}
 
 
 def _return_text(mean: float) -> str:

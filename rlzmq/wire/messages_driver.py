@@ -31,8 +31,8 @@ class OpenUpdate(WireMessage):
         connector_version: Minimum connector state of runners; -1 if there is none.
         fragment_length: Vector steps of a full lease.
         lease_timeout_s: Time without progress after which a lease's steps may be granted to another runner.
-        keeps_episodes: Whether all chunks of an episode go to the same rank while the group is unchanged. The batch
-            size is then exact, but the ranks' shares are not.
+        keeps_episodes: Whether all chunks of an episode go to the same rank while the group is unchanged. The
+            ranks' shares then differ.
         min_generation: Generation of the driver's last RESET. `DriverCore` fills it in.
     """
 

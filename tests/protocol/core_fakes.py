@@ -109,7 +109,7 @@ class Bench:
         return self.send("learner-0", Weights(generation, version), (publication(version, generation),))
 
     def open(self, update_id: int = 0, batch: int = 40, num_ranks: int = 1, **terms: Any) -> list[Any]:
-        fields = {"fragment_length": 5, "weights_version": update_id, **terms}
+        fields = {"fragment_length": 5, "weights_version": update_id, "max_policy_lag": 0, **terms}
         return self.send("driver", OpenUpdate(update_id, batch // num_ranks, num_ranks, **fields))
 
     def ready_run(self, num_ranks: int = 1, **terms: Any) -> list[Any]:

@@ -22,6 +22,10 @@ class Step(NamedTuple):
     num_replayed: int = 0
     num_ranks: int = 1
 
+    @property
+    def num_steps(self) -> int:
+        return sum(item.num_steps for item in self.ranges)
+
 
 class HistoryError(AssertionError):
     """A promise was broken."""
@@ -147,13 +151,15 @@ class History:
             raise HistoryError("no progress: the run did not finish after the faults had stopped")
 
     def _check_chain(self) -> None:
-        """Every update once, in order, exactly its batch; no step of a fragment trained twice."""
+        """Every update once, in order, its whole batch; no step of a fragment trained twice."""
         trained: dict[FragmentId, list[tuple[int, int]]] = {}
+        num_fresh = 0
         for position, step in enumerate(self.chain):
             if step.update_id != position:
                 raise HistoryError(f"update {step.update_id} stands at {position} in the lineage")
-            num_steps = sum(item.num_steps for item in step.ranges)
-            if num_steps != self.batch:
+            num_steps = step.num_steps
+            num_fresh += num_steps
+            if num_steps < self.batch or (self.staleness and num_steps != self.batch):
                 raise HistoryError(f"update {position} trained {num_steps} steps, its batch is {self.batch}")
             for fragment, first, count in step.ranges:
                 if fragment not in self.sent:
@@ -165,7 +171,7 @@ class History:
                         raise HistoryError(f"{fragment}: steps {first}… trained twice in one lineage")
                 trained.setdefault(fragment, []).append((first, count))
                 version = self.fragment_versions.get(fragment, position)
-                if self.staleness == 0 and version != position and not self.rollbacks:
+                if self.max_lag == 0 and version != position and not self.rollbacks:
                     raise HistoryError(f"{fragment} of version {version} was trained in update {position}")
                 if 0 <= self.max_lag < position - version and not self.rollbacks:
                     raise HistoryError(
@@ -175,7 +181,7 @@ class History:
                     raise HistoryError(f"{fragment} of version {version} was trained before it existed")
 
             if self.train_ratio:
-                due = self.train_ratio * max(0, self.batch * (position + 1) - self.warm_up)
+                due = self.train_ratio * max(0, num_fresh - self.warm_up)
                 if not -1e-6 <= due - step.num_replayed < 8 * step.num_ranks:
                     raise HistoryError(
                         f"update {position}: {step.num_replayed} steps replayed, {due} are due"
@@ -194,9 +200,10 @@ class History:
             update_id = report.report.update_id
             if update_id != expected and not (self.rollbacks and update_id < expected):
                 raise HistoryError(f"update {update_id} was reported when {expected} was due")
-            if report.report.num_env_steps != self.batch:
+            num_steps = report.report.num_env_steps
+            if num_steps < self.batch or (self.staleness and num_steps != self.batch):
                 raise HistoryError(
-                    f"update {update_id} was reported with {report.report.num_env_steps} steps"
+                    f"update {update_id} was reported with {num_steps} steps, its batch is {self.batch}"
                 )
             expected = update_id + 1
         seen: set[FragmentId] = set()
@@ -216,12 +223,9 @@ class History:
             raise HistoryError(f"steps lie between what was trained and what came before it: {final}")
         if final["pending"] != final["pending_entries"]:
             raise HistoryError(f"pending steps are not those of the ledger's entries: {final}")
-        if (
-            final["is_current"]
-            and not self.rollbacks
-            and final["trained"] != final["num_reports"] * self.batch
-        ):
+        num_steps = sum(step.num_steps for step in self.chain[: final["num_reports"]])
+        if final["is_current"] and not self.rollbacks and final["trained"] != num_steps:
             raise HistoryError(
-                f"{final['num_reports']} updates of {self.batch} steps were reported, "
+                f"{final['num_reports']} updates of {num_steps} steps were reported, "
                 f"{final['trained']} steps counted as trained"
             )

@@ -434,7 +434,7 @@ class Simulation:
             shares = rank_shares(item.num_env_steps_all_ranks, len(self.group))
             assert item.num_env_steps == shares[process.rank], "not this rank's share"
         self.history.got(self.generation, process.rank, len(self.group), list(shards.values()), self.broker)
-        assert item.num_env_steps_all_ranks == self.plan.steps_per_rank * self.plan.num_ranks
+        assert item.num_env_steps_all_ranks >= self.plan.steps_per_rank * self.plan.num_ranks
         if self.plan.killer and any(s.fragment.seq % 11 == 4 for s in shards.values()):
             self.after(0.01, lambda: self.kill_learner(process))
             return
@@ -445,7 +445,7 @@ class Simulation:
         ranges = tuple(
             shard for member in self.group for _, shard in sorted(member.shards.get(key, {}).items())
         )
-        num_trained = self.replayed(process.chain)
+        num_trained = self.replayed(process.chain, item.num_env_steps_all_ranks)
         step = Step(item.update_id, self.generation, item.attempt, ranges, num_trained, len(self.group))
         generation = self.generation
         for member in self.group:
@@ -475,15 +475,15 @@ class Simulation:
         if member.rank == 0:
             self.new_weights(member)
 
-    def replayed(self, chain: list[Step]) -> int:
+    def replayed(self, chain: list[Step], num_fresh: int) -> int:
         """Env steps replayed after one more update: the ratio's counts go with the learners' state."""
         plan = self.plan
         if not plan.has_replay:
             return 0
         ratio = ReplayRatio(plan.train_ratio, plan.warm_up)
         num_before = chain[-1].num_replayed if chain else 0
-        ratio.set_state({"num_sampled": self.history.batch * len(chain), "num_trained": num_before})
-        ratio.sampled(self.history.batch)
+        ratio.set_state({"num_sampled": sum(step.num_steps for step in chain), "num_trained": num_before})
+        ratio.sampled(num_fresh)
         batch = _REPLAY_BATCH * len(self.group)
         return num_before + ratio.take(batch) * batch
 
@@ -497,7 +497,7 @@ class Simulation:
                 plan.num_ranks,
                 weights_version=driver.next_update,
                 staleness=plan.staleness,
-                max_policy_lag=plan.staleness if plan.staleness and not plan.has_replay else -1,
+                max_policy_lag=-1 if plan.has_replay else plan.staleness,
                 keeps_episodes=plan.has_replay,
                 fragment_length=plan.fragment_length,
                 lease_timeout_s=5.0,

@@ -47,14 +47,14 @@ def test_ranks_get_exactly_their_steps_and_the_frames_untouched():
     summary = {
         rank: [(s.fragment.seq, s.first, s.num_steps) for s, _ in items] for rank, items in shards.items()
     }
-    assert summary == {0: [(0, 0, 15)], 1: [(0, 15, 5), (1, 0, 10)]}
+    assert summary == {0: [(0, 0, 16)], 1: [(0, 16, 4), (1, 0, 12)]}
     entries = bench.state.ledger.entries
     for items in shards.values():
         for shard, payload in items:
             assert payload is entries[shard.fragment].frames
     assert [plan.num_env_steps for rank in (0, 1) for plan in bench.sent(f"learner-{rank}", ShardPlan)] == [
-        15,
-        15,
+        16,
+        16,
     ]
 
 
@@ -72,8 +72,8 @@ def test_train_is_sent_when_every_rank_is_ready_and_commit_when_every_rank_is_do
     bench.done(plan, 1, 2)
     (sent,) = [item for item in bench.out if isinstance(item.message, UpdateReport)]
     report = parse_report(sent.message, sent.payload)
-    assert report.report.accounting == {"sampled": 32, "trained": 30, "pending": 0}
-    assert report.report.dropped == {"surplus": 2}
+    assert report.report.accounting == {"sampled": 32, "trained": 32, "pending": 0}
+    assert not report.report.dropped
     assert [(f.seq, steps, unpack_blob(meta)) for f, steps, meta in report.fragments] == [
         (0, 20, {"seq": 0}),
         (1, 12, {"seq": 1}),
@@ -192,7 +192,7 @@ def _detail(fragment: FragmentId, num_steps: int) -> str:
 
 def test_steps_that_made_the_loss_overflow_are_dropped_and_their_fragment_is_put_aside():
     bench = bench_with_runner(batch=20, steps=15)
-    bench.fragment(steps=15)  # of which an on-policy update takes 5
+    bench.fragment(steps=15)
     plan = bench.make_ready()
     good, bad = bench.state.runs[0].ranges
     message = UpdateDone(plan.update_id, plan.attempt, plan.generation, 0, 1, True, 0)
@@ -205,8 +205,8 @@ def test_steps_that_made_the_loss_overflow_are_dropped_and_their_fragment_is_put
     (notice,) = [notice for notice in bench.sent("driver", Notice) if notice.event == "bad_fragment"]
     assert (notice.role, notice.name, notice.detail) == ("runner", "runner", _detail(bad.fragment, 3))
     (report,) = bench.sent("driver", UpdateReport)
-    assert report.num_kept_steps == 17
-    assert report.dropped == {"skipped": 3, "surplus": 10}
+    assert report.num_kept_steps == 27
+    assert report.dropped == {"skipped": 3}
     assert bench.state.ledger.entries == {}
 
 

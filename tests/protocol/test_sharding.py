@@ -61,7 +61,7 @@ def test_numbers_that_do_not_add_up_are_not_used() -> None:
         assert entry.env_steps == ()
 
 
-def test_the_broker_keeps_an_environments_steps_at_one_rank_and_the_batch_exact() -> None:
+def test_the_broker_keeps_an_environments_steps_at_one_rank_and_takes_all() -> None:
     bench = Bench()
     bench.ready_run(num_ranks=2, batch=40, keeps_episodes=True)
     bench.runner("runner-0")
@@ -69,7 +69,7 @@ def test_the_broker_keeps_an_environments_steps_at_one_rank_and_the_batch_exact(
     for env_steps in ((5, 5, 5, 3), (2, 5, 5, 5), (5, 5, 5, 5)):
         bench.fragment(steps=sum(env_steps), runner="runner-0", env_steps=env_steps)
     plans = [plan for rank in range(2) for plan in bench.sent(f"learner-{rank}", ShardPlan)]
-    assert [plan.num_env_steps for plan in plans] == [10 + 7 + 5, 8 + 10]
-    assert {plan.num_env_steps_all_ranks for plan in plans} == {40}
+    assert [plan.num_env_steps for plan in plans] == [10 + 7 + 10, 8 + 10 + 10]
+    assert {plan.num_env_steps_all_ranks for plan in plans} == {55}
     ranges = bench.state.runs[0].ranges
-    assert [(item.first, item.num_steps) for item in ranges] == [(0, 18), (0, 17), (0, 5)]
+    assert [(item.first, item.num_steps) for item in ranges] == [(0, 18), (0, 17), (0, 20)]

@@ -34,10 +34,17 @@ def result(mean: float = 12.5) -> dict[str, Any]:
 
 def test_one_line_says_how_it_goes() -> None:
     line = summary_line(result())
-    for text in ("iter 3", "return 12.5", "episodes 9", "steps 600", "steps/s 480", "surplus 5", "kl 0.012"):
+    for text in (
+        "iter 3",
+        "return 12.5",
+        "episodes 9",
+        "steps 600",
+        "steps/s 480",
+        "dropped 5 (surplus)",
+        "kl 0.012",
+    ):
         assert text in line
     assert "return –" in summary_line(result(math.nan))
-    assert "dropped" not in line
     lossy = result()
     lossy["accounting"]["dropped"] = {"surplus": 0, "stale": 2, "rejected": 3, "fenced": 0}
     assert "dropped 5 (stale, rejected)" in summary_line(lossy)

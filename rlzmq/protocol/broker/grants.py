@@ -152,10 +152,9 @@ class Grants:
             or state.connector_version < update.connector_version
         ):
             return
-        version = update.weights_version
         remaining = (
             state.batch_of(update)
-            - state.ledger.free_steps(version, version)
+            - state.ledger.free_steps(*state.version_bounds(update))
             - state.leases.leased_env_steps(update.update_id)
         )
         num_runners, mean_pace = max(1, len(self._places)), self._mean_pace()

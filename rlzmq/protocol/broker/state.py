@@ -298,15 +298,16 @@ class BrokerState:
         return opened.terms if opened is not None else None
 
     def batch_of(self, update: OpenUpdate) -> int:
-        """Return the number of env steps in the whole batch."""
+        """Return the number of env steps for which the update is sampled, at least."""
         return update.steps_per_rank * update.num_ranks
 
     def version_bounds(self, update: OpenUpdate) -> tuple[int, int | None]:
         """Return the oldest and newest weights versions whose data the update may train."""
-        if update.staleness == 0:
-            return update.weights_version, update.weights_version
+        newest = update.weights_version if update.staleness == 0 else None
         if update.max_policy_lag < 0:
-            return 0, None
+            return 0, newest
+        if newest is not None:
+            return newest, newest
         # Batches smaller than one vector step fill their slots with older data by construction.
         lag = max(update.max_policy_lag, -(-self.most_envs // max(1, self.batch_of(update))))
         return update.weights_version - lag, None

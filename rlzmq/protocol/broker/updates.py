@@ -1,4 +1,4 @@
-"""Updates: an exact batch is planned, delivered, trained once, and committed in order.
+"""Updates: a batch is planned, delivered, trained once, and committed in order.
 
 ```
  open ─► collected ─► planned: SHARD_PLAN, SHARD… ─► all ranks READY ─► TRAIN ─► all DONE ─► committed
@@ -25,7 +25,16 @@ from rlzmq.protocol.broker.state import BrokerState, OpenedUpdate, Peer, Run
 from rlzmq.protocol.events import Received
 from rlzmq.protocol.ledger import Entry, Ledger
 from rlzmq.wire.fragment_message import FragmentRange, pack_ranges, slice_fragment, unpack_ranges
-from rlzmq.wire.messages import LearnerState, Shard, ShardPlan, ShardReady, ShardRefused, Train, UpdateDone
+from rlzmq.wire.messages import (
+    LearnerState,
+    OpenUpdate,
+    Shard,
+    ShardPlan,
+    ShardReady,
+    ShardRefused,
+    Train,
+    UpdateDone,
+)
 
 __all__ = ["Delivery", "Updates", "rank_of_env", "rank_shares", "shards_by_env", "take_shards", "take_steps"]
 
@@ -338,9 +347,7 @@ class Updates:
         state.committed_at = now
         state.unpublished[run.update_id] = run.num_steps
         self._store.release_published()
-        if update.staleness == 0:
-            # Remaining data was sampled for this batch or an earlier one.
-            self._drop_older(update.weights_version + 1, "surplus")
+        self._drop_surplus(update, update.weights_version + 1)
         self._reports.make(run, opened, num_kept, version_steps, now)
 
     # ------------------------------------------------------------------ planning
@@ -358,9 +365,11 @@ class Updates:
             return False
         oldest, newest = state.version_bounds(update)
         self._drop_older(oldest, "surplus" if update.staleness == 0 else "stale")
-        batch = state.batch_of(update)
-        if state.ledger.free_steps(oldest, newest) < batch:
+        batch, num_free = state.batch_of(update), state.ledger.free_steps(oldest, newest)
+        if num_free < batch:
             return False
+        if update.staleness == 0:
+            batch = num_free  # what was sampled beyond the batch would be of no use to a later one
         entries = [
             entry for entry in state.ledger.free_entries() if newest is None or entry.version <= newest
         ]
@@ -386,6 +395,11 @@ class Updates:
         state.runs[update_id] = run
         self._delivery.begin(run, now)
         return True
+
+    def _drop_surplus(self, update: OpenUpdate, version: int) -> None:
+        """Drop what arrived after its on-policy batch was complete: a lease's steps that others had sampled again."""
+        if update.staleness == 0 and update.max_policy_lag >= 0:
+            self._drop_older(version, "surplus")
 
     def _drop_older(self, version: int, reason: DropReason) -> None:
         ledger = self._state.ledger
