@@ -127,8 +127,8 @@ class WireInterface:
             name="policy server",
         )
         bound = self._socket.bind(address)
-        keys = {} if is_local else {"server_public_key": server.public, "client_secret_key": client.secret}
-        return JoinFile(CLIENT_ROLE, {"policy": bound}, **keys)
+        keys = () if is_local else (server.public, client.secret)
+        return JoinFile(CLIENT_ROLE, {"policy": bound}, *keys)
 
     async def stop(self, timeout_s: float) -> None:
         """Refuse new requests, answer those that have arrived, and close. Idempotent.

@@ -128,7 +128,7 @@ class BrokerKeeper(Supervisor):
         }
         if self._control_address is not None:
             addresses["control"] = self._control_address
-        self.join_files = write_join_files(keys, path, addresses)
+        self.join_files = write_join_files(keys, path, addresses, self._run_id)
         print(f"env runners may join:  rlzmq runner --join {self.join_files['runner']}", file=sys.stderr)
         if self._control_address is not None:
             print(

@@ -17,7 +17,7 @@ from rlzmq.core.space_plain import space_from_plain, space_to_plain
 from rlzmq.core.trust import CALLER
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.net.join_file import JoinFile
+from rlzmq.net.join_file import JoinFile, writer_of
 from rlzmq.net.keys import CurveServer, KeyPair
 from rlzmq.roles.compatibility import package_version
 from rlzmq.wire.values import pack_blob, unpack_blob
@@ -91,9 +91,10 @@ class JoinKeys:
         """Public key → role, for the authenticator."""
         return {keys.public: role for role, keys in self.clients.items()}
 
-    def join_file(self, role: str, addresses: Mapping[str, str]) -> JoinFile:
+    def join_file(self, role: str, addresses: Mapping[str, str], run_id: str = "") -> JoinFile:
         """Return the join file for peers of this role."""
-        return JoinFile(role, dict(addresses), self.server.public, self.clients[role].secret)
+        writer = writer_of(run_id)
+        return JoinFile(role, dict(addresses), self.server.public, self.clients[role].secret, writer)
 
 
 def keys_file(join_file: str | os.PathLike[str]) -> Path:
@@ -122,7 +123,7 @@ def at_host(address: str, host: str | None) -> str:
 
 
 def write_join_files(
-    keys: JoinKeys, path: str | os.PathLike[str], addresses: Mapping[str, str]
+    keys: JoinKeys, path: str | os.PathLike[str], addresses: Mapping[str, str], run_id: str
 ) -> dict[str, Path]:
     """Write ``FILE`` for runners and ``STEM.ROLE.toml`` for the other roles next to it, mode 0600.
 
@@ -137,7 +138,7 @@ def write_join_files(
     files["runner"] = first
     try:
         for role, file in files.items():
-            keys.join_file(role, addresses).write(file)
+            keys.join_file(role, addresses, run_id).write(file)
     except OSError as error:
         raise ConfigurationError(f"cannot write the join file {first}: {error.strerror}") from error
     return files

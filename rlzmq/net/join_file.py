@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import time
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlzmq.core.addresses import check_connect_address
-from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.errors import ConfigurationError, PeerLostError
 from rlzmq.core.files import read_private_file, write_private_file
+from rlzmq.core.machine import process_space
+from rlzmq.core.opened_process import start_mark
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.net.keys import CurveClient, KeyPair, check_public_key
 
-__all__ = ["JoinFile"]
+__all__ = ["JoinFile", "writer_of"]
 
 _KEYS = ("role", "server_public_key", "client_secret_key", "addresses")
 _HEADER = "# Anyone who reads this file can join the run in the role below. Keep it private.\n"
+
+
+def writer_of(run_id: str) -> dict[str, str]:
+    """Return what a join file says of its run and of the process that writes it: this one."""
+    pid = os.getpid()
+    return {
+        "run": run_id,
+        "host": socket.gethostname(),
+        "pid": str(pid),
+        "written": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "space": process_space(),
+        "mark": start_mark(pid) or "",
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +46,14 @@ class JoinFile:
         addresses: Channel name → address, e.g. ``{"control": "tcp://10.0.0.5:5555"}``.
         server_public_key: Proves the other side; empty without keys (ipc, insecure).
         client_secret_key: Proves this side; empty without keys.
+        writer: What `writer_of` returned to the run's head; {} if the file is written by hand.
     """
 
     role: str
     addresses: Mapping[str, str]
     server_public_key: str = ""
     client_secret_key: str = field(default="", repr=False)
+    writer: Mapping[str, str] = field(default_factory=dict)
 
     def curve(self) -> CurveClient | None:
         """Return the keys for ``DrainSocket(curve=…)``; None if the run has no keys."""
@@ -46,8 +65,11 @@ class JoinFile:
         """Return the file's text, e.g. for a launcher that writes it to a remote shell's stdin."""
         # JSON strings are TOML basic strings as long as nothing beyond ASCII stays unescaped.
         lines = [f"{key} = {json.dumps(getattr(self, key))}" for key in _KEYS if key != "addresses"]
-        lines += ["", "[addresses]"]
-        lines += [f"{json.dumps(name)} = {json.dumps(address)}" for name, address in self.addresses.items()]
+        for table in ("addresses", "writer"):
+            lines += ["", f"[{table}]"]
+            lines += [
+                f"{json.dumps(name)} = {json.dumps(value)}" for name, value in getattr(self, table).items()
+            ]
         return _HEADER + "\n".join(lines) + "\n"
 
     @classmethod
@@ -63,10 +85,11 @@ class JoinFile:
         except tomllib.TOMLDecodeError as error:
             raise ConfigurationError(f"{source} is not valid TOML: {error}") from error
         for key in data:
-            if key not in _KEYS:
+            if key not in (*_KEYS, "writer"):
                 raise ConfigurationError(f"{source}: unknown key {key!r}.{did_you_mean(key, _KEYS)}")
-        for key in _KEYS:
-            expected = dict if key == "addresses" else str
+        data.setdefault("writer", {})
+        for key in (*_KEYS, "writer"):
+            expected = dict if key in ("addresses", "writer") else str
             if not isinstance(data.get(key), expected):
                 found = "nothing" if key not in data else repr(data[key])[:40]
                 kind = "a table" if expected is dict else "a string"
@@ -91,5 +114,13 @@ class JoinFile:
 
         Raises:
             ConfigurationError: As in :meth:`from_text`; or the file is missing, or readable by others.
+            PeerLostError: The process that wrote it ran on this machine and has ended.
         """
-        return cls.from_text(read_private_file(path), source=os.fspath(path))
+        join = cls.from_text(read_private_file(path), source=os.fspath(path))
+        writer = join.writer
+        if writer.get("space") == process_space() and start_mark(int(writer["pid"])) != writer["mark"]:
+            raise PeerLostError(
+                f"{path} is of a run that is gone: {writer['run']}, whose head (pid {writer['pid']} on "
+                f"{writer['host']}) wrote it at {writer['written']} and has ended. Start the head again first."
+            )
+        return join
