@@ -28,6 +28,7 @@ from rlzmq.protocol.events import (
     StartLease,
     Tick,
 )
+from rlzmq.protocol.narrow_path import LARGE_BYTES
 from rlzmq.protocol.peer_core import PeerCore, PeerTimers
 from rlzmq.protocol.weights import WeightsReceiver, open_publication
 from rlzmq.wire.codec import Buffer
@@ -53,6 +54,7 @@ from rlzmq.wire.schema import FragmentId
 __all__ = ["RunnerCore"]
 
 # Enough to recognize a duplicate of any lease message that can still arrive.
+_MAX_RETURNS = 4  # beyond that, large messages are probably lost on the way
 _NUM_REMEMBERED_LEASES = 256
 
 
@@ -115,6 +117,8 @@ class RunnerCore(PeerCore):
         self._ask_after_s = self.timers.snapshot_wait_s
         self._leaving: str | None = None
         self._free_since = float("-inf")
+        self._num_returns = 0  # registrations since a large message has passed
+        self._has_passed = False
 
     # ------------------------------------------------------------------ facts
 
@@ -152,6 +156,11 @@ class RunnerCore(PeerCore):
         """Whether a lease waits for weights or connector state."""
         return self._current is None and bool(self._queue)
 
+    @property
+    def path_is_narrow(self) -> bool:
+        """Whether the runner had to register again and again because large messages do not pass."""
+        return self._num_returns >= _MAX_RETURNS
+
     # ------------------------------------------------------------------ events
 
     def handle(
@@ -161,7 +170,11 @@ class RunnerCore(PeerCore):
         if self.is_stopped:
             return []
         if isinstance(event, Received):
+            was_welcome = self.is_welcome
             instructions = self._handle_peer(event, now)
+            if self.is_welcome and not was_welcome:
+                is_due = not self._has_passed or self.has_undelivered or self.is_waiting_for_weights
+                self._num_returns += is_due
             if instructions is None:
                 instructions = self._on_message(event, now)
         elif isinstance(event, ReceivedWeights):
@@ -353,6 +366,7 @@ class RunnerCore(PeerCore):
         )
 
     def _offer(self, frame: Buffer) -> None:
+        self._passed(memoryview(frame).nbytes)
         try:
             header, body = open_publication(frame)
         except WireError as error:
@@ -384,6 +398,11 @@ class RunnerCore(PeerCore):
         for first, last in spans:
             for seq in self._seqs_within(first, last):
                 self._kept[seq].is_accepted = True
+                self._passed(self._kept[seq].num_bytes)
+
+    def _passed(self, num_bytes: int) -> None:
+        if num_bytes >= LARGE_BYTES:
+            self._has_passed, self._num_returns = True, 0
 
     def _forget(self, message: Committed) -> None:
         for first, last in ((0, message.watermark - 1), *message.committed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -12,6 +13,7 @@ from rlzmq.net.events import SocketEvent
 from rlzmq.net.join_file import JoinFile
 from rlzmq.net.options import SocketOptions
 from rlzmq.net.socket import DrainSocket
+from rlzmq.protocol.narrow_path import NARROW_PATH, Retries
 from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, new_peer_id
 from rlzmq.wire.errors import UnknownVersionError, WireError
 from rlzmq.wire.messages import (
@@ -31,9 +33,13 @@ from rlzmq.wire.values import unpack_blob
 
 __all__ = ["Conversation", "Observer", "fetch_config"]
 
+_log = logging.getLogger("rlzmq")
+
 _ASK_AGAIN_S = 0.5
 # Handshakes that fail without a status: a server with another key, or one that is being restarted.
 _MAX_REFUSALS = 3
+# Connections without an answer that indicate a path that loses large messages.
+_MAX_CONNECTIONS = 4
 _ZAP_REFUSED = 400  # status: the key is refused
 
 
@@ -55,6 +61,8 @@ class Conversation:
         self._refused = asyncio.Event()
         self._other_version = ""
         self._lacks_driver = False
+        self._connections = Retries(_MAX_CONNECTIONS)
+        self._is_narrow = False
 
     async def __aenter__(self) -> Self:
         self._context = Context()
@@ -139,9 +147,17 @@ class Conversation:
             if isinstance(error, UnknownVersionError):
                 self._other_version = str(error)
             return
+        self._connections.passed(self)
         self._received.put_nowait((message, payload))
 
     def _on_event(self, event: SocketEvent) -> None:
+        if event.kind == "connected":
+            self._reason = "the key is accepted, and no answer arrives"
+            if self._connections.try_again(self):
+                self._is_narrow = True
+                _log.warning("%s: %s", self._address, NARROW_PATH)
+        if self._is_narrow:
+            self._reason = NARROW_PATH
         if event.kind == "handshake_failed":
             self._reason = event.reason
             self._num_refusals += _MAX_REFUSALS if event.code == _ZAP_REFUSED else 1

@@ -12,6 +12,7 @@ from rlzmq.protocol.broker.registration import Registration
 from rlzmq.protocol.broker.requests import Requests
 from rlzmq.protocol.broker.state import BrokerState, Peer
 from rlzmq.protocol.events import Malformed, Overrun, Received
+from rlzmq.protocol.narrow_path import NARROW_PATH
 from rlzmq.wire.codec import Buffer
 from rlzmq.wire.errors import SchemaError, WireError
 from rlzmq.wire.fragment_message import FragmentRange, unpack_ranges
@@ -50,6 +51,9 @@ class Admission:
         if isinstance(message, ConfigRequest):
             if state.config is not None:
                 config, packed = state.config
+                if state.config_requests.try_again(event.peer):
+                    name = event.peer.decode("utf-8", "replace")
+                    state.notify("path", "observer", name, NARROW_PATH)
                 state.send(event.peer, config, (packed,))
             else:
                 state.send(event.peer, Refused("no_driver", "no driver has connected yet"))

@@ -52,6 +52,7 @@ class Intake:
             state.send(peer, Rejected(message.seq, "rejected", "an impossible number"))
             raise SchemaError(f"{fragment}: an impossible sequence number, or number of env steps")
         peer.is_suspect = peer.is_overdue = False
+        state.returns.passed(peer.uuid)
         state.leases.changed.add(peer.uuid)
         lease = self._end_lease(peer, message, now)
         if state.ledger.is_committed(fragment):

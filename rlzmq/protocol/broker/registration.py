@@ -7,6 +7,7 @@ from functools import cache
 from rlzmq.protocol.broker.newcomers import Newcomer
 from rlzmq.protocol.broker.published_state import PublishedState
 from rlzmq.protocol.broker.state import BrokerState, Peer
+from rlzmq.protocol.narrow_path import NARROW_PATH
 from rlzmq.protocol.progress_deadlines import ProgressWatch, SilenceWatch
 from rlzmq.wire.messages import Hello, Refused, Welcome
 
@@ -55,6 +56,8 @@ class Registration:
             state.fence(hello.replaces)  # an earlier broker knew it: it has ended, and its data will not come
         if origin and (hello.uuid, incarnation) not in state.ledger.runners:
             self._make_room(origin, Newcomer(hello.role, hello.name, hello.uuid, incarnation))
+        if origin and is_same and hello.role == "runner" and state.returns.try_again(hello.uuid):
+            state.notify("path", "runner", hello.name, NARROW_PATH)
         state.know(hello, incarnation)
         seated = state.by_routing.get(routing)
         if seated is not None and (seated.uuid, seated.hello.role) != (hello.uuid, hello.role):

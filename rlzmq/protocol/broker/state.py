@@ -14,6 +14,7 @@ from rlzmq.protocol.broker.receipts import Receipts
 from rlzmq.protocol.events import Instruction, Send
 from rlzmq.protocol.leases import LeaseBook, Pace
 from rlzmq.protocol.ledger import Entry, Ledger
+from rlzmq.protocol.narrow_path import Retries
 from rlzmq.protocol.progress_deadlines import ProgressWatch, SilenceWatch
 from rlzmq.protocol.weights import Publication
 from rlzmq.wire.codec import Buffer
@@ -30,6 +31,8 @@ __all__ = ["BrokerState", "KeptReport", "OpenedUpdate", "Peer", "Run"]
 _MAX_FENCED = 10_000
 # Remembered names and HELLO ids, including those of ended processes.
 _MAX_KNOWN = 65_536
+# What is repeated more often indicates a path that loses large messages.
+_MAX_CONFIG_REQUESTS, _MAX_RETURNS = 8, 4
 # Absent runners that have delivered something.
 _MAX_ABSENT = 4096
 # Rate limit of notices about external peers, which may provoke any number of them.
@@ -190,6 +193,10 @@ class BrokerState:
         self.hello_ids: OrderedDict[str, int] = OrderedDict()
         self.newcomers: Newcomers = Newcomers()
         self.references: dict[str, str] = {}
+        self.config_requests: Retries = Retries(_MAX_CONFIG_REQUESTS)
+        self.returns: Retries = Retries(
+            _MAX_RETURNS
+        )  # registrations of external runners, until a fragment arrives
         self.config: tuple[Config, Buffer] | None = None
         # learner group
         self.generation = -1

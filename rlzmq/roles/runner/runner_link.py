@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -34,6 +35,7 @@ from rlzmq.protocol.events import (
     ReceivedWeights,
     StartLease,
 )
+from rlzmq.protocol.narrow_path import NARROW_PATH
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.protocol.weights import PUBLICATION_TOPIC
 from rlzmq.roles.fragment_data import by_env
@@ -42,6 +44,8 @@ from rlzmq.roles.runner.env_watchdog import EnvWatch
 from rlzmq.wire.values import unpack_blob
 
 __all__ = ["IdleTime", "RunnerLink"]
+
+_log = logging.getLogger("rlzmq.runners")
 
 # The driver reads these from the meta frame. A header is small, and they may be large: images, thousands of episodes.
 _ONLY_IN_META_FRAME = frozenset({"connector_delta", "custom_metrics", "episode_metrics", "timers"})
@@ -157,6 +161,7 @@ class RunnerLink(PeerLink):
         self._run_blocking = run_blocking
         self._weights_address = weights_address
         self._weights_socket: DrainSocket | None = None
+        self._has_told_path = False
         self._timers = StageTimers()  # of the event loop, for the next fragment
         self._idle = IdleTime(self._timers)
         self._recorded: dict[int, str] = {}  # accepted and not committed, for the history
@@ -220,6 +225,9 @@ class RunnerLink(PeerLink):
         self.core.progress = self._role.env_watch.progress
         super().handle(event)
         idle, core = self._idle, self.core
+        if core.path_is_narrow and not self._has_told_path:
+            self._has_told_path = True
+            _log.warning("%s: %s", core.name, NARROW_PATH)
         idle.look(
             time.perf_counter(),
             has_undelivered=idle.waits_for_delivery and core.has_undelivered,
