@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "rlzmq"
 ALLOWED = {
     "algorithms/checkpoint_keeper.py",
     "launch/preflight.py",
+    "core/run_lock.py",
     "core/socket_directory.py",
     "roles/broker/broker_role.py",
     "driver/broker_supervision.py",

@@ -9,11 +9,7 @@ from typing import Any, ClassVar, Final, Self
 
 from rlzmq.actors.loop_thread import in_calling_thread
 from rlzmq.algorithms.async_algorithm import AsyncAlgorithm
-from rlzmq.algorithms.checkpoints import (
-    check_algorithm_class,
-    newest_to_resume,
-    read_algorithm,
-)
+from rlzmq.algorithms.checkpoints import check_algorithm_class, read_algorithm, run_to_resume
 from rlzmq.algorithms.registry import config_class_named
 from rlzmq.algorithms.stored_config import Given
 from rlzmq.config.base_config import BaseConfig
@@ -249,16 +245,21 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
 
         Raises:
             CheckpointError: There is no checkpoint, and `config` is None.
+            ConfigurationError: Another process drives the run in the directory.
         """
-        newest = newest_to_resume(directory, config)
-        if newest is not None:
-            algorithm = cls.from_checkpoint(
-                newest, config=config, trust=trust, module_class=module_class, **settings
-            )
-        else:
-            assert config is not None
-            algorithm = (cls if cls is not Algorithm else config._algorithm_class())(config)
-        algorithm.keep_checkpoints(Path(directory) / "checkpoints")
+        with run_to_resume(directory, config) as (newest, series):
+            if newest is not None:
+                algorithm = cls.from_checkpoint(
+                    newest, config=config, trust=trust, module_class=module_class, **settings
+                )
+            else:
+                assert config is not None
+                algorithm = (cls if cls is not Algorithm else config._algorithm_class())(config)
+            try:
+                algorithm.keep_checkpoints(series)
+            except BaseException:
+                algorithm.stop()
+                raise
         return algorithm
 
     # -- lifecycle -----------------------------------------------------------------------------------

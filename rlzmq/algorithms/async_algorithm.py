@@ -24,9 +24,9 @@ from rlzmq.algorithms.checkpoint_keeper import CheckpointKeeper
 from rlzmq.algorithms.checkpoints import (
     check_algorithm_class,
     checkpoint_place,
-    newest_to_resume,
     read_algorithm,
     read_component,
+    run_to_resume,
     write_algorithm,
 )
 from rlzmq.algorithms.evaluation import Evaluation
@@ -39,6 +39,7 @@ from rlzmq.algorithms.training_loop import Iterations, TrainingLoop
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import trace as run_trace
 from rlzmq.core.call_watch import CallWatch
+from rlzmq.core.checkpoint_series import CheckpointSeries
 from rlzmq.core.errors import ClosedError
 from rlzmq.core.last_words import LastWords, end_process
 from rlzmq.core.lazy import LazyModule
@@ -142,9 +143,11 @@ class AsyncAlgorithm:
             try:
                 await self._evaluation.stop()
             finally:
-                await self.session.stop()
-                self._keeper.wait()
-                self._watch.close()
+                try:
+                    await self.session.stop()
+                finally:
+                    self._keeper.close()
+                    self._watch.close()
                 if self.session.config.trace is not None:
                     run_trace.close()
 
@@ -540,6 +543,8 @@ class AsyncAlgorithm:
             learner = (await self.get_state("learner_group/learner"))["learner_group"]["learner"]
             modules = await self.session.get_modules()
             state = online_state(state, modules, learner["optimizer"], str(place))
+        elif "algorithm" in state:  # all of it, not a component
+            self._keeper.resumed_from = place
         await self.set_state(state)
 
     @classmethod
@@ -567,18 +572,28 @@ class AsyncAlgorithm:
         return algorithm
 
     def keep_checkpoints(
-        self, directory: str | Path, *, every_s: float | None = None, num: int | None = None
+        self,
+        directory: str | Path | CheckpointSeries,
+        *,
+        every_s: float | None = None,
+        num: int | None = None,
     ) -> None:
         """Make `train` write checkpoints automatically, as ``directory/000123`` (by iteration).
+
+        The first is written after the next iteration. Until `stop` no other process may drive a run in this directory
+        (if its name is ``checkpoints``, in its parent).
 
         Their state is taken between two updates and written on a thread while training continues. A failed write
         is logged and counted (``num_failed_checkpoints``); earlier checkpoints are unchanged.
 
         Args:
-            directory: Directory of the checkpoints, e.g. ``"runs/mine/checkpoints"``.
+            directory: Directory of the checkpoints, e.g. ``"runs/mine/checkpoints"``, or `RunDirectory.checkpoints`.
             every_s: Seconds between two checkpoints; None: ``config.checkpoint_every_s``.
             num: Number of newest checkpoints to keep besides the one with the best mean return; None:
                 ``config.checkpoint_keep``.
+
+        Raises:
+            ConfigurationError: Another driver has the directory, or the checkpoints in it are another run's.
         """
         self._keeper.keep(directory, every_s=every_s, num=num)
 
@@ -617,16 +632,20 @@ class AsyncAlgorithm:
         **settings: Any,
     ) -> AsyncAlgorithm:
         """Return a started algorithm that continues the run in a directory (see Algorithm.resume)."""
-        newest = newest_to_resume(directory, config)
-        if newest is not None:
-            algorithm = await cls.from_checkpoint(
-                newest, config=config, trust=trust, module_class=module_class, **settings
-            )
-        else:
-            assert config is not None
-            algorithm = cls(config._for_build(None, True))
-            await algorithm.start()
-        algorithm.keep_checkpoints(Path(directory) / "checkpoints")
+        with run_to_resume(directory, config) as (newest, series):
+            if newest is not None:
+                algorithm = await cls.from_checkpoint(
+                    newest, config=config, trust=trust, module_class=module_class, **settings
+                )
+            else:
+                assert config is not None
+                algorithm = cls(config._for_build(None, True))
+                await algorithm.start()
+            try:
+                algorithm.keep_checkpoints(series)
+            except BaseException:
+                await algorithm.stop()
+                raise
         return algorithm
 
     def _end_hung(self, text: str) -> None:

@@ -19,7 +19,7 @@ from rlzmq.algorithms.stored_config import Given
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.extras import import_optional
-from rlzmq.core.files import write_text
+from rlzmq.core.files import opener
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.score_statistics import Statistic, bootstrap_interval, interquartile_mean, mean
 from rlzmq.core.version import __version__
@@ -109,7 +109,8 @@ class CheckpointScores:
 
     def save(self, path: str | Path) -> None:
         """Write `to_dict` as a JSON file."""
-        write_text(Path(path), json.dumps(self.to_dict(), indent=1) + "\n")
+        with open(path, "w", encoding="utf-8", opener=opener) as file:
+            file.write(json.dumps(self.to_dict(), indent=1) + "\n")
 
     def __str__(self) -> str:
         lines = [

@@ -25,7 +25,7 @@ from rlzmq.algorithms.checkpoints import to_components
 from rlzmq.algorithms.state_tree import to_parts
 from rlzmq.core import faults
 from rlzmq.core.checkpoint_series import CheckpointSeries
-from rlzmq.core.errors import CheckpointError, RlzmqError
+from rlzmq.core.errors import CheckpointError, ConfigurationError, RlzmqError
 from rlzmq.driver.synchronous import needs_processes
 
 __all__ = ["CheckpointKeeper"]
@@ -38,6 +38,7 @@ class CheckpointKeeper:
 
     Attributes:
         newest: The newest checkpoint written by this run; None before the first.
+        resumed_from: The checkpoint that this run was resumed from; None for a new run.
         num_written, num_failed: Number of checkpoints that were written, and of failed writes.
     """
 
@@ -45,27 +46,42 @@ class CheckpointKeeper:
         self._algorithm = algorithm
         self._series: CheckpointSeries | None = None
         self._every_s: float | None = None
-        self._begun_at = -math.inf  # the first one is due after the first iteration
-        self._copied_at = -math.inf
+        self._begun_at = self._copied_at = -math.inf  # the first one is due after the first iteration
         self._writing: threading.Thread | None = None
         self._error: BaseException | None = None
         self._score: float | None = None
         self.newest: Path | None = None
+        self.resumed_from: Path | None = None
         self.num_written = 0
         self.num_failed = 0
 
-    def keep(self, directory: str | Path, *, every_s: float | None, num: int | None) -> None:
-        """Start writing automatic checkpoints.
+    def keep(
+        self, directory: str | Path | CheckpointSeries, *, every_s: float | None, num: int | None
+    ) -> None:
+        """Start writing automatic checkpoints, the first one after the next iteration.
 
         Args:
-            directory: Directory of the numbered checkpoints.
+            directory: Directory of the numbered checkpoints, or those of a `RunDirectory`.
             every_s: Seconds between the starts of two writes; None: ``config.checkpoint_every_s``. If that is None,
                 too, only `write` writes checkpoints.
             num: Number of newest checkpoints to keep besides the one with the best mean return; None:
                 ``config.checkpoint_keep``.
+
+        Raises:
+            ConfigurationError: Another driver has the directory, or the checkpoints in it are another run's.
         """
         config = self._algorithm.config
-        self._series = CheckpointSeries(directory, keep=config.checkpoint_keep if num is None else num)
+        series = directory if isinstance(directory, CheckpointSeries) else CheckpointSeries(directory)
+        if self._series is not None:
+            self.close()
+        series.lock()
+        try:
+            series.check_continued_from(self.newest or self.resumed_from)
+        except ConfigurationError:
+            series.release()
+            raise
+        series.keep = config.checkpoint_keep if num is None else num
+        self._series = series
         self._every_s = config.checkpoint_every_s if every_s is None else every_s
 
     def counters(self) -> dict[str, int]:
@@ -126,6 +142,13 @@ class CheckpointKeeper:
         if self._writing is not None:
             self._writing.join()
             self._writing = None
+
+    def close(self) -> None:
+        """Wait for the current write, and release the directory. Idempotent."""
+        self.wait()
+        if self._series is not None:
+            self._series.release()
+            self._series = None
 
     # -- private --------------------------------------------------------------------------------
 

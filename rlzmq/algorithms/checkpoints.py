@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +31,7 @@ from rlzmq.core.checkpoint import (
     read_manifest,
     write_checkpoint,
 )
-from rlzmq.core.checkpoint_series import find_checkpoint
+from rlzmq.core.checkpoint_series import CheckpointSeries, checkpoints_at, find_checkpoint
 from rlzmq.core.checkpointable import part_of
 from rlzmq.core.errors import CheckpointError
 from rlzmq.core.printable import printable
@@ -42,9 +43,9 @@ __all__ = [
     "checkpoint_place",
     "latest_checkpoint",
     "load_policy",
-    "newest_to_resume",
     "read_algorithm",
     "read_component",
+    "run_to_resume",
     "to_components",
     "with_stored_seed",
     "write_algorithm",
@@ -106,16 +107,31 @@ def latest_checkpoint(path: str | Path) -> Path | None:
     return found.path
 
 
-def newest_to_resume(path: str | Path, config: BaseConfig | None) -> Path | None:
-    """Return `latest_checkpoint`; None for a new run.
+@contextlib.contextmanager
+def run_to_resume(
+    directory: str | Path, config: BaseConfig | None
+) -> Iterator[tuple[Path | None, CheckpointSeries]]:
+    """Take a run directory; yield its newest checkpoint, or None for a new run, and its series for `keep_checkpoints`.
+
+    If the block fails, the directory is released.
 
     Raises:
         CheckpointError: There is no checkpoint, and no config for a new run.
+        ConfigurationError: Another driver has the directory.
     """
-    newest = latest_checkpoint(path)
-    if newest is None and config is None:
-        raise CheckpointError(f"{path} holds no intact checkpoint. Pass config=… to start a new run.")
-    return newest
+    series = CheckpointSeries(local_path(directory) / "checkpoints")
+    if config is not None or checkpoints_at(directory):
+        series.lock()
+    try:
+        newest = latest_checkpoint(directory)
+        if newest is None and config is None:
+            raise CheckpointError(
+                f"{directory} holds no intact checkpoint. Pass config=… to start a new run."
+            )
+        yield newest, series
+    except BaseException:
+        series.release()
+        raise
 
 
 def checkpoint_place(path: str | Path) -> Path:

@@ -27,7 +27,6 @@ from rlzmq.core import faults
 from rlzmq.core.closed_output import outlive_readers
 from rlzmq.core.ending_signals import ENDING_SIGNALS
 from rlzmq.core.errors import CheckpointError, ConfigurationError
-from rlzmq.core.files import make_directories, opener
 from rlzmq.core.printable import printable
 from rlzmq.core.stack_channel import open_stack_channel
 from rlzmq.core.tracebacks import run_error
@@ -36,6 +35,7 @@ from rlzmq.telemetry.view import make_view
 if TYPE_CHECKING:
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig
     from rlzmq.core.checkpoint_series import Found
+    from rlzmq.telemetry.run_directory import RunDirectory
 
 __all__ = ["TrainOptions", "apply_preset", "run"]
 
@@ -61,11 +61,14 @@ class TrainOptions:
     """End the run when this is reached: return=475, steps=300000, iterations=50, time=60 (s), or a/result/path=number;
     repeatable (default: never)."""
     run_dir: Path | None = None
-    """Directory for config, metrics and checkpoints (default: runs/<algorithm>-<env>-<time>)."""
+    """Directory for config, metrics and checkpoints. One with a run in it needs --resume or --overwrite (default:
+    runs/<algorithm>-<env>-<time>)."""
     resume: str | None = None
-    """Resume from this checkpoint or run directory; 'auto': from the newest whole checkpoint of --run-dir (else of
-    the newest run of this algorithm and env under runs/), or start a new run if there is none. Without --env and
-    --config the settings are the checkpoint's (default: a new run)."""
+    """Continue the run in this directory, there; or start a run from this checkpoint. 'auto': continue the run in
+    --run-dir (else the newest of this algorithm and env under runs/), or start a new one if it has no whole
+    checkpoint. Without --env and --config the settings are the checkpoint's (default: a new run)."""
+    overwrite: bool = False
+    """Move a run that is in --run-dir aside, and start a new one there (default: False)."""
     trust: list[str] = field(default_factory=list)
     """Package whose code the settings of somebody else's checkpoint may name; repeatable (default: none)."""
     record: bool = False
@@ -95,9 +98,10 @@ def run(arguments: Sequence[str]) -> int:
             outlive_readers(lambda: signal.raise_signal(signal.SIGHUP))
             faults.arm("driver")
             open_stack_channel("driver")
-            _prestart()
-            options, config = _parse(algorithm, list(arguments[1:]))
-            return _train(arguments, options, config, interrupt)
+            options = _parse(algorithm, list(arguments[1:]))
+            with _taken(algorithm, options) as (directory, config):
+                _prestart()
+                return _train(arguments, options, config, directory, interrupt)
         except KeyboardInterrupt:
             print("interrupted", flush=True)
             return interrupt.exit_code or EXIT_INTERRUPTED
@@ -137,20 +141,82 @@ def _prestart() -> None:
     forkserver.prestart()
 
 
-def _parse(algorithm: str, arguments: list[str]) -> tuple[Any, Any]:
+def _parse(algorithm: str, arguments: list[str]) -> Any:
     from rlzmq.algorithms.registry import get_config_class
-    from rlzmq.cli.options import apply_settings, options_type
+    from rlzmq.cli.options import options_type
 
     config_class = get_config_class(algorithm)
     kind: Any = options_type(config_class, f"Train{config_class.__name__}", TrainOptions)
-    options: Any = parse(
+    return parse(
         kind,
         _with_trace_path(arguments),
         usage=f"rlzmq train {algorithm} --env ENV [options]",
         description=_about(algorithm),
     )
-    import_first(options.import_)
-    config = config_class()
+
+
+@contextlib.contextmanager
+def _taken(algorithm: str, options: Any) -> Iterator[tuple[RunDirectory, AlgorithmConfig]]:
+    """Take the run's directory, before anything is written or started; yield it, and the run's config.
+
+    Raises:
+        ConfigurationError: There is another run in the directory, or another driver has it.
+    """
+    from rlzmq.telemetry.run_directory import RunDirectory, check_continues
+
+    ways = "Name another --run-dir, or start anew with --overwrite instead of --resume."
+    path, resumes = options.run_dir, options.resume == "auto"
+    if options.resume is not None and not resumes:
+        path, resumes = _run_of_checkpoint(algorithm, options)
+    if resumes and options.overwrite:
+        raise ConfigurationError(
+            "--overwrite starts a new run, --resume continues the one that is there: give one."
+        )
+
+    def take(path: Path) -> RunDirectory:
+        more = "Add --resume auto to continue it, name another --run-dir, or --overwrite to move it aside."
+        directory = RunDirectory.take(path, resumes=resumes, overwrites=options.overwrite, ways=more)
+        if (aside := directory.moved_to) is not None:
+            print(f"moved       the run in {path} to {aside}", flush=True)
+            stack.callback(lambda: aside.exists() or print(f"moved       {aside} back to {path}", flush=True))
+        return directory
+
+    with contextlib.ExitStack() as stack:
+        directory = None if path is None else stack.enter_context(take(path))
+        if directory is not None and directory.found is not None:
+            check_continues(directory.found, algorithm, None, ways)
+        import_first(options.import_)
+        config = _config(algorithm, options)
+        if directory is None:
+            newest = RunDirectory.newest_path(algorithm, config) if resumes else None
+            fresh = RunDirectory.take_new(algorithm, config) if newest is None else take(newest)
+            directory = stack.enter_context(fresh)
+        elif directory.found is not None:
+            check_continues(directory.found, algorithm, config, ways)
+        yield directory, config
+
+
+def _run_of_checkpoint(algorithm: str, options: Any) -> tuple[Path | None, bool]:
+    """Return the directory for a run that resumes from a place (None: a new one), and whether it continues there."""
+    from rlzmq.core.run_lock import run_of
+    from rlzmq.telemetry.runs import find_run
+
+    place, given = Path(options.resume), options.run_dir
+    run = run_of(place)
+    if given is not None:
+        return given, run.resolve() == given.resolve()
+    found = find_run(run) if place.is_dir() and not (place / "manifest.json").exists() else None
+    continues = found is not None and found.algorithm.lower() == algorithm.lower()
+    return (run if continues else None), continues
+
+
+def _config(algorithm: str, options: Any) -> AlgorithmConfig:
+    """Return the config that checkpoint, preset, file and flags describe."""
+    from rlzmq.algorithms.registry import get_config_class
+    from rlzmq.cli.options import apply_settings
+
+    config_class = get_config_class(algorithm)
+    config: AlgorithmConfig = config_class()
     stored = _stored_settings(options)
     given = stored or ({} if options.config is None else config_class.from_toml(options.config).given())
     env = options.env if options.env is not None else given.get("env")
@@ -160,7 +226,7 @@ def _parse(algorithm: str, arguments: list[str]) -> tuple[Any, Any]:
     apply_settings(config, options)
     if options.env is not None:
         config.environment(options.env)
-    return options, config
+    return config
 
 
 def _with_trace_path(arguments: list[str]) -> list[str]:
@@ -211,11 +277,16 @@ def _stored_settings(options: Any) -> dict[str, Any] | None:
     return dict(config.given())
 
 
-def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, interrupt: Interrupt) -> int:
-    from rlzmq.telemetry.run_directory import RunDirectory
+def _train(
+    arguments: Sequence[str],
+    options: Any,
+    config: AlgorithmConfig,
+    directory: RunDirectory,
+    interrupt: Interrupt,
+) -> int:
     from rlzmq.telemetry.writers import make_writers
 
-    name = arguments[0]
+    name, path = arguments[0], directory.path
     criteria = StopCriteria(options.stop)
     if options.dashboard:
         check_installed()
@@ -225,7 +296,7 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
         )
     if not options.quiet:  # before torch is imported, which takes seconds
         print(f"starting    {_processes(config)} for {config.env}", flush=True)
-    path, checkpoint = _run_paths(name, options, config)
+    checkpoint = _checkpoint_to_resume(options, path)
     if options.record and config.record_dir is None:
         config.debugging(record_dir=str((path / "arrivals").absolute()))
     if config.trace == "auto":
@@ -234,16 +305,14 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
     start = time.perf_counter()
     if config.listen is not None:  # the join files hold keys, and only an orderly end removes them
         interrupt.ends_at_once, interrupt.on_first = False, interrupt.raise_now
-    with _new_directory(path):
-        writers = make_writers(options.log, path)
-        algorithm = _build(config, checkpoint)
-    directory: RunDirectory | None = None
+    writers = make_writers(options.log, path)
+    algorithm = _build(config, checkpoint)
     why = ""
     saved: Path | None = None
     error: CheckpointError | None = None
     ended_by: BaseException | None = None
     try:
-        directory = RunDirectory.create(path, algorithm.config, arguments)
+        directory.begin(algorithm.config, arguments)
         algorithm.keep_checkpoints(directory.checkpoints)
         for writer in writers:
             writer.on_algorithm_init(algorithm=algorithm, metrics_logger=algorithm.metrics)
@@ -278,8 +347,6 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
                 ended_by, why = run_error(failure), "ended by an error, see below"
                 directory.events.add_error(ended_by)
     finally:
-        if directory is not None:
-            directory.close()
         ended = why or "interrupted"
         if interrupt.is_set:
             interrupt.last_words = f"{ended}\n{_next_commands(name, options, path, saved, ended)}\n"
@@ -318,7 +385,7 @@ def _next_commands(name: str, options: Any, path: Path, saved: Path | None, why:
         stops = options.stop if why.startswith("interrupted") else []
         until = "".join(f" --stop {shlex.quote(stop)}" for stop in stops)
         lines.append(f"evaluate    rlzmq evaluate {shlex.quote(str(saved))}{imports}")
-        lines.append(f"resume      rlzmq train {name} --resume {shlex.quote(str(saved))}{imports}{until}")
+        lines.append(f"resume      rlzmq train {name} --resume {shlex.quote(str(path))}{imports}{until}")
     return "\n".join(lines)
 
 
@@ -335,35 +402,29 @@ def _processes(config: AlgorithmConfig) -> str:
     return ", ".join(parts) or "one process"
 
 
-def _run_paths(name: str, options: Any, config: AlgorithmConfig) -> tuple[Path, Path | None]:
-    """Return the run's directory, and the checkpoint to resume from if there is one.
+def _checkpoint_to_resume(options: Any, path: Path) -> Path | None:
+    """Return the checkpoint to resume from; None for a new run.
 
     Raises:
         CheckpointError: --resume names a place without a whole checkpoint.
     """
     from rlzmq.core.checkpoint_series import find_checkpoint
-    from rlzmq.telemetry.run_directory import RunDirectory
 
-    path, place = options.run_dir, options.resume
-    if place == "auto":
-        path = path or RunDirectory.newest_path(name, config)
-        place = path
-    path = path or RunDirectory.new_path(name, config)
-    if place is None:
-        if options.resume == "auto" and not options.quiet:
-            print(f"nothing to resume under runs/: starting a new run in {path}", flush=True)
-        return path, None
+    if options.resume is None:
+        return None
+    is_auto = options.resume == "auto"
+    place = path if is_auto else options.resume
     found = find_checkpoint(place)
-    if found.path is not None or options.resume == "auto":
+    if found.path is not None or is_auto:
         for skipped, reason in found.skipped:
             print(f"skipped     {skipped}: {printable(reason)}", flush=True)
     if found.path is not None:
         print(f"resumed     {found.path}", flush=True)
-    elif options.resume != "auto":
-        raise _nothing_to_resume(place, found)
+    elif not is_auto:
+        raise _nothing_to_resume(str(place), found)
     elif not options.quiet:
-        print(f"nothing to resume in {path}: starting a new run", flush=True)
-    return path, found.path
+        print(f"nothing to resume: starting a new run in {path}", flush=True)
+    return found.path
 
 
 def _nothing_to_resume(place: str, found: Found) -> CheckpointError:
@@ -372,31 +433,6 @@ def _nothing_to_resume(place: str, found: Found) -> CheckpointError:
         f"{place} is neither a complete checkpoint nor a run directory that holds one. With --resume auto "
         f"a new run starts if there is none.{skipped}"
     )
-
-
-@contextlib.contextmanager
-def _new_directory(path: Path) -> Iterator[None]:
-    """Create the run's directory before anything else; remove it again if the block fails.
-
-    Raises:
-        ConfigurationError: The directory cannot be created or written.
-    """
-    try:
-        new = [place for place in (path, *path.parents) if not place.exists()]
-        make_directories(path)
-        with open(path / "metrics.jsonl", "a", encoding="utf-8", opener=opener):
-            pass
-    except OSError as error:
-        raise ConfigurationError(f"cannot write to the run directory {path}: {error.strerror}") from error
-    try:
-        yield
-    except BaseException:
-        if new:
-            with contextlib.suppress(OSError):  # it contains other files
-                (path / "metrics.jsonl").unlink()
-                for place in new:
-                    place.rmdir()
-        raise
 
 
 def _build(config: AlgorithmConfig, checkpoint: Path | None) -> Any:

@@ -30,7 +30,7 @@ from rlzmq.config.sampling import (
 from rlzmq.config.settings import Setting, settings_of
 from rlzmq.config.toml import read_toml, settings_in, toml_of
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.files import write_text
+from rlzmq.core.files import opener
 from rlzmq.core.signatures import SignatureOfInit
 from rlzmq.core.trust import CALLER, Trust
 from rlzmq.envs.registry import adopt_registration, registration_of
@@ -300,7 +300,8 @@ class ConfigValues(
         """
         text = toml_of(self._values, type(self)()._values, self._fields)
         if path is not None:
-            write_text(Path(path), text)
+            with open(path, "w", encoding="utf-8", opener=opener) as file:
+                file.write(text)
         return text
 
     @classmethod

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.files import lock_file
+from rlzmq.core.files import FileLock, lock_file
 from rlzmq.core.suggest import did_you_mean
 
 __all__ = [
@@ -130,9 +130,9 @@ class AddressLock:
     The lock is a file ``<path>.lock`` under ``flock``, which the system releases when its process dies.
     """
 
-    def __init__(self, path: Path, fd: int) -> None:
+    def __init__(self, path: Path, lock: FileLock) -> None:
         self._path = path
-        self._fd = fd
+        self._lock = lock
 
     @classmethod
     def take(cls, address: str) -> AddressLock | None:
@@ -145,7 +145,7 @@ class AddressLock:
         if path is None:
             return None
         try:
-            fd = lock_file(Path(f"{path}.lock"))
+            lock = lock_file(Path(f"{path}.lock"))
         except BlockingIOError as error:
             holder = error.strerror or "unknown"
             raise ConfigurationError(
@@ -153,15 +153,11 @@ class AddressLock:
             ) from None
         except OSError as error:
             raise ConfigurationError(f"cannot listen on {address}: {error.strerror}") from error
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
-        return cls(path, fd)
+        lock.write(str(os.getpid()))
+        return cls(path, lock)
 
     def release(self) -> None:
         """Release the path after its socket was closed. Idempotent."""
-        if self._fd < 0:
-            return
-        self._path.unlink(missing_ok=True)  # libzmq does not remove it
-        Path(f"{self._path}.lock").unlink(missing_ok=True)
-        os.close(self._fd)
-        self._fd = -1
+        if self._lock.is_held:
+            self._path.unlink(missing_ok=True)  # libzmq does not remove it
+            self._lock.release(remove=True)

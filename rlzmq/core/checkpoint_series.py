@@ -20,8 +20,9 @@ from typing import Any
 from rlzmq.core import faults
 from rlzmq.core.checkpoint import local_path, read_checkpoint, read_manifest, remove_tree, write_checkpoint
 from rlzmq.core.cloud_path import CloudPath
-from rlzmq.core.errors import CheckpointError
-from rlzmq.core.files import make_directories
+from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.core.files import FileLock, make_directories
+from rlzmq.core.run_lock import lock_run, run_of
 
 __all__ = ["CheckpointSeries", "Found", "checkpoints_at", "find_checkpoint"]
 
@@ -79,12 +80,46 @@ class CheckpointSeries:
     Args:
         path: The directory, created by the first write.
         keep: Number of newest checkpoints to keep, in addition to the one with the best score.
+        lock: The lock of its run directory, if the caller holds it; else see `lock`.
+
+    Attributes:
+        keep: See above.
     """
 
-    def __init__(self, path: str | Path, *, keep: int = 3) -> None:
+    def __init__(self, path: str | Path, *, keep: int = 3, lock: FileLock | None = None) -> None:
         self.path: Path = local_path(path)
-        self._keep = keep
+        self.keep = keep
+        self._lock = lock
+        self._has_own_lock = False
         self._is_tidy = False
+
+    def lock(self) -> None:
+        """Take the run directory for this process, unless the caller holds its lock. Not in an object store.
+
+        Raises:
+            ConfigurationError: Another driver has the directory, or it cannot be written.
+        """
+        if self._lock is None and not isinstance(self.path, CloudPath):
+            self._lock = lock_run(run_of(self.path))
+            self._has_own_lock = self._lock is not None
+
+    def check_continued_from(self, checkpoint: Path | None) -> None:
+        """Raise ConfigurationError if there are checkpoints, and a run from `checkpoint` (None: a new one) is another.
+
+        The checkpoints of its own run that are newer would be set aside.
+        """
+        paths = self.paths()
+        if paths and (checkpoint is None or _real(checkpoint.parents[0]) != _real(self.path)):
+            raise ConfigurationError(
+                f"{self.path} holds the checkpoints of another run, up to {paths[0].name}: continue that run with "
+                "Algorithm.resume(RUN_DIR, …), or name another directory."
+            )
+
+    def release(self) -> None:
+        """Release the run directory if `lock` has taken it. Idempotent."""
+        if self._has_own_lock and self._lock is not None:
+            self._lock.release(remove=True)
+            self._lock, self._has_own_lock = None, False
 
     def paths(self) -> list[Path]:
         """Return the checkpoints, newest iteration first, complete or not."""
@@ -146,13 +181,17 @@ class CheckpointSeries:
         numbered = self._numbered()
         scores = [(_score(path), path) for _, path in numbered]
         best, best_path = max(scores, key=lambda item: item[0])  # the newest of equal ones
-        kept = {path for _, path in numbered[: self._keep]}
+        kept = {path for _, path in numbered[: self.keep]}
         if math.isfinite(best):
             kept.add(best_path)
         for _, path in numbered:
             if path not in kept:
                 remove_tree(path)
                 faults.at("checkpoint.boundary")
+
+
+def _real(path: Path) -> Path:
+    return path if isinstance(path, CloudPath) else path.resolve()
 
 
 def _score(path: Path) -> float:

@@ -8,6 +8,8 @@ import fcntl
 import os
 import secrets
 import stat
+import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.printable import printable
 
 __all__ = [
+    "FileLock",
+    "holder_of",
     "lock_file",
     "make_directories",
     "opener",
@@ -28,6 +32,7 @@ __all__ = [
 # Maximum mode. The umask may remove permissions, but with a umask of 0 others still get none.
 _FILE_MODE = 0o664
 _DIRECTORY_MODE = 0o775
+_MAX_LOCK_TRIES = 10_000  # of some 0.5 ms; only a reader that is stopped in its look needs more than a few
 _STDIN = ("-", "/dev/stdin")
 
 
@@ -37,16 +42,23 @@ def opener(path: str, flags: int) -> int:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small UTF-8 file.
+    """Write a small UTF-8 file at once: after a failure or a kill it has either the old or the new content.
+
+    A link is replaced, not followed. So is every other kind of file.
 
     Raises:
         OSError: It cannot be written; ``filename`` is its path.
     """
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
-        with open(path, "w", encoding="utf-8", opener=opener) as file:
+        with open(scratch, "x", encoding="utf-8", opener=opener) as file:
             file.write(text)
-    except OSError as error:
-        error.filename = str(path)  # a write to a full disk leaves it out
+        scratch.rename(path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a write to a full disk leaves it out
         raise
 
 
@@ -58,32 +70,121 @@ def make_directories(path: Path, *, mode: int = _DIRECTORY_MODE) -> None:
     path.mkdir(exist_ok=True)  # raises an error if it is a file
 
 
-def lock_file(path: Path, *, create: bool = True) -> int:
-    """Lock a file of this user only, and return the descriptor that holds the lock until it is closed.
+class FileLock:
+    """An exclusive lock of a file, held until `release` or the end of this process. Forked children do not hold it."""
 
-    The system closes it when the process ends. Who holds a lock may write a few words about itself into the file.
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+        _held.add(self)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process has the lock."""
+        return self._fd >= 0
+
+    def write(self, text: str) -> None:
+        """Replace the file's content by a few words about the holder, for `lock_file`'s error."""
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, text.encode(), 0)
+
+    def release(self, *, remove: bool = False) -> None:
+        """Release the lock. Idempotent. The file stays, unless `remove`."""
+        if self._fd < 0:
+            return
+        if remove:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+        fcntl.flock(self._fd, fcntl.LOCK_UN)  # also for a child that was forked a moment ago
+        self.forget()
+
+    def forget(self) -> None:
+        """Close this process's descriptor, without an effect on those of others."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.forget()
+
+
+_held: weakref.WeakSet[FileLock] = weakref.WeakSet()
+
+
+def _forget_parents_locks() -> None:
+    for lock in list(_held):
+        lock.forget()
+
+
+# A descriptor in a forked child would hold the lock after the death of its owner.
+os.register_at_fork(after_in_child=_forget_parents_locks)
+
+
+def lock_file(path: Path, *, create: bool = True, mode: int = 0o600) -> FileLock:
+    """Lock a file.
+
+    Args:
+        path: The file.
+        create: Whether to create it, with `mode`, if it is missing.
 
     Raises:
-        BlockingIOError: It is locked; ``strerror`` is the first 512 bytes of its text.
+        BlockingIOError: It is locked; ``strerror`` is what its holder wrote into it.
         OSError: It cannot be opened, is a symbolic link, or its filesystem has no locks.
     """
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
     while True:
-        fd = os.open(path, flags, 0o600)
+        fd = os.open(path, flags, mode)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _try_lock(fd):
+                raise BlockingIOError(errno.EAGAIN, _text_of(fd), str(path))
             if os.path.samestat(os.fstat(fd), os.stat(path)):
-                return fd
+                return FileLock(path, fd)
         except FileNotFoundError:
             pass  # its last holder removed the file between open and lock, so try again
-        except BlockingIOError:
-            text = printable(os.pread(fd, 512, 0).decode(errors="replace"), keep=" \n").strip()
-            os.close(fd)
-            raise BlockingIOError(errno.EAGAIN, text, str(path)) from None
         except OSError:
             os.close(fd)
             raise
         os.close(fd)
+
+
+def holder_of(path: Path) -> str | None:
+    """Return what the holder of a file's lock wrote into it; None if nobody holds it.
+
+    Raises:
+        OSError: The file cannot be read, or its filesystem has no locks.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _text_of(fd)
+    finally:
+        os.close(fd)
+    return None
+
+
+def _try_lock(fd: int) -> bool:
+    """Take the exclusive lock; return False if another holds it. `holder_of` shares it, but only for a moment."""
+    for _ in range(_MAX_LOCK_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            time.sleep(secrets.randbelow(1000) / 1e6)  # so that two who try do not do so in step
+        else:
+            return True
+    return False
+
+
+def _text_of(fd: int) -> str:
+    return printable(os.pread(fd, 512, 0).decode(errors="replace"), keep=" \n").strip()
 
 
 def write_all(file: Any, data: Any) -> None:

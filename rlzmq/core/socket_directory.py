@@ -50,8 +50,7 @@ class SocketDirectory:
 
     def __init__(self, base: str | os.PathLike[str] | None = None) -> None:
         self.path: Path = _make_directory(base)
-        self._pid = os.getpid()
-        self._lock_fd = lock_file(self.path / _LOCK_NAME)
+        self._lock = lock_file(self.path / _LOCK_NAME)
 
     def address(self, name: str) -> str:
         """Return the ipc address of the socket ``name`` in this directory.
@@ -71,11 +70,9 @@ class SocketDirectory:
 
     def close(self) -> None:
         """Remove the directory and its contents. Idempotent. Does nothing in a forked child."""
-        if self._lock_fd < 0 or os.getpid() != self._pid:
-            return
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock_fd)
-        self._lock_fd = -1
+        if self._lock.is_held:
+            shutil.rmtree(self.path, ignore_errors=True)
+            self._lock.release()
 
     def __enter__(self) -> SocketDirectory:
         return self
@@ -127,11 +124,11 @@ def _remove_if_stale(path: Path) -> None:
             return
         if time.time() - status.st_mtime < _STALE_AGE_S:  # its owner may not have taken the lock yet
             return
-        fd = lock_file(path / _LOCK_NAME, create=False)
+        lock = lock_file(path / _LOCK_NAME, create=False)
     except OSError:
         return
     shutil.rmtree(path, ignore_errors=True)
-    os.close(fd)
+    lock.release()
 
 
 _KEY = "tempdir"

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from rlzmq.core import faults
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.files import lock_file, make_directories, write_all
+from rlzmq.core.files import FileLock, lock_file, make_directories, write_all
 from rlzmq.wire.codec import Buffer
 
 __all__ = ["create_file", "lock_directory", "map_file", "read_records", "write_record"]
@@ -28,8 +28,8 @@ _HEAD = struct.Struct("<IBQ")
 _MAX_RECORD_BYTES = 1 << 31
 
 
-def lock_directory(directory: Path, setting: str) -> int:
-    """Create a directory for this user only, lock it, and return the descriptor that holds the lock.
+def lock_directory(directory: Path, setting: str) -> FileLock:
+    """Create a directory for this user only, and lock it.
 
     Raises:
         ConfigurationError: The directory cannot be used, or another run uses it.

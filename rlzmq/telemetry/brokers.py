@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,8 +56,11 @@ def broker_of_run(run: Run) -> str | None:
 
     The run's driver holds a lock on the directory of its sockets.
     """
+    pid = run.facts.get("pid")
+    if not isinstance(pid, int) or run.facts.get("host") != platform.node():
+        return None
     try:
-        entries = list(os.scandir(f"/proc/{run.facts.get('pid')}/fd"))
+        entries = list(os.scandir(f"/proc/{pid}/fd"))
     except OSError:
         return None
     for entry in entries:

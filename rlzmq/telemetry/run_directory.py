@@ -1,9 +1,10 @@
-"""A run's directory: its config, one JSON line per iteration, and its checkpoints."""
+"""A run's directory: who drives it, its config, one JSON line per iteration, and its checkpoints."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import fcntl
+import itertools
 import json
 import logging
 import math
@@ -16,82 +17,149 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from rlzmq.core.checkpoint_series import CheckpointSeries
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.files import make_directories, opener, write_text
+from rlzmq.core.files import FileLock, make_directories, opener, write_text
 from rlzmq.core.machine import num_usable_cores
+from rlzmq.core.run_lock import lock_run, move_aside
 from rlzmq.core.version import __version__
 from rlzmq.telemetry.event_log import EVENTS, EventLog
+from rlzmq.telemetry.runs import FoundRun, find_run
 
 if TYPE_CHECKING:
     from rlzmq.config.base_config import BaseConfig
 
-__all__ = ["RunDirectory"]
+__all__ = ["RunDirectory", "check_continues"]
 
 _log = logging.getLogger("rlzmq.telemetry")
 
 # Number of lines kept while the disk is full, some kB each.
 _MAX_UNWRITTEN = 10_000
-_MAX_LOCK_TRIES = 100
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _GIT_S = 2.0  # a large repository on a slow disk is not worth waiting for
 
 
 class RunDirectory:
-    """The files that a run writes.
+    """The directory of one run, which only one driver at a time may write: its lock, its metrics, its checkpoints.
 
-    Files: ``config.toml`` (settings that differ from the defaults), ``run.json`` (command, versions, Git commit, seed,
-    process), ``metrics.jsonl`` (each iteration's whole result, flushed at once), ``events.jsonl`` (the driver's
-    warnings and errors; see `rlzmq.telemetry.event_log`), ``checkpoints/NNNNNN/`` (by iteration; see
-    `rlzmq.core.checkpoint_series`), ``arrivals/`` (with
-    ``rlzmq train --record``).
+    Files: ``driver.lock`` (who drives the run; while it runs), ``config.toml`` (settings that differ from the
+    defaults), ``run.json`` (command, versions, Git commit, seed, process), ``metrics.jsonl`` (each iteration's whole
+    result, flushed at once), ``events.jsonl`` (the driver's warnings and errors; see `rlzmq.telemetry.event_log`),
+    ``checkpoints/NNNNNN/`` (by iteration; see `rlzmq.core.checkpoint_series`), ``arrivals/`` (with ``rlzmq train --record``).
+
+    A context manager. Use `create`; or `take`, and later `begin`, for a directory that is refused before the run is
+    built.
 
     Attributes:
         path: The directory.
+        checkpoints: The run's checkpoints, for `Algorithm.keep_checkpoints`.
+        found: The run that was in the directory when it was taken; None if there was none.
+        moved_to: Where the former directory is, if it was to be overwritten; else None.
         events: The warnings and errors.
     """
 
-    def __init__(self, path: Path) -> None:
+    events: EventLog
+
+    def __init__(self, path: Path, lock: FileLock | None, made: Sequence[Path] = ()) -> None:
         self.path = path
-        # Unbuffered, so that a line is written completely or not at all.
-        self._metrics = open(path / "metrics.jsonl", "ab", buffering=0, opener=opener)  # noqa: SIM115 (see close)
-        _lock(self._metrics.fileno())
+        self.found: FoundRun | None = None
+        self.moved_to: Path | None = None
+        self.checkpoints = CheckpointSeries(path / "checkpoints", lock=lock)
+        self._lock = lock
+        self._made = made
+        self._metrics: FileIO | None = None
         self._unwritten: deque[bytes] = deque(maxlen=_MAX_UNWRITTEN)
         self._has_failed = False
-        self.events: EventLog = EventLog(path / EVENTS)
 
     @classmethod
-    def create(cls, path: Path, config: BaseConfig, train: Sequence[str] = ()) -> Self:
-        """Create or reuse the directory and write the run's settings and facts.
+    def create(
+        cls, path: Path, config: BaseConfig, train: Sequence[str] = (), *, resumes: bool = False
+    ) -> Self:
+        """Take the directory and write the run's settings and facts.
 
         Args:
-            path: The directory, e.g. from `new_path`.
+            path: The directory, e.g. ``Path("runs/mine")``.
             config: The run's config.
             train: The arguments of ``rlzmq train``; () for a run of a script.
+            resumes: Whether the run that is in the directory continues.
+
+        Raises:
+            ConfigurationError: There is a run in the directory, or another driver has it.
         """
-        make_directories(path)
+        directory = cls.take(
+            path, resumes=resumes, ways="Continue it with resumes=True, or name another directory."
+        )
+        directory.begin(config, train)
+        return directory
+
+    @classmethod
+    def take(cls, path: Path, *, resumes: bool = False, overwrites: bool = False, ways: str = "") -> Self:
+        """Create the directory if it is missing, and take it for this process until `close`. Write nothing else.
+
+        Args:
+            path: The directory.
+            resumes: Whether the run that is in the directory continues.
+            overwrites: Whether a run that is in the directory is moved aside.
+            ways: What the error's reader can do if there is a run in the directory.
+
+        Raises:
+            ConfigurationError: There is a run in the directory and neither is set, another driver has it, or it cannot
+                be written.
+        """
+        made = [place for place in (path, *path.parents) if not place.exists()]
+        directory = cls(path, lock_run(path), made)
+        directory.found = found = find_run(path)
+        if found is None or resumes:
+            return directory
+        try:
+            if not overwrites:
+                raise ConfigurationError(f"{path} holds a run: {found}. {ways}")
+            moved_to = move_aside(path)
+        finally:
+            directory.close()
+        directory = cls.take(path)
+        directory.moved_to = moved_to
+        return directory
+
+    @classmethod
+    def take_new(cls, name: str, config: BaseConfig) -> Self:
+        """Create ``runs/<name>-<env>-<date and time>`` below the working directory, and take it.
+
+        Raises:
+            ConfigurationError: It cannot be written.
+        """
+        runs = Path("runs")
+        first = runs / f"{_label(name, config)}-{time.strftime('%Y%m%d-%H%M%S')}"
+        made = [] if runs.exists() else [runs]
+        try:
+            make_directories(runs)
+            for number in itertools.count(1):  # several runs within a second
+                path = first if number == 1 else first.with_name(f"{first.name}_{number}")
+                with contextlib.suppress(FileExistsError):
+                    path.mkdir(mode=0o775)
+                    break
+        except OSError as error:
+            raise ConfigurationError(f"cannot create a run directory in {runs}: {error.strerror}") from error
+        return cls(path, lock_run(path), [path, *made])
+
+    def begin(self, config: BaseConfig, train: Sequence[str] = ()) -> None:
+        """Write the run's settings and facts; see `create`."""
         try:
             text = config.to_toml()
         except ConfigurationError as error:
             text = f"# {error}\n"
-        write_text(path / "config.toml", text)
-        write_text(path / "run.json", json.dumps(_facts(config, train), indent=1))
-        write_text(path / "requirements.txt", _installed_packages())
-        return cls(path)
-
-    @staticmethod
-    def new_path(name: str, config: BaseConfig) -> Path:
-        """Return ``runs/<name>-<env>-<date and time>`` below the working directory, for a new run."""
-        path = Path("runs") / f"{_label(name, config)}-{time.strftime('%Y%m%d-%H%M%S')}"
-        number = 1
-        while path.exists():  # two runs within a second
-            number += 1
-            path = path.with_name(f"{path.name.partition('_')[0]}_{number}")
-        return path
+        write_text(self.path / "config.toml", text)
+        write_text(self.path / "run.json", json.dumps(_facts(config, train), indent=1))
+        write_text(self.path / "requirements.txt", _installed_packages())
+        # Unbuffered, so that a line is written completely or not at all.
+        self._metrics = open(self.path / "metrics.jsonl", "ab", buffering=0, opener=opener)  # noqa: SIM115 (see close)
+        self.events = EventLog(self.path / EVENTS)
 
     @staticmethod
     def newest_path(name: str, config: BaseConfig) -> Path | None:
@@ -101,14 +169,9 @@ class RunDirectory:
         found = [
             (match[1], int(match[2] or 1), path)
             for path in (runs.iterdir() if runs.is_dir() else ())
-            if (match := pattern.fullmatch(path.name)) and path.is_dir()
+            if (match := pattern.fullmatch(path.name)) and (path / "run.json").exists()
         ]
         return max(found)[2] if found else None
-
-    @property
-    def checkpoints(self) -> Path:
-        """The directory of the run's checkpoints."""
-        return self.path / "checkpoints"
 
     def log(self, result: Mapping[str, Any]) -> None:
         """Append an iteration's result as a line. While the disk is full, keep the line for later."""
@@ -116,13 +179,29 @@ class RunDirectory:
         self._write()
 
     def close(self) -> None:
-        """Close the metrics file. Later warnings are no longer recorded."""
-        self.events.close()
-        self._write()
-        self._metrics.close()
+        """Release the directory. Later warnings are no longer recorded. If nothing began, undo what `take` did."""
+        if self._metrics is not None and not self._metrics.closed:
+            self.events.close()
+            self._write()
+            self._metrics.close()
+        if self._lock is not None:
+            self._lock.release(remove=True)
+        if self._metrics is None:
+            with contextlib.suppress(OSError):  # it contains other files
+                for place in self._made:
+                    place.rmdir()
+                if self.moved_to is not None:
+                    self.moved_to.rename(self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     def _write(self) -> None:
         file = self._metrics
+        assert file is not None
         try:
             while self._unwritten:
                 size = os.fstat(file.fileno()).st_size
@@ -141,17 +220,16 @@ class RunDirectory:
             self._has_failed = False
 
 
-def _lock(fd: int) -> None:
-    """Hold a shared lock on the metrics file, which shows that the run's driver is running."""
-    for _ in range(_MAX_LOCK_TRIES):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:  # another process is checking the lock
-            time.sleep(0.001)
-        except OSError:  # this filesystem has no locks
-            return
-        else:
-            return
+def check_continues(found: FoundRun, algorithm: str, config: BaseConfig | None, ways: str) -> None:
+    """Raise ConfigurationError if a run of this algorithm and config cannot continue the one that was found."""
+    env = "?" if config is None else _env_label(config)
+    names = {name.rpartition(":")[2] for name in (found.env, env)}  # a class may be named with its module
+    is_other_env = "?" not in names and len(names) > 1
+    if is_other_env or found.algorithm.lower() not in ("?", algorithm.lower()):
+        own = algorithm.upper() + (f" on {env}" if is_other_env else "")
+        raise ConfigurationError(
+            f"{found.path} holds the run of {found}, which {own} cannot continue. {ways}"
+        )
 
 
 def _env_label(config: BaseConfig) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
+import collections
+import contextlib
 import functools
 import json
-import os
 import platform
 import time
 import tomllib
@@ -17,11 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.checkpoint import read_manifest
+from rlzmq.core.checkpoint_series import checkpoints_at
+from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.core.printable import printable
+from rlzmq.core.run_lock import driver_of
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.svg_curve import svg_curve
 
-__all__ = ["RETURN_MEAN", "X_AXES", "Run", "find_runs"]
+__all__ = ["RETURN_MEAN", "X_AXES", "FoundRun", "Run", "find_run", "find_runs"]
 
 RETURN_MEAN = "env_runners/episode_return_mean"
 X_AXES = {
@@ -36,6 +40,7 @@ _PLACES = (
     "record_dir",
     "trace",
 )  # they lie in each run's own directory, so they always differ
+_OF_A_RUN = ("run.json", "config.toml", "metrics.jsonl", "tuner.json")  # the last one: of a search
 _AWAY_S = 24 * 3600.0  # a run on another host may still be running if its files changed within this time
 
 
@@ -165,25 +170,14 @@ class Run:
     @property
     def state(self) -> str:
         """``"running"``, ``"ended"``, or ``"on HOST"``: on another machine, and changed within a day."""
-        host, pid = self.facts.get("host"), self.facts.get("pid")
-        is_locked = self._is_locked()
-        if host != platform.node():
-            if is_locked:
+        host = self.facts.get("host")
+        is_known = host == platform.node()
+        try:
+            if driver_of(self.path) is not None:
                 return "running"
-            return f"on {host}" if time.time() - self.changed_s < _AWAY_S else "ended"
-        # A forked child of an ended driver may still hold the lock.
-        return "running" if is_locked is not False and _exists(pid) else "ended"
-
-    def _is_locked(self) -> bool | None:
-        """Return whether a RunDirectory holds the lock; None if the filesystem has no locks."""
-        with open(self.path / "metrics.jsonl", "rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return None
-        return False
+        except OSError:  # the filesystem has no locks
+            is_known = False
+        return "ended" if is_known or time.time() - self.changed_s >= _AWAY_S else f"on {host}"
 
     def _repr_html_(self) -> str:
         title = f"<b>{self.path.name}</b>: {self.algorithm} on {self.env}, {self.state}"
@@ -192,6 +186,48 @@ class Run:
         except ConfigurationError as error:
             return f"{title}<br>{error}"
         return f"{title}<br>{svg_curve(steps, values, 'env steps', RETURN_MEAN)}"
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """What a run has left in a directory, however incomplete it is. Its text is for people.
+
+    Attributes:
+        path: The directory.
+        algorithm, env: Of the run; "?" if unknown.
+        iteration: Of its newest result or checkpoint; 0 if there is none.
+        changed_s: When it was last written, in seconds since 1970.
+    """
+
+    path: Path
+    algorithm: str
+    env: str
+    iteration: int
+    changed_s: float
+
+    def __str__(self) -> str:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.changed_s))
+        return printable(f"{self.algorithm} on {self.env}, {self.iteration} iterations, last written {when}")
+
+
+def find_run(path: Path) -> FoundRun | None:
+    """Return the run whose settings, results or checkpoints are in a directory; None if nothing of a run is there."""
+    files = [file for name in _OF_A_RUN if (file := path / name).exists()]
+    checkpoints = checkpoints_at(path)
+    if not files and not checkpoints:
+        return None
+    facts: Any = {}
+    with contextlib.suppress(OSError, ValueError):
+        facts = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    run = Run(path, facts if isinstance(facts, dict) else {})
+    algorithm, iteration = run.algorithm, _last_iteration(path)
+    for checkpoint in checkpoints[:1]:
+        with contextlib.suppress(CheckpointError, ValueError):
+            about = read_manifest(checkpoint)["about"]
+            algorithm = str(about.get("algorithm", "?")) if algorithm == "?" else algorithm
+            iteration = int(about.get("iteration", 0)) if iteration is None else iteration
+    changed_s = max(place.stat().st_mtime for place in (*files, *checkpoints))
+    return FoundRun(path, algorithm, run.env, iteration or 0, changed_s)
 
 
 def find_runs(directory: str | Path) -> list[Run]:
@@ -226,13 +262,11 @@ def numbers_in(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
             yield f"{prefix}{name}", float(value)
 
 
-def _exists(pid: object) -> bool:
-    if not isinstance(pid, int):
-        return True  # unknown
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+def _last_iteration(path: Path) -> int | None:
+    """Return the number of the last result in a run directory; None if there is none."""
+    last = None
+    with contextlib.suppress(OSError), open(path / "metrics.jsonl", "rb") as file:
+        for line in collections.deque(file, maxlen=2):  # a kill may have cut off the last one
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                last = int(json.loads(line)["training_iteration"])
+    return last

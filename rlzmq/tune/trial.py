@@ -6,7 +6,6 @@ import contextlib
 import csv
 import io
 import json
-import os
 import shutil
 import traceback
 from collections.abc import Mapping, Sequence
@@ -138,10 +137,10 @@ class Trial:
         newest = self.checkpoints[-1] if self.checkpoints else None
         iteration = 0 if newest is None else newest.result["training_iteration"]
         kept = [result for result in read_results(self.path) if result["training_iteration"] <= iteration]
-        _write_whole(self.path / "result.json", "".join(json.dumps(result) + "\n" for result in kept))
+        write_text(self.path / "result.json", "".join(json.dumps(result) + "\n" for result in kept))
         (self.path / "error.txt").unlink(missing_ok=True)
         self._columns = []
-        _write_whole(self.path / "progress.csv", self._rows(kept))
+        write_text(self.path / "progress.csv", self._rows(kept))
         self.last_result = kept[-1] if kept else {}
         return newest
 
@@ -218,7 +217,7 @@ class Trial:
         names = {saved.name for saved in kept} | {self.checkpoints[-1].name}
         removed = [saved for saved in self.checkpoints if saved.name not in names]
         self.checkpoints = [saved for saved in self.checkpoints if saved.name in names]
-        _write_whole(
+        write_text(
             self.path / "checkpoints.json",
             json.dumps([asdict(saved) for saved in self.checkpoints], default=repr),
         )
@@ -247,10 +246,3 @@ def read_checkpoints(path: Path) -> list[SavedCheckpoint]:
         return []
     listed = [SavedCheckpoint(**saved) for saved in json.loads(file.read_text(encoding="utf-8"))]
     return [saved for saved in listed if (path / saved.name).is_dir()]
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file atomically: after a kill it has either the old or the new content."""
-    scratch = path.with_name(f".{path.name}.new")
-    write_text(scratch, text)
-    os.replace(scratch, path)

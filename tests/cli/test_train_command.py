@@ -114,10 +114,9 @@ def test_a_signal_ends_the_run_in_order(number: signal.Signals, tmp_path: Path) 
     out, err = train.communicate(timeout=60)
     assert train.returncode == (130 if number == signal.SIGINT else 75), err
     assert "interrupted" in out
-    checkpoint = latest_checkpoint(run)
-    assert checkpoint is not None
+    assert latest_checkpoint(run) is not None
     last = out.splitlines()[-1]
-    assert last == f"resume      rlzmq train ppo --resume {checkpoint} --stop iterations=100000"
+    assert last == f"resume      rlzmq train ppo --resume {run} --stop iterations=100000"
     assert psutil.wait_procs(family, timeout=20)[1] == []
     assert leftovers(tmp_path) == []
 

@@ -141,7 +141,7 @@ def test_a_long_runtime_directory_gives_way_to_a_short_one(
 def test_directories_of_dead_runs_are_removed_and_those_of_live_ones_kept() -> None:
     with SocketDirectory() as base, SocketDirectory(base.path) as alive:
         dead = SocketDirectory(base.path)
-        os.close(dead._lock_fd)  # as the system does for a killed process
+        dead._lock.release()  # as the system does for a killed process
         fresh = base.path / "rlzmq-fresh"
         fresh.mkdir()
         for directory in (alive.path, dead.path):
@@ -150,7 +150,6 @@ def test_directories_of_dead_runs_are_removed_and_those_of_live_ones_kept() -> N
             assert alive.path.exists()
             assert fresh.exists()
             assert not dead.path.exists()
-        dead._lock_fd = -1
 
 
 def test_the_file_limit_is_raised_but_never_lowered() -> None:

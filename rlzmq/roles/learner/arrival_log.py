@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import struct
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -200,9 +199,7 @@ class ArrivalLog:
         self._has_ended = True
         if self._file is not None:
             self._file.close()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._lock.release()
 
     def _give_up(self, error: Exception, learner: Any) -> None:
         self._has_ended = True
