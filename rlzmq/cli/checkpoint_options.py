@@ -15,6 +15,7 @@ __all__ = [
     "PolicyOptions",
     "code_arguments",
     "load_arguments",
+    "place_of",
     "policy_arguments",
     "unknown_ids_explained",
 ]
@@ -77,6 +78,22 @@ def policy_arguments(options: PolicyOptions) -> dict[str, Any]:
         "agent_id": agent,
         **load_arguments(options),
     }
+
+
+def place_of(options: CheckpointOptions, name: str, flag: str) -> Path:
+    """Return the path for a file that is made of a checkpoint: in its run's directory, else in the checkpoint.
+
+    Raises:
+        ConfigurationError: There is no such directory on this machine.
+    """
+    from rlzmq.core.errors import ConfigurationError
+    from rlzmq.core.run_lock import run_of
+
+    if not options.checkpoint.is_dir():
+        raise ConfigurationError(
+            f"{options.checkpoint} is no directory on this machine: name a file with {flag}."
+        )
+    return run_of(options.checkpoint) / name
 
 
 @contextmanager

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from rlzmq.cli.checkpoint_options import PolicyOptions, policy_arguments, unknown_ids_explained
+import tyro
+
+from rlzmq.cli.checkpoint_options import PolicyOptions, place_of, policy_arguments, unknown_ids_explained
 from rlzmq.cli.parsing import parse
 
 __all__ = ["ExportOptions", "run"]
@@ -19,8 +21,8 @@ class ExportOptions(PolicyOptions):
 
     format: Literal["onnx", "pt2"] = "onnx"
     """Format of the file: onnx (for onnxruntime), or pt2 (for torch.export.load) (default: onnx)."""
-    output: Path | None = None
-    """The file; it is replaced if it exists (default: ./policy.onnx or ./policy.pt2)."""
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    """The file; it is replaced if it exists (default: policy.onnx or policy.pt2 in the run directory)."""
     observations: int = 1000
     """Number of random observations on which the file is compared with the policy (default: 1000)."""
     seed: int = 0
@@ -41,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
 
     if options.observations < 1:
         raise ConfigurationError(f"--observations {options.observations}: expected 1 or more")
-    output = options.output or Path(f"policy.{options.format}")
+    output = options.output or place_of(options, f"policy.{options.format}", "--output")
     with unknown_ids_explained():
         policy = Policy.load(options.checkpoint, **policy_arguments(options))
     result = export_policy(

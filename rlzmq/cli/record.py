@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlzmq.cli.checkpoint_options import CheckpointOptions, code_arguments
+
+if TYPE_CHECKING:
+    from rlzmq.core.files import FileLock
 
 __all__ = ["RecordOptions", "run"]
 
@@ -20,7 +24,9 @@ class RecordOptions(CheckpointOptions):
     """Options of ``rlzmq record``."""
 
     output: Path
-    """Directory for the shards; existing shards are kept."""
+    """Directory for the shards. One that holds shards needs --overwrite."""
+    overwrite: bool = False
+    """Move shards that are in --output aside, with their directory (default: False)."""
     episodes: int = 100
     """Number of complete episodes (default: 100)."""
     runners: int = 0
@@ -61,8 +67,38 @@ def record(options: RecordOptions) -> list[float]:
     """Write the episodes and return their returns.
 
     Raises:
-        ConfigurationError: In the end the directory does not hold all episodes.
+        ConfigurationError: The directory holds shards or is in use, or in the end it does not hold all episodes.
     """
+    lock = _take(options)
+    try:
+        return _record(options)
+    finally:
+        if lock is not None:
+            lock.release(remove=True)
+
+
+def _take(options: RecordOptions) -> FileLock | None:
+    """Take the directory for the shards, before anything is written into it."""
+    from rlzmq.core.errors import ConfigurationError
+    from rlzmq.core.run_lock import lock_run, move_aside
+    from rlzmq.replay.shards import find_shards
+
+    lock = lock_run(options.output)
+    if num := len(find_shards(options.output)):
+        aside = move_aside(options.output) if options.overwrite else None
+        if lock is not None:
+            lock.release(remove=aside is None)
+        if aside is None:
+            raise ConfigurationError(
+                f"--output {options.output} holds {num} shard{'s' * (num > 1)}. Name another directory (offline "
+                "algorithms read several), or --overwrite to move it aside."
+            )
+        print(f"moved     the shards in {options.output} to {aside}", flush=True)
+        lock = lock_run(options.output)
+    return lock
+
+
+def _record(options: RecordOptions) -> list[float]:
     from rlzmq.algorithms.checkpoints import load_policy, read_algorithm
     from rlzmq.algorithms.stored_config import Given
     from rlzmq.core.errors import ConfigurationError
@@ -79,7 +115,6 @@ def record(options: RecordOptions) -> list[float]:
         config.debugging(seed=options.seed)
     config.offline_data(output=str(options.output.absolute()))
     config.validate()
-    before = set(find_shards(options.output))
     returns: list[float] = []
     group = EnvRunnerGroup(config=config)
     try:
@@ -92,11 +127,11 @@ def record(options: RecordOptions) -> list[float]:
             returns += [episode.get_return() for episode in sampled]
     finally:
         group.stop()
-    new = sorted(set(find_shards(options.output)) - before)
-    written = sum(map(len, open_shards(new).shards)) if new else 0
+    shards = find_shards(options.output)
+    written = sum(map(len, open_shards(shards).shards)) if shards else 0
     if written < len(returns):
         raise ConfigurationError(
-            f"--output {options.output}: expected {len(returns)} new episodes, got {written}. The "
+            f"--output {options.output}: expected {len(returns)} episodes, got {written}. The "
             "reason is in the error above."
         )
     return returns

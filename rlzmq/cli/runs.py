@@ -15,6 +15,7 @@ import tyro
 from rlzmq.cli.parsing import parse
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.printable import printable
+from rlzmq.core.run_lock import lock_run
 
 if TYPE_CHECKING:
     from rlzmq.telemetry.runs import Run
@@ -123,10 +124,14 @@ def _clean(runs: Sequence[Run], options: RunsOptions) -> int:
         print("nothing was removed")
         return 0
     for run in chosen:
-        if run.state != "ended":  # the run was resumed in the meantime
-            print(f"kept        {run.path}: {run.state}")
+        try:
+            lock = lock_run(run.path)
+        except ConfigurationError as error:  # e.g. resumed in the meantime
+            print(f"kept        {error}")
             continue
         shutil.rmtree(run.path)
+        if lock is not None:
+            lock.release()
         print(f"removed     {run.path}")
     return 0
 

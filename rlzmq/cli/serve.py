@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlzmq.cli.checkpoint_options import PolicyOptions, policy_arguments, unknown_ids_explained
+from rlzmq.cli.checkpoint_options import PolicyOptions, place_of, policy_arguments, unknown_ids_explained
 from rlzmq.cli.joining import on_signals, run_async
 from rlzmq.cli.main import EXIT_INTERRUPTED
 from rlzmq.cli.parsing import parse
@@ -32,13 +32,14 @@ class ServeOptions(PolicyOptions):
     listen: str = "ipc"
     """Address of the wire interface: tcp://HOST:PORT, with keys; ipc: for this user on this machine; none
     (default: ipc)."""
-    join_file: Path = Path("serve.toml")
+    join_file: Path | None = None
     """File with the address and key for clients of the wire, mode 0600; for TCP the keys are kept next to it and used
-    again (default: ./serve.toml)."""
+    again (default: serve.toml in the run directory)."""
     http: str = "127.0.0.1:8000"
     """HOST:PORT of the HTTP interface, port 0: any free one; none: no HTTP (default: 127.0.0.1:8000)."""
-    token_file: Path = Path("serve.token")
-    """File of the bearer token for HTTP, mode 0600; written if there is none (default: ./serve.token)."""
+    token_file: Path | None = None
+    """File of the bearer token for HTTP, mode 0600; written if there is none (default: serve.token in the run
+    directory)."""
     allow_host: list[str] = field(default_factory=list)
     """Additional name of this server in the Host header of requests, e.g. a proxy's; repeatable (default: none)."""
     insecure: bool = False
@@ -78,13 +79,15 @@ async def _main(options: ServeOptions) -> int:
     has_http, has_wire = options.http != "none", options.listen != "none"
     if not (has_http or has_wire):
         raise ConfigurationError("--http none and --listen none: expected at least one of them")
+    join_file = options.join_file or place_of(options, "serve.toml", "--join-file")
+    token_file = options.token_file or place_of(options, "serve.token", "--token-file")
     server = AsyncPolicyServer(
         options.checkpoint,
         **policy_arguments(options),
         listen=options.listen if has_wire else None,
-        keys=_keys(options.join_file) if options.listen.startswith("tcp:") else None,
+        keys=_keys(join_file) if options.listen.startswith("tcp:") else None,
         http=options.http if has_http else None,
-        token=token_in(options.token_file) if has_http else None,
+        token=token_in(token_file) if has_http else None,
         allowed_hosts=options.allow_host,
         insecure=options.insecure,
         max_body_bytes=options.max_body,
@@ -107,11 +110,11 @@ async def _main(options: ServeOptions) -> int:
         loop.add_signal_handler(signal.SIGHUP, reload)
         print(f"serving     {server.checkpoint}")
         if server.join is not None:
-            write_secret(options.join_file, server.join.to_text())
-            print(f"wire        {options.join_file}")
+            write_secret(join_file, server.join.to_text())
+            print(f"wire        {join_file}")
         if server.http_url is not None:
             print(f"http        {server.http_url}")
-            print(f"token       {options.token_file}")
+            print(f"token       {token_file}")
         sys.stdout.flush()
         await interrupted
         print("ending", flush=True)

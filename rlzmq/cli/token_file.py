@@ -44,4 +44,4 @@ def write_secret(path: Path, text: str) -> None:
     try:
         write_private_file(path, text)
     except OSError as error:
-        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
+        raise ConfigurationError(f"cannot write {path}: {error.strerror}. Name another file.") from error

@@ -25,8 +25,8 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 def run_of(path: Path) -> Path:
     """Return the run directory of a directory of checkpoints, of a checkpoint in one, or of itself."""
     for place in (path, path.parent):
-        if place.name == "checkpoints":
-            return place.parent
+        if place.absolute().name == "checkpoints":
+            return place.parent if place.name else place.absolute().parent
     return path
 
 

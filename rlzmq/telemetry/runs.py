@@ -207,7 +207,8 @@ class FoundRun:
 
     def __str__(self) -> str:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.changed_s))
-        return printable(f"{self.algorithm} on {self.env}, {self.iteration} iterations, last written {when}")
+        count = f"{self.iteration} iteration{'s' * (self.iteration != 1)}"
+        return printable(f"{self.algorithm} on {self.env}, {count}, last written {when}")
 
 
 def find_run(path: Path) -> FoundRun | None:

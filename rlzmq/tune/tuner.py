@@ -17,9 +17,11 @@ from rlzmq.config.plain import code_names, plain_dict, revive_setting
 from rlzmq.config.search_space import SearchObject, find_search_objects
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.files import make_directories, write_text
+from rlzmq.core.run_lock import lock_run
 from rlzmq.core.signatures import check_takes
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.trust import NOBODY, Trust, is_signed, signature_of
+from rlzmq.telemetry.runs import find_run
 from rlzmq.telemetry.view import View
 from rlzmq.tune.experiment import Experiment
 from rlzmq.tune.result_grid import ResultGrid
@@ -111,33 +113,48 @@ class Tuner:
         """Run all trials and return their results. Errors of trials are collected, not raised.
 
         Raises:
-            ConfigurationError: The experiment exists already, or the settings are incompatible.
+            ConfigurationError: The experiment exists already, another process runs it or the directory holds a training
+                run, or the settings are incompatible.
         """
         return get_loop_thread().run(self.fit_async())
 
     async def fit_async(self) -> ResultGrid:
         """Run all trials and return their results, like `fit`."""
-        is_shared = self._tune_config.storage is not None
-        if (self._path / _FILE).exists() and not self._is_restored and not is_shared:
-            raise ConfigurationError(
-                f"There is an experiment in {self._path}. Continue it with tune.Tuner.restore({str(self._path)!r}, "
-                "trainable), or choose another RunConfig(name=…)."
+        is_shared = (
+            self._tune_config.storage is not None
+        )  # its drivers share the trials, maybe in one directory
+        lock = None if is_shared else lock_run(self._path)
+        try:
+            self._check_directory(is_shared)
+            experiment = self._experiment(
+                make_view(
+                    self._path.name,
+                    self.space,
+                    self._tune_config.metric,
+                    self._run_config.verbose,
+                    self._run_config.progress_reporter,
+                )
             )
-        experiment = self._experiment(
-            make_view(
-                self._path.name,
-                self.space,
-                self._tune_config.metric,
-                self._run_config.verbose,
-                self._run_config.progress_reporter,
-            )
-        )
-        make_directories(self._path)
-        write_text(self._path / _FILE, json.dumps(self._stored(), indent=1))
-        self._is_restored = True
-        self._results = await experiment.run(self._runs_again)
+            make_directories(self._path)
+            write_text(self._path / _FILE, json.dumps(self._stored(), indent=1))
+            self._is_restored = True
+            self._results = await experiment.run(self._runs_again)
+        finally:
+            if lock is not None:
+                lock.release(remove=True)
         self._runs_again = lambda trial: False
         return self._results
+
+    def _check_directory(self, is_shared: bool) -> None:
+        """Raise ConfigurationError if another experiment, or a training run, is in the directory."""
+        has_experiment = self.can_restore(self._path)
+        if has_experiment and not self._is_restored and not is_shared:
+            raise ConfigurationError(
+                f"There is an experiment in {self._path}. Continue it (rlzmq tune --resume, or "
+                f"tune.Tuner.restore({str(self._path)!r}, trainable)), or choose another name."
+            )
+        if not has_experiment and (found := find_run(self._path)) is not None:
+            raise ConfigurationError(f"{self._path} holds the run of {found}. Choose another name.")
 
     def get_results(self) -> ResultGrid:
         """Return the results of the trials that have ended.

@@ -101,7 +101,8 @@ def over_the_wire(workload: str, listen: str, is_raw: bool) -> Turn:
         assert line, "the server ended"
     requests = np.split(batch, NUM_CLIENTS)
     play = play_raw if is_raw else play_policy_clients
-    return lambda seconds: play(Path("serve.toml"), requests, seconds)
+    join_file = Path(line.split()[1])
+    return lambda seconds: play(join_file, requests, seconds)
 
 
 def play_policy_clients(join_file: Path, requests: list[Any], seconds: float) -> float:

@@ -245,13 +245,13 @@ def test_the_command_writes_a_file_and_prints_the_difference(
     assert main(["export", "checkpoint", "--format", "pt2"]) == 0
     printed = capsys.readouterr().out
     assert "checked   1,000 random observations, largest difference" in printed
-    assert "exported  policy.pt2" in printed
+    assert "exported  checkpoint/policy.pt2" in printed
 
     assert main(["export", "checkpoint", "--module", "default_polcy"]) == EXIT_CONFIG
     assert "Did you mean 'default_policy'" in capsys.readouterr().err
 
     extra = {"rlzmq.json": ""}
-    program = torch.export.load(tmp_path / "policy.pt2", extra_files=extra)
+    program = torch.export.load(tmp_path / "checkpoint" / "policy.pt2", extra_files=extra)
     about = json.loads(extra["rlzmq.json"])
     assert about["inputs"] == [{"name": "obs", "dtype": "float32", "shape": ["batch", 3]}]
     assert [port["name"] for port in about["outputs"]] == ["action_dist_inputs", "actions"]

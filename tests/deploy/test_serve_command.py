@@ -70,7 +70,7 @@ def test_a_process_serves_reloads_and_ends(tmp_path: Path) -> None:
     write_checkpoint(cartpole(), run / "checkpoints" / "000001", seed=1)
     with served("run", "--reload-interval", "0", directory=tmp_path) as server, server.client() as client:
         assert server.said["serving"] == str(run / "checkpoints" / "000001")
-        token_file = tmp_path / "serve.token"
+        token_file = run / "serve.token"
         assert token_file.stat().st_mode & 0o777 == 0o600
         assert len(server.token) >= 40
         assert client.act(obs=[0.0] * 4)[1]["checkpoint"] == "000001"
@@ -200,10 +200,10 @@ def test_a_token_file_must_hold_a_token(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_checkpoint(cartpole(), tmp_path / "000001")
-    Path("serve.token").write_text(text)
-    Path("serve.token").chmod(0o600)
+    Path("000001/serve.token").write_text(text)
+    Path("000001/serve.token").chmod(0o600)
     assert main(["serve", "000001"]) == EXIT_CONFIG
     assert "serve.token holds no token" in capsys.readouterr().err
-    Path("serve.token").chmod(0o644)
+    Path("000001/serve.token").chmod(0o644)
     assert main(["serve", "000001"]) == EXIT_CONFIG
     assert "others may read it" in capsys.readouterr().err

@@ -309,7 +309,7 @@ async def test_the_end_answers_what_has_arrived_and_refuses_what_comes_later(tmp
 async def test_an_error_of_the_policy_and_a_server_that_dies(tmp_path: Path) -> None:
     write_checkpoint(gated(tmp_path), tmp_path / "000001")
     with served("000001", directory=tmp_path) as server:
-        async with AsyncPolicyClient(tmp_path / "serve.toml") as client:
+        async with AsyncPolicyClient(tmp_path / "000001" / "serve.toml") as client:
             with pytest.raises(RemoteError, match="the policy raised RuntimeError"):
                 await client.compute_action(np.array([2.0, 0, 0, 0]))
             asked = asyncio.create_task(client.compute_action(np.array([1.0, 0, 0, 0])))
@@ -325,7 +325,7 @@ def test_tcp_keys_outlive_the_server_so_that_clients_find_the_next_one(tmp_path:
     joins = []
     for _ in range(2):
         with served("000001", "--listen", listen, directory=tmp_path) as server:
-            joins.append(JoinFile.read(tmp_path / "serve.toml"))
+            joins.append(JoinFile.read(tmp_path / "000001" / "serve.toml"))
             listen = joins[0].addresses["policy"]
             with PolicyClient(joins[0]) as client:
                 assert client.compute_action(np.zeros(4)).actions in (0, 1)

@@ -189,7 +189,7 @@ def test_scripts_share_the_rule(terminal: Terminal) -> None:
     before = files_of(terminal.cwd / "runs/a")
     again = terminal.type("python -m mine")
     assert again.code == 1
-    assert "PPO on CartPole-v1, 1 iterations" in again.err.splitlines()[-1]
+    assert "PPO on CartPole-v1, 1 iteration," in again.err.splitlines()[-1]
     assert files_of(terminal.cwd / "runs/a") == before
     resumed = terminal.type("python -m mine resume")
     assert resumed.code == 0, resumed

@@ -110,7 +110,7 @@ def test_train_writes_for_the_writers_of_log_and_evaluate_needs_no_code(
     assert [point.value for point in read.Scalars("training_iteration")] == [1, 2]
     assert main(["evaluate", str(run), "--episodes", "1"]) == 0
     capsys.readouterr()
-    assert main([*arguments, "--log", "tb,wanddb"]) == 78
+    assert main([*arguments, "--log", "tb,wanddb", "--overwrite"]) == 78
     assert "no writer 'wanddb'. Did you mean 'wandb'?" in capsys.readouterr().err
 
 

@@ -71,7 +71,7 @@ def test_grid_points_and_random_values_of_a_function(run_config: tune.RunConfig)
     again = tune.Result.from_path(best.path)
     assert again.config == best.config
     assert again.metrics == best.metrics
-    with pytest.raises(ConfigurationError, match=r"Continue it with tune\.Tuner\.restore"):
+    with pytest.raises(ConfigurationError, match=r"tune\.Tuner\.restore"):
         tune.Tuner(score, param_space=space, run_config=run_config).fit()
 
 
