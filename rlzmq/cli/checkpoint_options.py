@@ -91,7 +91,7 @@ def place_of(options: CheckpointOptions, name: str, flag: str) -> Path:
 
     if not options.checkpoint.is_dir():
         raise ConfigurationError(
-            f"{options.checkpoint} is no directory on this machine: name a file with {flag}."
+            f"{options.checkpoint} holds no checkpoint on this machine. For one elsewhere, name a file with {flag}."
         )
     return run_of(options.checkpoint) / name
 

@@ -51,7 +51,8 @@ class RunDirectory:
     Files: ``driver.lock`` (who drives the run; while it runs), ``config.toml`` (settings that differ from the
     defaults), ``run.json`` (command, versions, Git commit, seed, process), ``metrics.jsonl`` (each iteration's whole
     result, flushed at once), ``events.jsonl`` (the driver's warnings and errors; see `rlzmq.telemetry.event_log`),
-    ``checkpoints/NNNNNN/`` (by iteration; see `rlzmq.core.checkpoint_series`), ``arrivals/`` (with ``rlzmq train --record``).
+    ``checkpoints/NNNNNN/`` (by iteration; see `rlzmq.core.checkpoint_series`), ``arrivals/`` (with
+    ``rlzmq train --record``).
 
     A context manager. Use `create`; or `take`, and later `begin`, for a directory that is refused before the run is
     built.
@@ -113,16 +114,17 @@ class RunDirectory:
                 be written.
         """
         made = [place for place in (path, *path.parents) if not place.exists()]
-        directory = cls(path, lock_run(path), made)
+        lock = lock_run(path)
+        directory = cls(path, lock, made)
         directory.found = found = find_run(path)
         if found is None or resumes:
             return directory
-        try:
-            if not overwrites:
-                raise ConfigurationError(f"{path} holds a run: {found}. {ways}")
-            moved_to = move_aside(path)
-        finally:
+        if not overwrites:
             directory.close()
+            raise ConfigurationError(f"{path} holds a run: {found}. {ways}")
+        moved_to = move_aside(path)
+        if lock is not None:
+            lock.release()
         directory = cls.take(path)
         directory.moved_to = moved_to
         return directory

@@ -331,7 +331,7 @@ def test_tcp_keys_outlive_the_server_so_that_clients_find_the_next_one(tmp_path:
                 assert client.compute_action(np.zeros(4)).actions in (0, 1)
         server.process.wait()
     assert joins[0].server_public_key == joins[1].server_public_key
-    assert (tmp_path / "serve.server.toml").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "000001" / "serve.server.toml").stat().st_mode & 0o777 == 0o600
 
 
 def test_spaces_of_one_observation(server: PolicyServer) -> None:
