@@ -124,7 +124,7 @@ def many_frames(join: JoinFile, num: int, num_bytes: int, *, timeout_s: float = 
     frame = bytes(num_bytes)
     with client(join, b"flood") as own:
         monitor = own.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        own.send_multipart(encode_message(Hello("runner", "flood@elsewhere", "flood", num_envs=1)))
+        own.send_multipart(encode_message(Hello("observer", "flood", "flood")))
         own.poll(5000)
         for left in range(num - 1, -1, -1):
             own.send(frame, zmq.SNDMORE if left else 0, copy=num_bytes < 1 << 16)
@@ -139,7 +139,7 @@ def unfinished_parts(join: JoinFile, num_bytes: int, *, timeout_s: float = 20.0)
     data = bytes(PART_BYTES)
     with client(join, b"parts") as own:
         monitor = own.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        own.send_multipart(encode_message(Hello("runner", "parts@elsewhere", "parts", num_envs=1)))
+        own.send_multipart(encode_message(Hello("observer", "parts", "parts")))
         own.poll(5000)
         deadline = time.monotonic() + timeout_s
         for index in range(num_bytes // PART_BYTES):
@@ -256,7 +256,7 @@ def unread_bodies(url: str, path: str, num: int, num_bytes: int, *, headers: str
     chunk = bytes(64 * 1024)
 
     def one(_: int) -> None:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 3
         with contextlib.suppress(OSError), _connect(url) as own:
             own.sendall(
                 f"POST {path} HTTP/1.1\r\nHost: {host}\r\n{headers}Content-Length: {num_bytes}\r\n\r\n".encode()
@@ -265,7 +265,7 @@ def unread_bodies(url: str, path: str, num: int, num_bytes: int, *, headers: str
                 own.sendall(chunk)
                 if time.monotonic() > deadline:
                     break
-            time.sleep(max(0.0, min(2.0, deadline - time.monotonic())))
+            time.sleep(max(0.0, min(0.5, deadline - time.monotonic())))
 
     _all(one, num)
 
