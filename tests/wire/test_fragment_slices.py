@@ -18,6 +18,7 @@ from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner
 from rlzmq.wire.codec import encode
 from rlzmq.wire.errors import ArrayMismatchError, MalformedFrameError
 from rlzmq.wire.fragment_message import (
+    check_claims,
     decode_fragment,
     encode_fragment,
     fragment_from_bytes,
@@ -66,6 +67,13 @@ def test_a_part_opens_to_the_same_episodes_as_the_whole(first: int, num_steps: i
     part = slice_fragment(whole, first, num_steps)
     assert facts(part, first, num_steps) == facts(whole, first, num_steps)
     assert decode_fragment(part)[2].size == 0, "the meta stays with the whole"
+
+
+@pytest.mark.parametrize("claimed", [11, 13, 4000])
+def test_a_fragment_that_claims_other_env_steps_than_it_holds_is_refused(claimed: int) -> None:
+    check_claims(fragment(episodes()))
+    with pytest.raises(ArrayMismatchError, match=f"of 12 env steps claims {claimed}"):
+        check_claims(fragment(episodes(), claimed))
 
 
 def test_a_quarantine_file_begins_as_one() -> None:
