@@ -141,7 +141,7 @@ def test_policies_and_their_mapping_in_toml_and_on_the_command_line(mapping_modu
         assert config.policies_to_train == ["p0"]
         assert config.policy_mapping_fn(1, None) == "p1"
     assert PPOConfig.from_toml(from_toml.to_toml()).policy_mapping_fn is from_toml.policy_mapping_fn
-    with pytest.raises(ConfigurationError, match="Cannot load 'my_mapping:nothing'"):
+    with pytest.raises(ConfigurationError, match="'my_mapping:nothing' cannot be found"):
         PPOConfig.from_toml('policy_mapping_fn = "my_mapping:nothing"')
 
 

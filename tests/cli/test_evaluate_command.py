@@ -187,14 +187,18 @@ def test_an_env_that_makes_no_pictures_is_named(tmp_path: Path, capsys: pytest.C
     assert "render() returned NoneType" in capsys.readouterr().err
 
 
-def test_settings_of_a_file_stand_in_for_a_config_with_code(tmp_path: Path) -> None:
+def test_settings_of_a_file_stand_in_for_a_config_with_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = PPOConfig().environment(Strip).env_runners(num_env_runners=0)
     config.training(train_batch_size=32, minibatch_size=32, num_epochs=1)
     with config.build() as algo:
         path = algo.save_to_path(tmp_path / "checkpoint")
     file = tmp_path / "settings.toml"
     file.write_text(config.copy().environment("Strip-v0").to_toml())
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody"))
     assert main(["evaluate", str(path)]) == 78
     assert main(["evaluate", str(path), "--episodes", "1", "--config", str(file)]) == 0
+    assert main(["evaluate", str(path), "--episodes", "1", "--env", "Strip-v0"]) == 0
     recorded = ["record", str(path), "--episodes", "1", "--output", str(tmp_path / "data")]
     assert main([*recorded, "--config", str(file)]) == 0

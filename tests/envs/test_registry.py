@@ -93,7 +93,7 @@ def test_a_module_path_names_a_class_or_an_id_that_the_module_registers() -> Non
         ("CartPol-v1", "Did you mean 'CartPole-v1'"),
         ("no such thing at all", "pprint_registry"),
         ("rlzmq.envs.examples:RandomEn", "Did you mean 'RandomEnv'"),
-        ("not.a.module:Thing", "cannot import the module 'not.a.module'"),
+        ("not.a.module:Thing", "'not.a.module:Thing' cannot be found"),
         ("ALE/NoSuchGame-v5", "ale_py|pprint_registry|NameThisGame"),
         (None, r"config\.environment\(env="),
         (42, "got 42"),
