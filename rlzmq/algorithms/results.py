@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rlzmq.algorithms.health import HealthWatch
 from rlzmq.algorithms.verdict import judge
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
@@ -24,15 +25,12 @@ from rlzmq.core.plain import decode, encode_supported
 from rlzmq.core.stage_timers import LEARNER_STAGES
 from rlzmq.core.svg_curve import svg_curve
 from rlzmq.driver.update_results import Accounting, UpdateResult
-from rlzmq.runners.episode_metrics import HOW_TO_LIMIT, EpisodeMetrics, add_fragment_metas
+from rlzmq.runners.episode_metrics import EpisodeMetrics, add_fragment_metas
 
 __all__ = ["Result", "ResultBuilder", "merge_learner_results"]
 
 _log = logging.getLogger("rlzmq.algorithms")
 
-_HINT_AFTER_STEPS = (
-    2000  # number of steps per environment without an episode end after which a hint is logged
-)
 _MAX_CURVE = 10_000  # maximum number of iterations in a result's plot
 NUM_LAGS = 20  # number of entries of `policy_lag/num_env_steps`; the last one counts all larger lags, too
 _SUMMED = ("num_env_steps_trained", "num_module_steps_trained", "num_env_steps_trained_lifetime")
@@ -72,8 +70,8 @@ class ResultBuilder:
 
     def __init__(self, config: BaseConfig, metrics: MetricsLogger) -> None:
         self._metrics = metrics
-        self._num_envs = max(config.num_env_runners, 1) * config.num_envs_per_env_runner
-        self._has_hinted = False
+        self._health = HealthWatch(config)
+        self._told: set[str] = set()
         self._held: _Held | None = None
         self.episodes: EpisodeMetrics = EpisodeMetrics(config.metrics_num_episodes_for_smoothing)
         self._learners: dict[str, Any] = {}
@@ -191,7 +189,6 @@ class ResultBuilder:
             self._newest = None
         elapsed = self.time_this_iter_s
         num_new = self.num_env_steps_this_iter
-        self._hint_at_endless_episodes()
         env_runners = self.episodes.reduce()
         env_runners["num_env_steps_sampled_lifetime_throughput"] = num_new / max(elapsed, 1e-9)
         env_runners["weights_seq_no"] = self._weights_version
@@ -222,6 +219,7 @@ class ResultBuilder:
             result[NUM_ENV_STEPS_SAMPLED_LIFETIME] = env_runners[NUM_ENV_STEPS_SAMPLED_LIFETIME]
         merge_into(result, logged)
         result["bottleneck"] = judge(result).to_dict()
+        result["health"] = self._examine(result)
         num_steps = result[NUM_ENV_STEPS_SAMPLED_LIFETIME] or result["num_env_steps_trained_lifetime"]
         self._curve.append((num_steps, env_runners.get("episode_return_mean", math.nan)))
         result.curve = tuple(self._curve)
@@ -239,23 +237,13 @@ class ResultBuilder:
         mean = sum(lag * num_steps for lag, num_steps in steps.items()) / steps.total()
         return {"min": min(steps), "mean": mean, "max": largest, "num_env_steps": counts}
 
-    def _hint_at_endless_episodes(self) -> None:
-        num_steps = self.episodes.num_env_steps_lifetime
-        if (
-            self._has_hinted
-            or self.episodes.num_episodes_lifetime
-            or num_steps < _HINT_AFTER_STEPS * self._num_envs
-        ):
-            return
-        self._has_hinted = True
-        _log.warning(
-            "No episode has ended in %d env steps of %d environment%s, so there is no episode_return_mean. If they "
-            "never end, limit them: %s.",
-            num_steps,
-            self._num_envs,
-            "" if self._num_envs == 1 else "s",
-            HOW_TO_LIMIT,
-        )
+    def _examine(self, result: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+        """Return what is wrong; each kind is logged once."""
+        found = self._health.examine(result)
+        for name in found.keys() - self._told:
+            _log.warning("{cause}. {remedy}.".format_map(found[name]))
+        self._told |= found.keys()
+        return found
 
     def get_state(self) -> dict[str, Any]:
         """Return counters and smoothing windows, for a checkpoint."""

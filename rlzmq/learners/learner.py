@@ -462,12 +462,19 @@ class Learner(LearnerHooks):
         self.num_minibatches_per_epoch: int = max(1, -(-num_minibatches // options["num_epochs"]))
         self._minibatch_rows = {m: rows.minibatch_rows for m, rows in minibatches.modules.items()}
         first_reported = num_minibatches - self.num_minibatches_per_epoch
-        for index, minibatch in enumerate(minibatches):
-            self.is_last_epoch = index >= first_reported
-            self.trained_module_ids = minibatches.due(index)
+        num_trained = 0
+        for minibatch in minibatches:
+            self.is_last_epoch = num_trained >= first_reported
+            self.trained_module_ids = minibatches.due(num_trained)
+            self._num_steps_due.update(self.trained_module_ids)
             self._train_minibatch(minibatch)
+            num_trained += 1
+            if num_trained % self.num_minibatches_per_epoch == 0:
+                self.trained_module_ids = agreed.module_ids
+                if num_trained < num_minibatches and self.ends_update():
+                    break
         self.trained_module_ids = agreed.module_ids
-        return num_minibatches
+        return num_trained
 
     def _train_on_iterators(self, iterators: Iterable[Iterator[Any]], limit: int | None) -> _Trained:
         if self.group is not None and limit is None:
@@ -487,6 +494,7 @@ class Learner(LearnerHooks):
                 )
                 self._follow(agreed)
                 self.num_minibatches_per_epoch = done.num_minibatches + 1
+                self._num_steps_due.update(agreed.module_ids)
                 self._train_minibatch(one.on(self.device))
                 done.add(one, 1)
                 if done.num_minibatches == limit:
@@ -499,7 +507,6 @@ class Learner(LearnerHooks):
         for module_id in agreed.module_ids:
             before = self._num_module_steps.get(module_id, 0)
             self._num_module_steps[module_id] = before + agreed.num_rows[module_id]
-        self._num_steps_due.update(agreed.num_minibatches)
 
     def _train_minibatch(self, minibatch: dict[str, dict[str, Any]]) -> None:
         """Take one step and time its stages."""

@@ -415,6 +415,10 @@ class LearnerHooks(LearnerRanks):
         ]
         return math.isfinite(float(global_norm(mine)))
 
+    def ends_update(self) -> bool:
+        """Return whether the update ends with the epoch that has just been trained, on all ranks alike."""
+        return False
+
     def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
         """Run once at the end of each update. By default, update the learning rates from their schedules.
 

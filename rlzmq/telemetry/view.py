@@ -89,6 +89,10 @@ class PanelView(LiveView[Mapping[str, Any]]):
             table.add_row(f"[bold]{name}[/bold]", text)
         if "bottleneck" in shown:
             table.add_row("", Text(shown["bottleneck"]["advice"], style="dim"))
+        for name, finding in shown.get("health", {}).items():
+            table.add_row(
+                "[bold red]health[/bold red]", Text(f"{name}: {finding['cause']}. {finding['remedy']}.")
+            )
         table.add_row("[bold]curve[/bold]", f"[green]{sparkline(list(self._curve))}[/green]")
         return Panel(table, title=self._title, expand=False)
 
@@ -130,6 +134,7 @@ def _facts(result: Mapping[str, Any]) -> dict[str, str]:
         **_dropped(accounting["dropped"]),
         "time": f"{result['time_total_s']:.1f}s",
         **_bottleneck(result),
+        **({"health": ", ".join(found)} if (found := result.get("health")) else {}),
     }
     for module_id, values in result.get("learners", {}).items():
         if module_id.startswith("__"):

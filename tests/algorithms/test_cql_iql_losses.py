@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlzmq import Columns, ConfigurationError, CQLConfig, IQLConfig, UnsupportedSpaceError
-from rlzmq.algorithms.cql.cql_loss import cloning_loss, conservative_penalty, squared_critic_loss
+from rlzmq.algorithms.cql.cql_loss import cloning_loss, conservative_penalty
 from rlzmq.algorithms.iql.iql_loss import critic_loss, expectile_loss, extraction_loss
 
 STATES = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -44,12 +44,7 @@ def test_the_penalty_lowers_sampled_values_and_raises_recorded_ones() -> None:
     assert recorded.grad.tolist() == [[-1.0]]
 
 
-def test_cqls_other_losses() -> None:
-    losses, td_errors = squared_critic_loss(
-        q_BC=torch.tensor([[1.0, 2.0], [0.0, 5.0]]), targets_B=torch.tensor([3.0, 1.0])
-    )
-    assert losses.tolist() == [(4.0 + 1.0) / 2, (1.0 + 16.0) / 2]
-    assert td_errors.tolist() == [1.5, 2.5]
+def test_cqls_loss_of_imitation() -> None:
     found = cloning_loss(
         recorded_logp_B=torch.tensor([-1.0, -3.0]),
         logp_B=torch.tensor([2.0, 4.0]),

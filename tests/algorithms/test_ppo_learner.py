@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from rlzmq import PPOConfig
+from rlzmq.algorithms.ppo import ppo_learner as ppo_learner_module
 from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
@@ -69,7 +71,7 @@ def loss_by_formula(
     "settings",
     [
         {},
-        {"vf_clip_param": None, "vf_loss_coeff": 0.5, "clip_param": 0.1},
+        {"vf_clip_param": 0.5, "vf_loss_coeff": 0.5, "clip_param": 0.1},
         {"entropy_coeff": 0.01, "kl_coeff": 0.0},
         {"use_kl_loss": False, "entropy_coeff": 0.1},
         {"use_critic": False},
@@ -124,6 +126,68 @@ def test_the_kl_coefficient_aims_at_its_target(kl_target: float, factor: float) 
     for power in (1, 2):
         results = learner.update(episodes=episode_batch(40, 24))["default_policy"]
         assert results["curr_kl_coeff"] == pytest.approx(0.2 * factor**power)
+
+
+def test_an_update_ends_with_the_epoch_that_moves_the_policy_too_far() -> None:
+    def num_steps(**training: Any) -> tuple[int, float]:
+        learner = ppo_learner(ppo_config(num_epochs=10, minibatch_size=16, lr=0.01, **training))
+        results = learner.update(episodes=episode_batch(40, 24))
+        assert results["default_policy"]["entropy"] > 0.0
+        return results["__all_modules__"]["num_gradient_updates"], results["default_policy"]["approx_kl"]
+
+    assert num_steps()[0] == 40
+    assert num_steps(target_kl=1e9)[0] == 40
+    steps, moved = num_steps(target_kl=1e-3)
+    assert steps in range(4, 40, 4)
+    assert moved > 1.5e-3
+
+
+def test_advantages_are_standardized_over_a_minibatch_if_asked_for() -> None:
+    weights = []
+    for kind in ("real_steps", "minibatch"):
+        learner = ppo_learner(ppo_config(minibatch_size=None, num_epochs=2, standardize_advantages=kind))
+        learner.update(episodes=episode_batch(40, 24))
+        weights.append(learner.get_state("rl_module")["rl_module"]["default_policy"])
+    for name, value in weights[0].items():  # with one minibatch both are the same
+        np.testing.assert_allclose(value, weights[1][name], atol=1e-5)
+    learner = ppo_learner(ppo_config(minibatch_size=16, num_epochs=1, standardize_advantages="minibatch"))
+    seen = []
+    original = ppo_learner_module.ppo_loss
+
+    def spy(**given: Any) -> Any:
+        seen.append(given["advantages_B"])
+        return original(**given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ppo_learner_module, "ppo_loss", spy)
+        learner.update(episodes=episode_batch(40, 24))
+    assert len(seen) == 4
+    for advantages in seen:
+        assert float(advantages.mean()) == pytest.approx(0.0, abs=1e-5)
+        assert float(advantages.std(correction=0)) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_a_values_change_is_bounded_if_asked_for() -> None:
+    def moved(**training: Any) -> float:
+        config = ppo_config(minibatch_size=None, num_epochs=30, lr=0.02, use_kl_loss=False, **training)
+        learner = ppo_learner(config)
+        rows = learner._builder.build(episodes=episode_batch(40, 24)).columns["default_policy"]
+        module: Any = learner.module["default_policy"]
+        before = module.compute_values(rows).detach()
+        learner.update(episodes=episode_batch(40, 24))
+        return float((module.compute_values(rows).detach() - before).abs().mean())
+
+    assert moved(vf_clip_change=0.05) < 0.3 * moved()
+
+
+def test_value_errors_are_not_clipped_by_default_and_clipped_rows_are_counted() -> None:
+    def results(**training: Any) -> Any:
+        return ppo_learner(ppo_config(**training)).update(episodes=episode_batch(40, 24))["default_policy"]
+
+    assert PPOConfig().vf_clip_param is None
+    assert "vf_clip_fraction" not in results()
+    assert results(vf_clip_param=1e9)["vf_clip_fraction"] == 0.0
+    assert results(vf_clip_param=1e-9)["vf_clip_fraction"] > 0.9
 
 
 def test_the_entropy_coefficient_follows_its_schedule() -> None:

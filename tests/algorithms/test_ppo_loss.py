@@ -44,6 +44,7 @@ def inputs(seed: int = 0) -> dict[str, Tensor]:
         "old_logp_B": old_logp_B,
         "advantages_B": advantages_B,
         "value_targets_B": targets_B,
+        "old_values_B": values_B + torch.tensor([0.1, -0.3, 0.4, -40.0, 40.0]).repeat(num_rows // 5),
     }
 
 
@@ -55,6 +56,12 @@ def by_formula(settings: PPOLossSettings, mask_B: Tensor | None = None, **given:
     vf_loss = entropy = mean_kl = None
     if given["values_B"] is not None:
         error_B = (given["values_B"] - given["value_targets_B"]).square()
+        if settings.vf_clip_change is not None:
+            change_B = (given["values_B"] - given["old_values_B"]).clamp(
+                -settings.vf_clip_change, settings.vf_clip_change
+            )
+            bounded_B = given["old_values_B"] + change_B - given["value_targets_B"]
+            error_B = torch.maximum(error_B, bounded_B.square())
         if settings.vf_clip_param is not None:
             error_B = error_B.clamp(max=settings.vf_clip_param)
         vf_loss = masked_mean(error_B, mask_B)
@@ -104,6 +111,8 @@ def assert_as_by_formula(
     [
         PLAIN,
         PLAIN._replace(vf_clip_param=None),
+        PLAIN._replace(vf_clip_param=None, vf_clip_change=0.2),
+        PLAIN._replace(vf_clip_change=0.35),
         PLAIN._replace(entropy_coeff=0.0, kl_coeff=0.0),
         PLAIN._replace(vf_loss_coeff=0.0, clip_param=0.0),
     ],

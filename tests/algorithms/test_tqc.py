@@ -40,17 +40,19 @@ def test_targets_leave_out_the_largest_quantiles_of_all_critics_together() -> No
     assert targets.tolist() == [[10.0 + 0.5 * (z + 1.0) for z in (1.0, 2.0, 3.0, 4.0)], [10.0] * 4]
 
 
-def test_the_quantile_huber_loss() -> None:
+@pytest.mark.parametrize("kind", ["mse", "huber"])
+def test_the_quantile_loss(kind: Any) -> None:
     losses, td_errors = quantile_critic_loss(
         q_BCQ=torch.tensor([[[0.0, 2.0], [1.0, 1.0]]]),
         targets_BK=torch.tensor([[0.5, 3.0]]),
         weights_B=torch.tensor([0.5]),
+        kind=kind,
     )
 
     def pair(tau: float, q: float, y: float) -> float:
         error = y - q
         huber = 0.5 * error**2 if abs(error) <= 1.0 else abs(error) - 0.5
-        return abs(tau - (error < 0.0)) * huber
+        return abs(tau - (error < 0.0)) * (error**2 if kind == "mse" else huber)
 
     first = sum(pair(tau, q, y) for tau, q in ((0.25, 0.0), (0.75, 2.0)) for y in (0.5, 3.0)) / 4
     second = sum(pair(tau, 1.0, y) for tau in (0.25, 0.75) for y in (0.5, 3.0)) / 4

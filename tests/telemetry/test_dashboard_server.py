@@ -164,6 +164,7 @@ SCRAPED = {
     "policy_lag": {"min": 0, "mean": 1.0, "max": 2},
     "fault_tolerance": {"num_healthy_workers": 2, "num_remote_worker_restarts": 3, "num_learner_restarts": 1},
     "accounting": {"sampled": 500, "trained": 480, "dropped": {"stale": 12, "surplus": 8}, "pending": 0},
+    "health": {"values diverge": {"cause": "They are 1e9", "remedy": "Lower lr"}},
     "bottleneck": {"stage": "env", "advice": "Make it faster.",
                    "shares": {"env_runners": {"env": 0.75, "wait": 0.25}, "learners": {"forward": 0.1, "wait": 0.9}}},
 }  # fmt: skip
@@ -294,7 +295,7 @@ def test_the_panels_of_a_run_say_where_time_goes_what_was_dropped_and_what_went_
     with Served(tmp_path) as served:
         events = served.enter().events()
         found = dict(itertools.islice(events, 8))
-    assert found["stages"] == SCRAPED["bottleneck"]
+    assert found["stages"] == {**SCRAPED["bottleneck"], "health": ["values diverge: They are 1e9. Lower lr."]}  # type: ignore[dict-item]
     assert found["drops"] == {"sampled": 500, "trained": 480, "reasons": {"stale": 12, "surplus": 8}}
     assert found["lag"] == {"steps": [400, 80, *[0] * 17, 10], "is_open": True}
     assert [(event["text"], "ValueError" in event["trace"]) for event in found["events"]] == [

@@ -78,6 +78,11 @@ def test_the_panel_shows_what_limits_the_run_and_what_to_change(capsys: pytest.C
     with PanelView("a title") as panel:
         panel.show(judged)
     assert "Buy [faster] envs." in capsys.readouterr().out
+    ill = {**result(), "health": {"values diverge": {"cause": "They are 1e9", "remedy": "Lower lr"}}}
+    assert "health values diverge" in summary_line(ill)
+    with PanelView("a title") as panel:
+        panel.show(ill)
+    assert "They are 1e9. Lower lr." in capsys.readouterr().out
     unknown = {**result(), "bottleneck": {"stage": "unknown", "advice": "Nothing.", "shares": {}}}
     assert "bottleneck" not in summary_line(unknown)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from rlzmq.algorithms.impala.impala_config import IMPALAConfig, IMPALATrainingSettings
 from rlzmq.config.settings import Fraction, NonNegative, PositiveInt, settings, takes
@@ -47,7 +47,6 @@ class APPOConfig(IMPALAConfig, APPOTrainingSettings):
     _algorithm: ClassVar[str] = "APPO"
     _learner_class: ClassVar[str] = "rlzmq.algorithms.appo.appo_learner:APPOLearner"
     _module_class: ClassVar[str] = "rlzmq.algorithms.appo.appo_module:DefaultAPPOModule"
-    _model_defaults: ClassVar[dict[str, Any]] = {"vf_share_layers": False}
 
     @takes(APPOTrainingSettings)
     def training(self) -> Self:

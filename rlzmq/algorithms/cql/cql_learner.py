@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from rlzmq.algorithms.cql.cql_config import CQLTrainingSettings
-from rlzmq.algorithms.cql.cql_loss import cloning_loss, conservative_penalty, squared_critic_loss
+from rlzmq.algorithms.cql.cql_loss import cloning_loss, conservative_penalty
 from rlzmq.algorithms.sac.sac_learner import SACLearner
-from rlzmq.algorithms.sac.sac_loss import CriticLoss, critic_targets
+from rlzmq.algorithms.sac.sac_loss import CriticLoss, critic_loss, critic_targets
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.offline_learner import OfflineLearner
@@ -45,15 +45,20 @@ class CQLLearner(OfflineLearner, SACLearner):
         self, module: Any, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any], alpha: Tensor
     ) -> CriticLoss:
         target = target_outputs(module, {Columns.OBS: batch[Columns.NEXT_OBS]})
-        is_deterministic = cast(CQLTrainingSettings, config).deterministic_backup
+        settings = cast(CQLTrainingSettings, config)
         targets_B = critic_targets(
             next_q_B=target["q_target_next"],
             next_logp_B=target["logp_next_resampled"],
             rewards_B=batch[Columns.REWARDS].float(),
             discounts_B=discounts(batch, config.gamma),
-            alpha=torch.zeros_like(alpha) if is_deterministic else alpha,
+            alpha=torch.zeros_like(alpha) if settings.deterministic_backup else alpha,
         )
-        return squared_critic_loss(q_BC=fwd_out["qf_preds"], targets_B=targets_B)
+        return critic_loss(
+            q_BC=fwd_out["qf_preds"],
+            targets_B=targets_B,
+            weights_B=torch.ones_like(targets_B),
+            kind=settings.td_error_loss_fn,
+        )
 
     def compute_policy_loss(
         self, module: Any, batch: dict[str, Any], fwd_out: dict[str, Any], alpha: Tensor

@@ -7,20 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rlzmq.algorithms.sac.sac_loss import CriticLoss
-
-__all__ = ["cloning_loss", "conservative_penalty", "squared_critic_loss"]
-
-
-def squared_critic_loss(*, q_BC: Tensor, targets_B: Tensor) -> CriticLoss:
-    """Return each critic's mean squared error; TD errors are means over critics.
-
-    Args:
-        q_BC: Each critic's values of the recorded actions.
-        targets_B: See `sac_loss.critic_targets`.
-    """
-    errors_BC = q_BC - targets_B[:, None]
-    return CriticLoss(errors_BC.square().mean(0), errors_BC.abs().mean(-1).detach())
+__all__ = ["cloning_loss", "conservative_penalty"]
 
 
 def conservative_penalty(

@@ -93,10 +93,12 @@ class DQNLearner(ReplayLearner):
                 **shared,
             )
         else:
-            targets_BZ = project_distribution(
-                next_probs_BZ=_of(next_rows(target["qf_probs"]), next_actions_B),
-                atoms_Z=target["atoms"],
-                **shared,
+            next_probs_BZ = _of(next_rows(target["qf_probs"]), next_actions_B)
+            atoms_Z = target["atoms"]
+            targets_BZ = project_distribution(next_probs_BZ=next_probs_BZ, atoms_Z=atoms_Z, **shared)
+            self.log_stats(
+                module_id,
+                {"targets_outside_support": lambda: _share_outside(next_probs_BZ, atoms_Z, **shared)},
             )
             logits_BZ = _of(rows(module.require_output(fwd_out, "qf_logits")), actions_B)
             loss, td_errors_B = distribution_loss(
@@ -131,3 +133,11 @@ def _of(values_BA: Tensor, actions_B: Tensor) -> Tensor:
     if values_BA.dim() == 2:
         return values_BA.gather(1, actions_B[:, None]).squeeze(1)
     return values_BA[torch.arange(len(actions_B), device=actions_B.device), actions_B]
+
+
+@torch.no_grad()
+def _share_outside(next_probs_BZ: Tensor, atoms_Z: Tensor, rewards_B: Tensor, discounts_B: Tensor) -> Tensor:
+    """Return the fraction of rows whose expected target is below the first or above the last atom."""
+    means_B = rewards_B + discounts_B * (next_probs_BZ * atoms_Z).sum(-1)
+    slack = 1e-3 * (atoms_Z[-1] - atoms_Z[0])
+    return ((means_B < atoms_Z[0] - slack) | (means_B > atoms_Z[-1] + slack)).float().mean()

@@ -5,7 +5,7 @@ Shape suffixes: ``B`` rows of a minibatch, ``A`` actions, ``Z`` atoms.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from rlzmq.learners.losses import huber_loss
+from rlzmq.learners.losses import ErrorLoss, error_loss
 from rlzmq.modules.default_models.dense_gradients import is_recorded, with_known_gradient
 
 __all__ = ["DQNLoss", "distribution_loss", "distribution_stats", "mean_loss", "project_distribution"]
@@ -34,7 +34,7 @@ def mean_loss(
     rewards_B: Tensor,
     discounts_B: Tensor,
     weights_B: Tensor,
-    kind: Literal["huber", "mse"],
+    kind: ErrorLoss,
 ) -> DQNLoss:
     """Return the weighted mean of the rows' losses against y = r + discount · q'. TD errors are |q - y|.
 
@@ -45,21 +45,18 @@ def mean_loss(
         rewards_B: Sums of n rewards.
         discounts_B: γ^n, or 0 after a terminal step.
         weights_B: Importance weights.
-        kind: "huber" with δ = 1, or "mse" without the factor ½.
+        kind: See `ErrorLoss`.
     """
     targets_B = (rewards_B + discounts_B * next_q_B).detach()
     if is_recorded(q_BA):
         return _mean_loss_with_gradient(q_BA, actions_B, targets_B, weights_B, kind)
     q_B = q_BA.gather(1, actions_B[:, None]).squeeze(1)
-    if kind == "huber":
-        losses_B = huber_loss(q_B, targets_B)
-    else:
-        losses_B = functional.mse_loss(q_B, targets_B, reduction="none")
+    losses_B = error_loss(q_B, targets_B, kind)
     return DQNLoss((weights_B * losses_B).mean(), (q_B - targets_B).abs().detach())
 
 
 def _mean_loss_with_gradient(
-    q_BA: Tensor, actions_B: Tensor, targets_B: Tensor, weights_B: Tensor, kind: Literal["huber", "mse"]
+    q_BA: Tensor, actions_B: Tensor, targets_B: Tensor, weights_B: Tensor, kind: ErrorLoss
 ) -> DQNLoss:
     """Return `mean_loss` with its gradient, to the bits of torch's graph, at a fraction of the graph's time."""
     of_actions = np.arange(len(q_BA)), actions_B.numpy()

@@ -31,7 +31,7 @@ class IMPALATrainingSettings(TrainingSettings):
 
 
 class IMPALAConfig(AlgorithmConfig, IMPALATrainingSettings):
-    """Settings of IMPALA, with RLlib's defaults."""
+    """Settings of IMPALA, with RLlib's defaults but for policy and value function, which have an encoder each."""
 
     _defaults: ClassVar[dict[str, Any]] = {
         "lr": 5e-4,
@@ -45,6 +45,7 @@ class IMPALAConfig(AlgorithmConfig, IMPALATrainingSettings):
     }
     _algorithm: ClassVar[str] = "IMPALA"
     _learner_class: ClassVar[str] = "rlzmq.algorithms.impala.impala_learner:IMPALALearner"
+    _model_defaults: ClassVar[dict[str, Any]] = {"vf_share_layers": False}
 
     @takes(IMPALATrainingSettings)
     def training(self) -> Self:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from rlzmq.algorithms.algorithm_config import AlgorithmConfig
 from rlzmq.config.learning import TrainingSettings
-from rlzmq.config.settings import Fraction, NonNegative, Schedule, settings, takes
+from rlzmq.config.settings import Fraction, NonNegative, Positive, Schedule, settings, takes
 from rlzmq.core.errors import ConfigurationError
 
 __all__ = ["PPOConfig", "PPOTrainingSettings"]
@@ -27,10 +27,14 @@ class PPOTrainingSettings(TrainingSettings):
         vf_loss_coeff: Weight of the value loss.
         entropy_coeff: Weight of the entropy bonus, or a schedule over lifetime env steps.
         clip_param: The surrogate's clip range around 1.
-        vf_clip_param: Bound on the squared value error; None: no bound.
-        standardize_advantages: Rows of a batch over which the mean and standard deviation of the advantages are
-            computed. "real_steps": the rows that are trained on; "as_rllib": the same rows as in RLlib, to compare
-            results number by number.
+        vf_clip_param: Bound on the squared value error, beyond which a row has no gradient; None: no bound.
+        vf_clip_change: Bound on how far a value may move from the one before the update: the loss is the larger one of
+            the errors of the value and of the bounded value; None: no bound.
+        target_kl: The update ends with the first epoch in which an estimate of the KL divergence from the sampling
+            policy exceeds 1.5 times this number; None: it never ends early.
+        standardize_advantages: Rows over which the mean and standard deviation of the advantages are computed.
+            "real_steps": the batch's rows that are trained on; "minibatch": those of each minibatch; "as_rllib": the
+            same rows as in RLlib, to compare results number by number.
     """
 
     use_critic: bool = True
@@ -42,12 +46,14 @@ class PPOTrainingSettings(TrainingSettings):
     vf_loss_coeff: NonNegative = 1.0
     entropy_coeff: Schedule = 0.0
     clip_param: NonNegative = 0.3
-    vf_clip_param: NonNegative | None = 10.0
-    standardize_advantages: Literal["real_steps", "as_rllib"] = "real_steps"
+    vf_clip_param: NonNegative | None = None
+    vf_clip_change: Positive | None = None
+    target_kl: Positive | None = None
+    standardize_advantages: Literal["real_steps", "minibatch", "as_rllib"] = "real_steps"
 
 
 class PPOConfig(AlgorithmConfig, PPOTrainingSettings):
-    """Settings of PPO, with RLlib's defaults."""
+    """Settings of PPO, with RLlib's defaults, but that the value loss is not clipped."""
 
     _defaults: ClassVar[dict[str, Any]] = {
         "lr": 5e-5,

@@ -24,6 +24,7 @@ class PPOLossSettings(NamedTuple):
     vf_loss_coeff: float
     entropy_coeff: float
     kl_coeff: float
+    vf_clip_change: float | None = None
 
 
 class PPOLossTerms(NamedTuple):
@@ -47,6 +48,7 @@ def ppo_loss(
     kl_B: Tensor | None,
     settings: PPOLossSettings,
     mask_B: Tensor | None = None,
+    old_values_B: Tensor | None = None,
 ) -> PPOLossTerms:
     """Return policy loss + value loss − entropy bonus + KL penalty, and its terms.
 
@@ -63,6 +65,7 @@ def ppo_loss(
         kl_B: KL divergence from the sampling policy to the trained one; None: no such term.
         settings: Clip ranges and coefficients.
         mask_B: Whether entries are real; None: all.
+        old_values_B: The value predictions before the update; needed with ``vf_clip_change``.
 
     Raises:
         RuntimeError: In the backward pass, if it is one with ``create_graph=True``.
@@ -72,7 +75,12 @@ def ppo_loss(
         values_B,
         entropy_B,
         kl_B,
-        (old_logp_B, advantages_B, value_targets_B),  # as one argument, since torch examines each
+        (
+            old_logp_B,
+            advantages_B,
+            value_targets_B,
+            old_values_B,
+        ),  # as one argument, since torch examines each
         MaskedMean(mask_B),
         settings,
     )
@@ -87,12 +95,12 @@ class _Loss(torch.autograd.Function):
         values_B: Tensor | None,
         entropy_B: Tensor | None,
         kl_B: Tensor | None,
-        data: tuple[Tensor, Tensor, Tensor | None],
+        data: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
         mean: MaskedMean,
         settings: PPOLossSettings,
     ) -> tuple[Tensor | None, ...]:
-        old_logp_B, advantages_B, value_targets_B = data
-        clip, vf_clip, vf_coeff, entropy_coeff, kl_coeff = settings
+        old_logp_B, advantages_B, value_targets_B, old_values_B = data
+        clip, vf_clip, vf_coeff, entropy_coeff, kl_coeff, vf_clip_change = settings
         ratio_B = torch.exp(logp_B - old_logp_B)
         unclipped_B = advantages_B * ratio_B
         clipped_B = advantages_B * ratio_B.clamp_(1.0 - clip, 1.0 + clip)
@@ -103,6 +111,13 @@ class _Loss(torch.autograd.Function):
         if values_B is not None and value_targets_B is not None:
             error_B = values_B - value_targets_B
             square_B = error_B * error_B
+            if vf_clip_change is not None:
+                assert old_values_B is not None
+                change_B = (values_B - old_values_B).clamp_(-vf_clip_change, vf_clip_change)
+                bounded_B = (old_values_B + change_B - value_targets_B).square_()
+                # Where the bounded value's error is larger, it does not depend on the value.
+                error_B.masked_fill_(bounded_B > square_B, 0.0)
+                square_B = torch.maximum(square_B, bounded_B)
             if vf_clip is not None:
                 error_B.masked_fill_(square_B > vf_clip, 0.0)
                 square_B.clamp_(max=vf_clip)

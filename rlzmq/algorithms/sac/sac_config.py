@@ -21,6 +21,8 @@ class SACTrainingSettings(OffPolicySettings):
         initial_alpha: Initial temperature α, the weight of the entropy.
         target_entropy: Entropy to which the temperature steers the policy, in nats. "auto" or None: minus the number of
             dimensions of a Box, ``0.98 log |A|`` for Discrete actions.
+        td_error_loss_fn: The critics' loss: "mse", or "huber" (with δ = 1, as in RLlib), which lets rare large rewards
+            count less, so that critics learn something between the mean of returns and their median.
     """
 
     actor_lr: LearningRate = 3e-5
@@ -29,6 +31,7 @@ class SACTrainingSettings(OffPolicySettings):
     twin_q: bool = True
     initial_alpha: Positive = 1.0
     target_entropy: float | Literal["auto"] | None = "auto"
+    td_error_loss_fn: Literal["mse", "huber"] = "mse"
 
 
 class SACConfig(OffPolicyConfig, SACTrainingSettings):

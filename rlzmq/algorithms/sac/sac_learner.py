@@ -94,7 +94,12 @@ class SACLearner(ReplayLearner):
             discounts_B=discounts(batch, config.gamma),
             alpha=alpha,
         )
-        return critic_loss(q_BC=fwd_out["qf_preds"], targets_B=targets_B, weights_B=importance_weights(batch))
+        return critic_loss(
+            q_BC=fwd_out["qf_preds"],
+            targets_B=targets_B,
+            weights_B=importance_weights(batch),
+            kind=cast(SACTrainingSettings, config).td_error_loss_fn,
+        )
 
     def compute_policy_loss(
         self, module: Any, batch: dict[str, Any], fwd_out: dict[str, Any], alpha: Tensor

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from rlzmq.learners.losses import huber_loss
+from rlzmq.learners.losses import ErrorLoss, error_loss
 
 __all__ = ["CriticLoss", "actor_loss", "critic_loss", "critic_stats", "critic_targets", "temperature_loss"]
 
@@ -36,16 +36,17 @@ def critic_targets(
     return (rewards_B + discounts_B * (next_q_B - alpha * next_logp_B)).detach()
 
 
-def critic_loss(*, q_BC: Tensor, targets_B: Tensor, weights_B: Tensor) -> CriticLoss:
-    """Return each critic's weighted mean Huber loss (δ = 1); TD errors are means over critics.
+def critic_loss(*, q_BC: Tensor, targets_B: Tensor, weights_B: Tensor, kind: ErrorLoss) -> CriticLoss:
+    """Return each critic's weighted mean loss; TD errors are means over critics.
 
     Args:
         q_BC: Each critic's values of the actions taken.
         targets_B: See `critic_targets`.
         weights_B: Importance weights.
+        kind: See `ErrorLoss`.
     """
     targets_BC = targets_B[:, None].expand_as(q_BC)
-    losses_BC = huber_loss(q_BC, targets_BC)
+    losses_BC = error_loss(q_BC, targets_BC, kind)
     td_errors_B = (q_BC - targets_BC).abs().mean(-1).detach()
     return CriticLoss((weights_B[:, None] * losses_BC).mean(0), td_errors_B)
 

@@ -36,5 +36,8 @@ class TQCLearner(SACLearner):
             alpha=alpha,
         )
         return quantile_critic_loss(
-            q_BCQ=fwd_out["qf_preds"], targets_BK=targets_BK, weights_B=importance_weights(batch)
+            q_BCQ=fwd_out["qf_preds"],
+            targets_BK=targets_BK,
+            weights_B=importance_weights(batch),
+            kind=settings.td_error_loss_fn,
         )

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rlzmq.algorithms.sac.sac_loss import CriticLoss
+from rlzmq.learners.losses import ErrorLoss, error_loss
 
 __all__ = ["quantile_critic_loss", "quantile_targets"]
 
@@ -36,8 +36,10 @@ def quantile_targets(
     return (rewards_B[:, None] + discounts_B[:, None] * soft_BK).detach()
 
 
-def quantile_critic_loss(*, q_BCQ: Tensor, targets_BK: Tensor, weights_B: Tensor) -> CriticLoss:
-    """Return each critic's weighted mean quantile Huber loss (δ = 1).
+def quantile_critic_loss(
+    *, q_BCQ: Tensor, targets_BK: Tensor, weights_B: Tensor, kind: ErrorLoss
+) -> CriticLoss:
+    """Return each critic's weighted mean quantile loss.
 
     Each row's loss is the mean over all pairs of a quantile and a target. TD errors are the distances of the means.
 
@@ -45,12 +47,13 @@ def quantile_critic_loss(*, q_BCQ: Tensor, targets_BK: Tensor, weights_B: Tensor
         q_BCQ: Each critic's quantiles for the actions taken, at the fractions (i + ½) / Q.
         targets_BK: See `quantile_targets`.
         weights_B: Importance weights.
+        kind: See `ErrorLoss`; of the quantile Huber loss, or its square.
     """
     num_quantiles = q_BCQ.shape[-1]
     fractions_Q = (torch.arange(num_quantiles, device=q_BCQ.device) + 0.5) / num_quantiles
     errors_BCQK = targets_BK[:, None, None, :] - q_BCQ[..., None]
-    huber_BCQK = functional.smooth_l1_loss(errors_BCQK, torch.zeros_like(errors_BCQK), reduction="none")
+    of_errors_BCQK = error_loss(errors_BCQK, torch.zeros_like(errors_BCQK), kind)
     slopes_BCQK = (fractions_Q[:, None] - (errors_BCQK < 0.0).float()).abs()
-    losses_BC = (slopes_BCQK * huber_BCQK).mean((-2, -1))
+    losses_BC = (slopes_BCQK * of_errors_BCQK).mean((-2, -1))
     td_errors_B = (q_BCQ.mean((1, 2)) - targets_BK.mean(-1)).abs().detach()
     return CriticLoss((weights_B[:, None] * losses_BC).mean(0), td_errors_B)

@@ -135,7 +135,9 @@ class GeneralAdvantageEstimation(WholeBatchEstimator):
         gamma: Discount factor in [0, 1].
         lambda_: GAE's λ in [0, 1]: 0 is the one-step TD error, 1 the discounted return minus the value.
         standardize: The rows for mean and deviation. "real_steps": the rows that are trained on. "as_rllib": also the
-            extra row of each chunk, whose advantage reaches into the next chunk of the batch, as in RLlib.
+            extra row of each chunk, whose advantage reaches into the next chunk of the batch, as in RLlib. "minibatch":
+            none; the loss standardizes each minibatch.
+        keeps_values: Whether to add the value predictions, too, as ``vf_preds``.
     """
 
     def __init__(
@@ -145,12 +147,14 @@ class GeneralAdvantageEstimation(WholeBatchEstimator):
         *,
         gamma: float,
         lambda_: float,
-        standardize: Literal["real_steps", "as_rllib"] = "real_steps",
+        standardize: Literal["real_steps", "as_rllib", "minibatch"] = "real_steps",
+        keeps_values: bool = False,
     ) -> None:
         super().__init__(input_observation_space, input_action_space)
         self.gamma = gamma
         self.lambda_ = lambda_
         self.standardize = standardize
+        self.keeps_values = keeps_values
 
     def evaluate(
         self, module: Any, columns: dict[str, Any], fwd_out: dict[str, Any]
@@ -174,8 +178,12 @@ class GeneralAdvantageEstimation(WholeBatchEstimator):
             advantages = standardize(self._over_chunk_borders(rows))
         else:
             advantages = np.zeros(len(values_N), np.float32)
-            advantages[real_N] = standardize(real_advantages)
-        return {Columns.ADVANTAGES: advantages, Columns.VALUE_TARGETS: targets}
+            is_scaled = self.standardize != "minibatch"
+            advantages[real_N] = standardize(real_advantages) if is_scaled else real_advantages
+        columns = {Columns.ADVANTAGES: advantages, Columns.VALUE_TARGETS: targets}
+        if self.keeps_values:
+            columns[Columns.VF_PREDS] = values_N.astype(np.float32)
+        return columns
 
     def _over_chunk_borders(self, rows: ChunkRows) -> npt.NDArray[np.float32]:
         values_N, rewards_N = rows.columns[Columns.VF_PREDS], rows.columns[Columns.REWARDS]

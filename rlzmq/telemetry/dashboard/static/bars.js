@@ -7,9 +7,10 @@ const IDLE = new Set(["wait", "slow_runners"]);
 const COLOURS = 7;
 
 /** Show the content of the event "stages". */
-export function showStages({ stage, advice, shares }) {
+export function showStages({ stage, advice, shares, health }) {
   const line = document.getElementById("verdict");
-  const text = stage === "unknown" ? "" : `Bottleneck: ${stage}. ${advice}`;
+  const verdict = stage === "unknown" ? [] : [`Bottleneck: ${stage}. ${advice}`];
+  const text = [...health.map((found) => `Health: ${found}`), ...verdict].join("\n");
   if (line.textContent !== text) line.textContent = text;
   const parts = Object.entries(ROLES).filter(([role]) => shares[role]).flatMap(([role, title]) => {
     const bar = element("div", { class: "bar", "aria-hidden": "true" });

@@ -1,0 +1,308 @@
+"""Health: what stops a run from learning, as far as its results show: cause and remedy of each.
+
+A check reads numbers that results have anyway, and is believed when it holds in several results in a row. Limits are
+far from what runs that learn show (`tests/algorithms/test_health.py` tries both).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.names import NUM_ENV_STEPS_SAMPLED_LIFETIME
+from rlzmq.learners.schedule import Schedule
+from rlzmq.runners.episode_metrics import HOW_TO_LIMIT
+
+__all__ = ["Finding", "HealthWatch"]
+
+_PATIENCE = 3  # results in a row
+_STEPS_WITHOUT_END = 2000  # per environment
+
+
+class Finding(NamedTuple):
+    """A reason why a run does not learn.
+
+    Attributes:
+        cause: What is seen, with the number that shows it.
+        remedy: What to change, with names of settings.
+    """
+
+    cause: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What the checks of one module read: its config and results, and what was first seen of both in the run."""
+
+    config: BaseConfig
+    values: Mapping[str, Any]
+    first: Mapping[str, Any]
+    result: Mapping[str, Any]
+    has_improved: bool
+
+    def number(self, name: str) -> float:
+        """Return one of the module's results; NaN if it is missing."""
+        return _number(self.values.get(name))
+
+    def setting(self, name: str) -> Any:
+        """Return a setting; None if the algorithm has none of this name."""
+        return self.config.get(name, None)
+
+    @property
+    def largest_return(self) -> float:
+        runners = self.result["env_runners"]
+        returns = [abs(_number(runners.get(f"episode_return_{kind}"))) for kind in ("min", "max")]
+        return max((value for value in returns if math.isfinite(value)), default=0.0)
+
+
+def _value_gradients_clipped(seen: _Seen) -> Finding | None:
+    share = seen.number("vf_clip_fraction")
+    if share > 0.5:
+        return Finding(
+            f"vf_clip_param={seen.setting('vf_clip_param'):g} leaves {share:.0%} of the rows without a gradient of the "
+            "value function: their squared errors are larger",
+            "Set vf_clip_param=None, or scale rewards",
+        )
+    return None
+
+
+def _entropy_gone(seen: _Seen) -> Finding | None:
+    entropy, before = seen.number("entropy"), _number(seen.first.get("entropy"))
+    if before > 0.0 and entropy < 0.0:  # of a density
+        is_gone = entropy < before - 3.5 * max(1.0, before / 1.42)
+    else:
+        is_gone = entropy < 0.03 * before
+    if is_gone and not seen.has_improved:
+        return Finding(
+            f"the policy's entropy fell from {before:.3g} to {entropy:.3g} before returns rose: it no longer explores",
+            "Lower lr, or raise entropy_coeff",
+        )
+    return None
+
+
+def _ratios_clipped(seen: _Seen) -> Finding | None:
+    share = seen.number("clip_fraction")
+    if share > 0.8:
+        return Finding(
+            f"{share:.0%} of the probability ratios are outside of 1 ± clip_param={seen.setting('clip_param'):g}: "
+            "the policy has no gradient there",
+            "Lower lr or num_epochs, or raise minibatch_size",
+        )
+    return None
+
+
+def _no_advantages(seen: _Seen) -> Finding | None:
+    spread = seen.number("advantages_std")
+    if spread < 1e-3:
+        return Finding(
+            f"advantages do not vary (standard deviation {spread:.1g}), so there is nothing to learn from",
+            "Look at the rewards: are they the same whatever the agent does?",
+        )
+    return None
+
+
+def _kl_too_high(seen: _Seen) -> Finding | None:
+    divergence, target = seen.number("mean_kl_loss"), _number(seen.setting("kl_target"))
+    if divergence > max(30.0 * target, 0.3):
+        return Finding(
+            f"an update moves the policy by a KL divergence of {divergence:.3g}, far above kl_target={target:g}",
+            "Lower lr or num_epochs, or set target_kl",
+        )
+    return None
+
+
+def _outside_of_support(seen: _Seen) -> Finding | None:
+    share = seen.number("targets_outside_support")
+    if share > 0.25:
+        return Finding(
+            f"{share:.0%} of the targets are outside of v_min={seen.setting('v_min'):g} … "
+            f"v_max={seen.setting('v_max'):g}, where the atoms end",
+            "Set v_min and v_max to the smallest and the largest discounted return",
+        )
+    return None
+
+
+def _gradients_clipped(seen: _Seen) -> Finding | None:
+    clip = _number(seen.setting("grad_clip"))
+    if seen.setting("grad_clip_by") != "global_norm":
+        return None
+    for name, value in seen.values.items():
+        if name.startswith("gradients_") and name.endswith("_global_norm") and _number(value) > 1000.0 * clip:
+            return Finding(
+                f"gradients have a norm of {value:.3g}, grad_clip={clip:g} cuts all of them to a fraction",
+                "Raise grad_clip, scale rewards, or lower vf_loss_coeff",
+            )
+    return None
+
+
+def _no_gradients(seen: _Seen) -> Finding | None:
+    norms = [
+        _number(value)
+        for name, value in seen.values.items()
+        if name.startswith("gradients_") and name.endswith("_global_norm")
+    ]
+    if norms and max(norms) < 1e-12:
+        return Finding(
+            "all gradients are 0: the loss does not depend on the parameters, or rewards are always 0",
+            "Look at compute_loss_for_module, at clip_param and at the rewards",
+        )
+    return None
+
+
+def _no_learning_rate(seen: _Seen) -> Finding | None:
+    rates = [value for name, value in seen.values.items() if name.endswith("_learning_rate")]
+    before = [value for name, value in seen.first.items() if name.endswith("_learning_rate")]
+    if rates and max(rates) == 0.0 and max(before) == 0.0:
+        return Finding("the learning rate is 0", "Set lr")
+    return None
+
+
+def _values_diverge(seen: _Seen) -> Finding | None:
+    mean, horizon = seen.number("qf_mean"), 1.0 / max(1.0 - seen.config.gamma, 1e-6)
+    runners = seen.result["env_runners"]
+    reward = abs(_number(runners.get("episode_return_mean"))) / _number(runners.get("episode_len_mean"))
+    bonus = abs(seen.number("alpha_value") * seen.number("logps_mean"))  # part of SAC's values
+    largest = max(seen.largest_return, horizon * reward) + (0.0 if math.isnan(bonus) else horizon * bonus)
+    if abs(mean) > 10.0 + 3.0 * largest:
+        return Finding(
+            f"action values have a mean of {mean:.3g}, while returns allow at most {largest:.3g}: they diverge",
+            "Lower the critic's learning rate or tau, or raise target_network_update_freq",
+        )
+    return None
+
+
+def _epsilon_stuck(seen: _Seen) -> Finding | None:
+    epsilon = seen.setting("epsilon")
+    if epsilon is None or "td_error_mean" not in seen.values:
+        return None
+    last = Schedule(epsilon, "epsilon").values[-1]
+    if last > 0.5:
+        return Finding(
+            f"epsilon ends at {last:g}: more than half of the actions are random throughout the run",
+            "Set epsilon=[(0, 1.0), (10_000, 0.05)]",
+        )
+    return None
+
+
+def _alpha_stuck(seen: _Seen) -> Finding | None:
+    alpha, before = seen.number("alpha_value"), _number(seen.first.get("alpha_value"))
+    entropy, target = -seen.number("logps_mean"), seen.number("target_entropy")
+    if abs(alpha - before) < 1e-4 * before and abs(entropy - target) > 1.0 + 0.5 * abs(target):
+        return Finding(
+            f"the temperature stays at {alpha:.3g} while the policy's entropy is {entropy:.3g}, far from its target "
+            f"{target:.3g}",
+            "Raise alpha_lr",
+        )
+    if alpha > 100.0 + seen.largest_return:
+        return Finding(
+            f"the temperature grew to {alpha:.3g}: entropy counts for more than any reward",
+            "Set target_entropy to what the policy can reach, or lower alpha_lr",
+        )
+    return None
+
+
+_CHECKS: dict[str, Callable[[_Seen], Finding | None]] = {
+    "no advantages": _no_advantages,
+    "no learning rate": _no_learning_rate,
+    "no gradients": _no_gradients,
+    "ratios clipped": _ratios_clipped,
+    "KL too high": _kl_too_high,
+    "entropy gone": _entropy_gone,
+    "value gradients clipped": _value_gradients_clipped,
+    "targets outside of the support": _outside_of_support,
+    "values diverge": _values_diverge,
+    "gradients clipped": _gradients_clipped,
+    "epsilon stuck": _epsilon_stuck,
+    "alpha stuck": _alpha_stuck,
+}
+
+
+class HealthWatch:
+    """Examines the results of a run, in order.
+
+    Args:
+        config: The run's config.
+    """
+
+    def __init__(self, config: BaseConfig) -> None:
+        self._config = config
+        self._num_envs = max(config.num_env_runners, 1) * config.num_envs_per_env_runner
+        self._first: dict[str, Mapping[str, Any]] = {}
+        self._returns_to_beat = math.nan
+        self._num_in_a_row: Counter[str] = Counter()
+
+    def examine(self, result: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+        """Return what is wrong, by the check's name: ``{"cause", "remedy"}``, the likeliest root first."""
+        runners = result["env_runners"]
+        mean = _number(runners.get("episode_return_mean"))
+        if math.isnan(self._returns_to_beat):
+            # Halfway from the first mean to the best of the first episodes: luck does not lead there.
+            self._returns_to_beat = 0.5 * (mean + _number(runners.get("episode_return_max")))
+        found: dict[str, tuple[int, Finding]] = dict(self._of_run(result))
+        for module_id, values in result["learners"].items():
+            if module_id.startswith("__") or not isinstance(values, Mapping):
+                continue
+            first = self._first[module_id] = {**values, **self._first.get(module_id, {})}
+            config = self._config.get_config_for_module(module_id)
+            seen = _Seen(config, values, first, result, mean > self._returns_to_beat)
+            for name, check in _CHECKS.items():
+                if name not in found and (finding := check(seen)) is not None:
+                    where = f"module {module_id!r}: " if len(self._first) > 1 else ""
+                    found[name] = _PATIENCE, finding._replace(cause=where + finding.cause)
+        self._num_in_a_row = Counter({name: self._num_in_a_row[name] + 1 for name in found})
+        return {
+            name: finding._asdict()
+            for name, (patience, finding) in found.items()
+            if self._num_in_a_row[name] >= patience
+        }
+
+    def _of_run(self, result: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, Finding]]]:
+        runners = result["env_runners"]
+        num_steps, num_episodes = (
+            result[NUM_ENV_STEPS_SAMPLED_LIFETIME],
+            runners.get("num_episodes_lifetime", 0),
+        )
+        if not num_episodes and num_steps >= _STEPS_WITHOUT_END * self._num_envs:
+            envs = "1 environment" if self._num_envs == 1 else f"{self._num_envs} environments"
+            yield (
+                "no episode ends",
+                (
+                    1,
+                    Finding(
+                        f"No episode has ended in {num_steps} env steps of {envs}, so there is no episode_return_mean",
+                        f"If they never end, limit them: {HOW_TO_LIMIT}",
+                    ),
+                ),
+            )
+        mean = runners.get("episode_return_mean", 0.0)
+        if num_episodes and not math.isfinite(mean):
+            yield (
+                "returns not finite",
+                (
+                    _PATIENCE,
+                    Finding(f"episode_return_mean is {mean}", "Look at the rewards of the environment"),
+                ),
+            )
+        dropped = sum(
+            number for reason, number in result["accounting"]["dropped"].items() if reason != "stopped"
+        )
+        if dropped > 0.5 * max(num_steps, 1000):
+            yield (
+                "steps dropped",
+                (
+                    _PATIENCE,
+                    Finding(
+                        f"{dropped} of {num_steps} sampled env steps were dropped",
+                        "See accounting/dropped for the reasons",
+                    ),
+                ),
+            )
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
