@@ -1,10 +1,10 @@
-"""Compares a run that is killed and resumed with one that is not: every array of the last checkpoint, bit for bit.
+"""Compares a run that is killed and resumed with one that is not killed, bit for bit: the last checkpoint of both.
 
 Each case trains PPO on CartPole for some updates, writing a checkpoint after each ("agents…": on MultiAgentCartPole,
-two agents with a module each). Then the same run is repeated, and its driver killed (kill -9) at a random moment of
-an update, or of a checkpoint's writing. Another process resumes from the newest intact checkpoint, is killed in turn,
-and so on; the last one trains to the end. Its last checkpoint must equal that of the undisturbed run: weights,
-optimizer, connectors, random streams, episodes, counters. Only times, and the random part of episode ids, are left out.
+two agents with a module each). Its driver is killed (kill -9) at a random moment of an update, or of a checkpoint's
+writing. Another process resumes from the newest intact checkpoint, is killed in turn, and so on; the last one trains to
+the end. Its last checkpoint must equal that of a run that is not killed, and that begins new episodes where the
+other one was resumed: weights, optimizer, connectors, counters. Only times are left out.
 
     python scripts/resume_exactly.py                     # 32 kills, one in each form of each case
     python scripts/resume_exactly.py --kills 100 --seed 3
@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 CASES = ("mlp", "filter", "lstm", "previous", "stacking", "piece", "agents", "agentspiece")
 FORMS = {"serial": (0, 0), "processes": (1, 1), "runner": (1, 0), "learner": (0, 1)}
-# Values measured with a clock, and unique ids drawn by a process.
-TIMES = {"durations_s", "duration_s", "ages_s", "age_s", "time_total_s"}
-RANDOM_PARTS = {"_id_prefix"}
+# Values measured with a clock.
+TIMES = {"durations_s", "duration_s", "time_total_s"}
 
 
 def main() -> int:
@@ -57,8 +56,9 @@ def main() -> int:
                 continue
             where = Path(folder) / f"{form}-{case}"
             seconds = undisturbed(where / "whole", case, form, options.updates)
-            how = disturbed(where / "killed", case, form, options.updates, kills, seconds, rng)
-            num_leaves, differences = compare(where / "whole" / "last", where / "killed" / "last")
+            how, resumed = disturbed(where / "killed", case, form, options.updates, kills, seconds, rng)
+            undisturbed(where / "same", case, form, options.updates, resumed)
+            num_leaves, differences = compare(where / "same" / "last", where / "killed" / "last")
             num_done += len(how)
             num_different += bool(differences)
             verdict = f"{len(differences)} OF {num_leaves} VALUES DIFFER" if differences else "identical"
@@ -67,7 +67,9 @@ def main() -> int:
             )
             for line in differences[:10]:
                 print(f"    {line}")
-    print(f"{num_done} kills, {len(pairs)} runs, {num_different} of them differ from the undisturbed ones")
+    print(
+        f"{num_done} kills, {len(pairs)} runs, {num_different} of them differ from those that were not killed"
+    )
     return 1 if num_different or num_done < options.kills else 0
 
 
@@ -146,8 +148,8 @@ def make_config(case: str, form: str) -> Any:
     return config.env_runners(num_env_runners=num_env_runners).learners(num_learners=num_learners)
 
 
-def train(folder: Path, case: str, form: str, updates: int) -> int:
-    """Train in the process that is killed."""
+def train(folder: Path, case: str, form: str, updates: int, restored: Collection[int] = ()) -> int:
+    """Train in the process that is killed. In these iterations, go back to the state that is there already."""
     from rlzmq.algorithms.algorithm import Algorithm
     from rlzmq.algorithms.checkpoints import latest_checkpoint
     from rlzmq.core import faults
@@ -160,6 +162,8 @@ def train(folder: Path, case: str, form: str, updates: int) -> int:
         algorithm.keep_checkpoints(folder / "checkpoints", every_s=0.0, num=3)
         print(f"begins {algorithm.iteration}", flush=True)
         while algorithm.iteration < updates:
+            if algorithm.iteration in restored:
+                algorithm.restore_from_path(algorithm.save_to_path(folder / "here"))
             algorithm.train()
             print(f"update {algorithm.iteration}", flush=True)
         algorithm.save_to_path(folder / "last")
@@ -172,7 +176,15 @@ def train(folder: Path, case: str, form: str, updates: int) -> int:
 class Run:
     """A run in a process forked from this one, so that nothing needs to be imported again."""
 
-    def __init__(self, folder: Path, case: str, form: str, updates: int, fault: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        case: str,
+        form: str,
+        updates: int,
+        fault: str = "",
+        restored: Collection[int] = (),
+    ) -> None:
         sys.stdout.flush()
         reading, writing = os.pipe()
         self._pid = os.fork()
@@ -183,7 +195,7 @@ class Run:
                 os.close(writing)
                 os.close(reading)
                 os.environ["RLZMQ_FAULT"] = fault
-                code = train(folder, case, form, updates)
+                code = train(folder, case, form, updates, restored)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -195,6 +207,7 @@ class Run:
         if not line.startswith("begins"):
             raise RuntimeError(f"the run in {folder} did not begin: exit code {self.wait()}, {line!r}")
         self.begun_at = time.monotonic()
+        self.begun_with = int(line.split()[1])
         self.updates = 0
 
     def wait(self, timeout_s: float = 600.0) -> int | None:
@@ -215,9 +228,9 @@ class Run:
         os.kill(self._pid, signal.SIGKILL)
 
 
-def undisturbed(folder: Path, case: str, form: str, updates: int) -> float:
+def undisturbed(folder: Path, case: str, form: str, updates: int, restored: Collection[int] = ()) -> float:
     """Train to the end; return the seconds."""
-    run = Run(folder, case, form, updates)
+    run = Run(folder, case, form, updates, restored=restored)
     if code := run.wait():
         raise RuntimeError(f"the undisturbed run {folder} ended with exit code {code}")
     return time.monotonic() - run.begun_at
@@ -225,9 +238,10 @@ def undisturbed(folder: Path, case: str, form: str, updates: int) -> float:
 
 def disturbed(
     folder: Path, case: str, form: str, updates: int, kills: int, seconds: float, rng: random.Random
-) -> list[str]:
-    """Train with this number of kills; return a description of each."""
+) -> tuple[list[str], set[int]]:
+    """Train with this number of kills; return a description of each, and the iterations where it was resumed."""
     how: list[str] = []
+    resumed: set[int] = set()
     while len(how) < kills:
         before = progress(folder)
         # So that updates remain for the other kills.
@@ -236,6 +250,7 @@ def disturbed(
         # a checkpoint of these runs is written in about 100 steps: files, their halves, fsyncs, renames
         fault = f"checkpoint.boundary@driver:kill:{rng.randint(1, 150)}" if in_write else ""
         run = Run(folder, case, form, updates, fault)
+        resumed.add(run.begun_with)
         code = None if in_write else run.wait(rng.uniform(0.02, 1.4) * share * seconds)
         if code is None and not in_write:
             run.kill()
@@ -243,6 +258,7 @@ def disturbed(
         if code == 0:  # it ended before it could be killed: repeat from the start
             shutil.rmtree(folder)
             how.clear()
+            resumed.clear()
         elif code != -signal.SIGKILL:
             raise RuntimeError(f"the run in {folder} ended with exit code {code}")
         else:
@@ -252,7 +268,7 @@ def disturbed(
     run = Run(folder, case, form, updates)
     if code := run.wait():
         raise RuntimeError(f"the resumed run in {folder} ended with exit code {code}")
-    return how
+    return how, (resumed | {run.begun_with}) - {0}
 
 
 def progress(folder: Path) -> int:
@@ -278,29 +294,20 @@ def compare(whole: Path, killed: Path) -> tuple[int, list[str]]:
     return len(first), differences
 
 
-def leaves(value: Any, path: str = "", prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (path, comparable value) of everything that is compared."""
     if isinstance(value, Mapping):
-        prefix = prefix or find_prefix(value)
         for key, item in value.items():
-            if key not in TIMES and key not in RANDOM_PARTS:
-                yield from leaves(item, f"{path}/{key}", prefix)
+            if key not in TIMES:
+                yield from leaves(item, f"{path}/{key}")
     elif isinstance(value, list | tuple):
         yield path, len(value)
         for index, item in enumerate(value):
-            yield from leaves(item, f"{path}/{index}", prefix)
+            yield from leaves(item, f"{path}/{index}")
     elif hasattr(value, "tobytes"):
         yield path, (str(value.dtype), value.shape, value.tobytes())
-    elif isinstance(value, str) and prefix:
-        yield path, value.replace(prefix, "")
     else:
         yield path, json.dumps(value) if isinstance(value, float) else value
-
-
-def find_prefix(state: Mapping[Any, Any]) -> str:
-    """Return the random part of a runner's episode ids."""
-    counters = state.get("counters")
-    return str(counters.get("_id_prefix", "")) if isinstance(counters, Mapping) else ""
 
 
 if __name__ == "__main__":

@@ -465,10 +465,8 @@ class AsyncAlgorithm:
             return wants(name, components, not_components)
 
         await self._iterations.settle()
-        parts = await self.session.get_state(
-            with_runners=is_wanted("env_runners"), with_replay=is_wanted("learner_group")
-        )
-        if is_wanted("eval_env_runners") or is_wanted("evaluation"):
+        parts = await self.session.get_state(with_replay=is_wanted("learner_group"))
+        if is_wanted("evaluation"):
             parts |= await self._evaluation.get_state()
         parts["algorithm"] = self._iterations.get_state()
         parts["modules"] = self._modules.get_state()
@@ -477,8 +475,7 @@ class AsyncAlgorithm:
     async def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the output of `get_state`: modules, learners, runners, connectors and counters.
 
-        With at most one env runner and one learner, the run continues bit for bit like the original run; see
-        docs/reliability.md.
+        Env runners begin new episodes; everything else continues exactly (docs/reliability.md).
 
         Args:
             state: The whole state, some components, or parts of them; all others are unchanged. Example for the
@@ -618,7 +615,7 @@ class AsyncAlgorithm:
         before = self._keeper.newest
         self.session.give_up_updates()
         if self.iteration:
-            await self._keeper.write_if_possible(within_s, with_runners=False)
+            await self._keeper.write_if_possible(within_s)
         return None if self._keeper.newest == before else self._keeper.newest
 
     @classmethod

@@ -103,11 +103,10 @@ class CheckpointKeeper:
             await self._algorithm.session.learner_group.get_state()  # keeps a copy
             self._copied_at = now
 
-    async def write(self, *, with_runners: bool = True, state_timeout_s: float | None = None) -> Path:
+    async def write(self, *, state_timeout_s: float | None = None) -> Path:
         """Write a checkpoint now, unless there is one of this iteration, and return its path.
 
         Args:
-            with_runners: Whether it has the env runners' states, for which runners must have time to answer.
             state_timeout_s: Time for the processes to send their states; None: unlimited. Writing has no limit.
 
         Raises:
@@ -119,19 +118,19 @@ class CheckpointKeeper:
         if self.newest is None or int(self.newest.name) != self._algorithm.iteration:
             waits = state_timeout_s is not None and needs_processes(self._algorithm.config)
             async with asyncio.timeout(state_timeout_s) if waits else contextlib.nullcontext():
-                await self._begin(with_runners=with_runners)
+                await self._begin()
             await self._off_loop(self.wait)
             if self._error is not None:
                 raise self._error
         assert self.newest is not None
         return self.newest
 
-    async def write_if_possible(self, timeout_s: float, *, with_runners: bool = True) -> None:
+    async def write_if_possible(self, timeout_s: float) -> None:
         """Write a checkpoint if the learners still respond. Called when a run fails or is interrupted."""
         if self._series is None:
             return
         try:
-            await self.write(with_runners=with_runners, state_timeout_s=timeout_s)
+            await self.write(state_timeout_s=timeout_s)
         except (TimeoutError, RlzmqError) as error:
             _log.warning(
                 "The last checkpoint could not be written (%r): the previous one remains the newest.", error
@@ -163,14 +162,13 @@ class CheckpointKeeper:
             return False
         return bool(now - self._copied_at >= every_s)
 
-    async def _begin(self, *, with_runners: bool = True) -> None:
+    async def _begin(self) -> None:
         """Get the state, and start a thread that writes it."""
         assert self._series is not None
         algorithm, series = self._algorithm, self._series
         self._begun_at = self._copied_at = time.monotonic()
         # Copied because the next update changes the arrays of a learner in this process.
-        left_out = None if with_runners else ("env_runners", "eval_env_runners")
-        state = to_parts(copy.deepcopy(await algorithm.get_state(not_components=left_out)))
+        state = to_parts(copy.deepcopy(await algorithm.get_state()))
         components, about = to_components(algorithm._dispatch.algorithm, algorithm.config, state)
         iteration = int(algorithm.iteration)
         about |= {

@@ -37,7 +37,6 @@ _ENDLESS = (
     "An evaluation round of %s episodes lasts longer than evaluation_sample_timeout_s=%s; it continues. If episodes "
     f"never end, limit them: {HOW_TO_LIMIT}; or evaluate with evaluation_duration_unit='timesteps'."
 )
-_RUNNERS = "eval_env_runners/"
 _METRICS = "evaluation"
 
 
@@ -61,7 +60,6 @@ class Evaluation:
         self._task: asyncio.Task[dict[str, Any]] | None = None
         self._sampling: SamplingRound | None = None
         self._local_runner: Any = None  # while it samples
-        self._is_unfinished = False  # the last round was cancelled, and runners may still sample
         self.env_runner_group: AsyncEnvRunnerGroup | None = None
 
     async def start(self) -> None:
@@ -191,9 +189,7 @@ class Evaluation:
             asked.cancel()
 
     async def _sample(self, sampling: SamplingRound) -> dict[str, Any]:
-        self._is_unfinished = True
         metas = await sampling.run()
-        self._is_unfinished = False
         return self._reduce(metas)
 
     def end(self) -> None:
@@ -322,7 +318,7 @@ class Evaluation:
     # -- checkpoints and stop ---------------------------------------------------------------
 
     async def get_state(self) -> dict[str, Any]:
-        """Return the components of a checkpoint: metrics and, after a round, each runner's sampling state."""
+        """Return the component of a checkpoint: metrics."""
         state: dict[str, Any] = {}
         if self._lifetime_counts or self._offline_counts:
             logged = encode_supported(self._metrics.get_state())
@@ -331,21 +327,14 @@ class Evaluation:
                 "offline_counts": dict(self._offline_counts),
                 "metrics": logged,
             }
-        if self.env_runner_group is not None and not self._is_unfinished:
-            states = await self.env_runner_group.get_sampling_states()
-            state |= {f"{_RUNNERS}{name}": part for name, part in states.items()}
         return state
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the output of `get_state`. Sampling states are restored only if this run evaluates."""
+        """Restore the output of `get_state`."""
         if _METRICS in state:
             self._lifetime_counts = dict(state[_METRICS]["lifetime_counts"])
             self._offline_counts = Counter(state[_METRICS].get("offline_counts", {}))
             self._metrics.set_state(decode(state[_METRICS]["metrics"]))
-        mine = {n.removeprefix(_RUNNERS): part for n, part in state.items() if n.startswith(_RUNNERS)}
-        if mine and (self.env_runner_group is not None or self._config.evaluation_interval):
-            group = self.env_runner_group or await self._make_group()
-            await group.set_sampling_states(mine)
 
     async def stop(self) -> None:
         """Cancel the parallel round in progress, and stop the evaluation runners."""

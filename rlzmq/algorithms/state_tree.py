@@ -1,7 +1,7 @@
 """Conversion of an algorithm's state between a tree with RLlib's names, for users, and parts, for checkpoints.
 
-{"learner_group": {"learner": …}, "env_runners": {"runner-0": …}, …}        the tree
-{"learner_group/learner": …, "env_runners/runner-0": …, …}                  its parts
+{"learner_group": {"learner": …, "replay-0": …}, …}        the tree
+{"learner_group/learner": …, "learner_group/replay-0": …}  its parts
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ COMPONENTS = (
     "accounting",
     "algorithm",
     "env_runner",
-    "env_runners",
-    "eval_env_runners",
     "evaluation",
     "learner_group",
     "modules",
 )
-_GROUPS = ("learner_group", "env_runners", "eval_env_runners")  # each entry of these is a separate part
+_GROUP = "learner_group"  # each of its entries is a separate part
 
 
 def to_tree(parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,7 +45,7 @@ def to_parts(state: Mapping[str, Any]) -> dict[str, Any]:
     parts: dict[str, Any] = {}
     for name, value in state.items():
         check_component(name)
-        if name in _GROUPS:
+        if name == _GROUP:
             parts |= {f"{name}/{rest}": part for rest, part in value.items()}
         else:
             parts[name] = value

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.call_watch import CallWatch
-from rlzmq.core.errors import ConfigurationError, PeerLostError
+from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.lazy import LazyModule
 from rlzmq.driver.process_config import config_for_runners
 from rlzmq.driver.runner_calls import RunnerCalls
 from rlzmq.driver.runner_supervision import RunnerSupervisor
 from rlzmq.driver.supervision import attended, spawn_within
 from rlzmq.roles.fragment_data import sample_with_metrics
-from rlzmq.wire.values import pack_blob, unpack_blob
 
 if TYPE_CHECKING:
     from rlzmq.roles.runner import runner_role
@@ -29,9 +28,6 @@ __all__ = ["AsyncEnvRunnerGroup", "flatten_episodes"]
 _ROLE = "rlzmq.roles.runner.runner_role:EnvRunnerRole"
 
 _log = logging.getLogger("rlzmq.driver")
-
-# Between two updates a runner is idle and answers at once. A runner that samples ahead ends its lease first.
-_STATE_WITHIN_S = 5.0
 
 
 class AsyncEnvRunnerGroup(RunnerCalls):
@@ -263,58 +259,9 @@ class AsyncEnvRunnerGroup(RunnerCalls):
         """Return the connector statistics of every runner since the last call."""
         return await self._on_all(lambda handle: handle.get_connector_delta())
 
-    async def get_sampling_states(self) -> dict[str, Any]:
-        """Return ``{"runner-0": state, …}``, with all that every runner needs to continue exactly.
-
-        Runners that do not answer in time, e.g. because their env hangs, are left out.
-        """
-        if self.local_env_runner is not None:
-            return {"runner-0": self.local_env_runner.get_sampling_state()}
-        supervisor = self.supervisor
-        if supervisor is None:
-            return {}
-
-        async def state_of(index: int) -> Any:
-            try:
-                async with asyncio.timeout(_STATE_WITHIN_S):
-                    return await supervisor.call(index, lambda handle: handle.get_sampling_state())
-            except TimeoutError:
-                _log.warning("runner-%d did not send its state within %g s", index, _STATE_WITHIN_S)
-            except PeerLostError as error:
-                _log.warning("runner-%d cannot send its state: %s", index, error)
-            return None
-
-        states = await asyncio.gather(*(state_of(index) for index in range(len(self.handles))))
-        return {f"runner-{i}": unpack_blob(state) for i, state in enumerate(states) if state is not None}
-
-    async def set_sampling_states(self, states: Mapping[str, Any]) -> None:
-        """Make every runner continue from its state from `get_sampling_states`.
-
-        Runners without a state, or all if the number of runners differs, begin new episodes.
-        """
-        num_here = 1 if self.local_env_runner is not None else len(self.handles)
-        numbers = {int(name.rpartition("-")[2]): state for name, state in states.items()}
-        if not numbers or not num_here:
-            return
-        if max(numbers) + 1 != num_here:
-            _log.warning(
-                "The checkpoint is from a run with %d env runners, this one has %d: its unfinished episodes are "
-                "dropped, and all env runners begin new ones.",
-                max(numbers) + 1,
-                num_here,
-            )
-            return
-        if self.local_env_runner is not None:
-            self.local_env_runner.set_sampling_state(numbers[0])
-            return
-        assert self.supervisor is not None
-        supervisor = self.supervisor
-
-        async def give(index: int, state: Any) -> None:
-            packed = pack_blob(state)
-            await supervisor.call(index, lambda handle: handle.set_sampling_state(packed))
-
-        await asyncio.gather(*(give(index, state) for index, state in numbers.items()))
+    async def begin_again(self, number: int) -> None:
+        """Make every runner begin new episodes (see EnvRunner.begin_again)."""
+        await self._on_all(lambda handle: handle.begin_again(number))
 
     async def change_modules(self, config: BaseConfig, synced_module_ids: list[str] | None) -> None:
         """Replace the set of modules of every runner (see EnvRunner.change_modules)."""

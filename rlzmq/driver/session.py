@@ -27,7 +27,6 @@ __all__ = ["Session"]
 
 _log = logging.getLogger("rlzmq.driver")
 
-_RUNNERS = "env_runners/"
 _LEARNER = "learner_group/learner"
 _REPLAY = "learner_group/replay-"
 
@@ -255,24 +254,22 @@ class Session:
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    async def get_state(self, *, with_runners: bool = True, with_replay: bool = True) -> dict[str, Any]:
-        """Return a checkpoint's components: learner, connectors, accounting, and each runner's sampling state.
+    async def get_state(self, *, with_replay: bool = True) -> dict[str, Any]:
+        """Return a checkpoint's components: learner, connectors and accounting.
 
         With ``checkpoint_replay``, each rank's batch source is included.
         """
-        runners = await self.env_runner_group.get_sampling_states() if with_runners else {}
         with_replay = with_replay and self.config.checkpoint_replay
         sources = await self.learner_group.get_sources() if with_replay else []
         return {
             **{f"{_REPLAY}{rank}": source for rank, source in enumerate(sources)},
-            **{f"{_RUNNERS}{name}": state for name, state in runners.items()},
             _LEARNER: await self.learner_group.get_state(),
             "env_runner": self.get_connector_state(),
             "accounting": self.accounting.get_state(),
         }
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from the components of `get_state`. Runners get weights and connector states at once.
+        """Continue from the components of `get_state`, with new episodes.
 
         Missing components keep their state.
         """
@@ -299,9 +296,7 @@ class Session:
                     "held are lost, and empty buffers are filled by sampling.",
                     num_lost,
                 )
-        await self.env_runner_group.set_sampling_states(
-            {name.removeprefix(_RUNNERS): part for name, part in state.items() if name.startswith(_RUNNERS)}
-        )
+            await self.env_runner_group.begin_again(self.accounting.sampled)
         await self._restart()
 
     async def stop(self) -> None:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from rlzmq.envs.multi_agent_env import make_multi_agent
 from rlzmq.envs.registry import EnvContext
-from rlzmq.envs.rng_state import set_space_random_state, space_random_state
 
 __all__ = ["MultiAgentCartPole", "MultiAgentPendulum", "RandomEnv", "StatelessCartPole", "module_of_agent"]
 
@@ -109,15 +108,6 @@ class RandomEnv(gym.Env[Any, Any]):
         truncated = not terminated and self._num_steps >= self._max_episode_steps
         reward = float(self.np_random.normal())
         return self._observe(), reward, terminated, truncated, {}
-
-    def get_state(self) -> dict[str, Any]:
-        """Return the state except ``np_random``. A restored runner uses it instead of replaying the episode."""
-        return {"num_steps": self._num_steps, "random": space_random_state(self.observation_space)}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restore a state from `get_state`."""
-        self._num_steps = state["num_steps"]
-        set_space_random_state(self.observation_space, state["random"])
 
     def _observe(self) -> Any:
         if self._pool:

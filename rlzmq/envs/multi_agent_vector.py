@@ -10,9 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.core.errors import ConfigurationError, EnvError, MultiAgentEnvError
-from rlzmq.envs.env_state import Replay, env_state
 from rlzmq.envs.multi_agent_env import AgentDict, agent_spaces
-from rlzmq.envs.multi_agent_replay import MultiAgentHistory
 from rlzmq.envs.registry import EnvContext, EnvEntry, make_env, resolve_env
 from rlzmq.envs.sync_vector import Recover
 from rlzmq.episodes.step_values import as_flag
@@ -24,6 +22,8 @@ Row = tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]
 _DICT = frozenset({dict})
 _RESET_PARTS = ("observations", "infos")
 _STEP_PARTS = ("observations", "rewards", "terminateds", "truncateds", "infos")
+
+_STEPS_KEPT = 10_000  # actions of one episode
 
 
 class SyncVectorMultiAgentEnv:
@@ -44,7 +44,8 @@ class SyncVectorMultiAgentEnv:
         resetting: bool[N], whether the last step reset the environment.
         is_resetting: Whether an environment is being created or reset in a step right now; for other threads.
         failed: Indices of the environments that were recreated in the last step or reset.
-        histories: The `MultiAgentHistory` of each environment.
+        episode_seeds: The seed of each environment's last reset, or None.
+        episode_actions: The actions of each environment's current episode; of very long ones, none.
         recover: See `LeanSyncVectorEnv`.
     """
 
@@ -67,9 +68,8 @@ class SyncVectorMultiAgentEnv:
         self.is_resetting: bool = False
         self.failed: list[int] = []
         self.recover: Recover | None = None
-        self.histories: list[MultiAgentHistory] = [MultiAgentHistory() for _ in range(self.num_envs)]
-        self._latest_observations: list[AgentDict] = [{} for _ in range(self.num_envs)]
-        self._is_new = True
+        self.episode_seeds: list[int | None] = [None] * self.num_envs
+        self.episode_actions: list[list[AgentDict]] = [[] for _ in range(self.num_envs)]
 
     @property
     def unwrapped(self) -> SyncVectorMultiAgentEnv:
@@ -109,15 +109,13 @@ class SyncVectorMultiAgentEnv:
             (observations, infos): one dict by agent id per environment.
         """
         self.failed = []
-        self._is_new = False
         results = [
             self._reset_env(index, None if seed is None else seed + 1000 * index, options)
             for index in range(self.num_envs)
         ]
         self.needs_reset[:] = False
         self.resetting[:] = True
-        self._latest_observations = [observations for observations, _ in results]
-        return self._latest_observations, [infos for _, infos in results]
+        return [observations for observations, _ in results], [infos for _, infos in results]
 
     def step(
         self, actions: Sequence[AgentDict]
@@ -143,7 +141,7 @@ class SyncVectorMultiAgentEnv:
             )
         rows: list[Row] = []
         self.failed = []
-        needs_reset, histories = self.needs_reset, self.histories
+        needs_reset, histories = self.needs_reset, self.episode_actions
         self.resetting[:] = needs_reset
         stepped = zip(self.envs, actions, needs_reset.tolist(), strict=True)
         for index, (env, action_dict, is_over) in enumerate(stepped):
@@ -152,7 +150,8 @@ class SyncVectorMultiAgentEnv:
                 needs_reset[index] = False
                 rows.append((observations, {}, {}, {}, infos))
                 continue
-            histories[index].record_step(action_dict)
+            if len(histories[index]) < _STEPS_KEPT:
+                histories[index].append(action_dict)
             try:
                 row = env.step(action_dict)
             except Exception as error:
@@ -166,39 +165,18 @@ class SyncVectorMultiAgentEnv:
             goes_on = terminateds.get("__all__") is False and truncateds.get("__all__") is False
             if not goes_on and (_says_over(terminateds) or _says_over(truncateds)):
                 needs_reset[index] = True
-        self._latest_observations = [row[0] for row in rows]
         return rows
 
-    # -- states -----------------------------------------------------------------------------
-
-    def get_env_states(self, *, has_episodes: bool = True) -> list[dict[str, Any]]:
-        """See `LeanSyncVectorEnv.get_env_states`."""
-        over = self.needs_reset.tolist() if has_episodes else [True] * self.num_envs
-        parts = zip(self.envs, self._latest_observations, over, self.histories, strict=True)
-        return [
-            env_state(MultiAgentHistory, env, observations, is_over, history.if_known, is_new=self._is_new)
-            for env, observations, is_over, history in parts
-        ]
-
-    def set_env_states(self, states: Sequence[Mapping[str, Any]]) -> Replay:
-        """See `LeanSyncVectorEnv.set_env_states`."""
-        replay = Replay(MultiAgentHistory)
-        for index, (env, saved) in enumerate(zip(self.envs, states, strict=True)):
-            has_arrived, observations, history = replay.restore(index, env, saved)
-            self.needs_reset[index] = not has_arrived
-            self._latest_observations[index] = observations or {}
-            self.histories[index] = history or MultiAgentHistory()
-            self._is_new = self._is_new and "state" not in saved and not has_arrived
-        self.resetting[:] = False
-        self.failed = []
-        return replay
-
     # -- inside --------------------------------------------------------------------------------
+
+    def _note_reset(self, index: int, seed: int | None) -> None:
+        self.episode_seeds[index] = seed
+        self.episode_actions[index] = []
 
     def _reset_env(
         self, index: int, seed: int | None, options: dict[str, Any] | None
     ) -> tuple[AgentDict, AgentDict]:
-        self.histories[index].record_reset(self.envs[index], seed, is_known=not options)
+        self._note_reset(index, seed)
         self.is_resetting = True
         try:
             row = self.envs[index].reset(seed=seed, options=options)
@@ -241,7 +219,7 @@ class SyncVectorMultiAgentEnv:
             except Exception as close_error:  # it is broken already, and only the new one counts
                 error.add_note(f"close() raised {close_error!r}")
             try:
-                self.histories[index].record_reset(self.envs[index], seed, is_known=seed is not None)
+                self._note_reset(index, seed)
                 self.envs[index] = self._creators[index]()
                 row = self.envs[index].reset(seed=seed, options=None)
             except Exception as again:

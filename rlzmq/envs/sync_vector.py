@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -16,17 +16,115 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
 
 from rlzmq.core.errors import EnvError
-from rlzmq.envs.env_state import Replay, env_state
+from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.envs.observation_check import misfit
-from rlzmq.envs.step_history import ActionHistory, StepHistory
 from rlzmq.episodes.step_values import REWARD_TYPES, as_flag, as_reward
 
-__all__ = ["LeanSyncVectorEnv", "Recover", "SparseStep"]
+__all__ = ["ActionHistory", "LeanSyncVectorEnv", "Recover", "SparseStep", "Way"]
 
 Recover = Callable[[int, str, Exception], int | None]
 
+# Steps between two recorded resets, as reading the random state at every reset would slow short episodes by percents.
+_STEPS_BETWEEN_BEGINS = 256
+_STEPS_KEPT = 4_096
+_BYTES_KEPT = 1 << 25
+
 SparseInfos = dict[int, dict[str, Any]]
 SparseStep = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], SparseInfos]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A reset of an environment, and its actions since then. An action after an episode's end is a reset.
+
+    Attributes:
+        seed: Seed of the reset, or None.
+        random: State of the environment's bit generator before the reset, or None.
+        actions: The actions, leaves ``[T, ...]``; None if T = 0.
+    """
+
+    seed: int | None
+    random: Any
+    actions: Any
+
+
+class ActionHistory:
+    """The newest actions of a vector env, in a ring, and an earlier reset of each environment.
+
+    Attributes:
+        num_steps: Number of vector steps so far.
+        due: For each environment, the number of steps after which `begin` must be called at a reset.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_steps: int = 0
+        self.due: list[int] = [0] * num_envs
+        self._begins: list[tuple[int, int | None, Any] | None] = [
+            None
+        ] * num_envs  # (step, seed, random state)
+        self._rows: Any = None  # leaves [K, N, ...]
+        self._num_kept = 1
+
+    def record(self, actions: Any) -> None:
+        """Record the actions of the vector step that is about to happen, a tree of arrays ``[N, ...]``."""
+        rows = self._rows
+        if type(actions) is np.ndarray and type(rows) is np.ndarray and rows.dtype is actions.dtype:
+            rows[self.num_steps % self._num_kept] = actions
+        else:
+            self._record_tree(tree_map(np.asarray, actions))
+        self.num_steps += 1
+
+    def _record_tree(self, actions: Any) -> None:
+        """Write nested actions, or such of another dtype."""
+        if self._rows is None:
+            num_bytes = sum(leaf.nbytes for leaf in tree_leaves(actions))
+            self._num_kept = num = max(1, min(_STEPS_KEPT, _BYTES_KEPT // max(num_bytes, 1)))
+            self._rows = tree_map(lambda leaf: np.empty((num, *leaf.shape), leaf.dtype), actions)
+        pairs = zip(tree_leaves(self._rows), tree_leaves(actions), strict=True)
+        if not all(np.can_cast(leaf.dtype, rows.dtype) for rows, leaf in pairs):
+            self._rows = tree_map(
+                lambda rows, leaf: rows.astype(np.result_type(rows.dtype, leaf.dtype)), self._rows, actions
+            )
+        for rows, leaf in zip(tree_leaves(self._rows), tree_leaves(actions), strict=True):
+            rows[self.num_steps % self._num_kept] = leaf
+
+    def begin(self, index: int, env: Any, seed: int | None) -> None:
+        """Record that environment `index` is about to be reset before step `num_steps`."""
+        generator = getattr(env.unwrapped, "_np_random", None)
+        random = None if generator is None else _plain_random(generator.bit_generator.state)
+        self._begins[index] = (self.num_steps, seed, random)
+        self.due[index] = self.num_steps + _STEPS_BETWEEN_BEGINS
+
+    def restart(self, index: int, seed: int | None) -> None:
+        """Record that environment `index` was replaced, and reset with `seed` in the current vector step."""
+        self.forget(index)
+        if seed is not None:
+            self._begins[index] = (self.num_steps, seed, None)
+
+    def forget(self, index: int) -> None:
+        """Record a reset of environment `index` that cannot be repeated."""
+        self._begins[index] = None
+        self.due[index] = self.num_steps
+
+    def way_of(self, index: int) -> Way | None:
+        """Return a reset of environment `index` and all actions since; None if they are unknown or too many."""
+        begin = self._begins[index]
+        if begin is None:
+            return None
+        step, seed, random = begin
+        if self.num_steps == step:
+            return Way(seed, random, None)
+        if step < self.num_steps - self._num_kept:
+            return None
+        order = np.arange(step, self.num_steps) % self._num_kept
+        return Way(seed, random, tree_map(lambda rows: rows[order, index], self._rows))
+
+
+def _plain_random(value: Any) -> Any:
+    """Return a bit generator's state without arrays, so that it can be printed."""
+    if isinstance(value, Mapping):
+        return {key: _plain_random(item) for key, item in value.items()}
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
 class LeanSyncVectorEnv(SyncVectorEnv):
@@ -39,7 +137,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
     Attributes:
         recover: Called with (index, "step" or "reset", error) when an environment raises an error. It raises the
             error, or returns the seed for resetting a new environment in its place. None: the error is raised.
-        history: The actions that `get_env_states` needs for replays.
+        history: The newest actions of each environment, with which an error is reproduced.
         failed: Indices of the environments that were recovered in the last ``step_sparse``: they were reset instead
             of stepped, and their action was not used.
         is_resetting: Whether an environment is being reset in a step right now; for other threads.
@@ -67,8 +165,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         self._reward_buffer = np.zeros(num_envs, dtype=np.float64)
         self._terminated_buffer = np.zeros(num_envs, dtype=np.bool_)
         self._truncated_buffer = np.zeros(num_envs, dtype=np.bool_)
-        self.history: StepHistory = StepHistory(num_envs)
-        self._is_new = True
+        self.history: ActionHistory = ActionHistory(num_envs)
 
     # -- what runners call ---------------------------------------------------------------------
 
@@ -88,7 +185,6 @@ class LeanSyncVectorEnv(SyncVectorEnv):
             seeds = [None] * self.num_envs
         infos: SparseInfos = {}
         self.failed = []
-        self._is_new = False
         for index, env in enumerate(self.envs):
             self._begin(index, env, seeds[index], options)
             try:
@@ -171,52 +267,14 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         """Return whether environment ``index`` is done, so that the next step resets it."""
         return self._needs_reset[index]
 
-    # -- states -----------------------------------------------------------------------------
-
-    def get_env_states(self, *, has_episodes: bool = True) -> list[dict[str, Any]]:
-        """Return each environment's state within its episode, as plain values and arrays.
-
-        Args:
-            has_episodes: Whether their episodes continue. If not, only their random states are needed.
-        """
-        over = [not has_episodes or needs_reset for needs_reset in self._needs_reset]
-        return [
-            env_state(
-                ActionHistory,
-                env,
-                self._latest_obs[i],
-                over[i],
-                partial(self.history.history_of, i),
-                is_new=self._is_new,
-            )
-            for i, env in enumerate(self.envs)
-        ]
-
-    def set_env_states(self, states: Sequence[Mapping[str, Any]]) -> Replay:
-        """Restore the states that `get_env_states` returned.
-
-        Environments that cannot be restored, or whose episodes were over, are reset in the next step.
-        """
-        replay = Replay(ActionHistory)
-        for index, (env, saved) in enumerate(zip(self.envs, states, strict=True)):
-            has_arrived, observation, history = replay.restore(index, env, saved)
-            self._needs_reset[index] = not has_arrived
-            if observation is not None:
-                self._latest_obs[index] = observation
-            self.history.resume(index, history)
-            self._is_new = self._is_new and "state" not in saved and not has_arrived
-        self._terminated_buffer[:] = False
-        self._truncated_buffer[:] = False
-        self.failed = []
-        return replay
-
     def _begin(
         self, index: int, env: gym.Env[Any, Any], seed: int | None, options: dict[str, Any] | None
     ) -> None:
-        """Record a reset. A reset with `options` cannot be replayed."""
-        self.history.begin(index, env, seed)
+        """Record a reset. A reset with `options` cannot be repeated."""
         if options:
-            self.history.resume(index, None)
+            self.history.forget(index)
+        else:
+            self.history.begin(index, env, seed)
 
     # -- Gymnasium's own interface -------------------------------------------------------------
 

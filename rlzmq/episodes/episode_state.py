@@ -10,7 +10,7 @@ from rlzmq.core.space_plain import space_from_plain, space_to_plain
 from rlzmq.episodes.episode_chunks import EpisodeChunks
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 
-__all__ = ["from_state", "get_state", "plain_infos", "plain_state"]
+__all__ = ["from_state", "get_state", "plain_infos"]
 
 E = TypeVar("E", bound=EpisodeChunks)
 
@@ -85,17 +85,6 @@ def get_state(episode: EpisodeChunks) -> dict[str, Any]:
         "initial_state": to_plain(episode.initial_state, f"{where}.initial_state"),
         "duration_s": episode._duration_s,
     }
-
-
-def plain_state(episode: _Episode) -> dict[str, Any]:
-    """Return an episode's state for packing, without functions.
-
-    Raises:
-        NotPlainError: An item has no plain form; the text names its path.
-    """
-    state = {name: value for name, value in episode.get_state().items() if not callable(value)}
-    to_plain(state, f"episode {episode.id_!r}")
-    return state
 
 
 def _infos_of(state: Any) -> list[Any]:

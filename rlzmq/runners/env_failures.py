@@ -18,7 +18,7 @@ from rlzmq.core.printable import cut
 from rlzmq.core.process_memory import end_if_out_of_memory
 from rlzmq.core.tracebacks import place_of, shows_all_frames, user_errors
 from rlzmq.core.tree import tree_map, tree_unstack
-from rlzmq.envs.step_history import ActionHistory
+from rlzmq.envs.sync_vector import Way
 
 __all__ = ["EnvFailures", "FailingRunner", "Reproduction", "close_env", "describe_runner"]
 
@@ -62,10 +62,10 @@ class Reproduction:
     actions: list[Any]
 
     @classmethod
-    def of_history(cls, history: ActionHistory, rows: Any) -> Reproduction:
-        """Create from a history and a selection of its actions, leaves ``[T, ...]``."""
+    def of_way(cls, way: Way, rows: Any) -> Reproduction:
+        """Create from a way and a selection of its actions, leaves ``[T, ...]``."""
         actions = [] if rows is None else [_plain(row) for row in tree_unstack(rows)]
-        return cls(history.seed, history.random, actions)
+        return cls(way.seed, way.random, actions)
 
     @classmethod
     def of_agents(cls, seed: int | None, actions: Sequence[dict[Any, Any]]) -> Reproduction:

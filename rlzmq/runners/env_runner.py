@@ -312,6 +312,22 @@ class EnvRunner(EnvRunnerState):
         if self._sampler is not None:
             self._sampler.forget()
 
+    def begin_again(self, number: int) -> None:
+        """Begin new episodes, e.g. after a checkpoint was restored.
+
+        The random streams are other ones than at the run's start, and the same for every runner with this index.
+
+        Args:
+            number: A count of the run, e.g. the env steps sampled so far.
+        """
+        self._drop_unfinished_episodes()
+        self._needs_seed = True
+        self._seed_coordinates = (number & 0x7FFFFFFF, 1, 0)
+        if self.seed is not None:
+            place = (self.stream_index, self.incarnation, number & 0x7FFFFFFF, 1)
+            self.generator.manual_seed(derive_seed(self.seed, "policy", *place))
+            self.random_action_space.seed(derive_seed(self.seed, "random_actions", *place))
+
     # -- environment ---------------------------------------------------------------------------
 
     def make_env(self) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.metrics_stats import logged_state
-from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.core.stage_timers import StageTimers
 from rlzmq.episodes.bad_values import LARGEST
 from rlzmq.episodes.columns import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
@@ -110,23 +109,6 @@ class EpisodeTotals:
         self.agent_returns: dict[Any, float] = {}
         self.module_ids: dict[Any, str] = {}
         self.started_s: float = time.perf_counter()
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> EpisodeTotals:
-        """Create from a state of `get_state`. The time in between is not counted."""
-        totals = cls()
-        totals.agent_returns = from_plain(state["agent_returns"])
-        totals.module_ids = from_plain(state["module_ids"])
-        totals.started_s -= state["age_s"]
-        return totals
-
-    def get_state(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {
-            "agent_returns": to_plain(self.agent_returns),
-            "module_ids": to_plain(self.module_ids),
-            "age_s": time.perf_counter() - self.started_s,
-        }
 
     def add(self, returns: Mapping[Any, float], module_ids: Mapping[Any, str]) -> None:
         """Add one chunk's returns by agent."""

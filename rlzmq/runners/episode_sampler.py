@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import abc
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlzmq.core.plain import decode, encode
 from rlzmq.core.stage_timers import ENV_TO_MODULE_TIMER, INFERENCE_TIMER, MODULE_TO_ENV_TIMER
 from rlzmq.episodes.columns import Columns
-from rlzmq.episodes.episode_state import plain_state
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
-from rlzmq.runners.episode_metrics import EpisodeTotals
 from rlzmq.runners.sampler import EpisodicSampler
 
 if TYPE_CHECKING:
@@ -51,10 +48,6 @@ class EpisodeSampler(EpisodicSampler):
         """Return a new episode."""
 
     @abc.abstractmethod
-    def _episode_from_state(self, state: Mapping[str, Any]) -> Any:
-        """Return the episode with a state of `plain_state`."""
-
-    @abc.abstractmethod
     def _initial_state(self, module_id: Any) -> Any:
         """Return a module's state at an episode's start, leaves without batch dimension; None if stateless."""
 
@@ -79,35 +72,6 @@ class EpisodeSampler(EpisodicSampler):
         episode = self._make_episode()
         self._call("on_episode_created", episode, index)
         return episode
-
-    def _get_state(self) -> dict[str, Any]:
-        return {
-            "episodes": [plain_state(episode) for episode in self._episodes],
-            # An env that is about to be reset still acts on the last observation of its ended episode.
-            "acting": [
-                None if acting is episode else plain_state(acting)
-                for acting, episode in zip(self._acting, self._episodes, strict=True)
-            ],
-            "prev_chunks": [[plain_state(chunk) for chunk in chunks] for chunks in self._prev_chunks],
-            "totals": [totals.get_state() for totals in self._totals],
-            "starting": sorted(self._starting),
-            "templates": encode(self._templates, "model outputs"),
-            "to_module": encode(self._to_module, "the modules' batch"),
-        }
-
-    def _set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
-        restored = self._episode_from_state
-        episodes = [restored(episode) for episode in state["episodes"]]
-        self._acting = [
-            episode if acting is None else restored(acting)
-            for episode, acting in zip(episodes, state["acting"], strict=True)
-        ]
-        self._prev_chunks = [[restored(chunk) for chunk in chunks] for chunks in state["prev_chunks"]]
-        self._totals = [EpisodeTotals.from_state(totals) for totals in state["totals"]]
-        self._starting = set(state["starting"])
-        self._templates = decode(state["templates"])
-        self._to_module = decode(state["to_module"])
-        self._restored(episodes, lost)
 
     # -- one fragment --------------------------------------------------------------------------
 

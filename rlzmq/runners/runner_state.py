@@ -17,7 +17,6 @@ from rlzmq.core.suggest import did_you_mean
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.output_check import check_acting_outputs
 from rlzmq.modules.weights import WeightsLayout
-from rlzmq.runners.sampling_state import get_sampling_state, set_sampling_state
 
 __all__ = ["STATE_COMPONENTS", "EnvRunnerState", "own_config"]
 
@@ -222,32 +221,6 @@ class EnvRunnerState(Checkpointable, abc.ABC):
             "env_to_module_connector": self.env_to_module,
             "module_to_env_connector": self.module_to_env,
         }
-
-    # -- sampling state ------------------------------------------------------------------------
-
-    def get_sampling_state(self, *, with_episodes: bool = True) -> dict[str, Any]:
-        """Return everything besides the weights that another runner needs to continue sampling exactly like this one.
-
-        The state contains random streams, counters, connector states, each environment's position in its episode, and
-        the sampler's data for the next fragment, as plain values and arrays. Call it between two sample calls.
-
-        Args:
-            with_episodes: False: leave out positions and the sampler's data, so that new episodes begin.
-        """
-        return get_sampling_state(self, with_episodes=with_episodes)
-
-    def set_sampling_state(self, state: Mapping[str, Any]) -> int:
-        """Continue from a state of `get_sampling_state`.
-
-        Environments with ``get_state()`` and ``set_state(state)`` are restored with these methods. Others are reset
-        with the random state from before their episode, and the episode's actions are replayed. New episodes begin if
-        the last observation then differs, after more than 10,000 actions, and in environments that are not stepped
-        one by one in this process.
-
-        Returns:
-            The number of environments that begin new episodes.
-        """
-        return set_sampling_state(self, state)
 
     # -- state ---------------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import abc
 import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlzmq.core.stage_timers import ENV_RESET_TIMER, ENV_STEP_TIMER
 from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv
@@ -30,11 +30,8 @@ class Sampler(abc.ABC):
         lookback: Number of steps before each chunk that its columns include.
 
     Attributes:
-        kind: Name of the sampler in its states.
         has_episodes: Whether unfinished episodes can be continued. If not, call `reset` before `run`.
     """
-
-    kind: ClassVar[str]
 
     def __init__(self, runner: EnvRunner, lookback: int) -> None:
         self.runner = runner
@@ -64,38 +61,6 @@ class Sampler(abc.ABC):
             The chunks: finished ones in the order of finishing, then ongoing ones by env; statistics of the ended
             episodes; the number of vector steps made.
         """
-
-    def get_state(self) -> dict[str, Any]:
-        """Return the state that the next fragment needs, as plain values and arrays.
-
-        Raises:
-            NotPlainError: Something cannot be expressed as plain data.
-        """
-        return {"kind": self.kind, "lookback": self.lookback, **self._get_state()}
-
-    def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
-        """Continue from a state of `get_state`, with the same number of environments.
-
-        Args:
-            state: State from `get_state`.
-            lost: Indices of the envs whose episodes end here; they are reset in the first vector step.
-
-        Raises:
-            ValueError: The state belongs to another kind of sampler, or has a different lookback.
-        """
-        found, expected = (state["kind"], state["lookback"]), (self.kind, self.lookback)
-        if found != expected:
-            raise ValueError(f"expected a sampler of kind and lookback {expected}, got {found}")
-        self._set_state(state, lost)
-        self.has_episodes = True
-
-    @abc.abstractmethod
-    def _get_state(self) -> dict[str, Any]:
-        """Return the entries of `get_state` that this kind of sampler adds."""
-
-    @abc.abstractmethod
-    def _set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
-        """Restore these entries; kind and lookback have been checked."""
 
 
 class _Ended(NamedTuple):
@@ -168,13 +133,6 @@ class EpisodicSampler(Sampler):
     @abc.abstractmethod
     def _batch(self, chunks: list[tuple[int, Any]], ongoing: list[tuple[int, Any]]) -> Any:
         """Return a batch of (env index, episode) chunks and ongoing chunks; begin new chunks for the latter."""
-
-    def _restored(self, episodes: list[Any], lost: Collection[int]) -> None:
-        """Continue with restored episodes, or with new ones for lost envs."""
-        self._episodes = episodes
-        self._to_reset = {index for index, episode in enumerate(episodes) if not episode.is_reset}
-        for index in lost:
-            self._begin_episode(index)
 
     def _length(self, episode: Any) -> int:
         """Return the env steps of the whole episode so far."""

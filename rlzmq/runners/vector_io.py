@@ -128,7 +128,7 @@ class VectorStepper:
             num_steps: Number of steps in the chunk before that step.
         """
         lean, index = self._lean, int(batch.env_index[chunk])
-        known = None if lean is None else lean.history.history_of(index)
+        known = None if lean is None else lean.history.way_of(index)
         if lean is None or known is None:
             return None
         own = np.flatnonzero(batch.env_index == index)
@@ -144,7 +144,7 @@ class VectorStepper:
         num_actions = num_known - (lean.history.num_steps - first - num_steps)
         if num_actions < 0:
             return None  # only the actions since a later reset are known
-        return Reproduction.of_history(
+        return Reproduction.of_way(
             known, None if rows is None else tree_map(lambda leaf: leaf[:num_actions], rows)
         )
 

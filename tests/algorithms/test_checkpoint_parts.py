@@ -181,9 +181,9 @@ def test_the_state_is_a_tree_of_which_one_may_ask_for_parts() -> None:
         part = algo.get_state(components=f"{MODULES}/default_policy")
         assert same(part, {"learner_group": {"learner": {"rl_module": {"default_policy": weights}}}})
         assert algo.get_state(["env_runner", "accounting"]).keys() == {"env_runner", "accounting"}
-        assert algo.get_state("eval_env_runners") == {}
-        without = algo.get_state(not_components=["env_runners", "learner_group/learner/optimizer"])
-        assert set(whole) - set(without) == {"env_runners"}
+        assert algo.get_state("learner_group/replay-0") == {}
+        without = algo.get_state(not_components=["env_runner", "learner_group/learner/optimizer"])
+        assert set(whole) - set(without) == {"env_runner"}
         assert set(whole["learner_group"]["learner"]) - set(without["learner_group"]["learner"]) == {
             "optimizer"
         }

@@ -23,8 +23,8 @@ PAIRS = [
 NOT_FOR_USERS = {
     AsyncAlgorithm: {"settle", "start"},
     AsyncEnvRunnerGroup: {
-        "cancel_calls", "change_modules", "get_connector_deltas", "get_sampling_states", "sample_batches",
-        "set_connector_state", "set_module_states", "set_sampling_states", "set_weights", "spawn_runner", "start",
+        "cancel_calls", "change_modules", "begin_again", "get_connector_deltas", "sample_batches",
+        "set_connector_state", "set_module_states", "set_weights", "spawn_runner", "start",
     },
     AsyncLearnerGroup: {"change_modules", "get_inference_weights", "start"},
 }  # fmt: skip

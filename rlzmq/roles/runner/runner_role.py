@@ -29,7 +29,6 @@ from rlzmq.roles.runner.runner_link import RunnerLink
 from rlzmq.roles.runner.sampling_round import UntilEnd
 from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner
 from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
-from rlzmq.wire.values import pack_blob, unpack_blob
 
 __all__ = ["EnvRunnerRole", "make_env_runner"]
 
@@ -144,18 +143,9 @@ class EnvRunnerRole(PeerRole):
         """See EnvRunner.set_state."""
         self.env_runner.set_state(state)
 
-    def get_sampling_state(self) -> bytes:
-        """Return EnvRunner.get_sampling_state, packed; without the episodes if they are too large for a message."""
-        try:
-            return pack_blob(self.env_runner.get_sampling_state())
-        except ValueError as error:
-            _log.warning("Env runner %d: its episodes are not saved: %s", self.env_runner.worker_index, error)
-            return pack_blob(self.env_runner.get_sampling_state(with_episodes=False))
-
-    def set_sampling_state(self, packed: bytes) -> int:
-        """See EnvRunner.set_sampling_state."""
-        with self.env_watch.work(is_reset=True):  # environments are reset and replay their steps
-            return int(self.env_runner.set_sampling_state(unpack_blob(packed)))
+    def begin_again(self, number: int) -> None:
+        """See EnvRunner.begin_again."""
+        self.env_runner.begin_again(number)
 
     def change_modules(self, config: BaseConfig, synced_module_ids: list[str] | None) -> str:
         """Call EnvRunner.change_modules; return the digest of the new weights layout, for `expect_layout`."""

@@ -30,8 +30,6 @@ __all__ = ["MultiAgentEpisodeSampler"]
 class MultiAgentEpisodeSampler(EpisodeSampler):
     """An EpisodeSampler for multi-agent environments and several modules."""
 
-    kind = "agents' episodes"
-
     def __init__(self, runner: EnvRunner) -> None:
         super().__init__(runner, runner.config.episode_lookback_horizon)
         self._mapping_fn = checked_mapping(runner)
@@ -49,11 +47,6 @@ class MultiAgentEpisodeSampler(EpisodeSampler):
             observation_space=self.env.single_observation_spaces,
             action_space=self.env.single_action_spaces,
         )
-
-    def _episode_from_state(self, state: Mapping[str, Any]) -> MultiAgentEpisode:
-        episode = MultiAgentEpisode.from_state(dict(state))
-        episode.agent_to_module_mapping_fn = self._mapping_fn
-        return episode
 
     def _begin(self, episode: MultiAgentEpisode, observation: Any, info: Any) -> None:
         info = checked_infos(info, f"episode {episode.id_}, env step 0")

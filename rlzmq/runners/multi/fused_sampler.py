@@ -8,25 +8,23 @@ the MultiAgentEpisodeSampler.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 import torch
 
-from rlzmq.core.plain import decode, encode, from_plain, to_plain
 from rlzmq.core.stage_timers import ENV_TO_MODULE_TIMER, INFERENCE_TIMER
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
-from rlzmq.runners.episode_metrics import EpisodeTotals
 from rlzmq.runners.module_step import ModuleStep, to_numpy
 from rlzmq.runners.multi.fragment_batch import collect_batch
 from rlzmq.runners.multi.module_mapping import checked_mapping
 from rlzmq.runners.multi.module_rows import ModuleStore, gather_states
 from rlzmq.runners.multi.observation_routing import ObservationRouter
-from rlzmq.runners.multi.ongoing_episodes import AgentRecord, LiveEpisode, live_state, set_live_state
+from rlzmq.runners.multi.ongoing_episodes import AgentRecord, LiveEpisode
 from rlzmq.runners.sampler import WEIGHTS_SEQ_NO, EpisodicSampler
 
 if TYPE_CHECKING:
@@ -38,8 +36,6 @@ __all__ = ["FusedMultiAgentSampler"]
 
 class FusedMultiAgentSampler(EpisodicSampler):
     """Samples fragments for a multi-agent runner whose pipelines run on whole columns."""
-
-    kind = "fused agents"
 
     def __init__(
         self, runner: EnvRunner, env_to_module: EnvToModulePlan, module_to_env: ModuleToEnvPlan
@@ -87,44 +83,7 @@ class FusedMultiAgentSampler(EpisodicSampler):
                     store.set_module_step(module_step)
 
     def _new_episode(self, index: int) -> LiveEpisode:
-        return self._live_episode(self.runner.new_episode_id())
-
-    def _live_episode(self, id_: str) -> LiveEpisode:
-        return LiveEpisode(id_, self._mapping_fn, self._spaces, self._stores)
-
-    def _get_state(self) -> dict[str, Any]:
-        return {
-            "stores": {module_id: store.get_state() for module_id, store in self._stores.items()},
-            "live": [live_state(live) for live in self._episodes],
-            "totals": [totals.get_state() for totals in self._totals],
-            "acting": [
-                [
-                    store.module_id,
-                    encode(block, "observations"),
-                    [[index, to_plain(record.agent_id)] for index, record in rows],
-                ]
-                for store, block, rows in self._acting
-            ],
-        }
-
-    def _set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
-        stores = self._stores
-        for module_id, own in state["stores"].items():
-            if module_id in stores:  # otherwise the module was removed
-                stores[module_id].set_state(own)
-        live_episodes = [
-            set_live_state(self._live_episode(str(live["id"])), live, stores) for live in state["live"]
-        ]
-        self._totals = [EpisodeTotals.from_state(totals) for totals in state["totals"]]
-        self._acting = [
-            (
-                stores[module_id],
-                decode(block),
-                [(index, live_episodes[index].records[from_plain(agent_id)]) for index, agent_id in rows],
-            )
-            for module_id, block, rows in state["acting"]
-        ]
-        self._restored(live_episodes, lost)
+        return LiveEpisode(self.runner.new_episode_id(), self._mapping_fn, self._spaces, self._stores)
 
     # -- one fragment --------------------------------------------------------------------------
 

@@ -6,14 +6,13 @@ fragment is complete.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlzmq.core.plain import decode, encode
 from rlzmq.core.tree import tree_flatten, tree_map, value_kind
 from rlzmq.episodes.columns import Columns
 from rlzmq.runners.module_step import ModuleStep
@@ -134,26 +133,6 @@ class ModuleStore:
         self._acts: dict[str, GrowingColumn] = {}
         self.num_observations: int = 0
         self.num_acts: int = 0
-
-    def get_state(self) -> dict[str, Any]:
-        """Return all rows as plain values and arrays."""
-        observations, acts = range(self.num_observations), range(self.num_acts)
-        return {
-            "num_observations": len(observations),
-            "observations": encode(self.observations(observations) if observations else None),
-            "num_acts": len(acts),
-            "acts": encode(self.acts(acts)),
-            "templates": encode(self.templates),
-        }
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the rows that `get_state` returned."""
-        self.clear()
-        self.templates = decode(state["templates"])
-        if state["num_observations"]:
-            self.add_observations(decode(state["observations"]), int(state["num_observations"]))
-        if state["num_acts"]:
-            self.add_acts(int(state["num_acts"]), decode(state["acts"]))
 
     def add_observations(self, block: Any, num_rows: int) -> None:
         """Append a block of observations, leaves ``[num_rows, ...]``."""

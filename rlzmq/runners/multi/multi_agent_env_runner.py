@@ -54,16 +54,15 @@ class MultiAgentEnvRunner(EnvRunner):
         return FusedMultiAgentSampler(self, *plans)
 
     def _way_there(self, index: int) -> Reproduction:
-        came = self.env.histories[index]
-        return Reproduction.of_agents(came.episode_seed, came.episode_actions)
+        return Reproduction.of_agents(self.env.episode_seeds[index], self.env.episode_actions[index])
 
     def _way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
         e = value.episode
-        came = self.env.histories[value.env_index]
+        seed, actions = self.env.episode_seeds[value.env_index], self.env.episode_actions[value.env_index]
         goes_on = not (batch.terminated[e] or batch.truncated[e])
-        if not goes_on or len(came.episode_actions) != batch.env_t[e]:
+        if not goes_on or len(actions) != batch.env_t[e]:
             return None  # the episode is over
-        return Reproduction.of_agents(came.episode_seed, came.episode_actions[: value.num_env_steps])
+        return Reproduction.of_agents(seed, actions[: value.num_env_steps])
 
     # -- construction --------------------------------------------------------------------------
 

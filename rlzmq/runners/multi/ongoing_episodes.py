@@ -6,8 +6,6 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
 
-from rlzmq.core.plain import decode, encode, from_plain, to_plain
-from rlzmq.core.tree import tree_map
 from rlzmq.episodes.agent_timelines import (
     ALL_AGENTS,
     LAST_OBSERVATION,
@@ -16,9 +14,7 @@ from rlzmq.episodes.agent_timelines import (
     SavedTimeline,
     Timeline,
 )
-from rlzmq.episodes.episode_state import plain_infos
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
-from rlzmq.episodes.multi_agent_state import timeline_from_plain, timeline_to_plain
 from rlzmq.episodes.step_values import FLAG_TYPES, REWARD_TYPES, checked_infos, checked_rewards
 from rlzmq.runners.multi.module_rows import ModuleStore
 
@@ -336,55 +332,3 @@ class LiveEpisode:
 
 def _are_flags(flags: Mapping[Any, Any]) -> bool:
     return FLAG_TYPES.issuperset(map(type, flags.values()))
-
-
-def live_state(live: LiveEpisode) -> dict[str, Any]:
-    where = f"episode {live.id_!r}"
-    return {
-        "id": live.id_,
-        "is_reset": live.is_reset,
-        "timeline": timeline_to_plain(live.timeline, where),
-        "agent_module_ids": to_plain(dict(live.face._agent_module_ids), where),
-        "custom_data": to_plain(live.face.custom_data, f"{where}.custom_data"),
-        "records": [_record_state(record) for record in live.records.values()],
-    }
-
-
-def set_live_state(
-    live: LiveEpisode, state: Mapping[str, Any], stores: Mapping[str, ModuleStore]
-) -> LiveEpisode:
-    live.is_reset = bool(state["is_reset"])
-    live.timeline = live.face._timeline = timeline_from_plain(state["timeline"])
-    live.face._agent_module_ids = from_plain(state["agent_module_ids"])
-    live.face.custom_data = from_plain(state["custom_data"])
-    for own in state["records"]:
-        agent_id = from_plain(own["agent_id"])
-        store = stores[live.face.module_for(agent_id)]
-        record = live.records[agent_id] = AgentRecord(agent_id, store, live.timeline.tracks[agent_id])
-        record.observation_rows, record.act_rows = list(own["observation_rows"]), list(own["act_rows"])
-        record.rewards = from_plain(own["rewards"])
-        record.infos = {position: from_plain(info) for position, info in own["infos"]}
-        record.lookback, record.t_started = int(own["lookback"]), int(own["t_started"])
-        record.initial_state = decode(own["initial_state"])
-        if own["state"] is not None:
-            record.state = (decode(own["state"]), 0, 1)
-    live._find_acting()
-    return live
-
-
-def _record_state(record: AgentRecord) -> dict[str, Any]:
-    state = record.state
-    if state is not None:
-        block, row, _ = state
-        state = encode(tree_map(lambda leaf: leaf[row : row + 1], block), "the module's state")
-    return {
-        "agent_id": to_plain(record.agent_id),
-        "observation_rows": list(record.observation_rows),
-        "act_rows": list(record.act_rows),
-        "rewards": to_plain(record.rewards),
-        "infos": [[position, plain_infos(info)[0]] for position, info in record.infos.items()],
-        "lookback": record.lookback,
-        "t_started": record.t_started,
-        "initial_state": encode(record.initial_state, "the module's state"),
-        "state": state,
-    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from rlzmq.connectors.common import (
     BatchIndividualItems,
     NumpyToTensor,
 )
-from rlzmq.core.plain import decode, encode
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
 from rlzmq.episodes.columns import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
@@ -51,8 +50,6 @@ class SingleAgentEpisodeSampler(EpisodeSampler):
         stepper: Steps the vector env.
     """
 
-    kind = "episodes"
-
     def __init__(self, runner: EnvRunner) -> None:
         pipeline, plan = runner.env_to_module, runner.module_to_env.columnar_plan()
         super().__init__(runner, max(runner.config.episode_lookback_horizon, pipeline.required_lookback))
@@ -78,17 +75,6 @@ class SingleAgentEpisodeSampler(EpisodeSampler):
             observation_space=self.env.single_observation_space,
             action_space=self.env.single_action_space,
         )
-
-    def _episode_from_state(self, state: Mapping[str, Any]) -> SingleAgentEpisode:
-        return SingleAgentEpisode.from_state(dict(state))
-
-    def _get_state(self) -> dict[str, Any]:
-        observations = encode(self._module_observations, "observations")
-        return {**super()._get_state(), "module_observations": observations}
-
-    def _set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
-        super()._set_state(state, lost)
-        self._module_observations = decode(state["module_observations"])
 
     def _reset_envs(self) -> tuple[Sequence[Any], Sequence[Any]]:
         observations, infos = self.stepper.reset(self.runner.take_reset_seed())

@@ -9,7 +9,7 @@ chunks that belongs to neither. Between two fragments, `OngoingEpisodes` holds t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -231,31 +231,6 @@ class OngoingEpisodes:
         self.steps: NDArray[np.int64] = np.zeros(num_envs, np.int64)
         self.returns: NDArray[np.float64] = np.zeros(num_envs, np.float64)
         self.started_s: NDArray[Any] = np.full(num_envs, time.perf_counter())
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any], new_id: Callable[[], str]) -> OngoingEpisodes:
-        """Create from a state of `get_state`. The time in between is not counted."""
-        ongoing = cls(0, new_id)
-        ongoing.ids = [str(episode_id) for episode_id in state["ids"]]
-        ongoing.steps = np.array(state["steps"], np.int64)
-        ongoing.returns = np.array(state["returns"], np.float64)
-        ongoing.started_s = time.perf_counter() - np.array(state["ages_s"], np.float64)
-        return ongoing
-
-    def get_state(self) -> dict[str, Any]:
-        """Return plain values and arrays."""
-        return {
-            "ids": list(self.ids),
-            "steps": self.steps.copy(),
-            "returns": self.returns.copy(),
-            "ages_s": time.perf_counter() - self.started_s,
-        }
-
-    def begin_anew(self, index: int) -> None:
-        """Discard the episode of env ``index`` without counting it, and begin another."""
-        self.ids[index] = self._new_id()
-        self.steps[index] = 0
-        self.returns[index] = 0.0
 
     def close(self, index: int, finished: FinishedEpisodes) -> None:
         """End the episode of env ``index`` between two fragments; its chunks have been returned already."""

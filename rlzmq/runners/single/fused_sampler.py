@@ -7,7 +7,6 @@ per environment or per episode. The episodes are found from the flags when the f
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 
 from rlzmq.connectors.columnar import VectorStepRows
 from rlzmq.core.errors import EnvError
-from rlzmq.core.plain import decode, encode, from_plain
 from rlzmq.core.stage_timers import (
     ENV_STEP_TIMER,
     ENV_TO_MODULE_TIMER,
@@ -26,7 +24,6 @@ from rlzmq.core.stage_timers import (
 from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.episode_state import plain_infos
 from rlzmq.runners.episode_metrics import FinishedEpisodes
 from rlzmq.runners.module_step import ModuleStep, to_numpy
 from rlzmq.runners.sampler import WEIGHTS_SEQ_NO, Sampler
@@ -70,8 +67,6 @@ class FusedSampler(Sampler):
         module_to_env: The module-to-env pipeline's plan.
     """
 
-    kind = "fused"
-
     def __init__(
         self, runner: EnvRunner, env_to_module: EnvToModulePlan, module_to_env: ModuleToEnvPlan
     ) -> None:
@@ -111,34 +106,6 @@ class FusedSampler(Sampler):
             block.add(Columns.REWARDS, np.zeros(num_envs))
         self._begin_with(block, observations, lookback)
         self.has_episodes = True
-
-    def _get_state(self) -> dict[str, Any]:
-        return {
-            "ongoing": self._ongoing.get_state(),
-            "needs_reset": self._needs_reset.copy(),
-            "num_previous": self._num_previous.copy(),
-            "module_state": encode(self._state, "the module's state"),
-            "infos": [[*place, plain_infos(info)[0]] for place, info in self._carried_infos.items()],
-            "columns": encode(
-                self._block.copy_slots(self._first, self._first + self.lookback + 1).columns, "columns"
-            ),
-            "module_observations": encode(self._module_observations, "observations"),
-        }
-
-    def _set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
-        self._ongoing = OngoingEpisodes.from_state(state["ongoing"], self.runner.new_episode_id)
-        self._needs_reset = np.array(state["needs_reset"], np.bool_)
-        self._num_previous = np.array(state["num_previous"], np.int64)
-        self._state = decode(state["module_state"])
-        self._carried_infos = {
-            (index, slot): from_plain(info) for index, slot, info in state["infos"] if index not in lost
-        }
-        self._block, self._first = ColumnBlock(self.num_envs, self.lookback + 1, decode(state["columns"])), 0
-        self._module_observations = decode(state["module_observations"])
-        self._rows = VectorStepRows({}, self.num_envs)
-        for index in lost:
-            self._needs_reset[index] = True
-            self._ongoing.begin_anew(index)
 
     # -- one fragment --------------------------------------------------------------------------
 

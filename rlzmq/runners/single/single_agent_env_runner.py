@@ -41,8 +41,8 @@ class SingleAgentEnvRunner(EnvRunner):
         return SingleAgentEpisodeSampler(self) if plans is None else FusedSampler(self, *plans)
 
     def _way_there(self, index: int) -> Reproduction | None:
-        known = self.env.history.history_of(index)
-        return None if known is None else Reproduction.of_history(known, known.actions)
+        known = self.env.history.way_of(index)
+        return None if known is None else Reproduction.of_way(known, known.actions)
 
     def _way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
         steps = value.num_env_steps - int(batch.t_started[value.episode])
