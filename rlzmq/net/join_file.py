@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rlzmq.core.addresses import check_connect_address
+from rlzmq.core.addresses import check_connect_address, split_tcp
 from rlzmq.core.errors import ConfigurationError, PeerLostError
 from rlzmq.core.files import read_private_file, write_private_file
 from rlzmq.core.machine import process_space
@@ -114,13 +114,25 @@ class JoinFile:
 
         Raises:
             ConfigurationError: As in :meth:`from_text`; or the file is missing, or readable by others.
-            PeerLostError: The process that wrote it ran on this machine and has ended.
+            PeerLostError: The process that wrote it, on this machine, has ended, and no other has taken its place.
         """
         join = cls.from_text(read_private_file(path), source=os.fspath(path))
         writer = join.writer
-        if writer.get("space") == process_space() and start_mark(int(writer["pid"])) != writer["mark"]:
+        has_ended = (
+            writer.get("space") == process_space() and start_mark(int(writer["pid"])) != writer["mark"]
+        )
+        if has_ended and not _is_listening(join.addresses["data"]):
             raise PeerLostError(
                 f"{path} is of a run that is gone: {writer['run']}, whose head (pid {writer['pid']} on "
                 f"{writer['host']}) wrote it at {writer['written']} and has ended. Start the head again first."
             )
         return join
+
+
+def _is_listening(address: str) -> bool:
+    """Return whether somebody listens at an address of this machine, e.g. the head that was started again."""
+    try:
+        with socket.create_connection(split_tcp(address), timeout=1.0):
+            return True
+    except OSError:
+        return False
