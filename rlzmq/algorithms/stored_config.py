@@ -286,12 +286,13 @@ def _use_stored_pieces(pieces: _Pieces, name: str, stored: Any) -> None:
         return
     made: list[Any] = []
     for one in stored:
-        kind, plain = str(one.get("class")), one.get("made_with")
+        kind, plain = (str(one["class"]), one["made_with"]) if isinstance(one, Mapping) else ("", None)
         try:
             cls = find_code(kind, pieces.trust, ConnectorV2)
-            if plain is None:
-                raise ConfigurationError(f"the arguments of {kind!r} could not be stored.")
-            made.append((cls, revive_setting(name, plain, pieces.trust)))
+            made_with = plain and revive_setting(name, plain, pieces.trust)
+            if not isinstance(made_with, Mapping) or set(made_with) != {"args", "kwargs"}:
+                raise ConfigurationError(f"the arguments of {kind!r} are not stored.")
+            made.append((cls, made_with))
         except ConfigurationError as error:
             pieces._note(name, str(error), [kind])
             return

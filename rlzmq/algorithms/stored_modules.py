@@ -177,7 +177,7 @@ def stored_spec(
     try:
         module_class = classes.find(config, module_id, plain.get("module_class"))
         spec = RLModuleSpec.from_dict({**plain, "module_class": None}, module_class=module_class)
-    except ConfigurationError as error:
+    except (ConfigurationError, AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"The class of the checkpoint's module {module_id!r}: {error} Pass it, module_class=…, or a config whose "
             "policies have it."

@@ -19,7 +19,8 @@ The encodings differ in the place of arrays, and in additional types with their 
 | `rlzmq.config.plain`                   | settings; also sets and names of code   | as `to_plain`                |
 
 Types are preserved (tuples remain tuples, numpy scalars numpy scalars). Only this fixed set of types is ever created
-from a tree, so trees from files and peers are safe to read. Only `rlzmq.config.plain` imports code named in a tree.
+from a tree, so trees from files and peers are safe to read. Only settings name
+code (`rlzmq.config.plain`), which is imported if it is trusted (`rlzmq.core.trust`).
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -163,7 +164,9 @@ def test_a_policy_of_a_script_is_served_and_exported(at_home: Terminal) -> None:
     assert serving.end().code == 0, serving.end()
     exported = at_home.type("rlzmq export corridor --format pt2 --observations 10")
     assert exported.code == 0, exported
-    assert (at_home.cwd / "policy.pt2").exists()
+    place = re.search(r"exported\s+(\S+\.pt2)", exported.out)
+    assert place, exported
+    assert (at_home.cwd / place[1]).exists(), exported
 
 
 def test_somebody_elses_checkpoint_names_what_it_wants_and_how_to_allow_it(
