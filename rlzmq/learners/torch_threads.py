@@ -22,7 +22,9 @@ _MAX_AUTO_THREADS = 8
 
 def set_torch_threads(config: BaseConfig) -> None:
     """Set the number of torch threads with which a process starts: one if ``config.torch_num_threads`` is "auto"."""
-    torch.set_num_threads(1 if config.torch_num_threads == "auto" else config.torch_num_threads)
+    num_threads = 1 if config.torch_num_threads == "auto" else config.torch_num_threads
+    _prepare_forks(num_threads)
+    torch.set_num_threads(num_threads)
 
 
 def auto_num_threads(config: BaseConfig, device: torch.device, modules: Iterable[Any], num_ranks: int) -> int:
@@ -40,20 +42,26 @@ def auto_num_threads(config: BaseConfig, device: torch.device, modules: Iterable
 def torch_threads(num_threads: int | None) -> AbstractContextManager[None]:
     """Use this number of torch threads in the block and restore the number afterwards; None: no change."""
     before = torch.get_num_threads()
-    if num_threads is None or num_threads == before:
+    if num_threads is None:
+        return nullcontext()
+    _prepare_forks(num_threads)
+    if num_threads == before:
         return nullcontext()
     return _changed_threads(num_threads, before)
 
 
 @contextmanager
 def _changed_threads(num_threads: int, before: int) -> Iterator[None]:
-    if num_threads > 1:
-        _use_one_thread_in_forks()
     torch.set_num_threads(num_threads)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _prepare_forks(num_threads: int) -> None:
+    if num_threads > 1:
+        _use_one_thread_in_forks()
 
 
 @functools.cache

@@ -613,19 +613,22 @@ def test_convolutions_are_trained_on_all_cores_that_runners_leave(
     assert (used, torch.get_num_threads()) == ([num_threads], before)
 
 
-def test_a_process_forked_after_an_update_on_several_threads_can_use_torch() -> None:
-    program = """
-import os, torch
+@pytest.mark.parametrize("num_before", [1, 2])  # 2: torch's own number on a machine with two cores
+def test_a_process_forked_after_an_update_on_several_threads_can_use_torch(num_before: int) -> None:
+    program = f"""
+import os, signal, torch
 from rlzmq.learners.torch_threads import torch_threads
 
 def multiply():
     matrix = torch.ones(600, 600)
     return matrix @ matrix
 
+torch.set_num_threads({num_before})
 with torch_threads(2):
     multiply()
 pid = os.fork()
 if not pid:
+    signal.alarm(60)  # ends it if it hangs
     multiply()
     os._exit(7)
 os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))

@@ -73,6 +73,10 @@ _log = logging.getLogger("rlzmq.broker")
 # Interval of timer checks, well below the shortest timer (heartbeats, resends, deadlines).
 _TICK_S = 0.05
 
+# Bounds of the quarantine directory. The first fragments stay, which show the first fault.
+_MAX_QUARANTINED = 100
+_MAX_QUARANTINED_BYTES = 1 << 30
+
 
 def _machine_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -364,8 +368,16 @@ def _write(directory: Path, item: Quarantine) -> None:
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in str(item.fragment).replace("/", "-"))
     try:
         make_directories(directory, mode=0o700)
+        data = fragment_to_bytes(item.frames)
+        sizes = [path.stat().st_size for path in directory.glob("*.fragment")]
+        if len(sizes) >= _MAX_QUARANTINED or sum(sizes) + len(data) > _MAX_QUARANTINED_BYTES:
+            _log.warning(
+                "fragment %s is not written: %s is full with %d fragments; remove those that you do not need",
+                item.fragment, directory, len(sizes),
+            )  # fmt: skip
+            return
         with open(directory / f"{name}.fragment", "wb", opener=opener) as file:
-            file.write(fragment_to_bytes(item.frames))
+            file.write(data)
         write_text(directory / f"{name}.json", json.dumps({"id": str(item.fragment), "reason": item.reason}))
     except OSError as error:
         _log.error("fragment %s could not be written to %s: %s", item.fragment, directory, error)
