@@ -246,6 +246,17 @@ def test_previous_actions_and_rewards_join_the_observation_and_fit_the_space() -
     assert episodes[2].observation_space == space
 
 
+def test_previous_actions_are_oldest_first_in_a_traced_policy_too() -> None:
+    piece = PrevActionsPrevRewards(OBS_SPACE, ACTION_SPACE, n_prev_actions=2, n_prev_rewards=0)
+    traced = piece.to_torch(rl_module=None, agent_id=None)
+    assert traced.remember is not None
+    memory = {name: torch.as_tensor(value)[None] for name, value in traced.initial_memory.items()}
+    for action in (2, 0):
+        memory = traced.remember({"actions": torch.tensor([action])}, memory)
+    batch, _ = traced.forward({"obs": torch.zeros(1, 2)}, memory)
+    assert batch["obs"]["prev_n_actions"].tolist() == [[0, 0, 1, 1, 0, 0]]
+
+
 def test_spaces_given_to_the_constructor_are_enough() -> None:
     """RLlib's piece fails here: it computes the space before it knows its arguments."""
     piece = PrevActionsPrevRewards(OBS_SPACE, gym.spaces.Box(-1, 1, (2,)), n_prev_rewards=0)

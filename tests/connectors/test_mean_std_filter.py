@@ -137,6 +137,15 @@ def test_a_merged_state_keeps_what_came_after_the_last_delta() -> None:
     assert runner.get_delta() == {}
 
 
+def test_what_a_delta_holds_stays_in_the_filter_that_gave_it() -> None:
+    one, other = MeanStdFilter(OBS_SPACE), MeanStdFilter(OBS_SPACE)
+    feed(one, np.zeros((3, 2)))
+    feed(other, np.ones((2, 2)))
+    one.get_delta()
+    one.merge_deltas([other.get_delta()])
+    assert total(one).num == 5
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     arrays(np.float32, st.tuples(st.integers(1, 30), st.just(2)), elements=st.floats(-1e3, 1e3, width=32)),

@@ -99,6 +99,11 @@ def test_transitions_are_the_episodes_whole_and_in_chunks(cls: Any, n_step: int)
             )  # fmt: skip
     batch = buffer.sample(3000, n_step=n_step, gamma=gamma)
     assert set(rows_of(batch)) == expected
+    # What learners train on, without episodes.
+    (drawn,) = buffer.sample_transitions(3000, rng=np.random.default_rng(0), n_step=n_step, gamma=gamma)
+    rows = drawn.rows(next_observations=True)
+    names = ("obs", "new_obs", "actions", "rewards", "terminateds", "truncateds")
+    assert set(zip(*(rows[name].tolist() for name in names), strict=True)) == expected
     for (obs, following, *_), n in zip(
         rows_of(batch), batch.columns["n_step"][batch.start].tolist(), strict=True
     ):
@@ -407,6 +412,25 @@ class TestPriorities:
         buffer.update_priorities(obs[order] + 50.0, keys[order])
         assert buffer._tree.total == pytest.approx(17.0)
         assert {row[0] // 1000 for row in rows_of(buffer.sample(500))} == {2, 3}
+
+    def test_an_undone_change_does_not_make_new_steps_likelier(self) -> None:
+        buffer = PrioritizedEpisodeReplayBuffer(20, alpha=1.0, seed=0)
+        buffer.add(episode_of(0, 0, 5))
+        buffer.mark()
+        buffer.sample(1)
+        buffer.update_priorities([9.0])
+        buffer.undo()
+        buffer.add(episode_of(1, 0, 5))
+        assert buffer.get_state()["priorities"].tolist() == [1.0] * 10
+
+    def test_a_smaller_buffer_restores_the_priorities_of_the_newest_steps(self) -> None:
+        buffer = PrioritizedEpisodeReplayBuffer(20, alpha=1.0, seed=0)
+        buffer.add([episode_of(0, 0, 5), episode_of(1, 0, 5)])
+        batch = buffer.sample(500)
+        buffer.update_priorities(batch.columns["obs"][batch.start] + 1.0)
+        smaller = PrioritizedEpisodeReplayBuffer(5, alpha=1.0, seed=0)
+        smaller.set_state(buffer.get_state())
+        assert smaller.get_state()["priorities"].tolist() == [1001.0 + t for t in range(5)]
 
     def test_errors_that_are_no_numbers_are_refused(self) -> None:
         buffer = PrioritizedEpisodeReplayBuffer(20, seed=0)

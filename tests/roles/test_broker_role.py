@@ -267,6 +267,19 @@ async def test_quarantined_fragments_can_be_replayed_from_their_files(tmp_path: 
     assert "3 learners died" in written.with_suffix(".json").read_text()
 
 
+async def test_the_quarantine_is_bounded_and_keeps_the_first_fragments(tmp_path: Path, caplog):
+    directory = tmp_path / "quarantine"
+    directory.mkdir()
+    for number in range(100):
+        (directory / f"{number}.fragment").touch()
+    broker = BrokerRole("run", quarantine_dir=str(directory))
+    await broker.start()
+    broker._do([Quarantine(FragmentId("runner", 1, 7), "3 learners died with it", (b"",))])
+    await broker.stop()
+    assert len(list(directory.iterdir())) == 100
+    assert f"{directory} is full" in caplog.text
+
+
 async def test_a_broker_that_fails_says_so_and_does_nothing_more(monkeypatch: pytest.MonkeyPatch, caplog):
     broker = BrokerRole("run", _OPTIONS)
     await broker.start()
