@@ -610,13 +610,13 @@ class AsyncAlgorithm:
             within_s: Seconds to get the state. Then it is given up with a warning, e.g. because a learner still trains.
 
         Returns:
-            The checkpoint, in the directory of `keep_checkpoints`; None if none was written.
+            The checkpoint, in the directory of `keep_checkpoints`; None if there is none of this iteration.
         """
-        before = self._keeper.newest
         self.session.give_up_updates()
         if self.iteration:
             await self._keeper.write_if_possible(within_s)
-        return None if self._keeper.newest == before else self._keeper.newest
+        newest = self._keeper.newest
+        return newest if newest is not None and int(newest.name) == self.iteration else None
 
     @classmethod
     async def resume(
