@@ -2,10 +2,12 @@
 
     python scripts/end_runs.py --runs 200
 
-Each run is `rlzmq train` with two runners and two learners. At a random time (from its very start on) it gets
+Each run is `rlzmq train` of PPO with two runners and two learners, or of APPO, DQN or IMPALA with fewer processes. At a random time (from its very start on) it gets
 
-* SIGTERM, or SIGUSR1: it must exit with 75 (resumable) within 10 s, and its checkpoint, if it had trained, must load,
-* SIGINT: it must exit with 130 within 5 s; a second SIGINT ends it immediately,
+* SIGTERM, SIGHUP or SIGUSR1: it must exit with 75 (resumable) within 10 s, with a checkpoint that loads and has all
+  iterations of metrics.jsonl; the same if every process of the run gets the signal, and if it gets all of them in a
+  random order,
+* SIGINT, once or twice: it must exit with 130 within 5 s, with such a checkpoint,
 * SIGKILL: one second later none of its processes, sockets, shared memory blocks or temporary directories exists.
 
 The same is checked after the other signals. Exit code 1: a guarantee was broken.
@@ -14,6 +16,8 @@ The same is checked after the other signals. Exit code 1: a guarantee was broken
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import random
 import shutil
@@ -23,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +35,11 @@ import psutil
 
 KINDS = {
     "SIGTERM": (signal.SIGTERM, 75, 10.0),
+    "SIGTERM to all": (signal.SIGTERM, 75, 10.0),
+    "SIGHUP": (signal.SIGHUP, 75, 10.0),
+    "SIGHUP to all": (signal.SIGHUP, 75, 10.0),
     "SIGUSR1": (signal.SIGUSR1, 75, 10.0),
+    "mixed to all": (signal.SIGUSR1, 75, 10.0),
     "SIGINT": (signal.SIGINT, 130, 5.0),
     "SIGINT twice": (signal.SIGINT, 130, 5.0),
     "SIGKILL": (signal.SIGKILL, -signal.SIGKILL, 1.0),
@@ -50,14 +59,31 @@ class Figures:
     violations: list[str] = field(default_factory=list)
 
 
-def command(run: Path) -> list[str]:
+ALGORITHMS = {
+    "ppo": "--env-runners 2 --learners 2 --batch-size-per-learner 240 --minibatch-size 60 --num-epochs 2",
+    "appo": "--env-runners 1 --learners 1 --batch-size-per-learner 240",
+    "dqn": "--env-runners 1 --learners 0 --min-sample-timesteps-per-iteration 50",
+    "impala": "--env-runners 0 --learners 0 --batch-size-per-learner 240",
+}
+
+
+def command(run: Path, algorithm: str) -> list[str]:
     """Return the command of the run: an update takes about 50 ms, checkpoints are written continuously."""
     return [
-        sys.executable, "-m", "rlzmq", "train", "ppo", "--env", "CartPole-v1", "--preset", "none",
-        "--env-runners", "2", "--learners", "2", "--envs-per-env-runner", "4",
-        "--batch-size-per-learner", "240", "--minibatch-size", "60", "--num-epochs", "2",
+        sys.executable, "-m", "rlzmq", "train", algorithm, "--env", "CartPole-v1", "--preset", "none",
+        *ALGORITHMS[algorithm].split(), "--envs-per-env-runner", "4", "--min-time-s-per-iteration", "0",
         "--checkpoint-every-s", "0.2", "--run-dir", str(run), "--resume", "auto",
     ]  # fmt: skip
+
+
+def signal_all(pid: int, numbers: Sequence[int]) -> None:
+    """Send signals to all processes of a run, the driver among them, as systemd and scancel do."""
+    family = [psutil.Process(pid)]
+    family += family[0].children(recursive=True)
+    for number in numbers:
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
 
 def belongings(mark: str, runtime: Path, shm_before: set[str]) -> list[str]:
@@ -117,8 +143,9 @@ def end_one(
     }  # fmt: skip
     shm_before = set(os.listdir("/dev/shm"))
     log = (scratch / f"log-{number}").open("w+")
+    algorithm = list(ALGORITHMS)[number % len(ALGORITHMS)] if number % 2 else "ppo"
     process = subprocess.Popen(
-        command(run), stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        command(run, algorithm), stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
     )
     try:
         wait_for_python(process.pid)
@@ -128,7 +155,13 @@ def end_one(
         after_s = rng.uniform(0.0, 2.0 if trains else latest_s)
         time.sleep(after_s)
         start = time.monotonic()
-        process.send_signal(number_of_signal)
+        if kind.endswith("to all"):
+            others = [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1] if kind == "mixed to all" else []
+            rng.shuffle(others)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                signal_all(process.pid, [number_of_signal, *others])
+        else:
+            process.send_signal(number_of_signal)
         if kind == "SIGINT twice":
             time.sleep(rng.uniform(0.0, 0.3))
             start = time.monotonic()
@@ -160,17 +193,33 @@ def end_one(
             seen.num_checkpoints[kind] += 1
         except CheckpointError as error:
             problems.append(f"its checkpoint does not load: {error}")
-    elif has_trained and kind in ("SIGTERM", "SIGUSR1", "SIGINT"):
+    elif has_trained and kind != "SIGKILL":
         problems.append("it had trained and left no checkpoint")
+    if (
+        (num := num_iterations(run))
+        and found.path is not None
+        and kind != "SIGKILL"
+        and int(found.path.name) < num
+    ):
+        problems.append(f"its newest checkpoint is of iteration {int(found.path.name)} of {num}")
     if found.skipped:
         problems.append(f"a torn checkpoint: {found.skipped}")
     seen.codes[kind][code] += 1
     seen.ended_s[kind].append(end - start)
     seen.gone_s[kind].append(gone_s)
-    seen.violations += [f"{kind} at {after_s:.2f} s: {problem}\n{output[-1500:]}" for problem in problems]
+    seen.violations += [
+        f"{algorithm}, {kind} at {after_s:.2f} s: {problem}\n{output[-1500:]}" for problem in problems
+    ]
     log.close()
     shutil.rmtree(run, ignore_errors=True)
     shutil.rmtree(runtime, ignore_errors=True)
+
+
+def num_iterations(run: Path) -> int:
+    """Return the number of iterations that a run has logged."""
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return int(json.loads(lines[-1])["training_iteration"]) if lines else 0
 
 
 def wait_for_python(pid: int) -> None:
@@ -233,7 +282,7 @@ def main() -> int:
     for kind, values in seen.ended_s.items():
         gone = seen.gone_s[kind]
         print(
-            f"{kind:<13} {len(values):4d} runs, codes {dict(seen.codes[kind])}, "
+            f"{kind:<14} {len(values):4d} runs, codes {dict(seen.codes[kind])}, "
             f"ended p50 {quantile(values, 0.5):.2f} s p99 {quantile(values, 0.99):.2f} s max {max(values):.2f} s, "
             f"nothing left p50 {quantile(gone, 0.5):.2f} s p99 {quantile(gone, 0.99):.2f} s, "
             f"{seen.num_checkpoints[kind]} left a checkpoint, all load"
