@@ -2,7 +2,8 @@
 
     python scripts/end_runs.py --runs 200
 
-Each run is `rlzmq train` of PPO with two runners and two learners, or of APPO, DQN or IMPALA with fewer processes. At a random time (from its very start on) it gets
+Each run is `rlzmq train` of PPO with two runners and two learners, or of APPO, DQN or IMPALA with fewer processes. At a
+random time (from its very start on) it gets
 
 * SIGTERM, SIGHUP or SIGUSR1: it must exit with 75 (resumable) within 10 s, with a checkpoint that loads and has all
   iterations of metrics.jsonl; the same if every process of the run gets the signal, and if it gets all of them in a

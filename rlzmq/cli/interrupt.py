@@ -14,7 +14,17 @@ from typing import Any, NoReturn, Self
 
 from rlzmq.core.ending_signals import ENDING_SIGNALS
 
-__all__ = ["Interrupt", "SignalEchoes", "exit_code_of_signal", "exit_on_signals", "handled_signals"]
+__all__ = [
+    "DRAIN_S",
+    "Interrupt",
+    "SignalEchoes",
+    "exit_code_of_signal",
+    "exit_on_signals",
+    "handled_signals",
+]
+
+DRAIN_S: Mapping[int, float] = {**dict.fromkeys(ENDING_SIGNALS, 6.0), signal.SIGINT: 2.5}
+"""Seconds until the current update is cancelled: Ctrl-C ends a run within 5 s, other signals within 10 s."""
 
 _EXIT_RESUMABLE, _EXIT_INTERRUPTED = 75, 130
 _ECHO_S = 0.25  # nobody presses Ctrl-C twice in this time

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from rlzmq.cli.dashboard import check_installed, dashboard_of
-from rlzmq.cli.interrupt import Interrupt
+from rlzmq.cli.interrupt import DRAIN_S, Interrupt
 from rlzmq.cli.joining import import_first
 from rlzmq.cli.main import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE
 from rlzmq.cli.parsing import parse
 from rlzmq.cli.stopping import StopCriteria
 from rlzmq.core import faults
 from rlzmq.core.closed_output import outlive_readers
-from rlzmq.core.ending_signals import ENDING_SIGNALS
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.printable import printable
 from rlzmq.core.stack_channel import open_stack_channel
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainOptions", "apply_preset", "run"]
 
-# How long the current update may take before it is cancelled, so that Ctrl-C returns to the prompt within 5 s,
-# and other signals end the run within 10 s.
-_DRAIN_S: dict[int, float] = {**dict.fromkeys(ENDING_SIGNALS, 6.0), signal.SIGINT: 2.5}
 _LAST_CHECKPOINT_S = 1.0  # to get the state of a run whose update did not end in that time
 _STOP_S = 2.0  # after a signal, time for all processes to stop in order before they are killed
 
@@ -93,7 +89,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0 if asks else EXIT_USAGE
     if asks:
         _parse(algorithm, list(arguments[1:]))
-    with Interrupt(drain_s=_DRAIN_S) as interrupt:  # a job may be stopped during its start
+    with Interrupt(drain_s=DRAIN_S) as interrupt:  # a job may be stopped during its start
         try:
             outlive_readers(lambda: signal.raise_signal(signal.SIGHUP))
             faults.arm("driver")

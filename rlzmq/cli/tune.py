@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from rlzmq.cli.dashboard import check_installed, dashboard_of
-from rlzmq.cli.interrupt import Interrupt
+from rlzmq.cli.interrupt import DRAIN_S, Interrupt
 from rlzmq.cli.joining import import_first
-from rlzmq.cli.main import EXIT_INTERNAL, EXIT_INTERRUPTED
+from rlzmq.cli.main import EXIT_INTERNAL
 from rlzmq.cli.parsing import parse
 from rlzmq.cli.stopping import StopCriteria
 from rlzmq.cli.train import apply_preset
@@ -94,14 +94,17 @@ def run(arguments: Sequence[str]) -> int:
     again = shlex.join(["rlzmq", "tune", *arguments, *named, *([] if options.resume else ["--resume"])])
     page = dashboard_of(tuner.path) if options.dashboard else contextlib.nullcontext()
     outlive_readers(lambda: signal.raise_signal(signal.SIGHUP))
-    with Interrupt(drain_s={}) as interrupt:
-        interrupt.ends_at_once, interrupt.on_first = False, interrupt.raise_now
+    with Interrupt(drain_s=DRAIN_S) as interrupt:
+        interrupt.ends_at_once, interrupt.on_first = False, tuner.interrupt
         try:
             with page:
                 results = tuner.fit()
         except KeyboardInterrupt:
+            if not interrupt.is_set:
+                raise
+        if interrupt.is_set:
             print(f"interrupted\nresume      {again}", flush=True)
-            return interrupt.exit_code or EXIT_INTERRUPTED
+            return interrupt.exit_code
     return _print_summary(results, tuner, options)
 
 

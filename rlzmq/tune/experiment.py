@@ -108,6 +108,7 @@ class Experiment:
         self._observed: set[tuple[int, int]] = set()  # (trial, time) of results from other drivers
         self._tasks: dict[asyncio.Task[None], Trial] = {}
         self._is_over = False
+        self._is_interrupted = False
         self._error: BaseException | None = None
         self._deadline = (
             None if tune_config.time_budget_s is None else time.monotonic() + tune_config.time_budget_s
@@ -147,6 +148,10 @@ class Experiment:
             self._store.shutdown()
             self._callbacks.shutdown()
 
+    def interrupt(self) -> None:
+        """Let trials save checkpoints after their current iterations; then `run` returns. For signal handlers, too."""
+        self._is_interrupted = True
+
     async def stored_results(self) -> ResultGrid:
         """Return the results of the trials that have ended, without running any."""
         try:
@@ -177,7 +182,11 @@ class Experiment:
             while True:
                 await self._start_trials(system)
                 if not self._tasks:
-                    if self._is_over or not await self._on_store(self._study.num_live):
+                    if (
+                        self._is_over
+                        or self._is_interrupted
+                        or not await self._on_store(self._study.num_live)
+                    ):
                         return
                     await asyncio.sleep(_TICK_S)  # trials are still running on other machines
                     continue
@@ -207,7 +216,7 @@ class Experiment:
 
     async def _start_trials(self, system: ActorSystem) -> None:
         """Start trials while there are free cores."""
-        while not self._is_over:
+        while not (self._is_over or self._is_interrupted):
             waiting = [trial for trial in self._trials if trial.is_waiting]
             if self._scheduler.starts_all or not waiting:
                 claims_all = self._scheduler.starts_all
@@ -375,6 +384,9 @@ class Experiment:
             )
             if is_due or (decision.saves and decision.exploits is None):
                 await self._save(handle, trial, is_kept=is_due)
+            elif self._is_interrupted and decision.action == "continue":
+                await self._save(handle, trial, is_kept=False)
+                return Decision("pause")
             if decision.exploits is not None:
                 decision = self._exploit(trial, decision)
             if decision.action != "continue" or decision.exploits is not None:

@@ -96,6 +96,7 @@ class Tuner:
         self._is_restored = False
         self._runs_again: Callable[[EndedTrial], bool] = lambda trial: False
         self._results: ResultGrid | None = None
+        self._running: Experiment | None = None
 
     @property
     def path(self) -> Path:
@@ -108,6 +109,14 @@ class Tuner:
         return find_search_objects(self._param_space)
 
     # -- running ----------------------------------------------------------------------------------------------
+
+    def interrupt(self) -> None:
+        """Let each trial save a checkpoint after its current iteration, and `fit` return; `restore` continues.
+
+        A signal handler may call this.
+        """
+        if self._running is not None:
+            self._running.interrupt()
 
     def fit(self) -> ResultGrid:
         """Run all trials and return their results. Errors of trials are collected, not raised.
@@ -138,6 +147,7 @@ class Tuner:
             make_directories(self._path)
             write_text(self._path / _FILE, json.dumps(self._stored(), indent=1))
             self._is_restored = True
+            self._running = experiment
             self._results = await experiment.run(self._runs_again)
         finally:
             if lock is not None:

@@ -154,6 +154,32 @@ def test_a_fork_server_that_is_killed_while_it_imports_again_and_again(terminal:
     assert_nothing_lost(terminal, run.end(), 0)
 
 
+SPACE = """
+trainable = "PPO"
+environment = { env = "CartPole-v1" }
+env_runners = { num_env_runners = 0 }
+training = { train_batch_size_per_learner = 64, minibatch_size = 32, lr = { grid_search = [1e-3, 1e-4] } }
+stop = { training_iteration = 1000 }
+"""
+
+
+def test_a_search_whose_processes_are_all_told_to_end(terminal: Terminal) -> None:
+    (terminal.cwd / "space.toml").write_text(SPACE)
+    tune = "rlzmq tune space.toml --dir . --name s --preset none --jobs 2"
+    search = terminal.start(tune)
+    trials = [terminal.cwd / "s" / f"PPO_0000{index}" for index in range(2)]
+    files = [trial / "result.json" for trial in trials]
+    until(lambda: all(file.is_file() and file.read_text() for file in files), "results")
+    search.signal_all(signal.SIGTERM)
+    done = search.end()
+    assert done.code == 75, done
+    assert f"resume      {tune} --resume" in done.out
+    for trial in trials:
+        last = json.loads((trial / "result.json").read_text().splitlines()[-1])
+        newest = json.loads((trial / "checkpoints.json").read_text())
+        assert str(last["training_iteration"]) in str(newest), (last, newest)
+
+
 SCRIPT = """
 from pathlib import Path
 from rlzmq import PPOConfig
