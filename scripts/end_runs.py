@@ -96,7 +96,9 @@ def belongings(mark: str, runtime: Path, shm_before: set[str]) -> list[str]:
                 left.append(f"process {process.pid} {process.name()}")
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    left += [f"file {path}" for path in runtime.rglob("*") if not path.is_dir() or path.parent == runtime]
+    for directory, _, names in os.walk(runtime):  # it may be removed meanwhile
+        left += [f"file {directory}/{name}" for name in names]
+    left += [f"directory {path}" for path in runtime.iterdir() if path.is_dir()]
     with open("/proc/net/unix") as sockets:
         left += [f"socket {line.split()[-1]}" for line in sockets if str(runtime) in line]
     blocks = set(os.listdir("/dev/shm")) - shm_before

@@ -41,6 +41,7 @@ __all__ = ["RemoteLearnerListener"]
 _log = logging.getLogger("rlzmq.driver")
 
 _PROBE_AGAIN_S = 0.2
+_GOODBYE_MS = 2000  # until it has left a busy machine
 _UNACKNOWLEDGED_MS = (
     1000  # the driver sends no pings: data that is not acknowledged shows that a learner is gone
 )
@@ -135,7 +136,7 @@ class RemoteLearnerListener:
             # Learners send the pings: see `SocketOptions.receive_high_water_mark`.
             options=SocketOptions(
                 max_message_bytes=MAX_MESSAGE_BYTES,
-                linger_ms=500,
+                linger_ms=_GOODBYE_MS,
                 heartbeat_interval_ms=0,
                 unacknowledged_ms=_UNACKNOWLEDGED_MS,
             ),

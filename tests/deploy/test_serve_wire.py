@@ -301,6 +301,7 @@ async def test_the_end_answers_what_has_arrived_and_refuses_what_comes_later(tmp
     async with AsyncPolicyClient(join_of(server)) as client:
         asked = [asyncio.create_task(client.compute_action(waiting)) for _ in range(5)]
         await until((tmp_path / "begun").exists)
+        await client._describe()  # the requests before it have arrived when it is answered
         stopping = asyncio.create_task(server.stop())
         wire = server._wire
         assert wire is not None
