@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def test_an_interrupted_search_names_the_command_that_continues_it_with_its_opti
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(self: Any) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("rlzmq.tune.tuner.Tuner.fit", interrupted)
     space = tmp_path / "my space.toml"
