@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -29,6 +30,8 @@ else:  # they import sockets, which a config does not need
 
 __all__ = ["AlgorithmConfig"]
 
+_log = logging.getLogger("rlzmq.algorithms")
+
 
 class AlgorithmConfig(BaseConfig):
     """The settings of a run, with chainable setters. It is frozen when an Algorithm is built from it.
@@ -53,12 +56,13 @@ class AlgorithmConfig(BaseConfig):
     _module_class: ClassVar[str] = ""  # the default actor-critic
 
     @classmethod
-    def preset(cls, name: str) -> Self:
+    def preset(cls, name: str, env: Any = None) -> Self:
         """Return a config with settings that are known to learn an environment; each can still be changed.
 
         Args:
             name: Name of the preset, usually the environment's id. Case is ignored, and the version may be omitted.
                 ``rlzmq presets`` lists them. The environment is set, too.
+            env: Another environment, or the one for a preset of several.
 
         Raises:
             ConfigurationError: There is no such preset; the text suggests the closest name.
@@ -68,7 +72,7 @@ class AlgorithmConfig(BaseConfig):
         """
         config = cls()
         found = find_preset(cls._algorithm.lower(), name)
-        found.apply(config, name if found.matches(name) else None)
+        found.apply(config, name if env is None and found.matches(name) else env)
         return config
 
     # -- algorithms -----------------------------------------------------------------------------
@@ -95,6 +99,22 @@ class AlgorithmConfig(BaseConfig):
         """Return an AsyncAlgorithm, for use as ``async with config.build_async() as algo``."""
         with ShortTraceback():
             return async_algorithm.AsyncAlgorithm(self._for_build(env, use_copy))
+
+    def build_notes(self) -> list[str]:
+        """Return what a reader of these settings might expect otherwise, a line each; logged when a run is built."""
+        if self.num_learners < 2:
+            return []
+        batch, ranks = self.train_batch_size_per_learner, self.num_learners
+        return [
+            f"{ranks} learners train {batch} env steps each, so an update has {batch * ranks}; lr and minibatch_size "
+            "are each learner's and do not depend on their number."
+        ]
+
+    def _for_build(self, env: Any, use_copy: bool) -> Self:
+        config = super()._for_build(env, use_copy)
+        for note in config.build_notes():
+            _log.info(note)
+        return config
 
     def _default_algo_class(self) -> Any:
         """Return the Algorithm class of this config class or of its nearest base."""

@@ -105,6 +105,17 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
         length = self.rollout_fragment_length
         return self.n_step_range[1] if length == "auto" else int(length)
 
+    def build_notes(self) -> list[str]:
+        notes = super().build_notes()
+        if self.num_env_runners > 1 and self.training_intensity is None:
+            notes.append(
+                f"{self.num_env_runners} env runners: a batch is trained for every {self._round_steps} env steps, "
+                f"{self.train_ratio:g} trained per sampled one, with one runner "
+                f"{self.train_ratio * self.num_env_runners:g}. Set training_intensity="
+                f"{self.train_ratio * self.num_env_runners:g} to keep that."
+            )
+        return notes
+
     def update_plan(self) -> UpdatePlan:
         """Return the plan: an update receives one round of fragments, and trains the batches due by `train_ratio`."""
         plan = super().update_plan()

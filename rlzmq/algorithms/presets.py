@@ -57,7 +57,7 @@ class Preset:
 
     def matches(self, env: str) -> bool:
         """Return whether the preset is for several environments that include `env`."""
-        return self.is_pattern and env != self.env and fnmatch.fnmatchcase(env, self.env)
+        return self.is_pattern and self.env not in ("*", env) and fnmatch.fnmatchcase(env, self.env)
 
     def apply(self, config: BaseConfig, env: object = None) -> None:
         """Set the environment (`env`; None: the preset's) and the settings. Other settings are unchanged.

@@ -244,6 +244,10 @@ def apply_preset(config: AlgorithmConfig, algorithm: str, env: object, options: 
     named = options.preset != "auto"
     preset = find_preset(algorithm, options.preset) if named else preset_for(algorithm, env)
     if preset is None:
+        if env is not None and not options.quiet:
+            print(
+                f"settings: {config._algorithm}'s defaults: no preset is for {env} (rlzmq presets {algorithm})"
+            )
         return
     preset.apply(config, options.preset if env is None and preset.matches(options.preset) else env)
     if not options.quiet:

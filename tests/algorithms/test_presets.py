@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rlzmq import PPO, ConfigurationError, PPOConfig
+from rlzmq import PPO, ConfigurationError, PPOConfig, SACConfig
 from rlzmq.algorithms.presets import Preset, find_preset, preset_for, presets_of
 from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
 from rlzmq.cli.main import main
@@ -21,7 +22,8 @@ PRESETS = [preset for algorithm in ALGORITHMS for preset in presets_of(algorithm
 def test_every_preset_is_valid_and_says_where_it_is_from(preset: Preset) -> None:
     for num_learners in (0, 1, 2, 4):
         config = get_config_class(preset.algorithm)()
-        preset.apply(config, "ALE/Pong-v5" if preset.is_pattern else None)
+        env = {"ALE/*": "ALE/Pong-v5", "*": "Pendulum-v1"}.get(preset.env)
+        preset.apply(config, env)
         if not config.is_online:
             config.offline_data(input_="recorded")
         config.learners(num_learners=num_learners).validate()
@@ -53,6 +55,29 @@ def test_a_pattern_takes_the_environment_from_the_caller() -> None:
         assert flags.to_dict() == config.to_dict()
 
 
+def test_rllibs_defaults_are_a_preset_for_any_environment_and_never_chosen_unasked(capsys: Any) -> None:
+    assert preset_for("sac", "Acrobot-v1") is None
+    config = SACConfig.preset("rllib", env="Acrobot-v1")
+    assert (config.env, config.actor_lr, config.td_error_loss_fn) == ("Acrobot-v1", 3e-5, "huber")
+    assert (SACConfig().actor_lr, SACConfig().td_error_loss_fn) == (3e-4, "mse")
+    assert PPOConfig.preset("rllib", env="Acrobot-v1").vf_clip_param == 10.0
+    _, flags = _parse("sac", ["--preset", "rllib", "--env", "Acrobot-v1"])
+    assert flags.to_dict() == config.to_dict()
+    assert "the preset for rllib" in capsys.readouterr().out
+    _parse("sac", ["--env", "Acrobot-v1"])
+    assert "settings: SAC's defaults: no preset is for Acrobot-v1" in capsys.readouterr().out
+
+
+def test_what_several_processes_change_is_said_when_a_run_is_built() -> None:
+    assert PPOConfig().learners(num_learners=1).build_notes() == []
+    config = SACConfig().env_runners(num_env_runners=2, rollout_fragment_length=4).learners(num_learners=3)
+    batches, ratio = config.training(train_batch_size_per_learner=100).build_notes()
+    assert "3 learners train 100 env steps each, so an update has 300" in batches
+    assert "for every 8 env steps" in ratio
+    assert f"training_intensity={300 / 4:g}" in ratio
+    assert len(config.training(training_intensity=8.0).build_notes()) == 1
+
+
 def test_a_preset_by_name_brings_its_environment_or_takes_another() -> None:
     _, config = _parse("ppo", ["--preset", "stateless-cartpole", "--lr", "1e-4", "--quiet"])
     assert config.to_dict() == PPOConfig.preset("stateless-cartpole").training(lr=1e-4).to_dict()
@@ -66,7 +91,8 @@ def test_a_preset_by_name_brings_its_environment_or_takes_another() -> None:
 def test_a_checkpoint_with_a_presets_code_needs_no_trust() -> None:
     for preset in PRESETS:
         config = get_config_class(preset.algorithm)()
-        preset.apply(config, "ALE/Pong-v5" if preset.is_pattern else None)
+        env = {"ALE/*": "ALE/Pong-v5", "*": "Pendulum-v1"}.get(preset.env)
+        preset.apply(config, env)
         stored = config.get_state()
         assert all(map(NOBODY.covers, code_names(stored))), (preset.name, stored)
 

@@ -27,7 +27,7 @@ class TQCTrainingSettings(SACTrainingSettings):
 
 
 class TQCConfig(SACConfig, TQCTrainingSettings):
-    """Settings of TQC, with RLlib's defaults."""
+    """Settings of TQC, with RLlib's defaults but for SAC's."""
 
     _algorithm: ClassVar[str] = "TQC"
     _learner_class: ClassVar[str] = "rlzmq.algorithms.tqc.tqc_learner:TQCLearner"
