@@ -11,11 +11,16 @@ from rlzmq import PPO, ConfigurationError, PPOConfig, SACConfig
 from rlzmq.algorithms.presets import Preset, find_preset, preset_for, presets_of
 from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
 from rlzmq.cli.main import main
-from rlzmq.cli.train import _parse
+from rlzmq.cli.train import _config, _parse
 from rlzmq.config.plain import code_names
 from rlzmq.core.trust import NOBODY
 
 PRESETS = [preset for algorithm in ALGORITHMS for preset in presets_of(algorithm).values()]
+
+
+def parsed(algorithm: str, arguments: list[str]) -> Any:
+    """Return the config that `rlzmq train` makes of a command line."""
+    return _config(algorithm, _parse(algorithm, arguments))
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: f"{preset.algorithm}-{preset.name}")
@@ -51,7 +56,7 @@ def test_a_pattern_takes_the_environment_from_the_caller() -> None:
     with pytest.raises(ConfigurationError, match=r"preset 'ALE/\*' is for several environments"):
         PPOConfig.preset("ALE/*")
     for arguments in (["--env", "ALE/Pong-v5"], ["--preset", "ALE/Pong-v5"]):
-        _, flags = _parse("ppo", [*arguments, "--quiet"])
+        flags = parsed("ppo", [*arguments, "--quiet"])
         assert flags.to_dict() == config.to_dict()
 
 
@@ -61,10 +66,10 @@ def test_rllibs_defaults_are_a_preset_for_any_environment_and_never_chosen_unask
     assert (config.env, config.actor_lr, config.td_error_loss_fn) == ("Acrobot-v1", 3e-5, "huber")
     assert (SACConfig().actor_lr, SACConfig().td_error_loss_fn) == (3e-4, "mse")
     assert PPOConfig.preset("rllib", env="Acrobot-v1").vf_clip_param == 10.0
-    _, flags = _parse("sac", ["--preset", "rllib", "--env", "Acrobot-v1"])
+    flags = parsed("sac", ["--preset", "rllib", "--env", "Acrobot-v1"])
     assert flags.to_dict() == config.to_dict()
     assert "the preset for rllib" in capsys.readouterr().out
-    _parse("sac", ["--env", "Acrobot-v1"])
+    parsed("sac", ["--env", "Acrobot-v1"])
     assert "settings: SAC's defaults: no preset is for Acrobot-v1" in capsys.readouterr().out
 
 
@@ -79,13 +84,13 @@ def test_what_several_processes_change_is_said_when_a_run_is_built() -> None:
 
 
 def test_a_preset_by_name_brings_its_environment_or_takes_another() -> None:
-    _, config = _parse("ppo", ["--preset", "stateless-cartpole", "--lr", "1e-4", "--quiet"])
+    config = parsed("ppo", ["--preset", "stateless-cartpole", "--lr", "1e-4", "--quiet"])
     assert config.to_dict() == PPOConfig.preset("stateless-cartpole").training(lr=1e-4).to_dict()
     assert config.env == "rlzmq.envs.examples:StatelessCartPole"
-    _, other = _parse("ppo", ["--preset", "cartpole", "--env", "Acrobot-v1", "--quiet"])
+    other = parsed("ppo", ["--preset", "cartpole", "--env", "Acrobot-v1", "--quiet"])
     assert (other.env, other.clip_param) == ("Acrobot-v1", 0.2)
     with pytest.raises(ConfigurationError, match="ppo has no preset 'cartpol'"):
-        _parse("ppo", ["--preset", "cartpol"])
+        parsed("ppo", ["--preset", "cartpol"])
 
 
 def test_a_checkpoint_with_a_presets_code_needs_no_trust() -> None:
@@ -117,9 +122,9 @@ def test_config_files_and_flags_win_over_the_preset(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text("[training]\nlr = 5e-05\n")  # the algorithm's own default, given on purpose
     arguments = ["--env", "CartPole-v1", "--config", str(file), "--num-epochs", "3", "--quiet"]
-    _, config = _parse("ppo", arguments)
+    config = parsed("ppo", arguments)
     assert (config.lr, config.num_epochs, config.clip_param, config.vf_clip_param) == (5e-5, 3, 0.2, None)
-    _, plain = _parse("ppo", [*arguments, "--preset", "none"])
+    plain = parsed("ppo", [*arguments, "--preset", "none"])
     assert (plain.lr, plain.num_epochs, plain.clip_param) == (5e-5, 3, 0.3)
 
 
@@ -127,7 +132,7 @@ def test_config_files_and_flags_win_over_the_preset(tmp_path: Path) -> None:
 def test_presets_are_for_python_too(name: str) -> None:
     config = PPOConfig.preset(name).training(lr=3e-4)
     assert (config.env, config.lr, config.clip_param) == ("CartPole-v1", 3e-4, 0.2)
-    _, flags = _parse("ppo", ["--env", "CartPole-v1", "--lr", "3e-4", "--quiet"])
+    flags = parsed("ppo", ["--env", "CartPole-v1", "--lr", "3e-4", "--quiet"])
     assert config.to_dict() == flags.to_dict()
 
 
