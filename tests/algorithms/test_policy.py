@@ -283,3 +283,25 @@ def test_module_classes_that_a_foreign_checkpoint_names_are_asked_for(
     plain["rl_module_specs"]["default_policy"]["module_class"] = "os:PathLike"
     with pytest.raises(ConfigurationError, match="os:PathLike"):
         PPOConfig.from_state({"rl_module_spec": {"__multi_rl_module_spec__": plain}})
+
+
+def test_functions_of_a_script_are_not_needed_by_somebody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lambda maps the agents, another makes the pieces: the checkpoint says what they gave."""
+    config = (
+        small(MultiAgentCartPole, pieces=lambda: MeanStdFilter(multi_agent=True, clip_by_value=5.0))
+        .environment(MultiAgentCartPole, env_config={"num_agents": 2})
+        .multi_agent(policies={"p0", "p1"}, policy_mapping_fn=lambda agent_id, episode: f"p{agent_id}")
+    )
+    observations = {0: np.ones(4, np.float32), 1: np.ones(4, np.float32)}
+    with config.build() as algo:
+        algo.train()
+        expected = algo.get_policy().compute_action(observations)
+        path = algo.save_to_path(tmp_path / "c")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody"))
+    policy = Policy.load(path)
+    assert policy.compute_action(observations) == expected
+    assert [one.acting_module()[0] for one in Policy.load_each(path)] == ["p0", "p1"]
+    (piece,) = (p for p in policy.pipelines()["env_to_module_connector"] if isinstance(p, MeanStdFilter))
+    assert piece.clip_by_value == 5.0
