@@ -25,10 +25,14 @@ def outlive_readers(on_broken_pipe: Callable[[], None] = lambda: None) -> None:
         stream.flush()
         raw = _Outliving(stream.fileno(), on_broken_pipe)
         buffer = io.BufferedWriter(raw)
-        is_by_line = stream.line_buffering
-        setattr(
-            sys, name, io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=is_by_line)
+        outliving = io.TextIOWrapper(
+            buffer,
+            stream.encoding,
+            stream.errors,
+            # With PYTHONUNBUFFERED a stream has no line buffering, since nothing is kept.
+            line_buffering=stream.line_buffering or stream.write_through,
         )
+        setattr(sys, name, outliving)
 
 
 class _Outliving(io.FileIO):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from rlzmq.actors.remote_errors import pack_error, unpack_error
@@ -77,3 +80,12 @@ def test_a_checkpoints_facts_are_shown_without_their_escapes(tmp_path, capsys) -
     out = capsys.readouterr().out
     assert "owned" in out
     assert out.replace("\n", "").isprintable()
+
+
+def test_output_is_not_kept_where_python_is_told_to_keep_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As containers do with PYTHONUNBUFFERED."""
+    code = "import os, rlzmq.core.closed_output as o; o.outlive_readers(); print('seen'); os._exit(0)"
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    assert (
+        subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout == b"seen\n"
+    )
