@@ -200,7 +200,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         Args:
             observations: Next observations, by agent.
             actions: Actions taken in this env step.
-            rewards: Rewards of this env step. A step without a reward has 0.0.
+            rewards: Rewards of this env step; none is needed for an agent that waits for its next observation.
             infos: Info dicts (or anything else) that belong to the observations.
             terminateds, truncateds: Done flags; ``"__all__"`` applies to all agents. An agent may be both.
             extra_model_outputs: Agent -> {key: value} for the actions, e.g. ``{"a": {"action_logp": -0.7}}``.
