@@ -649,14 +649,13 @@ class AsyncAlgorithm:
         """End the process, with a last checkpoint if possible; called on the watching thread when user code hangs."""
         print(f"rlzmq: {text}", file=sys.__stderr__, flush=True)
         work = self.save_interrupted(_LAST_CHECKPOINT_S)
-        saved: Path | None = None
         with contextlib.suppress(Exception):
             if self._event_loop is None:
-                saved = drive(work)
+                drive(work)
             else:
-                future = asyncio.run_coroutine_threadsafe(work, self._event_loop)
-                saved = future.result(_LAST_CHECKPOINT_S + 1.0)
-        where = "no last checkpoint could be written" if saved is None else f"the last checkpoint is {saved}"
+                asyncio.run_coroutine_threadsafe(work, self._event_loop).result(_LAST_CHECKPOINT_S + 1.0)
+        newest = self._keeper.newest
+        where = "there is no checkpoint" if newest is None else f"the newest checkpoint is {newest}"
         why = text.partition("\n")[0].rstrip(":")
         end_process(_EXIT_HUNG, LastWords("", f"rlzmq: ended, since {why}; {where}"))
 
