@@ -139,8 +139,9 @@ def _make_checked(entry: EnvEntry, context: EnvContext) -> gym.Env[Any, Any]:
 
 
 def _make_in_worker(entry: EnvEntry, context: EnvContext) -> gym.Env[Any, Any]:
-    ignore_ending_signals()
-    default_in_forks()
+    if multiprocessing.parent_process() is not None:  # Gymnasium also makes one in this process
+        ignore_ending_signals()
+        default_in_forks()
     return _RaisesErrors(_make_checked(entry, context))
 
 
