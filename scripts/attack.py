@@ -184,7 +184,7 @@ def flood_server(flood: str) -> Outcome:
         with _rlzmq(path, command, resource.RLIMIT_NOFILE if not is_server else None) as victim:
             assert victim.stdout is not None
             url = next(found[0] for line in victim.stdout if (found := re.search(r"http://[^/\s]+", line)))
-            token = (path / "serve.token").read_text().strip() if is_server else ""
+            token = next(path.rglob("serve.token")).read_text().strip() if is_server else ""
             before = psutil.Process(victim.pid).memory_info().rss / _MIB
 
             def ask() -> None:

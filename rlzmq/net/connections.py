@@ -102,6 +102,7 @@ class Connections:
                     return
                 self._open[event.code] = _Connection(borrowed, inode, address, self._loop.time())
         elif event.kind == "disconnected":
+            self._read.discard(event.code)
             self._forget(event.code)
 
     def read(self, fd: int) -> None:
@@ -136,7 +137,8 @@ class Connections:
         now = self._loop.time()
         commands = _COMMANDS_BYTES_PER_S * (now - self._looked_at)
         self._looked_at = now
-        read, self._read = self._read, set()
+        # Events come late: of a connection that is not known yet, a message may have been read already.
+        read, self._read = self._read, self._read - self._open.keys()
         new: list[tuple[float, int]] = []
         young: list[int] = []
         for fd, connection in list(self._open.items()):
