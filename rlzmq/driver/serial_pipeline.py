@@ -76,8 +76,6 @@ class SerialPipeline:
             results = learner.results()
         trained = time.perf_counter()
         num_kept = num_steps if self._learner.was_trained else 0
-        # Steps from a buffer were already counted as trained.
-        num_kept -= sum(item.num_steps for item in self._learner.left_out if num_kept or not item.is_fresh)
         self.accounting.add(trained=num_kept, dropped={"skipped": num_steps - num_kept})
         if learner.source.keeps_data:
             self.accounting.note_sources([{ALL_MODULES: {BATCH_SOURCE: learner.source_counts()}}])

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["DEFAULT_AGENT_ID", "DEFAULT_MODULE_ID", "ORIGIN", "Columns"]
+__all__ = ["DEFAULT_AGENT_ID", "DEFAULT_MODULE_ID", "Columns"]
 
 DEFAULT_AGENT_ID = "default_agent"
 DEFAULT_MODULE_ID = "default_policy"
-
-ORIGIN = "origin"
-"""Key of a batch's meta for the batch's origin, as plain values set by its owner."""
 
 
 class Columns:

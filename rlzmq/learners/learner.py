@@ -13,8 +13,8 @@ One update, in this order::
         apply_gradients                     the ranks' vote, then every optimizer's step
     after_gradient_based_update(timesteps)  once
 
-If minibatches took no step because their loss or gradients were not finite, the learner searches for the env steps at
-fault and repeats the whole update without them (`rlzmq.learners.unusable`).
+A minibatch whose loss or gradients are not finite on any rank takes no step on all of them, and is counted. Ten updates
+in a row without a step end the run.
 
 A Learner works alone, e.g. in a notebook on a list of episodes. As one of several ranks (`setup_distributed`) it
 averages gradients with its peers; an update then happens on all ranks or on none.
@@ -22,7 +22,6 @@ averages gradients with its peers; an update then happens on all ranks or on non
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections import Counter
@@ -50,7 +49,6 @@ from rlzmq.learners.learner_ranks import UpdateAgreement, UpdateStart
 from rlzmq.learners.minibatches import MinibatchIterator
 from rlzmq.learners.sources import num_env_steps_of
 from rlzmq.learners.train_batch import TrainBatch, TrainBatchBuilder
-from rlzmq.learners.unusable import LeftOut, UnusableSteps, as_batches
 from rlzmq.modules.default_models.dense_gradients import recorded
 
 __all__ = ["Learner", "TorchLearner"]
@@ -60,8 +58,6 @@ _logger = logging.getLogger(__name__)
 # Data that make a loss overflow are rare. After this many updates without a step there must be another cause.
 _MAX_UPDATES_IN_VAIN = 10
 # Number of searches per update: some steps are found only after worse ones are removed.
-_MAX_SEARCHES = 3
-_OVER = object()
 
 
 @dataclass
@@ -111,7 +107,6 @@ class Learner(LearnerHooks):
         is_last_epoch: Whether the current minibatch belongs to the last epoch, whose statistics are reported.
         was_trained: Whether the last update took a step; False if none of its minibatches was finite.
         num_updates_in_vain: Number of consecutive updates without a step.
-        left_out: Steps left out of the last update, on any rank, because they made the loss not finite.
         device: Device of the modules.
     """
 
@@ -140,10 +135,6 @@ class Learner(LearnerHooks):
         self._num_module_steps: dict[str, int] = {}  # of the current update, on all ranks
         self.was_trained: bool = True
         self.num_updates_in_vain: int = 0
-        self.left_out: list[LeftOut] = []
-        self._drawn: list[Any] = []  # batches drawn from the source in the current update
-        self._fresh_kept: Any = None  # remaining fresh data, if some was left out
-        self._num_undone: Counter[str] = Counter()
         self._ended_at: float | None = None
         self._seconds: list[tuple[float, ...]] = []  # of each update since the last results
         self._forward_s = self._backward_s = 0.0
@@ -246,7 +237,6 @@ class Learner(LearnerHooks):
         waited_s = 0.0 if self._ended_at is None else began_at - self._ended_at
         self._forward_s = self._backward_s = 0.0
         reduced_before_s = self._reduced_s()
-        self.left_out, self._num_undone, self._fresh_kept = [], Counter(), None
         self._set_source_modules()
 
         def train(drawn: Sequence[Any] | None = None) -> _Trained:
@@ -261,7 +251,6 @@ class Learner(LearnerHooks):
             self._records_networks = self._can_record_networks()
             if drawn is not None:
                 return self._train_on(self._built(drawn, options), options)
-            self._drawn = []
             if data_iterators is not None:
                 self._snapshot.complete()
                 return self._train_on_iterators(data_iterators, num_total_minibatches)
@@ -277,18 +266,12 @@ class Learner(LearnerHooks):
             self.all_or_nothing() as start,
         ):
             done = train()
-            for _ in range(_MAX_SEARCHES):
-                if not self._num_skipped or not self._leave_out_unusable(start, episodes):
-                    break
-                with self._random_stream():
-                    done = train(self._drawn)
             takes_in = self.group is not None or (episodes is not None and self.source.keeps_data)
             self._done = done
-            if not takes_in and not (done.num_minibatches or done.batch.num_env_steps or self.left_out):
+            if not takes_in and not (done.num_minibatches or done.batch.num_env_steps):
                 return self.results()  # no data, no update
             self.weights_seq_no += 1
             self._leave_out_skipped(done, start)
-            self._drawn, self._fresh_kept = [], None
             self._count(done)
             self.after_gradient_based_update(timesteps=counters)
             self.commit_update(num_skipped=sum(self._num_skipped.values()))
@@ -306,62 +289,6 @@ class Learner(LearnerHooks):
                     updated_s, reduced_s
                 )
             return results
-
-    def _leave_out_unusable(self, start: UpdateStart, fresh: Any) -> bool:
-        """Prepare to repeat the update after some of its minibatches took no step. A collective.
-
-        The search for steps that made the loss overflow uses the weights from the beginning of the update. Then the
-        learner is restored to that point, and the steps are removed from the drawn batches and from the source.
-
-        Returns:
-            False if no steps are found on any rank, or if they are most of the trained steps. Then the weights or the
-            loss are at fault, and nothing changes.
-        """
-        searches: dict[int, UnusableSteps] = {}
-        for drawn in self._drawn:
-            if id(drawn) not in searches:
-                searches[id(drawn)] = UnusableSteps(self, as_batches(drawn))
-        passes = itertools.chain.from_iterable(search.search() for search in searches.values())
-        with start.weights.in_place():
-            is_over = False
-            while not is_over:
-                is_over = next(passes, _OVER) is _OVER
-                if self.group is not None:
-                    is_over = not int(self.group.all_reduce(torch.tensor([int(not is_over)]), "max")[0])
-        counts = [sum(search.num_steps for search in searches.values())]
-        counts.append(sum(search.num_found for search in searches.values()))
-        num_steps, num_found = map(sum, zip(*self.gather(counts), strict=True))
-        if not 0 < 2 * num_found <= num_steps:
-            return False
-        mine: list[tuple[Any, ...]] = []
-        kept: dict[int, Any] = {}
-        for drawn in self._drawn:
-            search = searches[id(drawn)]
-            if not search.found or id(drawn) in kept:
-                continue
-            _logger.warning(
-                "rank %d, weights version %d: %s made the loss or its gradients NaN or infinite, though the values are "
-                "finite. The update is repeated without them.",
-                self.rank,
-                self.weights_seq_no,
-                search,
-            )
-            usable = kept[id(drawn)] = search.without()
-            is_fresh = any(drawn is one for one in (fresh, self._fresh_kept))
-            removed = [self.source.remove_steps(*item) for item in search.steps()]
-            if None not in removed:
-                mine += [(*item, 1, False) for items in removed for item in items or ()]
-                continue
-            is_gone = self.source.replace(drawn, usable if usable[0].num_env_steps else None)
-            if is_fresh:
-                self._fresh_kept = usable
-            if is_fresh or is_gone:
-                mine += [(*item, is_fresh) for item in search.left_out()]
-        self.left_out += [LeftOut(*item) for of_rank in self.gather(mine) for item in of_rank]
-        self._drawn = [kept.get(id(drawn), drawn) for drawn in self._drawn]
-        self._num_undone.update(self._num_skipped)
-        start.begin_again()
-        return True
 
     def prepare(self, episodes: Any) -> TrainBatch:
         """Run the learner connector before `update`, e.g. on another thread while an update runs.
@@ -402,7 +329,7 @@ class Learner(LearnerHooks):
             num_batches = int(self.group.all_reduce(torch.tensor([num_batches]), "min")[0])
         self._num_batches = num_batches
         rng = np.random.default_rng(derive_seed(self._seed, "source", self.rank, self.weights_seq_no))
-        return self._train_on(self._built(self._noted(source.batches(num_batches, rng)), options), options)
+        return self._train_on(self._built(source.batches(num_batches, rng), options), options)
 
     def _built(self, batches: Iterable[Any], options: Mapping[str, Any]) -> Iterator[TrainBatch]:
         """Yield the train batches, each built with the weights that the ones before it left."""
@@ -416,11 +343,6 @@ class Learner(LearnerHooks):
         )
         for batch in batches:
             yield self._builder.build(episodes=batch, keeps_forward=keeps_forward)
-
-    def _noted(self, batches: Iterable[Any]) -> Iterator[Any]:
-        for drawn in batches:
-            self._drawn.append(drawn)
-            yield drawn
 
     def _train_on(self, train_batches: Iterable[TrainBatch], options: Mapping[str, Any]) -> _Trained:
         """Train the batches one after the other. All ranks must have the same number of batches."""
@@ -557,10 +479,6 @@ class Learner(LearnerHooks):
             return
         start.weights.restore()
         self.source.rollback(start.source)
-        # Steps from a buffer are in it again.
-        self.left_out = [item for item in self.left_out if item.is_fresh]
-        for drawn in self._drawn:
-            self.source.replace(drawn, None)
         done.batch.num_env_steps = self._num_env_steps_agreed = 0
         self.num_updates_in_vain += 1
         if self.num_updates_in_vain >= _MAX_UPDATES_IN_VAIN:
@@ -607,8 +525,7 @@ class Learner(LearnerHooks):
                 "num_module_steps_trained_lifetime": self.num_module_steps_trained_lifetime.get(module_id, 0),
                 "num_trainable_parameters": num_parameters[module_id][0],
                 "weights_seq_no": self.weights_seq_no,
-                "num_nonfinite_gradients_skipped": self._num_skipped.get(module_id, 0)
-                + self._num_undone[module_id],
+                "num_nonfinite_gradients_skipped": self._num_skipped.get(module_id, 0),
                 "module_train_batch_size_mean": self._minibatch_rows.get(module_id, 0),
             }
             sampled_with = train_batch.mean_weights_seq_no.get(module_id)
@@ -632,7 +549,7 @@ class Learner(LearnerHooks):
             num_non_trainable_parameters=sum(fixed for _, fixed in num_parameters.values()),
             num_gradient_updates=done.num_minibatches,
             num_gradient_updates_lifetime=self.num_gradient_updates_lifetime,
-            num_nonfinite_gradients_skipped=sum(self._num_skipped.values()) + self._num_undone.total(),
+            num_nonfinite_gradients_skipped=sum(self._num_skipped.values()),
             weights_seq_no=self.weights_seq_no,
             learner_thread_in_queue_wait_timer=waited_s,
             learner_thread_update_timer=updated_s,

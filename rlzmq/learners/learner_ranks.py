@@ -85,15 +85,6 @@ class UpdateStart:
         self._learner.set_state(self._counters)
         self._learner.source.rollback(self.source)
 
-    def begin_again(self) -> None:
-        """Restore all state except the source, which has already provided the update's data."""
-        progress = self._learner.source.progress
-        planned = None if progress is None else progress.get_state()
-        self.weights.restore()
-        self._learner.set_state(self._counters)
-        if progress is not None and planned is not None:
-            progress.set_state(planned)
-
 
 class LearnerRanks(LearnerBase):
     """The part of a Learner that cooperates with peers. Without a group it does nothing.
@@ -114,7 +105,6 @@ class LearnerRanks(LearnerBase):
         self.group: RankGroup | None = None
         self.num_divergences: int = 0
         self.num_passes = 0
-        self._group_aside: RankGroup | None = None
         self._data_parallel: DataParallelForward | SharedGradients | None = None
         self._snapshot = UpdateSnapshot()
         self._tensors = StructureCache(_tensors)
@@ -385,19 +375,7 @@ class LearnerRanks(LearnerBase):
     @property
     def progress(self) -> int:
         """A number that increases while this rank works; may be read from any thread (see `RankGroup.num_entered`)."""
-        group = self.group or self._group_aside
-        return self.num_passes if group is None else group.num_entered
-
-    @contextmanager
-    def group_aside(self) -> Iterator[None]:
-        """Detach from the group in the block, so that collectives return this rank's own values."""
-        self._group_aside = self.group
-        self.group = None
-        try:
-            yield
-        finally:
-            self.group = self._group_aside
-            self._group_aside = None
+        return self.num_passes if self.group is None else self.group.num_entered
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's plain value, in rank order. A collective."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rlzmq.core.errors import ConfigurationError, NotFiniteError
 from rlzmq.core.tree import tree_map
-from rlzmq.episodes.bad_values import BadValues, find_bad_values
+from rlzmq.episodes.bad_values import find_bad_values
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.sources import BatchSource, num_env_steps_of
@@ -61,8 +61,7 @@ class OfflineShards(BatchSource):
     that is resumed, or whose group of ranks has changed, continues at the same position. The next batch is read from
     the files on a thread while the current one is trained.
 
-    Steps with NaN or infinity are left out. Steps that made a loss overflow are left out from then on; `num_left_out`
-    counts these.
+    Steps with NaN or infinity are left out.
 
     Args:
         shards: EpisodeBatches with the same observations, actions and rewards. Of other columns, `columns` are used.
@@ -93,7 +92,6 @@ class OfflineShards(BatchSource):
         self._whole_episodes = whole_episodes
         self._seed = seed
         self._shards = [_with_keys(shard, index, columns) for index, shard in enumerate(shards)]
-        self._left_out: set[int] = set()  # keys of steps, made of the shard and its slot
         self._ahead: tuple[int, _Ahead] | None = None
         self._initial_state: Any = None
         self._num_empty = 0  # consecutive batches without a usable step
@@ -231,34 +229,14 @@ class OfflineShards(BatchSource):
                     ahead[1].join()
                 batch = self._read(number)
             self._ahead = number + 1, _Ahead(lambda number=number: self._read(number + 1))  # type: ignore[misc]
-            usable = self._usable(batch)
-            self._num_empty = 0 if usable.num_env_steps else self._num_empty + 1
+            self._num_empty = 0 if batch.num_env_steps else self._num_empty + 1
             if self._num_empty >= self.num_batches_per_epoch:
                 raise NotFiniteError(
                     f"offline data: no step of the last {self._num_empty} batches, an epoch or more, can be trained, "
-                    "since each has NaN or infinite values or made a loss overflow. Look at the recorded columns with "
+                    "since each has NaN or infinite values. Look at the recorded columns with "
                     "`rlzmq inspect`."
                 )
-            yield usable
-
-    def _usable(self, batch: EpisodeBatch) -> EpisodeBatch:
-        if not self._left_out:
-            return batch
-        mask = ~np.isin(batch.columns[_KEY][batch.step_slots()], list(self._left_out))
-        return batch if mask.all() else BadValues(usable=mask).cut_out_of(batch)
-
-    @property
-    def num_left_out(self) -> int:
-        """Number of recorded steps that are left out because they made a loss overflow."""
-        return len(self._left_out)
-
-    def remove_steps(self, batch: Any, steps: NDArray[np.int64]) -> list[tuple[Any, int]]:
-        self._left_out.update(batch.columns[_KEY][batch.step_slots()[steps]].tolist())
-        if len(self._left_out) == self.progress.num_recorded:
-            raise NotFiniteError(
-                "offline data: every recorded step makes the loss or its gradients NaN or infinite."
-            )
-        return []  # never counted as fresh
+            yield batch
 
     @property
     def keeps_data(self) -> bool:
@@ -273,13 +251,6 @@ class OfflineShards(BatchSource):
 
     def rollback(self, checkpoint: Any) -> None:
         """Do nothing."""
-
-    def get_state(self) -> dict[str, Any]:
-        return {"left_out": sorted(self._left_out), "num_recorded": self.progress.num_recorded}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        is_same_data = state["num_recorded"] == self.progress.num_recorded
-        self._left_out = set(map(int, state["left_out"])) if is_same_data else set()
 
 
 class _Ahead:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlzmq.core.tree import tree_map
 from rlzmq.core.update_plan import ReplayRatio, UpdatePlan
@@ -238,11 +237,6 @@ class EpisodeReplay(BatchSource):
             self.buffer.update_priorities(td_errors, module_id, keys)
         elif isinstance(self.buffer, PrioritizedEpisodeReplayBuffer):
             self.buffer.update_priorities(td_errors, keys)
-
-    def remove_steps(self, batch: Any, steps: NDArray[np.int64]) -> list[tuple[Any, int]] | None:
-        if isinstance(self.buffer, MultiAgentEpisodeReplayBuffer):
-            return None
-        return self.buffer.remove(batch.columns[REPLAY_KEY][batch.step_slots()[steps]])
 
     def checkpoint(self) -> Any:
         self.buffer.mark()

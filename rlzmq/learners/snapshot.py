@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from operator import is_
 from typing import Any
 
@@ -90,19 +89,6 @@ class UpdateSnapshot:
                 # One kernel: the sum is finite only if all elements are finite.
                 if not math.isfinite(tensor.sum()) and not bool(torch.isfinite(tensor).all()):
                     tensor.copy_(saved)
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Use the saved weights and buffers in the block."""
-        newer = _Copies()
-        newer.take(self._buffers.tensors + self._parameters)
-        self._buffers.restore()
-        if self.is_complete:
-            self._others.restore(len(self._parameters))
-        try:
-            yield
-        finally:
-            newer.restore()
 
 
 class _Copies:

@@ -23,7 +23,6 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 __all__ = ["BatchSource", "CircularBuffer", "FreshBatch", "Progress", "batches_of", "num_env_steps_of"]
 
@@ -128,32 +127,6 @@ class BatchSource(ABC):
         """Return further counts for the results, under RLlib's names; {}: there are none."""
         return {}
 
-    def replace(self, batch: Any, usable: Any) -> bool:
-        """Keep only `usable` of a batch from `batches`, since the rest of it made a loss overflow.
-
-        Args:
-            batch: The identical object that `batches` returned.
-            usable: The usable part; None: nothing.
-
-        Returns:
-            Whether the unusable part has been removed. A source that does not know the origin of a batch may return
-            that part again; it is then found again.
-        """
-        return not self.keeps_data
-
-    def remove_steps(self, batch: Any, steps: NDArray[np.int64]) -> list[tuple[Any, int]] | None:
-        """Stop returning single env steps that made a loss overflow.
-
-        Args:
-            batch: An EpisodeBatch from `batches`, or a part of one.
-            steps: Indices of its env steps.
-
-        Returns:
-            (origin of the step's batch, index of the env step in it) for each removed step that was added as fresh
-            data; None: this source can remove whole batches only, see `replace`.
-        """
-        return None
-
     def update_priorities(self, module_id: str, td_errors: Any, keys: Any) -> None:  # noqa: B027
         """Update the priorities of a module's drawn steps. Ignored by sources that do not draw by priority.
 
@@ -249,13 +222,6 @@ class CircularBuffer(BatchSource):
             drawn = (episodes if left > 1 else None, left - 1)
             self._slots = (*self._slots[:index], drawn, *self._slots[index + 1 :])
             yield episodes
-
-    def replace(self, batch: Any, usable: Any) -> bool:
-        self._slots = tuple(
-            (usable, uses if usable is not None else 0) if held is batch else (held, uses)
-            for held, uses in self._slots
-        )
-        return True
 
     @property
     def keeps_data(self) -> bool:

@@ -9,8 +9,8 @@ __all__ = ["DROP_REASONS", "DropReason", "StepAccount"]
 
 # surplus: on-policy, after its batch was complete; stale: sampled under weights that are too old; fenced: from a
 # superseded incarnation; rejected: malformed, wrong shape or not finite; quarantined: learners died
-# while training it; rolled_back: from a lineage that was abandoned for a checkpoint; skipped: left out
-# because it made the loss non-finite, or all ranks skipped the update.
+# while training it; rolled_back: from a lineage that was abandoned for a checkpoint; skipped: of an
+# update in which no rank took a step, as its loss or gradients were not finite.
 DropReason = Literal["surplus", "stale", "fenced", "rejected", "quarantined", "rolled_back", "skipped"]
 DROP_REASONS: tuple[DropReason, ...] = get_args(DropReason)
 
@@ -67,14 +67,6 @@ class StepAccount:
         self.sampled += num_steps
         self.trained += num_steps
         self.check()
-
-    def retract(self, num_steps: int, reason: DropReason) -> None:
-        """Count trained steps as dropped, since a learner removed them from its replay buffer."""
-        num_steps = min(num_steps, self.trained)
-        if num_steps:
-            self.trained -= num_steps
-            self.dropped[reason] = self.dropped.get(reason, 0) + num_steps
-            self.check()
 
     def disown(self, num_steps: int) -> None:
         """Remove pending steps that were already counted elsewhere, since they were sent twice."""

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 from rlzmq.protocol.weights import Publication
 from rlzmq.wire.codec import Buffer
-from rlzmq.wire.fragment_message import FragmentRange
 from rlzmq.wire.messages import Notice, Progress, UpdateReport, WireMessage, encode_message
 from rlzmq.wire.schema import FragmentId
 
@@ -196,8 +195,6 @@ class UpdateTrained:
     Attributes:
         num_trained_steps: Number of steps that went through the loss (replayed ones count once per use).
         results: One `values.pack_blob` frame.
-        left_out: Steps that all ranks left out because they make the loss non-finite: of this update's fragments, or
-            of earlier fragments in a replay buffer.
     """
 
     update_id: int
@@ -205,7 +202,6 @@ class UpdateTrained:
     trained: bool
     num_trained_steps: int
     results: Buffer = b""
-    left_out: tuple[FragmentRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -284,8 +284,6 @@ class LearnerCore(PeerCore):
             event.num_trained_steps,
         )
         payload = (event.results, *at_hand.train_ranges)
-        if event.left_out:
-            payload += tuple(pack_ranges(event.left_out))
         self._memory.done[event.update_id] = Done(done, payload, now)
         return [Send(b"", done, payload)]
 

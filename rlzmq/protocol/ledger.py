@@ -238,44 +238,40 @@ class Ledger:
 
     # ------------------------------------------------------------------ commitment
 
-    def commit(self, ranges: Iterable[FragmentRange], *, left_out: Iterable[FragmentRange] = ()) -> int:
-        """Commit an update's ranges as trained, except those left out, which are dropped.
+    def commit(self, ranges: Iterable[FragmentRange], *, is_skipped: bool = False) -> int:
+        """Commit an update's ranges as trained; or drop them, if the update was skipped.
 
         Steps trained or sent under an earlier broker are also counted here, once.
 
         Args:
             ranges: The whole batch.
-            left_out: Parts of `ranges`, or of ranges that an earlier update committed as trained and that stayed in
-                the learners' replay buffers.
+            is_skipped: Whether no rank took a step.
 
         Returns:
-            Change in the number of trained env steps; negative if more were retracted than trained.
+            The number of trained env steps.
         """
-        ranges, left_out = list(ranges), list(left_out)
         num_trained = 0
         for item in ranges:
             (fragment, first, num_steps), end = item, item.first + item.num_steps
             entry = self.entries.get(fragment)
             newly = 0
-            skipped = min(num_steps, sum(part.num_steps for part in left_out if _is_within(part, item)))
             if entry is not None:
                 # Updates are committed in order, so there should be no gap before `first`. If there is one, count it
                 # as skipped instead of trained.
                 gap = max(0, min(first, entry.num_steps) - entry.done)
                 newly = max(0, min(end, entry.num_steps) - entry.done - gap)
                 self._advance(entry, end)
-                self.accounting.drop(gap + min(skipped, newly), "skipped")
-                self.accounting.train(max(0, newly - skipped))
+                self.accounting.drop(gap + newly if is_skipped else gap, "skipped")
+                self.accounting.train(0 if is_skipped else newly)
                 self._close_if_done(entry)
             elif not self.is_committed(fragment):
                 self._remember_done(fragment, end)
-            refused = max(0, skipped - newly)
-            self.accounting.refuse(refused, "skipped")
-            self.accounting.recover(num_steps - newly - refused)
-            num_trained += num_steps - skipped
-        retracted = sum(p.num_steps for p in left_out if not any(_is_within(p, item) for item in ranges))
-        self.accounting.retract(retracted, "skipped")
-        return num_trained - retracted
+            if is_skipped:
+                self.accounting.refuse(num_steps - newly, "skipped")
+            else:
+                self.accounting.recover(num_steps - newly)
+                num_trained += num_steps
+        return num_trained
 
     def note_trained(self, ranges: Iterable[FragmentRange]) -> None:
         """Mark ranges that learners report as trained, possibly under an earlier broker, as done.
@@ -393,11 +389,3 @@ class Ledger:
             self._free[entry.id] = entry
         else:
             self._free.pop(entry.id, None)
-
-
-def _is_within(part: FragmentRange, whole: FragmentRange) -> bool:
-    return (
-        part.fragment == whole.fragment
-        and whole.first <= part.first
-        and part.first + part.num_steps <= whole.first + whole.num_steps
-    )

@@ -80,7 +80,6 @@ class EpisodeReplayBuffer:
         self._store = self._new_store()
         self._num_sampled = self._num_items_sampled = self._num_redrawn = 0
         self._actual_n_steps: deque[float] = deque(maxlen=metrics_num_episodes_for_smoothing)
-        self._leaving: set[int] = set()  # keys of steps to remove at the next mark
 
     def _new_store(self) -> StepStore:
         return StepStore(
@@ -165,38 +164,12 @@ class EpisodeReplayBuffer:
         return self._store.add(batch)
 
     def mark(self) -> None:
-        """Make later calls of `add` and `remove` undoable, until the next `mark`."""
-        self._take_out_leaving()
+        """Make later calls of `add` undoable, until the next `mark`."""
         self._store.mark()
 
     def undo(self) -> None:
-        """Remove the steps added since `mark`; steps removed since then stay removed.
-
-        Steps that were evicted to make room are not restored.
-        """
-        self._leaving.clear()
+        """Remove the steps added since `mark`. Steps that were evicted to make room are not restored."""
         self._store.undo()
-
-    def remove(self, keys: Any) -> list[tuple[Any, int]]:
-        """Remove single steps at the next `mark`. Steps that have been evicted in the meantime are ignored.
-
-        Args:
-            keys: int64 [K], values of the column ``replay_key`` of a sample.
-
-        Returns:
-            For each newly removed step, in no particular order: the origin of its batch (None: it had none), and its
-            index among the env steps of that batch.
-        """
-        new = np.array(sorted({*np.asarray(keys, np.int64).tolist()} - self._leaving), np.int64)
-        known = new[self._is_stored(new)]
-        self._leaving.update(known.tolist())
-        return self._store.origins_of(known & _SLOT_MASK) if len(known) else []
-
-    def _take_out_leaving(self) -> None:
-        if self._leaving:
-            keys = np.array(sorted(self._leaving), np.int64)
-            self._leaving.clear()
-            self._store.remove(keys[self._is_stored(keys)] & _SLOT_MASK)
 
     def _keys(self, slots: IntArray) -> IntArray:
         """Return keys of steps, which stay unique when slots are reused."""
@@ -450,7 +423,6 @@ class EpisodeReplayBuffer:
 
     def get_state(self) -> dict[str, Any]:
         """Return the stored steps, counters and random generator as plain values and arrays."""
-        self._take_out_leaving()
         store = self._store
         stretches, slots = store.ordered_slots()
         counts = [stretch.num_steps + 1 for stretch in stretches]
@@ -480,7 +452,6 @@ class EpisodeReplayBuffer:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the output of `get_state`, replacing all stored steps. The capacity is unchanged."""
-        self._leaving.clear()
         old, store = self._store, self._new_store()
         self._store = store
         length = np.asarray(state["length"], np.int64)

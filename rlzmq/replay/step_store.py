@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.episodes.batch_columns import ragged_arange
-from rlzmq.episodes.columns import ORIGIN, Columns
+from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 
 __all__ = ["STEP_COLUMNS", "StepStore", "Stretch"]
@@ -38,8 +38,6 @@ class Stretch:
     Attributes:
         t_started: Time step of the first step within the episode.
         slots: Slots of the observations in order (one more than steps), in the parts in which they were added.
-        origins: For each part, the origin of its batch (None: it had none), and the part's first env step within that
-            batch.
         num_steps: Number of steps.
         is_done: Whether the last step ended the episode.
         is_stored: False after eviction.
@@ -48,7 +46,6 @@ class Stretch:
     episode_id: str
     t_started: int
     slots: list[IntArray] = field(default_factory=list)
-    origins: list[tuple[Any, int]] = field(default_factory=list)
     num_steps: int = 0
     is_done: bool = False
     is_stored: bool = True
@@ -235,7 +232,6 @@ class StepStore:
         fresh: list[IntArray] = []
         sources: list[int] = []
         longest = max(1, self.capacity // 4)
-        origin, num_before = batch.meta.get(ORIGIN), 0
         for c, episode_id in enumerate(batch.episode_ids):
             length = lengths[c]
             stretch = self._newest.get(episode_id)
@@ -257,8 +253,6 @@ class StepStore:
                 assert stretch is not None
                 path = np.concatenate([stretch.slots[-1][-1:], slots])
             stretch.slots.append(slots)
-            stretch.origins.append((origin, num_before))
-            num_before += length
             stretch.num_steps += length
             stretch.is_done = done[c]
             if self._undo is not None:
@@ -314,82 +308,6 @@ class StepStore:
         self._give_back(slots)
         self.num_evicted += stretch.num_steps
 
-    def remove(self, steps: IntArray) -> None:
-        """Remove single steps and split stretches around them. Earlier additions can no longer be undone.
-
-        Args:
-            steps: Slots with a step.
-        """
-        if self._undo is not None:
-            self._undo.clear()
-        is_leaving = np.zeros(self.num_slots, np.bool_)
-        is_leaving[steps] = True
-        stretches: dict[Stretch, None] = {}
-        for stretch in self._stretches:
-            path = np.concatenate(stretch.slots)
-            removed = np.flatnonzero(is_leaving[path[:-1]])
-            pieces = self._split(stretch, path, removed) if len(removed) else [stretch]
-            stretches.update(dict.fromkeys(pieces))
-        self._stretches = stretches
-
-    def _split(self, stretch: Stretch, path: IntArray, removed: IntArray) -> list[Stretch]:
-        """Return the parts of a stretch that remain without some steps, given by position; release the other slots."""
-        pieces: list[Stretch] = []
-        num_parts = np.array([len(slots) for slots in stretch.slots], np.int64)
-        num_parts[0] -= 1
-        part_ends = np.cumsum(num_parts)
-        self._remove_steps(path[removed])
-        begin = 0
-        for end in [*removed.tolist(), stretch.num_steps]:
-            if begin == end:  # no step between two removed ones, so the observation is unused
-                self._give_back(path[begin : begin + 1])
-            else:
-                piece = Stretch(stretch.episode_id, stretch.t_started + begin, num_steps=end - begin)
-                piece.is_done = stretch.is_done and end == stretch.num_steps
-                for part in range(len(num_parts)):
-                    first, last = (
-                        max(begin, int(part_ends[part] - num_parts[part])),
-                        min(end, int(part_ends[part])),
-                    )
-                    if first < last:
-                        origin, of_part = stretch.origins[part]
-                        offset = first - int(part_ends[part] - num_parts[part])
-                        piece.slots.append(path[first + bool(piece.slots) : last + 1])
-                        piece.origins.append((origin, of_part + offset))
-                self.previous[path[begin]] = NONE
-                pieces.append(piece)
-            begin = end + 1
-        stretch.is_stored = False
-        if self._newest.get(stretch.episode_id) is stretch:
-            del self._newest[stretch.episode_id]
-            if pieces and removed[-1] < stretch.num_steps - 1:
-                self._newest[stretch.episode_id] = pieces[-1]
-        self.num_episodes_evicted += self._count_stretches(stretch.episode_id, len(pieces) - 1)
-        self.num_evicted += len(removed)
-        return pieces
-
-    def origins_of(self, steps: IntArray) -> list[tuple[Any, int]]:
-        """Return where steps came from: (origin of their batch or None, index of the env step in it), unordered.
-
-        Args:
-            steps: Slots with a step.
-        """
-        is_wanted = np.zeros(self.num_slots, np.bool_)
-        is_wanted[steps] = True
-        origins: list[tuple[Any, int]] = []
-        for stretch in self._stretches:
-            before = 0
-            wanted = is_wanted[np.concatenate(stretch.slots)[:-1]]
-            if not wanted.any():
-                continue
-            for part, (slots, (origin, first)) in enumerate(zip(stretch.slots, stretch.origins, strict=True)):
-                num = len(slots) - (part == 0)
-                origins += [
-                    (origin, first + i) for i in np.flatnonzero(wanted[before : before + num]).tolist()
-                ]
-                before += num
-        return origins
-
     def _count_stretches(self, episode_id: str, change: int) -> bool:
         """Change an episode's number of stretches; return whether its first one came or its last one went."""
         before = self._num_stretches[episode_id]
@@ -429,7 +347,6 @@ class StepStore:
             self._remove_steps(added.steps)
             self._give_back(added.slots)
             stretch.slots.pop()
-            stretch.origins.pop()
             stretch.num_steps -= len(added.steps)
             stretch.is_done = False
             self.num_added -= len(added.steps)

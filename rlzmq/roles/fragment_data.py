@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from rlzmq.episodes.columns import ORIGIN
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.roles.learner.batch_check import BatchCheck
@@ -106,7 +105,7 @@ def open_steps(
         is_multi_agent: Whether its episodes are multi-agent.
 
     Returns:
-        A batch of these steps, in chunk order, with their origin in the meta.
+        A batch of these steps, in chunk order.
 
     Raises:
         ProtocolError: It cannot be decoded.
@@ -123,7 +122,6 @@ def open_steps(
         raise ValueError(f"steps {begin}…{last} are wanted of a fragment of {batch.num_env_steps}")
     if (begin, last) != (0, batch.num_env_steps):
         batch = batch.slice_steps(begin, last)
-    batch.meta[ORIGIN] = (*fragment, first)
     return batch
 
 

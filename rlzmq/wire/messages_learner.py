@@ -105,9 +105,7 @@ class UpdateDone(WireMessage):
 
     With ``trained`` False, all ranks skipped the update as non-finite.
 
-    Payload: one frame, the `values.pack_blob` of the update's results, then the two frames of TRAIN. Optionally
-    two more, packed in the same way, with the steps left out because they made the loss non-finite (they may
-    be from earlier updates, if the ranks have a replay buffer).
+    Payload: one frame, the `values.pack_blob` of the update's results, then the two frames of TRAIN.
 
     The generation and rank are those of the current group; ``num_ranks`` is that of the group that trained it.
     """

@@ -155,42 +155,7 @@ class Explodes(PPOTorchLearner):
         return loss + 0 * torch.exp(batch["value_targets"]).sum()
 
 
-@pytest.mark.parametrize("num_learners", [1, 2])
-async def test_what_makes_the_loss_overflow_is_traced_to_its_fragment(
-    num_learners: int, tmp_path: Path
-) -> None:
-    quarantine = tmp_path / "quarantine"
-    config = (
-        small(2, num_learners)
-        .environment(Spoils, env_config={"loud": 150})
-        .env_runners(rollout_fragment_length=15)
-        .training(learner_class=Explodes, minibatch_size=None, num_epochs=1)
-        .fault_tolerance(quarantine_dir=str(quarantine))
-    )
-    async with config.build_async() as algo:
-        for _ in range(12):
-            result = await algo.train()
-        weights = (await algo.get_module()).get_state()
-    account = result["accounting"]
-    assert account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
-    # Eight envs (more after restarts), 360 steps each, and at most 10 before each that is loud.
-    assert 0 < account["dropped"]["skipped"] <= 8 * 2 * 10
-    assert account["trained"] + account["dropped"]["skipped"] == 12 * 240
-    assert all(np.isfinite(value).all() for value in weights.values())
-    found = sorted(quarantine.glob("*.json"))
-    for path in found:
-        told = json.loads(path.read_text())
-        expected = (
-            rf"{told['id']}: the values of \d+ env steps are finite, and with them alone the loss or its "
-            "gradients are not"
-        )
-        assert re.fullmatch(expected, told["reason"])
-        _, arrays, _ = decode_fragment(fragment_from_bytes(path.with_suffix(".fragment").read_bytes()))
-        assert any((array == 100).any() for array in arrays if array.dtype.kind == "f")
-    assert found
-
-
-def test_one_process_and_several_go_without_the_same_steps() -> None:
+def test_one_process_and_several_skip_the_same_minibatches() -> None:
     outcomes = []
     for num_env_runners, num_learners in ((0, 0), (1, 1)):
         config = (
@@ -203,9 +168,10 @@ def test_one_process_and_several_go_without_the_same_steps() -> None:
                 result = algo.train()
             weights = algo.get_module().get_state()
         account = result["accounting"]
-        assert account["trained"] == 4 * 240 - account["dropped"]["skipped"]
-        assert account["dropped"]["skipped"] > 0
-        assert result["num_env_steps_trained_lifetime"] == account["trained"]
+        assert (
+            account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
+        )
+        assert all(np.isfinite(value).all() for value in weights.values())
         outcomes.append((account, {name: value.tobytes() for name, value in weights.items()}))
     assert outcomes[0] == outcomes[1]
 

@@ -18,13 +18,11 @@ from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.defaults import add_next_observations
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.update_plan import ReplayRatio, UpdatePlan
-from rlzmq.episodes.columns import ORIGIN
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.learners.offline_source import OfflineShards
 from rlzmq.learners.replay_source import EpisodeReplay
 from rlzmq.learners.sources import CircularBuffer, FreshBatch
-from rlzmq.learners.unusable import LeftOut
 from rlzmq.replay import EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer, open_shards, write_shard
 from rlzmq.replay.transitions import Transitions
 from tests.learners.cases import SquareLearner, episode, square_learner
@@ -297,69 +295,6 @@ def test_a_rollback_takes_what_an_update_added_out_of_the_buffer() -> None:
     assert source.num_bytes > 0
 
 
-def marked(seed: int, value: float) -> EpisodeBatch:
-    """An episode of 20 steps whose fifth has rewards of this value."""
-    batch = fresh(seed, 20)
-    batch.columns["rewards"][batch.start[0] + 4] = value
-    batch.meta[ORIGIN] = ("runner", 1, seed, 100)
-    return batch
-
-
-class Overflows(SquareLearner):
-    """Where a reward is 9, its loss is infinite."""
-
-    def compute_loss_for_module(self, *, batch: dict[str, Any], **kwargs: Any) -> Any:
-        loss = super().compute_loss_for_module(batch=batch, **kwargs)
-        return loss * float("inf") if bool((batch["rewards"] == 9.0).any()) else loss
-
-
-@pytest.mark.parametrize("kind", [EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer])
-@pytest.mark.parametrize("options", [{}, {"batch_length_T": 4, "lookback": 1}])
-def test_a_step_that_makes_the_loss_overflow_leaves_the_replay_buffer(kind: Any, options: Any) -> None:
-    class Replaying(Overflows):
-        def make_source(self) -> EpisodeReplay:
-            return EpisodeReplay(kind(500, seed=0), batch_size=32, train_ratio=8.0, **options)
-
-    learner = square_learner(learner_class=Replaying, minibatch_size=None, num_epochs=1)
-    left_out = []
-    for update in range(8):
-        learner.update(episodes=marked(update, 9.0 if update == 1 else 0.5))
-        assert learner.was_trained
-        left_out += learner.left_out
-    assert left_out == [LeftOut(("runner", 1, 1, 100), 4, 1, is_fresh=False)], "once"
-    learner.source.checkpoint()
-    assert learner.source.num_env_steps == 8 * 20 - 1
-    for buffer in (learner.source.buffer, kind(500, seed=1)):
-        buffer.set_state(learner.source.buffer.get_state())
-        drawn = buffer.sample(2000, **options)
-        assert len(buffer) == 8 * 20 - 1
-        assert 9.0 not in drawn.columns["rewards"][drawn.step_slots()]
-        if not options:
-            assert set(drawn.t_started.tolist()) == set(range(14)), "its neighbors are drawn"
-
-
-def test_an_update_that_fails_keeps_what_it_found_in_the_replay_buffer() -> None:
-    source = replay()
-    source.checkpoint()
-    source.add(fresh(0, 40))
-    (batch,) = source.batches(1, np.random.default_rng(0))
-    assert source.remove_steps(batch, np.arange(3))
-    source.rollback(None)
-    source.checkpoint()
-    assert source.num_env_steps == 0, "taken out with what was added"
-    source.add(fresh(0, 40))
-    source.checkpoint()
-    (batch,) = source.batches(1, np.random.default_rng(0))
-    num_found = len(source.remove_steps(batch, np.arange(3)))
-    assert source.remove_steps(batch, np.arange(3)) == [], "each is told once"
-    source.rollback(None)
-    source.checkpoint()
-    assert source.num_env_steps == 40
-    assert len(source.remove_steps(batch, np.arange(3))) == num_found
-    source.checkpoint()
-    assert source.num_env_steps == 40 - num_found
-
-
 # -- files ----------------------------------------------------------------------------------------
 
 
@@ -463,13 +398,10 @@ def test_a_position_in_other_data_is_told_and_their_steps_are_not_mixed_up(
 ) -> None:
     shards = recorded(tmp_path)
     source, other = offline_source(shards, batch_size=20), offline_source(shards[1:], batch_size=20)
-    (batch,) = drawn(source, 1)
-    source.remove_steps(batch, np.arange(3))
-    for restored, expected in ((offline_source(shards, batch_size=20), 3), (other, 0)):
+    drawn(source, 1)
+    for restored in (offline_source(shards, batch_size=20), other):
         assert not caplog.messages
         restored.progress.set_state(source.progress.get_state())
-        restored.set_state(source.get_state())
-        assert restored.num_left_out == expected
     num = [sum(shard.num_env_steps for shard in some) for some in (shards, shards[1:])]
     assert f"{num[0]} env steps were recorded where this training began, and {num[1]} are here" in caplog.text
 
@@ -538,30 +470,6 @@ def test_a_learner_trains_on_files_without_fresh_data(tmp_path: Path) -> None:
     assert learner.parameter_hash() == after, "it continues with the fourth batch"
     with pytest.raises(ConfigurationError, match="without fresh env steps"):
         learner.update(episodes=fresh(0, 20))
-
-
-@pytest.mark.parametrize("whole_episodes", [False, True])
-def test_recorded_steps_that_make_the_loss_overflow_are_passed_over(
-    tmp_path: Path, whole_episodes: bool
-) -> None:
-    for index in range(3):
-        write_shard(tmp_path, marked(index, 9.0))
-    shards = open_shards(tmp_path).shards
-
-    class Offline(Overflows):
-        def make_source(self) -> OfflineShards:
-            return OfflineShards(shards, batch_size=20, whole_episodes=whole_episodes)
-
-    learner = square_learner(learner_class=Offline, minibatch_size=None, num_epochs=1)
-    for _ in range(6):
-        learner.update(episodes=[])
-        assert learner.was_trained
-        assert learner.left_out == [], "they never counted as sampled"
-    assert learner.source.num_left_out == 3
-    other = Offline.make_source(learner)
-    other.set_state(learner.source.get_state())
-    for batch in other.batches(9, np.random.default_rng(0)):
-        assert 9.0 not in batch.columns["rewards"][batch.step_slots()]
 
 
 def test_an_epoch_of_data_that_do_not_fit_into_memory_is_drawn(tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ def test_each_step_is_in_one_place() -> None:
         lambda account: account.disown(4),
         lambda account: account.recover(-5),
         lambda account: account.refuse(-1, "fenced"),
-        lambda account: account.retract(-1, "not_finite"),
         lambda account: account.add_base(-5, {}),
         lambda account: account.add_base(0, {"surplus": -1}),
     ],

@@ -7,7 +7,7 @@ from core_fakes import Bench, bench_with_runner
 
 from rlzmq.protocol.driver_core import parse_report
 from rlzmq.protocol.events import Quarantine, Tick
-from rlzmq.wire.fragment_message import FragmentRange, pack_ranges
+from rlzmq.wire.fragment_message import pack_ranges
 from rlzmq.wire.messages import (
     Accepted,
     BrokerBeat,
@@ -181,69 +181,6 @@ def test_a_skipped_step_drops_its_data_and_the_run_goes_on():
     (report,) = bench.sent("driver", UpdateReport)
     assert (report.num_env_steps, report.num_kept_steps) == (20, 0)
     assert report.dropped == {"skipped": 20}
-
-
-def _detail(fragment: FragmentId, num_steps: int) -> str:
-    return (
-        f"{fragment}: the values of {num_steps} env steps are finite, and with them alone the loss or its gradients "
-        "are not"
-    )
-
-
-def test_steps_that_made_the_loss_overflow_are_dropped_and_their_fragment_is_put_aside():
-    bench = bench_with_runner(batch=20, steps=15)
-    bench.fragment(steps=15)
-    plan = bench.make_ready()
-    good, bad = bench.state.runs[0].ranges
-    message = UpdateDone(plan.update_id, plan.attempt, plan.generation, 0, 1, True, 0)
-    left_out = pack_ranges([FragmentRange(bad.fragment, 1, 2), FragmentRange(bad.fragment, 4, 1)])
-    bench.send("learner-0", message, (b"results", *pack_ranges([good, bad]), *left_out))
-    (put_aside,) = [item for item in bench.out if isinstance(item, Quarantine)]
-    assert put_aside.fragment == bad.fragment
-    assert put_aside.frames
-    assert put_aside.reason == _detail(bad.fragment, 3)
-    (notice,) = [notice for notice in bench.sent("driver", Notice) if notice.event == "bad_fragment"]
-    assert (notice.role, notice.name, notice.detail) == ("runner", "runner", _detail(bad.fragment, 3))
-    (report,) = bench.sent("driver", UpdateReport)
-    assert report.num_kept_steps == 27
-    assert report.dropped == {"skipped": 3}
-    assert bench.state.ledger.entries == {}
-
-
-def test_what_learners_find_in_their_buffers_is_taken_back_and_its_runner_blamed():
-    bench = bench_with_runner(batch=20, steps=20)
-    bench.done(bench.make_ready())
-    old = FragmentId("uuid-runner", 1, 0)
-    bench.open(1, batch=20)
-    bench.fragment(steps=20, version=1)
-    plan = bench.make_ready()
-    message = UpdateDone(plan.update_id, plan.attempt, plan.generation, 0, 1, True, 0)
-    payload = (b"", *pack_ranges(bench.state.runs[1].ranges), *pack_ranges([FragmentRange(old, 3, 4)]))
-    bench.send("learner-0", message, payload)
-    (report,) = bench.sent("driver", UpdateReport)
-    assert report.num_kept_steps == 16
-    assert report.accounting == {"sampled": 40, "trained": 36, "pending": 0}
-    assert report.dropped == {"skipped": 4}
-    (notice,) = [notice for notice in bench.sent("driver", Notice) if notice.event == "bad_fragment"]
-    assert (notice.name, notice.detail) == ("runner", _detail(old, 4))
-
-
-def test_a_runner_whose_fragments_make_the_loss_overflow_again_and_again_is_expelled():
-    bench = bench_with_runner(batch=20)
-    for update_id in range(10):
-        if update_id:
-            bench.open(update_id, batch=20)
-        bench.fragment(steps=20, version=update_id)
-        plan = bench.make_ready()
-        (bad,) = bench.state.runs[update_id].ranges
-        assert "uuid-runner" in bench.state.runners
-        message = UpdateDone(plan.update_id, plan.attempt, plan.generation, 0, 1, True, 0)
-        bench.send(
-            "learner-0", message, (b"", *pack_ranges([bad]), *pack_ranges([bad._replace(num_steps=1)]))
-        )
-    assert bench.state.runners == {}
-    (refused,) = bench.sent("runner", Refused)
-    assert refused.reason == "expelled"
 
 
 @pytest.mark.parametrize(("version", "generation"), [(1, 1), (10**6, 1), (0, 2)])

@@ -132,15 +132,13 @@ def test_instructions_carry_what_the_plan_says():
     assert _train(core) == [E.RunUpdate(0, 100, 2, 10, 20)]
 
 
-def test_done_says_what_was_trained_and_what_of_it_was_of_no_use():
+def test_done_says_what_was_trained():
     core = _learner(rank=1)
     _running(core)
-    left_out = _range(1, first=3), FragmentRange(FragmentId("of another rank", 1, 0), 2, 1)
-    (send,) = _trained(core, left_out=left_out)
+    (send,) = _trained(core)
     assert send.message == m.UpdateDone(0, 100, 1, 1, 2, True, 20)
     assert send.payload[0] == b"results"
     assert unpack_ranges(send.payload[1:3]) == _RANGES
-    assert unpack_ranges(send.payload[3:]) == list(left_out)
 
 
 # ------------------------------------------------------------------ what it repeats

@@ -78,24 +78,9 @@ def test_released_steps_are_free_again_in_the_same_order():
 def test_a_skipped_step_drops_its_data():
     ledger = _ledger(5)
     taken = ledger.take(ledger.entries[_id(0)], 5)
-    assert ledger.commit([taken], left_out=[taken]) == 0
+    assert ledger.commit([taken], is_skipped=True) == 0
     assert ledger.accounting.dropped == {"skipped": 5}
     assert ledger.is_committed(_id(0))
-
-
-def test_steps_that_an_update_went_without_are_dropped_and_the_others_trained():
-    ledger = _ledger(5, 5)
-    ranges = [ledger.take(ledger.entries[_id(seq)], 5) for seq in (0, 1)]
-    assert ledger.commit(ranges, left_out=[FragmentRange(_id(1), 1, 2), FragmentRange(_id(1), 4, 1)]) == 7
-    assert (ledger.accounting.trained, ledger.accounting.dropped) == (7, {"skipped": 3})
-    assert ledger.is_committed(_id(1))
-
-
-def test_an_update_may_go_without_the_last_steps_of_a_range():
-    ledger = _ledger(5)
-    part = ledger.take(ledger.entries[_id(0)], 4)
-    assert ledger.commit([part], left_out=[FragmentRange(_id(0), 2, 2)]) == 2
-    assert (ledger.accounting.trained, ledger.accounting.dropped) == (2, {"skipped": 2})
 
 
 def test_of_what_is_disowned_only_what_was_not_trained_here_is_taken_off_the_account():
@@ -105,31 +90,14 @@ def test_of_what_is_disowned_only_what_was_not_trained_here_is_taken_off_the_acc
     assert ledger.accounting.counts() == {"sampled": 2, "trained": 2, "pending": 0}
 
 
-def test_what_is_taken_out_of_a_buffer_later_was_not_trained():
-    ledger = _ledger(5, 5)
-    ledger.commit([ledger.take(ledger.entries[_id(0)], 5)])
-    taken = ledger.take(ledger.entries[_id(1)], 5)
-    assert ledger.commit([taken], left_out=[FragmentRange(_id(0), 0, 2)]) == 3
-    assert (ledger.accounting.trained, ledger.accounting.dropped) == (8, {"skipped": 2})
-
-
-def test_steps_left_out_twice_are_dropped_once():
-    ledger = _ledger(10, 5)
-    ledger.commit([ledger.take(ledger.entries[_id(1)], 5)])
-    ranges = [ledger.take(ledger.entries[_id(0)], num_steps) for num_steps in (4, 6)]
-    parts = [FragmentRange(_id(0), first, num_steps) for first, num_steps in ((0, 1), (4, 6), (4, 2))]
-    assert ledger.commit(ranges, left_out=[*parts, FragmentRange(_id(1), 0, 2)]) == 3 - 2
-    assert (ledger.accounting.trained, ledger.accounting.dropped) == (5 + 3 - 2, {"skipped": 7 + 2})
-
-
 @pytest.mark.parametrize("was_sent_again", [True, False])
-def test_what_was_left_out_under_an_earlier_broker_is_counted_here_once(was_sent_again: bool) -> None:
+def test_what_was_skipped_under_an_earlier_broker_is_counted_here_once(was_sent_again: bool) -> None:
     ledger = _ledger(*([5] if was_sent_again else []))
     whole = FragmentRange(_id(0), 0, 5)
-    assert ledger.commit([whole], left_out=[FragmentRange(_id(0), 2, 1)]) == 4
+    assert ledger.commit([whole], is_skipped=True) == 0
     ledger.accept(_id(0), 5, generation=0, version=0)
     account = ledger.accounting
-    assert (account.sampled, account.trained, account.dropped, account.pending) == (5, 4, {"skipped": 1}, 0)
+    assert (account.sampled, account.trained, account.dropped, account.pending) == (5, 0, {"skipped": 5}, 0)
 
 
 def test_fragments_refused_at_the_door_are_counted_once():
@@ -243,15 +211,10 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def commit(self, data):
         ranges = self.updates.pop(0)
-        left_out = []
-        for fragment, first, num_steps in ranges:
-            start = data.draw(st.integers(0, num_steps))
-            length = data.draw(st.integers(0, num_steps - start))
-            left_out.append(FragmentRange(fragment, first + start, length))
-        num_left_out = sum(item.num_steps for item in left_out)
+        is_skipped = data.draw(st.booleans())
         before = self.ledger.accounting.trained
-        num_trained = self.ledger.commit(ranges, left_out=left_out)
-        assert num_trained == sum(item.num_steps for item in ranges) - num_left_out
+        num_trained = self.ledger.commit(ranges, is_skipped=is_skipped)
+        assert num_trained == (0 if is_skipped else sum(item.num_steps for item in ranges))
         assert self.ledger.accounting.trained - before == num_trained
         for fragment, first, num_steps in ranges:
             for step in range(first, first + num_steps):

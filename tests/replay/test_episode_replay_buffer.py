@@ -483,69 +483,6 @@ def test_many_random_additions_agree_with_a_list(  # the store against a plain m
                 assert buffer._tree.total == pytest.approx(store.num_steps)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_single_steps_are_removed_whatever_comes_and_leaves_besides(seed: int) -> None:
-    """Chunks that join, eviction, undoing and removal at random: what is stored is what a list of steps says."""
-    rng = np.random.default_rng(seed)
-    buffer = EpisodeReplayBuffer(60, seed=seed)
-    expected: dict[float, int] = {}  # action, which is unique, to its time step
-    num_fragments, next_action, t_of = 0, 0, dict.fromkeys("abc", 0)
-
-    def stored() -> dict[float, int]:
-        state = buffer.get_state()
-        held, slot = {}, 0
-        for t, length in zip(state["t_started"], state["length"], strict=True):
-            for i in range(length):
-                held[float(state["columns"]["rewards"][slot + i])] = t + i
-            slot += length + 1
-        assert len(held) == len(buffer) == sum(state["length"])
-        return held
-
-    for _ in range(150):
-        buffer.mark()
-        name = "abc"[rng.integers(3)]
-        length = int(rng.integers(1, 9))
-        made = SingleAgentEpisode(id_=f"{name}", t_started=t_of[name])
-        made.add_env_reset(np.zeros(2, np.float32))
-        added = {}
-        for _step in range(length):
-            next_action += 1
-            added[float(next_action)] = made.t
-            made.add_env_step(np.zeros(2, np.float32), 0, float(next_action))
-        batch = EpisodeBatch.from_episodes([made])
-        batch.meta["origin"] = (num_fragments,)
-        num_fragments += 1
-        buffer.add(batch)
-        now = stored()
-        assert set(now) <= {*expected, *added}
-        assert set(added) <= set(now)
-        assert all(t == {**expected, **added}[reward] for reward, t in now.items())
-        if rng.random() < 0.2:
-            buffer.undo()
-            expected = stored()
-            assert not set(added) & set(expected)
-            continue
-        expected = now
-        t_of[name] += length
-        drawn = buffer.sample(3, rng=rng)
-        rewards = drawn.columns["rewards"][drawn.step_slots()].tolist()
-        origins = buffer.remove(drawn.columns["replay_key"][drawn.start])
-        assert len(origins) == len(set(rewards))
-        if num_fragments - 1 in {origin[0] for origin, _ in origins}:
-            first = min(added)
-            steps = {step for (fragment,), step in origins if fragment == num_fragments - 1}
-            assert steps == {int(reward - first) for reward in rewards if reward in added}
-        if rng.random() < 0.3:
-            buffer.undo()
-            t_of[name] -= length
-            expected = {reward: t for reward, t in expected.items() if reward not in added}
-        else:
-            for reward in set(rewards):
-                del expected[reward]
-        assert stored() == expected
-    assert expected
-
-
 @pytest.mark.parametrize("name", ["sample_episodes", "to_numpy"])
 def test_samples_are_always_episodes_of_numpy_arrays(name: str) -> None:
     buffer = EpisodeReplayBuffer(100)

@@ -119,7 +119,6 @@ class Run:
         results: Results of each rank's UPDATE_DONE.
         trained_steps: Env steps that each rank trained, counting repetitions.
         num_trainers: Number of ranks in the group that trained it, which may differ from the current group.
-        left_out: Steps that made the loss non-finite, as reported by the ranks.
         planned_at: When its batch was complete; None if it was adopted.
     """
 
@@ -137,7 +136,6 @@ class Run:
     trained_steps: dict[int, int] = field(default_factory=dict)
     num_trainers: int = 0
     results: dict[int, Buffer] = field(default_factory=dict)
-    left_out: set[FragmentRange] = field(default_factory=set)
     planned_at: float | None = None
 
     @property

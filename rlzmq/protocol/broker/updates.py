@@ -267,8 +267,6 @@ class Updates:
         if message.rank != peer.hello.rank:
             return
         ranges = unpack_ranges(event.payload[1:3])
-        frames_left_out = event.payload[3:]
-        left_out = unpack_ranges(frames_left_out) if frames_left_out else []
         if state.next_commit is not None and message.update_id < state.next_commit:
             self._recovery.note_trained(ranges)
             if message.update_id not in state.reports:
@@ -284,7 +282,6 @@ class Updates:
         run.trained = message.trained
         run.num_trainers = message.num_ranks
         run.trained_steps[message.rank] = message.num_trained_steps
-        run.left_out.update(left_out)
         peer.next_update = max(peer.next_update, message.update_id + 1)
 
     # ------------------------------------------------------------------ progress
@@ -329,16 +326,7 @@ class Updates:
         for item in run.ranges:
             if (known := ledger.entries.get(item.fragment)) is not None:
                 version_steps[known.version] += item.num_steps
-        for fragment in sorted({item.fragment for item in run.left_out}):
-            num_steps = sum(item.num_steps for item in run.left_out if item.fragment == fragment)
-            detail = (
-                f"{fragment}: the values of {num_steps} env steps are finite, and with them alone the loss or its "
-                "gradients are not"
-            )
-            self._recovery.set_aside(fragment, "bad_fragment", detail)
-        num_kept = ledger.commit(
-            run.ranges, left_out=run.left_out if run.trained else {*run.ranges, *run.left_out}
-        )
+        num_kept = ledger.commit(run.ranges, is_skipped=not run.trained)
         del state.runs[run.update_id]
         del state.open[run.update_id]
         state.next_commit = run.update_id + 1

@@ -43,8 +43,6 @@ from rlzmq.roles.learner.arrival_log import ArrivalLog
 from rlzmq.roles.learner.batch_check import BatchCheck
 from rlzmq.roles.learner.module_outputs import module_outputs
 from rlzmq.roles.peer_link import Curve, PeerLink, ends_link, new_peer_id
-from rlzmq.wire.fragment_message import FragmentRange
-from rlzmq.wire.schema import FragmentId
 from rlzmq.wire.values import pack_blob
 
 __all__ = ["LearnerLink"]
@@ -228,14 +226,9 @@ class LearnerLink(PeerLink):
                 return
             faults.at("learner.trained")
             self._check.trained()
-            left_out = tuple(
-                FragmentRange(FragmentId(*item.origin[:3]), item.origin[3] + item.first, item.num_steps)
-                for item in self._learner.left_out
-                if item.origin is not None  # e.g. of a buffer that came with a checkpoint
-            )
             was_trained = self._learner.was_trained
             if was_trained:
-                self.num_env_steps_before = num_steps - sum(item.num_steps for item in left_out)
+                self.num_env_steps_before = num_steps
             if faults.is_recording:
                 ranges = [[str(f), first, n] for f, first, n in self.core.training_ranges(update.update_id)]
                 faults.record(
@@ -247,9 +240,7 @@ class LearnerLink(PeerLink):
                     ranges=ranges,
                 )
             blob, weights, num_trained = done.result()
-            trained = UpdateTrained(
-                update.update_id, update.attempt, was_trained, num_trained, blob, left_out
-            )
+            trained = UpdateTrained(update.update_id, update.attempt, was_trained, num_trained, blob)
             if weights is not None:
                 self.handle(weights)
             self.handle(trained)
