@@ -116,15 +116,15 @@ class _Child:
 
     async def _finish(self) -> None:
         self._calls.cancel_all()
-        if self._exit_code == 0 and self._host.instance is not None:
-            try:
+        if self._stop_call_id is None or self._exit_code:
+            return  # its owner died, and only an owner ends a role in order: a broker would send its peers home
+        try:
+            if self._host.instance is not None:
                 await self._host.stop()
-            except Exception as error:
-                if self._stop_call_id is not None:
-                    self._calls.fail(self._stop_call_id, error)
-                    self._stop_call_id = None
-                self._exit_code = 1
-        if self._stop_call_id is not None:
+        except Exception as error:
+            self._calls.fail(self._stop_call_id, error)
+            self._exit_code = 1
+        else:
             self._calls.send(Result(self._stop_call_id), pack(None, "stop"))
 
     async def _read_private_pipe(self) -> None:
