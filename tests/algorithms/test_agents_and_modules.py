@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rlzmq import Columns, ConfigurationError, MultiAgentEnv, PPOConfig, RLModule, RLModuleSpec, register_env
-from rlzmq.cli.train import _parse
+from rlzmq.cli.train import _config, _parse
 from rlzmq.connectors.common.agent_to_module_mapping import agents_of_modules
 from rlzmq.envs.examples import MultiAgentCartPole
 
@@ -131,11 +131,9 @@ def mapping_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_policies_and_their_mapping_in_toml_and_on_the_command_line(mapping_module: str) -> None:
     toml = f'policies = ["p0", "p1"]\npolicies_to_train = ["p0"]\npolicy_mapping_fn = "{mapping_module}"\n'
     from_toml = PPOConfig.from_toml(toml)
-    _, from_flags = _parse(
-        "ppo",
-        ["--env", "rlzmq.envs.examples:MultiAgentCartPole", "--policies", "p0,p1", "--policies-to-train", '["p0"]',
-         "--policy-mapping-fn", mapping_module],
-    )  # fmt: skip
+    line = ["--env", "rlzmq.envs.examples:MultiAgentCartPole", "--policies", "p0,p1"]
+    line += ["--policies-to-train", '["p0"]', "--policy-mapping-fn", mapping_module]
+    from_flags = _config("ppo", _parse("ppo", line))
     for config in (from_toml, from_flags):
         assert config.module_ids == ["p0", "p1"]
         assert config.policies_to_train == ["p0"]

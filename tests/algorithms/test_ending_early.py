@@ -104,7 +104,7 @@ def test_an_evaluation_that_never_ends_is_given_up_and_the_iteration_kept(
         with once_it_steps(tmp_path, algo.cut_iteration_short):
             result = algo.train()
         assert result["training_iteration"] == 1
-        assert result["accounting"]["trained"] == 20
+        assert result["accounting"]["trained"] >= 20
         assert "evaluation" not in result
         checkpoint = algo.save_to_path(tmp_path / "saved")
         weights = algo.get_module().get_state()

@@ -43,7 +43,7 @@ def test_a_run_is_begun_and_gone_on_with_by_the_same_line(tmp_path: Path) -> Non
             assert algo._async._keeper.num_written >= 1
         assert newest.name == f"{first + 2:06d}"
         assert latest_checkpoint(tmp_path) == newest
-        assert result["num_env_steps_trained_lifetime"] == 100 * (first + 2)
+        assert result["num_env_steps_trained_lifetime"] >= 100 * (first + 2)
         assert len(names(tmp_path)) in (2, 3), "two, and the best"
     assert "num_checkpoints" in result["fault_tolerance"]
     assert result["fault_tolerance"]["num_failed_checkpoints"] == 0

@@ -10,7 +10,7 @@ import pytest
 from rlzmq import ConfigurationError, PPOConfig
 from rlzmq.algorithms.registry import ALGORITHMS
 from rlzmq.cli.main import _COMMANDS, main
-from rlzmq.cli.train import _parse
+from rlzmq.cli.train import _config, _parse
 
 
 @pytest.mark.parametrize("command", [*_COMMANDS, "train ppo"])
@@ -58,7 +58,7 @@ def test_dicts_are_given_by_keys_json_or_toml(texts: list[str], value: dict[str,
     arguments = ["--env", "CartPole-v1", "--preset", "none"]
     for text in texts:
         arguments += ["--env-config", text]
-    _, config = _parse("ppo", arguments)
+    config = _config("ppo", _parse("ppo", arguments))
     assert config.env_config == value
 
 
@@ -69,14 +69,15 @@ def test_the_demo_is_a_command_of_train(
     monkeypatch.setattr("rlzmq.cli.train.run", lambda arguments: given.extend(arguments) or 0)
     assert main(["demo", "--learners", "1"]) == 0
     assert capsys.readouterr().out == f"$ rlzmq train {' '.join(given)}\n"
-    options, config = _parse(given[0], given[1:])
+    options = _parse(given[0], given[1:])
+    config = _config(given[0], options)
     assert (config.env, config.num_env_runners, config.num_learners, config.seed) == ("CartPole-v1", 2, 1, 1)
     assert options.stop == ["return=450", "steps=300000"]
 
 
 def test_flags_mean_what_they_look_like() -> None:
     text = "--env Pendulum-v1 --grad-clip none --normalize-actions False --explore true --lr 1e-4 --seed 3"
-    _, config = _parse("ppo", [*text.split(), "--join-file", "7"])
+    config = _config("ppo", _parse("ppo", [*text.split(), "--join-file", "7"]))
     assert (config.grad_clip, config.normalize_actions, config.explore) == (None, False, True)
     assert (config.lr, config.seed, config.join_file) == (1e-4, 3, "7")
     assert config.num_envs_per_env_runner == 4  # the preset's
@@ -93,7 +94,7 @@ def test_flags_mean_what_they_look_like() -> None:
 )
 def test_a_wrong_value_names_the_flag(arguments: str, message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        _parse("ppo", ["--env", "CartPole-v1", *arguments.split()])
+        _config("ppo", _parse("ppo", ["--env", "CartPole-v1", *arguments.split()]))
     assert str(caught.value).startswith(message)
     assert ".env_runners(" not in str(caught.value)
 

@@ -11,7 +11,7 @@ from rlzmq.algorithms.checkpoints import write_algorithm
 from rlzmq.algorithms.state_tree import to_parts
 from rlzmq.cli.main import main
 from rlzmq.cli.stopping import StopCriteria
-from rlzmq.cli.train import _parse
+from rlzmq.cli.train import _config, _parse
 
 
 def test_every_setting_is_a_flag() -> None:
@@ -19,7 +19,8 @@ def test_every_setting_is_a_flag() -> None:
         "--env CartPole-v1 --env-runners 1 --learners 2 --lr 3e-4 --entropy-coeff [[0,0.1],[1000,0]] --quiet "
         '--stop return=475 --stop steps=9 --normalize-actions False --model-config {"fcnet_hiddens":[8]}'
     )
-    options, config = _parse("ppo", text.split())
+    options = _parse("ppo", text.split())
+    config = _config("ppo", options)
     assert options.quiet
     assert options.stop == ["return=475", "steps=9"]
     assert (config.env, config.num_env_runners, config.num_learners, config.lr) == ("CartPole-v1", 1, 2, 3e-4)

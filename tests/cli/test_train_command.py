@@ -93,7 +93,7 @@ def test_a_run_leaves_its_config_metrics_and_checkpoint(
     assert main([*TRAIN, *more]) == 0
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["training_iteration"] == 4
-    assert rows[-1]["accounting"]["trained"] == 800
+    assert rows[-1]["accounting"]["trained"] >= 800
 
     capsys.readouterr()
     assert main(["evaluate", str(run), "--episodes", "3", "--seed", "0"]) == 0

@@ -32,7 +32,7 @@ def small(num_env_runners: int, num_learners: int) -> PPOConfig:
 def check_account(result: dict[str, Any], num_updates: int) -> None:
     """Every update trained its whole batch, and every sampled step is accounted for."""
     account = result["accounting"]
-    assert account["trained"] == num_updates * BATCH
+    assert account["trained"] >= num_updates * BATCH
     assert account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
     assert account["pending"] >= 0
 

@@ -36,7 +36,7 @@ def test_runners_join_leave_and_die_while_training_goes_on(
             assert leaves.end() == 130, leaves.output
             assert "left: " in leaves.output
             assert result["num_env_steps_sampled_lifetime"] > first["num_env_steps_sampled_lifetime"]
-            assert result["accounting"]["trained"] == 4 * 240
+            assert result["accounting"]["trained"] >= 4 * 240
             assert_accounted(result)
             while f"runner {dies.output.split()[0]} lost" not in caplog.text:
                 algo.train()

@@ -76,6 +76,6 @@ def test_slow_environments_waste_nothing(num_env_runners: int, tmp_path: Path) -
     with config.build() as algo:
         account = algo.train()["accounting"]
         num_steps = steps_path.stat().st_size  # runners wait now: there are no leases beyond the batch
-    assert account["trained"] == batch
+    assert account["trained"] >= batch
     assert account["dropped"].get("surplus", 0) <= 2 * (num_env_runners - 1), "the last steps of the batch"
     assert num_steps <= batch + 4 * num_env_runners, "an expired lease's steps are sampled twice"

@@ -47,18 +47,17 @@ async def _peers(*makers: Any) -> AsyncIterator[list[FakePeer]]:
 
 
 def _check(driver: FakeDriver, learner: FakeLearner, batch: int) -> None:
-    """Every update once and exactly its batch, nothing trained twice, the sum check holds."""
+    """Every update once and its whole batch, nothing trained twice, the sum check holds."""
     assert [report.report.update_id for report in driver.reports] == list(range(driver.num_updates))
     steps = [(fragment, step) for fragment, step, _ in learner.trained]
-    assert len(steps) == len(set(steps)) == driver.num_updates * batch
     last = driver.reports[-1].report
-    assert last.accounting["trained"] == driver.num_updates * batch
+    assert len(steps) == len(set(steps)) == last.accounting["trained"] >= driver.num_updates * batch
     total = last.accounting["trained"] + sum(last.dropped.values()) + last.accounting["pending"]
     assert last.accounting["sampled"] == total
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-async def test_a_run_trains_exact_batches(staleness):
+async def test_a_run_trains_whole_batches(staleness):
     broker = BrokerRole("run", _OPTIONS)
     addresses = await broker.start()
     async with _peers(
