@@ -203,3 +203,53 @@ def test_scripts_share_the_rule(terminal: Terminal) -> None:
     assert refused.code == 1
     assert "checkpoints of another run, up to 000002" in refused.err.splitlines()[-1]
     assert files_of(terminal.cwd / "runs/a") == before
+
+
+_SPACE = """
+trainable = "PPO"
+
+[environment]
+env = "CartPole-v1"
+
+[env_runners]
+num_env_runners = 0
+
+[training]
+lr = { grid_search = [0.001] }
+train_batch_size_per_learner = 64
+minibatch_size = 64
+num_epochs = 1
+
+[stop]
+training_iteration = 1000000
+"""
+
+
+def test_a_search_and_a_recording_that_are_typed_twice(terminal: Terminal) -> None:
+    (terminal.cwd / "space.toml").write_text(_SPACE)
+    line = "rlzmq tune space.toml --dir runs --name mine --preset none"
+    search = terminal.start(line)
+    trial = terminal.cwd / "runs/mine/PPO_00000"
+    until(lambda: search.process.poll() is not None or trial.exists(), "a trial", lambda: search.err)
+    trained = terminal.type(f"{PPO} --run-dir runs/a --stop iterations=1")
+    assert trained.code == 0, trained
+
+    again = terminal.type(line)
+    assert again.code == 78, again
+    assert f"in use by pid {search.pid} " in again.err, again
+
+    line = "rlzmq record runs/a --output data --episodes 2"
+    recorded = terminal.type(line)
+    assert recorded.code == 0, recorded
+    before = files_of(terminal.cwd / "data")
+    again = terminal.type(line)
+    assert again.code == 78, again
+    assert "--overwrite" in again.err, again
+    assert files_of(terminal.cwd / "data") == before
+    assert terminal.type(f"{line} --overwrite").code == 0
+
+    search.signal(signal.SIGTERM)
+    assert search.end().code == 75
+    again = terminal.type("rlzmq tune space.toml --dir runs --name mine --preset none")
+    assert again.code == 78, again
+    assert "--resume" in again.err, again
