@@ -1,8 +1,9 @@
-"""What `pip install rlzmq` brings, and what an import costs."""
+"""What `pip install .` brings, what a release holds, where it imports, and what an import costs."""
 
 from __future__ import annotations
 
 import compileall
+import email
 import importlib.metadata
 import importlib.util
 import os
@@ -10,6 +11,8 @@ import re
 import subprocess
 import sys
 import tomllib
+import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -72,3 +75,63 @@ def test_importing_the_library_takes_little_beside_torchs_import() -> None:
         subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True) for _ in range(3)
     ]
     assert min(float(run.stdout) for run in runs) <= MAX_IMPORT_S
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The sdist, and the wheel made from it, as ``scripts/release.py`` makes them."""
+    place = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(place), str(PROJECT.parent)]
+    subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
+    return sorted(place.iterdir())
+
+
+def test_wheel_and_sdist_pass_their_check_and_have_all_files(distributions: list[Path]) -> None:
+    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *map(str, distributions)], check=True)
+    wheel, _ = distributions
+    with zipfile.ZipFile(wheel) as files:
+        names = {name for name in files.namelist() if not name.startswith("rlzmq-")}
+        info = f"rlzmq-{rlzmq.__version__}.dist-info"
+        metadata = email.message_from_bytes(files.read(f"{info}/METADATA"))
+        assert b"rlzmq = rlzmq.__main__:main" in files.read(f"{info}/entry_points.txt")
+    package = PROJECT.parent / "rlzmq"
+    assert names == {
+        path.relative_to(package.parent).as_posix()
+        for path in package.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert (metadata["Name"], metadata["Version"]) == ("rlzmq", rlzmq.__version__)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_readme_says_can_be_typed_after_an_install_into_a_fresh_virtualenv(
+    distributions: list[Path], tmp_path: Path
+) -> None:
+    venv.create(tmp_path / "fresh", with_pip=True)
+    binaries = tmp_path / "fresh" / "bin"
+    pins = PROJECT.parent / "scripts" / "constraints.txt"
+    torch = next(line for line in pins.read_text().splitlines() if line.startswith("torch=="))
+    for what in (torch, str(distributions[0])):  # torch's CPU build first, as README says
+        subprocess.run([binaries / "pip", "install", "-q", "-c", pins, what], check=True)
+    readme = (PROJECT.parent / "README.md").read_text(encoding="utf-8")
+    environ = {
+        **os.environ,
+        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONWARNINGS": "default",
+    }
+    environ.pop("PYTHONPATH", None)
+
+    (tmp_path / "eight_lines.py").write_text(
+        re.findall(r"^```python\n(.*?)^```", readme, re.DOTALL | re.M)[0]
+    )
+    said = subprocess.check_output(
+        [binaries / "python", "eight_lines.py"], cwd=tmp_path, env=environ, text=True
+    ).splitlines()
+    assert float(said[-2]) > 100
+    assert said[-1] in ("0", "1")
+
+    commands = re.findall(r"^rlzmq .*$", readme, re.MULTILINE)
+    assert [line.split()[1] for line in commands] == ["train", "evaluate"]
+    for line in commands:
+        subprocess.run(line, shell=True, cwd=tmp_path, env=environ, check=True)
