@@ -19,7 +19,7 @@ extensions = [
     "sphinx_copybutton",
     "generated_pages",
 ]
-exclude_patterns = ["examples"]
+exclude_patterns = ["examples", "maintainers"]
 source_suffix = {
     ".md": "markdown",
     ".rst": "restructuredtext",
