@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from rlzmq.actors.loop_thread import in_calling_thread
 from rlzmq.algorithms.async_algorithm import AsyncAlgorithm
@@ -14,6 +14,7 @@ from rlzmq.algorithms.registry import config_class_named
 from rlzmq.algorithms.stored_config import Given
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.synonyms import AnswersSynonyms, SynonymsOfClass
 from rlzmq.driver.sync_groups import EnvRunnerGroup, LearnerGroup
 from rlzmq.driver.synchronous import Forwarded, Synchronous, blocking, runner_for
 from rlzmq.driver.update_results import Accounting
@@ -34,7 +35,23 @@ _NOT_CALLED = {
 }
 
 
-class Algorithm(Synchronous[AsyncAlgorithm]):
+class _AlgorithmClass(SynonymsOfClass):
+    """Metaclass that answers calls which other libraries' algorithms take: ``PPO("MlpPolicy", env)``."""
+
+    if not TYPE_CHECKING:  # to a type checker, calling a class gives an instance of that class
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            try:
+                cls.__signature__.bind(*args, **kwargs)
+            except TypeError as error:
+                own = cls._config_class().__name__
+                raise TypeError(
+                    f"{cls.__name__}(config): {error}. Instead: {own}().environment(env).training(lr=…).build()."
+                ) from None
+            return super().__call__(*args, **kwargs)
+
+
+class Algorithm(Synchronous[AsyncAlgorithm], AnswersSynonyms, metaclass=_AlgorithmClass):
     """A run with blocking methods: trains, evaluates, saves and restores.
 
     With ``num_env_runners=0`` and ``num_learners=0`` everything runs in the calling thread, without other

@@ -17,7 +17,7 @@ from typing import Any, Self
 import torch
 
 from rlzmq.algorithms.checkpoints import read_algorithm
-from rlzmq.algorithms.policy_inputs import as_batch_of, as_value_of, first_row
+from rlzmq.algorithms.policy_inputs import as_batch_of, as_value_of, first_row, refuse_tuple
 from rlzmq.algorithms.stored_config import Given
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.columnar import VectorStepRows
@@ -25,6 +25,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.space_plain import space_from_plain
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import AnswersSynonyms
 from rlzmq.core.tree import num_items, tree_map, tree_stack, tree_unstack
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode, default_agent_to_module_mapping_fn
@@ -38,7 +39,7 @@ _NOT_EXTRA = frozenset({Columns.ACTIONS, Columns.ACTIONS_FOR_ENV})
 _MAX_CHUNK_STEPS = 64
 
 
-class Policy:
+class Policy(AnswersSynonyms):
     """Computes actions like the env runners of a trained algorithm.
 
     Example::
@@ -285,6 +286,7 @@ class Policy:
         if self._agent_id is not None:
             observation = as_value_of(self.observation_space, observation)
             return self._step({self._agent_id: observation}, explore, reward)[self._agent_id]
+        refuse_tuple(self.observation_space, observation)
         observation = {
             agent_id: as_value_of(self.observation_space[agent_id], of_agent)
             for agent_id, of_agent in observation.items()

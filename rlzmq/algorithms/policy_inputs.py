@@ -9,7 +9,7 @@ import numpy as np
 
 from rlzmq.core.tree import tree_map, tree_stack
 
-__all__ = ["as_batch_of", "as_value_of", "first_row"]
+__all__ = ["as_batch_of", "as_value_of", "first_row", "refuse_tuple"]
 
 _ARRAYS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 
@@ -20,7 +20,21 @@ def as_value_of(space: Any, value: Any) -> Any:
     Raises:
         ValueError: The shape or structure differs; the text names the part, the expected and the actual one.
     """
+    refuse_tuple(space, value)
     return _converted(space, value, (), "observation")
+
+
+def refuse_tuple(space: Any, value: Any) -> None:
+    """Raise ValueError if a value is all that ``reset`` or ``step`` returned."""
+    names = {2: "observation, info", 5: "observation, reward, terminated, truncated, info"}
+    if not isinstance(value, tuple) or isinstance(space, gym.spaces.Tuple) or len(value) not in names:
+        return
+    if isinstance(value[-1], dict):
+        call = "env.reset()" if len(value) == 2 else "env.step(…)"
+        raise ValueError(
+            f"expected an observation, but you passed ({names[len(value)]}), which is what {call} returns. "
+            f"Pass {call}[0]."
+        )
 
 
 def as_batch_of(space: Any, values: Any) -> Any:

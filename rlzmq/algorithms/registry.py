@@ -10,6 +10,7 @@ from typing import Any
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import instead_of_algorithm
 from rlzmq.core.trust import CALLER, find_code
 
 __all__ = [
@@ -41,7 +42,9 @@ def get_config_class(algorithm: str) -> Any:
         ConfigurationError: There is no such algorithm.
     """
     if algorithm.lower() not in ALGORITHMS:
-        raise ConfigurationError(f"No algorithm {algorithm!r}.{did_you_mean(algorithm, ALGORITHMS)}")
+        instead = instead_of_algorithm(algorithm)
+        hint = f" Instead: {instead}." if instead else did_you_mean(algorithm, ALGORITHMS)
+        raise ConfigurationError(f"No algorithm {algorithm!r}.{hint}")
     return find_code(ALGORITHMS[algorithm.lower()], CALLER)
 
 

@@ -24,6 +24,7 @@ from rlzmq.core.names import (
 from rlzmq.core.plain import decode, encode_supported
 from rlzmq.core.stage_timers import LEARNER_STAGES
 from rlzmq.core.svg_curve import svg_curve
+from rlzmq.core.synonyms import missing_key
 from rlzmq.driver.update_results import Accounting, UpdateResult
 from rlzmq.runners.episode_metrics import EpisodeMetrics, add_fragment_metas
 
@@ -44,6 +45,9 @@ class Result(dict[str, Any]):
     """
 
     curve: tuple[tuple[int, float], ...] = ()
+
+    def __missing__(self, key: str) -> Any:
+        raise KeyError(missing_key(key))
 
     def _repr_html_(self) -> str:
         runners = self["env_runners"]

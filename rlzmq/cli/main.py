@@ -15,7 +15,7 @@ from rlzmq.core.errors import AuthenticationError, CheckpointError, Configuratio
 from rlzmq.core.import_errors import hidden_modules
 from rlzmq.core.printable import cut, printable
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.core.tracebacks import FULL, format_error, run_error, shows_all_frames
+from rlzmq.core.tracebacks import FULL, format_error, origin_parts, run_error, shows_all_frames
 from rlzmq.core.version import __version__
 
 __all__ = [
@@ -178,11 +178,15 @@ def _has_no_reader() -> bool:
 
 
 def _print_failure(error: BaseException) -> None:
-    """Print the user's frames, then a one-line summary."""
-    print(printable(format_error(error), keep=_LINES), file=sys.stderr)
+    """Print the user's frames, then the error, once."""
+    text = str(error)
+    is_one_line = "\n" not in text
+    where = "".join(origin_parts(error)) if is_one_line else format_error(error)
+    print(printable(where.rstrip("\n"), keep=_LINES), file=sys.stderr)
     for line in hidden_modules(error.__traceback__):
         print(line, file=sys.stderr)
-    text = cut(str(error).partition("\n")[0], _SUMMARY_CHARS)
+    if not is_one_line:
+        text = cut(text.partition("\n")[0], _SUMMARY_CHARS)
     more = "" if shows_all_frames() else " (--verbose shows all frames)"
     print(printable(f"rlzmq: ended by {type(error).__name__}: {text}{more}"), file=sys.stderr)
 

@@ -15,6 +15,8 @@ import typing
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
+from rlzmq.core.synonyms import instead_of_flag
+
 __all__ = ["OptionsExit", "parse"]
 
 _Options = TypeVar("_Options")
@@ -43,9 +45,14 @@ def parse(kind: type[_Options], arguments: Sequence[str], *, usage: str, descrip
     config = (*markers, tyro.conf.OmitArgPrefixes)
     shown = _with_field_help(kind)
     if not {"-h", "--help"} & set(arguments):
+        complaint = io.StringIO()
         try:
-            return typing.cast(_Options, tyro.cli(shown, args=list(arguments), prog=prog, config=config))
+            with contextlib.redirect_stderr(complaint):
+                return typing.cast(_Options, tyro.cli(shown, args=list(arguments), prog=prog, config=config))
         except SystemExit as error:
+            print(
+                _instead(prog, arguments, _flags_of(kind)) or complaint.getvalue().rstrip(), file=sys.stderr
+            )
             raise OptionsExit(error.code) from None
     said = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding or "utf-8", newline="\n")
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
@@ -57,6 +64,24 @@ def parse(kind: type[_Options], arguments: Sequence[str], *, usage: str, descrip
     print(textwrap.fill(description, width), end="\n\n")
     print(listed.rstrip())
     raise OptionsExit(0)
+
+
+def _instead(prog: str, arguments: Sequence[str], flags: set[str]) -> str:
+    """Return one line for each flag that is another library's word: what to write here."""
+    words = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    found = {word: instead_of_flag(word, flags) for word in words if word.replace("_", "-") not in flags}
+    return "\n".join(f"{prog}: there is no {word}. Instead: {here}" for word, here in found.items() if here)
+
+
+def _flags_of(kind: Any) -> set[str]:
+    """Return the flags of an options class and of the groups in it."""
+    flags = set()
+    for field in dataclasses.fields(kind):
+        group = field.default_factory
+        if dataclasses.is_dataclass(group):
+            flags |= _flags_of(group)
+        flags.add("--" + field.name.rstrip("_").replace("_", "-"))
+    return flags
 
 
 def _with_field_help(kind: Any) -> Any:

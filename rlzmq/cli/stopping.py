@@ -7,6 +7,7 @@ from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import instead_of_key
 from rlzmq.telemetry.metric_paths import value_at
 
 __all__ = ["StopCriteria"]
@@ -45,9 +46,10 @@ class StopCriteria:
             name, separator, number = text.partition("=")
             path = _SHORT.get(name, name)
             if not separator or (name not in _SHORT and "/" not in name and name not in _SHORT.values()):
-                raise ConfigurationError(
-                    f"--stop {text!r}: expected name=number.{did_you_mean(name, _SHORT)}"
-                )
+                known = instead_of_key(name)
+                here = next((short for short, path in _SHORT.items() if path == known), known)
+                hint = f" Instead: --stop {here}={number or '…'}." if here else did_you_mean(name, _SHORT)
+                raise ConfigurationError(f"--stop {text!r}: expected name=number.{hint}")
             try:
                 self.goals[path] = float(number)
             except ValueError:

@@ -83,6 +83,8 @@ class TrainOptions:
 def run(arguments: Sequence[str]) -> int:
     """Run the command with `arguments`, which follow ``rlzmq train``; return the exit code."""
     algorithm = arguments[0] if arguments and not arguments[0].startswith("-") else ""
+    if arguments[1:2] and not arguments[1].startswith("-"):  # rlzmq train ppo CartPole-v1
+        arguments = [algorithm, "--env", *arguments[1:]]
     asks = bool({"-h", "--help"} & set(arguments))
     if not algorithm:
         print(_usage(), file=sys.stdout if asks else sys.stderr)

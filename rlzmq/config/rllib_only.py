@@ -9,6 +9,7 @@ from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import instead_of, renamed
 
 __all__ = ["RLLIB_ONLY", "RLlibOnly", "accept_rllib_only", "find_rllib_only", "no_such_setting"]
 
@@ -321,8 +322,16 @@ def accept_rllib_only(config_class: type, name: str, value: Any, setter: str | N
     return True
 
 
-def no_such_setting(config_class: type, name: str, valid: Iterable[object]) -> str:
-    """Return the error text about an unknown setting: what to do instead, or the closest name."""
-    row = find_rllib_only(config_class, name)
-    hint = f" It is RLlib's; instead: {row.instead}" if row else did_you_mean(name, valid)
-    return f"{config_class.__name__} has no setting {name!r}.{hint}"
+def no_such_setting(config_class: Any, name: str, valid: Iterable[object], setter: str | None = None) -> str:
+    """Return the error text about an unknown setting (of a setter): what to write instead, or the closest name."""
+    where = f"{config_class.__name__}{'' if setter is None else f'.{setter}()'}"
+    fields = config_class._fields
+    if row := find_rllib_only(config_class, name):
+        hint = f" It is RLlib's; instead: {row.instead}"
+    elif (here := name if name in fields else renamed(name, fields)) and fields[here].group:
+        hint = f" Instead: .{fields[here].group}({here}=…)."
+    elif instead := instead_of(name):
+        hint = f" Instead: {instead}."
+    else:
+        hint = did_you_mean(name, valid)
+    return f"{where} has no setting {name!r}.{hint}"

@@ -19,10 +19,9 @@ from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeVar, dat
 from annotated_types import Ge, Gt, Le
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
-from rlzmq.config.rllib_only import accept_rllib_only
+from rlzmq.config.rllib_only import accept_rllib_only, no_such_setting
 from rlzmq.config.search_space import SearchObject, find_search_objects
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.suggest import did_you_mean
 
 __all__ = [
     "Connector",
@@ -149,13 +148,12 @@ class Setting:
             raise ConfigurationError(f"config.{self.name}: expected {self.expected}, got {value!r} (a bool).")
         try:
             return self._adapter.validate_python(value)
-        except ValidationError as error:
+        except ValidationError:
             if find_search_objects(value):
                 return value  # it is checked when a trial's values replace the search objects
-            problems = "; ".join(sorted({str(item["msg"]) for item in error.errors()})[:3])
             raise ConfigurationError(
-                f"config.{self.name}: expected {self.expected}, got {value!r} "
-                f"({type(value).__name__}): {problems}. Set it with .{self.group}({self.name}=…)."
+                f"config.{self.name}: expected {self.expected}, got {value!r} ({type(value).__name__}). "
+                f"Set it with .{self.group}({self.name}=…)."
             ) from None
 
     @property
@@ -239,10 +237,7 @@ class takes(Generic[_Arguments]):
             given = {**dict(zip(positional, args, strict=False)), **kwargs}
             for unknown in [key for key in given if key not in fields]:
                 if not accept_rllib_only(type(self), unknown, given[unknown], name):
-                    raise TypeError(
-                        f"{type(self).__name__}.{name}() has no setting {unknown!r}."
-                        + (_other_group(type(self), unknown, name) or did_you_mean(unknown, fields))
-                    )
+                    raise TypeError(no_such_setting(type(self), unknown, fields, name))
             for key, value in given.items():
                 if key in fields and value is not NotProvided:
                     setattr(self, key, value)
@@ -253,11 +248,6 @@ class takes(Generic[_Arguments]):
         setter.__annotations__ = {p.name: p.annotation for p in parameters}
         setter.__doc__ = group.__doc__
         return typing.cast(Callable[Concatenate[_Config, _Arguments], _Config], setter)
-
-
-def _other_group(cls: Any, name: str, group: str) -> str:
-    field = cls._fields.get(name)
-    return f" It is set with .{field.group}({name}=…)." if field and field.group not in ("", group) else ""
 
 
 def _docs(group: type) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -47,6 +48,11 @@ class _DeclaresSettings(SignatureOfInit):
     if not TYPE_CHECKING:  # to a type checker, calling a class gives an instance of that class
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            parameters = inspect.signature(cls.__init__).parameters
+            takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+            for name in kwargs.keys() - parameters.keys() if not takes_any else ():
+                text = no_such_setting(cls, name, cls._fields).partition(" has no setting ")[2]
+                raise TypeError(f"{cls.__name__}() takes no settings, as {text}")
             config = super().__call__(*args, **kwargs)
             object.__setattr__(config, "_is_declared", True)
             return config
@@ -95,6 +101,12 @@ class ConfigValues(
         cls._defaults = {**super(cls, cls)._defaults, **cls._defaults}  # type: ignore[misc]
 
     def __init__(self, algo_class: type | None = None) -> None:
+        if not (algo_class is None or isinstance(algo_class, type)):
+            instead = "environment(…)" if isinstance(algo_class, str) else "update_from_dict({…})"
+            raise TypeError(
+                f"{type(self).__name__}({algo_class!r}): settings are given to setters. "
+                f"Instead: {type(self).__name__}().{instead}."
+            )
         defaults = {name: field.default for name, field in self._fields.items()}
         object.__setattr__(self, "_is_declared", False)
         object.__setattr__(self, "_values", {**defaults, **copy_value(self._defaults)})

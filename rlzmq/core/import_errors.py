@@ -9,13 +9,10 @@ import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from types import CodeType, FrameType, ModuleType, TracebackType
 
-from rlzmq.core.rllib_names import instead_of
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import instead_of, instead_of_algorithm
 
 __all__ = ["MissingNameFinder", "hidden_modules", "import_failure"]
-
-# RLlib algorithms that are missing here. No similar name is suggested for them.
-_ALGORITHMS_ELSEWHERE = {"dreamerv3": "DreamerV3"}
 
 
 class MissingNameFinder:
@@ -62,18 +59,14 @@ class MissingNameFinder:
 
     def hint(self, name: str) -> str:
         """Return the end of a sentence about a missing public name."""
-        algorithm = name.removesuffix("Config")
-        if algorithm.lower() in _ALGORITHMS_ELSEWHERE:
-            has = [name for name in self._exports if f"{name}Config" in self._exports and name != "Algorithm"]
-            return f": rlzmq {self._version} has no {algorithm}. Its algorithms: {', '.join(has)}."
         if instead := instead_of(name, self._exports):
-            return f". It is RLlib's; instead: {instead}."
+            return f". Instead: {instead}."
         return "." + did_you_mean(name, self._exports)
 
     def _module_hint(self, path: str) -> str:
         last = path.rpartition(".")[2]
-        if last in _ALGORITHMS_ELSEWHERE:
-            return self.hint(_ALGORITHMS_ELSEWHERE[last])
+        if instead := instead_of_algorithm(last):
+            return f". Instead: {instead}."
         names = [
             name
             for name, module in self._exports.items()

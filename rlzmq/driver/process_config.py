@@ -9,6 +9,7 @@ from rlzmq.actors import by_value
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.callbacks import RUNNER_HOOKS, hooks_of
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.envs.registry import registration_of
 
 __all__ = ["config_for_learners", "config_for_runners"]
 
@@ -27,12 +28,30 @@ def config_for_runners(config: BaseConfig) -> BaseConfig:
     for name, functions in sent.callbacks_hooks.items():
         for function in functions:
             _check_can_be_sent(function, f"{name}={function!r}")
-    return sent
+    return _sendable(sent)
 
 
 def config_for_learners(config: BaseConfig) -> BaseConfig:
     """Return a config for learners, without callbacks."""
-    return _with_hooks(config, ())
+    return _sendable(_with_hooks(config, ()))
+
+
+def _sendable(config: BaseConfig) -> BaseConfig:
+    """Return the config; raise a ConfigurationError that names the setting which other processes cannot get."""
+    try:
+        by_value.dumps(config, "it")
+    except TypeError as error:
+        for name, value in {**config.to_dict(), "env": (config.env, registration_of(config.env))}.items():
+            try:
+                by_value.dumps(value, "it")
+            except TypeError as reason:
+                raise ConfigurationError(
+                    f"config.{config._fields[name].group}({name}=…) cannot be sent to the run's other processes: "
+                    f"{reason.__cause__ or reason}. Create locks, files, sockets and envs inside the function or "
+                    "class that you set, or import them there."
+                ) from None
+        raise error
+    return config
 
 
 def _with_hooks(config: BaseConfig, names: Collection[str]) -> BaseConfig:

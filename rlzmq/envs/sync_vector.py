@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rlzmq.core.errors import EnvError
 from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.envs.observation_check import misfit
-from rlzmq.episodes.step_values import REWARD_TYPES, as_flag, as_reward
+from rlzmq.episodes.step_values import REWARD_TYPES, as_flag, as_info, as_reward
 
 __all__ = ["ActionHistory", "LeanSyncVectorEnv", "Recover", "SparseStep", "Way"]
 
@@ -189,6 +189,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
             self._begin(index, env, seeds[index], options)
             try:
                 self._latest_obs[index], info = env.reset(seed=seeds[index], options=options)
+                as_info(info)
             except Exception as error:
                 self._latest_obs[index], info = self._recovered(index, "reset", error)
             if info:

@@ -12,9 +12,11 @@ from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 
 __all__ = [
     "FLAG_TYPES",
+    "NO_INFO",
     "REWARD_TYPES",
     "add_up",
     "as_flag",
+    "as_info",
     "as_reward",
     "as_rewards",
     "can_add_up",
@@ -161,6 +163,16 @@ def checked_rewards(rewards: Mapping[Any, Any], where: str) -> Mapping[Any, Any]
         except ValueError as error:
             raise MultiAgentEnvError(f"{where}, agent {agent_id!r}, column 'rewards': {error}") from None
     return checked
+
+
+NO_INFO = "expected an info, a dict"  # how the error about a missing one begins
+
+
+def as_info(info: Any) -> Any:
+    """Return the info that an environment's reset returned; raise TypeError if it is none."""
+    if not isinstance(info, Mapping):
+        raise TypeError(f"{NO_INFO}, got {info!r} ({type(info).__name__})")
+    return info
 
 
 def as_flag(flag: Any) -> bool:

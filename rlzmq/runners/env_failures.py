@@ -19,6 +19,7 @@ from rlzmq.core.process_memory import end_if_out_of_memory
 from rlzmq.core.tracebacks import place_of, shows_all_frames, user_errors
 from rlzmq.core.tree import tree_map, tree_unstack
 from rlzmq.envs.sync_vector import Way
+from rlzmq.episodes.step_values import NO_INFO
 
 __all__ = ["EnvFailures", "FailingRunner", "Reproduction", "close_env", "describe_runner"]
 
@@ -102,6 +103,7 @@ class EnvFailures:
         self._runner = runner
         self._times: deque[float] = deque()
         self._num_by_place: Counter[tuple[str, str]] = Counter()
+        self._last_kind: tuple[type, str] | None = None  # of the last failure, if in an episode's first step
 
     def count(
         self, error: BaseException, env_index: int | None, where: str, way: Reproduction | None
@@ -114,15 +116,21 @@ class EnvFailures:
             raise error
         runner.num_env_failures += 1
         runner._num_failures_in_a_row += 1
-        text = self._describe(error, env_index, where, way)
         if expected := _interface_of(error, where):  # a new environment would do the same
-            self._stop(expected, text, error, way)
+            self._stop(expected, self._head(error, env_index, where), error, way)
+        text = self._describe(error, env_index, where, way)
         if not getattr(config, "restart_failed_sub_environments", False):
             self._stop(
                 "Set config.fault_tolerance(restart_failed_sub_environments=True) to continue with a new one.",
                 text,
                 error,
                 way,
+            )
+        kind, last = (type(error), place_of(error)), self._last_kind
+        self._last_kind = kind if way is not None and len(way.actions) <= 1 else None
+        if isinstance(error, _MISTAKES) and kind == last == self._last_kind:
+            self._stop(
+                "A new environment raised the same error at once: correct the environment.", text, error, way
             )
         in_a_row = runner._num_failures_in_a_row
         tolerance = getattr(config, "num_consecutive_env_runner_failures_tolerance", 100)
@@ -168,26 +176,27 @@ class EnvFailures:
             )
 
     def _stop(self, reason: str, text: str, error: BaseException, way: Reproduction | None) -> None:
-        failure = EnvError(f"{text} {reason}")
+        failure = EnvError(f"{text.rstrip('.')}. {reason}")
         failure.way_there = way  # type: ignore[attr-defined]
         raise failure from error
 
     def _describe(
         self, error: BaseException, env_index: int | None, where: str, way: Reproduction | None
     ) -> str:
-        runner = self._runner
+        how = "The steps that led to it are not known." if way is None else str(way)
+        return f"{self._head(error, env_index, where)} {describe_runner(self._runner)}. {how}"
+
+    def _head(self, error: BaseException, env_index: int | None, where: str) -> str:
         which = "An environment" if env_index is None else f"Environment {env_index}"
         try:
             said = cut(str(error))
         except Exception:  # the user's __str__ raises too
             said = "(the original error cannot be rendered)"
-        how = "The steps that led to it are not known." if way is None else str(way)
-        return (
-            f"{which} of env runner {runner.worker_index} raised {type(error).__name__} in {where}(): {said} "
-            f"{describe_runner(runner)}. {how}"
-        )
+        return f"{which} of env runner {self._runner.worker_index} raised {type(error).__name__} in {where}(): {said}"
 
 
+# Errors of code that is wrong, not of a simulator or a connection that may work in the next try.
+_MISTAKES = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
 _RESETS = "Expected def reset(self, *, seed=None, options=None), which returns (observation, info)."
 _STEPS = "Expected that step(action) returns (observation, reward, terminated, truncated, info)."
 
@@ -197,6 +206,8 @@ def _interface_of(error: BaseException, where: str) -> str | None:
     if type(error) not in (TypeError, ValueError):
         return None
     text = str(error)
+    if text.startswith(NO_INFO):
+        return _RESETS if where == "reset" else _STEPS
     if "unpack" in text:
         if where == "step" and ("(expected 5" in text or "non-iterable" in text):
             return _STEPS

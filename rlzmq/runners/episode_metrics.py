@@ -12,6 +12,7 @@ from typing import Any
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.metrics_stats import logged_state
 from rlzmq.core.stage_timers import StageTimers
+from rlzmq.core.synonyms import missing_key
 from rlzmq.episodes.bad_values import LARGEST
 from rlzmq.episodes.columns import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
 
@@ -296,7 +297,7 @@ class EpisodeResults(dict[str, Any]):
     def __missing__(self, name: str) -> float:
         if name in self._NAMES:
             return math.nan
-        raise KeyError(name)
+        raise KeyError(missing_key(name))
 
 
 def _newest(window: deque[Any], count: int) -> list[Any]:

@@ -89,7 +89,7 @@ def test_the_same_holds_for_dicts_and_attributes() -> None:
 def test_a_setting_of_another_setter_is_named_instead_of_a_similar_one() -> None:
     with pytest.raises(ConfigurationError, match=r"set environment\(clip_actions=…\)"):
         SACConfig().training(clip_actions=True)
-    with pytest.raises(TypeError, match=r"It is set with \.checkpointing\(checkpoint_replay=…\)"):
+    with pytest.raises(TypeError, match=r"Instead: \.checkpointing\(checkpoint_replay=…\)"):
         SACConfig().training(checkpoint_replay=True)
 
 

@@ -102,7 +102,7 @@ def test_a_wrong_value_names_the_flag(arguments: str, message: str) -> None:
 def test_a_run_says_what_it_starts_before_torch_is_imported() -> None:
     code = (
         "import sys; from rlzmq.cli import train\n"
-        "train._run_paths = lambda *a: sys.exit('torch is imported' if 'torch' in sys.modules else 0)\n"
+        "train._checkpoint_to_resume = lambda *a: sys.exit('torch is imported' if 'torch' in sys.modules else 0)\n"
         "train._prestart = lambda: None\n"
         "train.run(['ppo', '--env', 'CartPole-v1', '--learners', '1'])"
     )

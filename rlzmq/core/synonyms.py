@@ -1,0 +1,438 @@
+"""Words of Stable-Baselines3, RLlib and CleanRL that are no names here, with what to write instead.
+
+The one table behind the errors about imports, attributes, settings, flags, result keys and algorithms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import TYPE_CHECKING, Any
+
+from rlzmq.core.signatures import SignatureOfInit
+
+__all__ = [
+    "AnswersSynonyms",
+    "SynonymsOfClass",
+    "instead_of",
+    "instead_of_algorithm",
+    "instead_of_flag",
+    "instead_of_key",
+    "missing_key",
+    "renamed",
+]
+
+# What has another name here, wherever that is a valid name: settings, flags, keys of requests. Words with several
+# names have the one that the algorithm has.
+_RENAMED: dict[str, tuple[str, ...]] = {
+    word: tuple(here.split())
+    for word, here in {
+        "learning_rate": "lr",
+        "n_steps": "train_batch_size_per_learner",
+        "num_steps": "train_batch_size_per_learner",
+        "n_epochs": "num_epochs",
+        "update_epochs": "num_epochs",
+        "num_sgd_iter": "num_epochs",
+        "batch_size": "minibatch_size train_batch_size_per_learner",
+        "num_minibatches": "minibatch_size",
+        "sgd_minibatch_size": "minibatch_size",
+        "ent_coef": "entropy_coeff initial_alpha",
+        "alpha": "initial_alpha",
+        "vf_coef": "vf_loss_coeff",
+        "gae_lambda": "lambda_",
+        "lam": "lambda_",
+        "clip_range": "clip_param",
+        "clip_coef": "clip_param",
+        "clip_range_vf": "vf_clip_param",
+        "clip_vloss": "vf_clip_param",
+        "max_grad_norm": "grad_clip",
+        "norm_adv": "standardize_advantages",
+        "normalize_advantage": "standardize_advantages",
+        "anneal_lr": "lr",
+        "policy_kwargs": "model_config",
+        "net_arch": "model_config",
+        "fcnet_hiddens": "model_config",
+        "model": "model_config",
+        "policy_lr": "actor_lr",
+        "q_lr": "critic_lr lr",
+        "buffer_size": "replay_buffer_config",
+        "learning_starts": "num_steps_sampled_before_learning_starts",
+        "train_freq": "training_intensity",
+        "train_frequency": "training_intensity",
+        "gradient_steps": "training_intensity",
+        "target_update_interval": "target_network_update_freq",
+        "target_network_frequency": "target_network_update_freq",
+        "exploration_fraction": "epsilon",
+        "exploration_initial_eps": "epsilon",
+        "exploration_final_eps": "epsilon",
+        "start_e": "epsilon",
+        "end_e": "epsilon",
+        "n_envs": "num_envs_per_env_runner",
+        "num_envs": "num_envs_per_env_runner",
+        "num_envs_per_worker": "num_envs_per_env_runner",
+        "num_workers": "num_env_runners",
+        "num_rollout_workers": "num_env_runners",
+        "n_jobs": "num_env_runners",
+        "device": "num_gpus_per_learner",
+        "cuda": "num_gpus_per_learner",
+        "num_gpus": "num_gpus_per_learner",
+        "use_cuda": "num_gpus_per_learner",
+        "env_id": "env",
+        "env_name": "env",
+        "env_kwargs": "env_config",
+        "wrapper_class": "wrappers",
+        "seeds": "seed",
+        "random_seed": "seed",
+        "observation": "obs",
+        "state": "state_in",
+        "states": "state_in",
+    }.items()
+}
+# Only on the command line: these are no settings in Python.
+_FLAGS = {
+    **dict.fromkeys(
+        ("timesteps", "total_timesteps", "n_timesteps", "max_steps", "stop_timesteps"), "--stop steps=NUMBER"
+    ),
+    **dict.fromkeys(("stop_reward", "reward_threshold"), "--stop return=NUMBER"),
+    **dict.fromkeys(("stop_iters", "iterations"), "--stop iterations=NUMBER"),
+    **dict.fromkeys(("env_id", "env_name", "gym_id"), "--env ENV"),
+    **dict.fromkeys(("log_dir", "logdir", "local_dir", "log_folder", "save_dir"), "--run-dir DIRECTORY"),
+    **dict.fromkeys(("tensorboard_log", "tensorboard"), "--log tb"),
+    **dict.fromkeys(("track", "wandb", "wandb_project_name"), "--log wandb"),
+    **dict.fromkeys(("trained_agent", "restore", "load", "checkpoint"), "--resume RUN_OR_CHECKPOINT"),
+    **dict.fromkeys(("device", "cuda", "num_gpus"), "--num-gpus-per-learner 1"),
+    **dict.fromkeys(("net_arch", "policy_kwargs", "hidden_sizes"), "--model-config fcnet_hiddens=[64,64]"),
+    **dict.fromkeys(("algo", "run", "algorithm"), "rlzmq train ALGORITHM --env ENV"),
+    "buffer_size": "--replay-buffer-config capacity=NUMBER",
+    "capture_video": "rlzmq evaluate RUN --video film.mp4, after the run",
+    "render": "rlzmq evaluate RUN --video film.mp4, after the run",
+    "eval_freq": "--evaluation-interval ITERATIONS",
+    "eval_episodes": "--evaluation-duration EPISODES",
+    "save_freq": "--checkpoint-every-s SECONDS",
+    "checkpoint_freq": "--checkpoint-every-s SECONDS",
+    "verbose": "--quiet",
+    "n_trials": "--trials NUMBER",
+}
+# Keys of results; the answers are paths, as --stop takes them.
+_RETURN = "env_runners/episode_return_mean"
+_STEPS = "num_env_steps_sampled_lifetime"
+_KEYS = {
+    **dict.fromkeys(
+        (
+            "reward",
+            "reward_mean",
+            "episode_reward",
+            "episode_reward_mean",
+            "episodic_return",
+            "ep_rew_mean",
+            "return_mean",
+            "score",
+            "mean_reward",
+        ),
+        _RETURN,
+    ),
+    **dict.fromkeys(("episode_return_mean", "episode_reward_max", "episode_reward_min"), _RETURN),
+    **dict.fromkeys(("episode_len_mean", "ep_len_mean", "episodic_length"), "env_runners/episode_len_mean"),
+    **dict.fromkeys(("episodes_total", "episodes"), "env_runners/num_episodes_lifetime"),
+    **dict.fromkeys(("episodes_this_iter",), "env_runners/num_episodes"),
+    **dict.fromkeys(
+        (
+            "timesteps_total",
+            "timesteps",
+            "total_timesteps",
+            "num_timesteps",
+            "global_step",
+            "agent_timesteps_total",
+            "num_env_steps_sampled",
+        ),
+        _STEPS,
+    ),
+    **dict.fromkeys(("iteration", "iter"), "training_iteration"),
+    **dict.fromkeys(("time_elapsed", "time_s", "seconds"), "time_total_s"),
+    **dict.fromkeys(("info", "learner", "loss"), "learners/default_policy"),
+    **dict.fromkeys(("sampler_results", "hist_stats", "rollout"), "env_runners"),
+    **dict.fromkeys(("sps", "fps"), "env_runners/num_env_steps_sampled_lifetime_throughput"),
+}
+_ALGORITHMS = {
+    "a2c": "PPO, which with num_epochs=1 is A2C",
+    "a3c": "IMPALA, which is asynchronous, too",
+    "acer": "IMPALA or APPO",
+    "td3": "SAC or TQC, which also learn continuous actions off-policy",
+    "ddpg": "SAC or TQC, which also learn continuous actions off-policy",
+    "droq": "SAC or TQC",
+    "crossq": "SAC or TQC",
+    "trpo": "PPO",
+    "ppg": "PPO",
+    "reinforce": "PPO",
+    "pg": "PPO",
+    "vpg": "PPO",
+    "ddppo": "PPO with learners(num_learners=…)",
+    "recurrentppo": "PPO with rl_module(model_config={'use_lstm': True})",
+    "ppo_lstm": "PPO with rl_module(model_config={'use_lstm': True})",
+    "maskableppo": "PPO: an env with a Dict observation that has an action mask",
+    "rainbow": "DQN with training(num_atoms=51, noisy=True, n_step=3)",
+    "c51": "DQN with training(num_atoms=51)",
+    "qrdqn": "DQN with training(num_atoms=51)",
+    "ddqn": "DQN, which has double_q=True",
+    "r2d2": "DQN with rl_module(model_config={'use_lstm': True})",
+    "apex": "DQN with env_runners(num_env_runners=…)",
+    "crr": "CQL or IQL",
+    "awac": "CQL or IQL",
+    "her": "SAC or DQN",
+    "es": "PPO: there are no evolution strategies",
+    "ars": "PPO: there are no evolution strategies",
+    "dreamer": "PPO or SAC: there is no model-based algorithm",
+    "dreamerv3": "PPO or SAC: there is no model-based algorithm",
+}
+
+_NETWORKS = "networks are torch.nn.Modules that a TorchRLModule builds in setup()"
+_MARKS = "leave it out: in RLlib it only marks a method for its readers"
+_OWN_LOOP = "config.build() and algo.train() in a loop, tune.Tuner, or the command `rlzmq train`"
+_OFFLINE = "offline_data(input_=…) reads shards, which rlzmq.replay.write_shard and `rlzmq record` write"
+_ACTING = "an application that steps by itself acts with rlzmq.Policy, or asks `rlzmq serve`"
+_OWN_SPEC = "config.get_rl_module_spec().module_class"
+_NESTED = "nested updates (meta-learning) are not supported"
+
+_ACT = (
+    "policy.compute_action(observation) with policy = Policy.load(run), or algo.compute_action(observation)"
+)
+_LOOP = "algo.train() in a loop, each call is one iteration; algo = config.build()"
+_VECTOR = "env_runners(num_env_runners=…, num_envs_per_env_runner=…), which makes the envs"
+
+_INSTEAD = {
+    # -- attributes of configs, algorithms and policies -----------------------------------------------
+    "learn": _LOOP,
+    "fit": _LOOP,
+    "train_on_batch": _LOOP,
+    "total_timesteps": "algo.train() in a loop until result['num_env_steps_sampled_lifetime'] is large enough",
+    "timesteps": "algo.train() in a loop until result['num_env_steps_sampled_lifetime'] is large enough",
+    **dict.fromkeys(("predict", "compute_single_action", "act", "get_action", "__call__"), _ACT),
+    "compute_actions": "policy.compute_actions(observations) with policy = Policy.load(run)",
+    "from_checkpoint": "Policy.load(path) to act, PPO.from_checkpoint(path) to train",
+    "load": "Policy.load(path) to act, PPO.from_checkpoint(path) to train",
+    "load_from_checkpoint": "Policy.load(path) to act, PPO.from_checkpoint(path) to train",
+    "load_checkpoint": "algo.restore(path), or PPO.from_checkpoint(path)",
+    "save_model": "algo.save(path)",
+    "rollouts": "env_runners(num_env_runners=…)",
+    "exploration": "env_runners(explore=…); DQN has training(epsilon=…)",
+    "rollout_workers": "algo.env_runner_group",
+    "workers": "algo.env_runner_group",
+    "set_env": "config.environment(env), before config.build()",
+    "get_env": "config.env",
+    "evaluate_policy": "algo.evaluate(), evaluate_checkpoint(run) or `rlzmq evaluate RUN`",
+    "policy": "algo.get_module()",
+    "get_weights": "algo.get_module().state_dict()",
+    "set_weights": "algo.get_module().load_state_dict(…), then algo.sync_weights()",
+    "get_parameters": "algo.get_module().state_dict()",
+    "set_parameters": "algo.get_module().load_state_dict(…), then algo.sync_weights()",
+    "parameters": "algo.get_module().parameters()",
+    "export_model": "`rlzmq export RUN`, which writes ONNX or torch.export",
+    "export_policy_model": "`rlzmq export RUN`, which writes ONNX or torch.export",
+    "replay_buffer": "training(replay_buffer_config={'capacity': …})",
+    "tensorboard_log": "`rlzmq train --log tb`",
+    "verbose": "debugging(log_level=…)",
+    "callback": "callbacks(MyCallback)",
+    "run": _LOOP,
+    "train": _LOOP,
+    # -- names of Stable-Baselines3 and CleanRL --------------------------------------------------------
+    **dict.fromkeys(
+        (
+            "make_vec_env",
+            "DummyVecEnv",
+            "SubprocVecEnv",
+            "make_atari_env",
+            "VecEnv",
+            "AsyncVectorEnv",
+            "SyncVectorEnv",
+        ),
+        _VECTOR,
+    ),
+    "VecNormalize": "the connector MeanStdFilter, with env_runners(env_to_module_connector=…)",
+    "VecFrameStack": "the connector FrameStackingEnvToModule, with env_runners(env_to_module_connector=…)",
+    "Monitor": "nothing: results have the episodes' returns and lengths",
+    "check_env": "`rlzmq check-env ENV`",
+    **dict.fromkeys(("BaseCallback", "CheckpointCallback", "EvalCallback", "CallbackList"), "Callback"),
+    "BaseAlgorithm": "Algorithm",
+    **dict.fromkeys(
+        ("MlpPolicy", "CnnPolicy", "MultiInputPolicy", "ActorCriticPolicy"),
+        "nothing: the default networks fit the observation space; set them with rl_module(model_config=…)",
+    ),
+    "BaseFeaturesExtractor": _NETWORKS,
+    "ReplayBuffer": "EpisodeReplayBuffer",
+    "HerReplayBuffer": "EpisodeReplayBuffer",
+    "load_from_zoo": "`rlzmq presets`, which lists settings that are known to learn",
+    "init": "nothing: there is no cluster to start",
+    "shutdown": "nothing: there is no cluster; algo.stop() ends a run",
+    # -- examples and utilities ---------------------------------------------------------------------
+    "add_rllib_example_script_args": _OWN_LOOP,
+    "run_rllib_example_script_experiment": _OWN_LOOP,
+    "get_algorithm_class": "get_trainable_cls",
+    "try_import_tf": "nothing: there is no TensorFlow",
+    "convert_to_numpy": "tensor.detach().cpu().numpy()",
+    "convert_to_torch_tensor": "torch.as_tensor(array)",
+    "one_hot": "torch.nn.functional.one_hot or numpy.eye(n)[index]",
+    "softmax": "torch.softmax",
+    "FLOAT_MIN": "torch.finfo(torch.float32).min",
+    "FLOAT_MAX": "torch.finfo(torch.float32).max",
+    "explained_variance": "1 - residuals.var() / targets.var()",
+    "normc_initializer": "torch.nn.init",
+    "get_activation_fn": "a class of torch.nn, e.g. torch.nn.ReLU",
+    "make_target_network": "copy.deepcopy(network)",
+    "DEFAULT_OPTIMIZER": '"default_optimizer"',
+    "batch": "numpy.stack, for each leaf of a nested space",
+    "unbatch": "array[index], for each leaf of a nested space",
+    "flatten_space": "gymnasium.spaces.utils.flatten_space, or the FlattenObservations connector",
+    "get_base_struct_from_space": "the Dict or Tuple space itself, which has a mapping's or a sequence's methods",
+    "check": "numpy.testing.assert_allclose",
+    "check_learning_achieved": "an assert on result.metrics of a tune.Result, or `rlzmq train --stop`",
+    "pretty_print": "print(result): results print themselves in short",
+    "log_once": "warnings.warn",
+    "deprecation_warning": "warnings.warn",
+    "update_global_seed_if_necessary": "debugging(seed=…)",
+    "try_import_open_spiel": "import open_spiel",
+    "try_import_pyspiel": "import pyspiel",
+    "try_import_jax": "nothing: there is no JAX",
+    "resize": "cv2.resize, or the wrappers of gymnasium",
+    "TIME_TOTAL_S": '"time_total_s"',
+    "ray": "nothing: there is no cluster to start",
+    # -- types --------------------------------------------------------------------------------------
+    "PolicyID": "str",
+    "EpisodeID": "str",
+    "EnvType": "gymnasium.Env | MultiAgentEnv",
+    "ParamDict": "dict[Any, torch.Tensor]",
+    "MultiAgentDict": "dict[str, Any]",
+    "NetworkType": "torch.nn.Module",
+    # -- the old stack ------------------------------------------------------------------------------
+    "DEFAULT_POLICY_ID": "DEFAULT_MODULE_ID",
+    "DefaultCallbacks": "RLlibCallback",
+    "PolicySpec": "RLModuleSpec",
+    "SampleBatch": "Columns for names of columns; batches are dicts of columns, data are episodes (EpisodeBatch)",
+    "MultiAgentBatch": "a dict of columns by module id; data are episodes (EpisodeBatch)",
+    "RolloutWorker": "SingleAgentEnvRunner",
+    "WorkerSet": "EnvRunnerGroup",
+    "ModelV2": "TorchRLModule",
+    "TorchModelV2": "TorchRLModule",
+    "ModelCatalog": f"{_NETWORKS}; rl_module(model_config=DefaultModelConfig(…)) sets those of the default modules",
+    "TorchMultiActionDistribution": "TorchMultiDistribution",
+    # -- environments -------------------------------------------------------------------------------
+    "wrap_atari_for_new_api_stack": "environment(…, is_atari=True), with FrameStackingEnvToModule or `--preset`",
+    "GroupAgentsWrapper": "MultiAgentEnv.with_agent_groups",
+    "VectorMultiAgentEnv": "env_runners(num_envs_per_env_runner=…), which steps several MultiAgentEnvs",
+    "OpenSpielEnv": "your own MultiAgentEnv around the game",
+    "DMCEnv": "environment('dm_control/cheetah-run-v0'), with rlzmq[dm-control]",
+    "ExternalEnv": _ACTING,
+    "RLlink": _ACTING,
+    "EnvRunnerServerForExternalInference": _ACTING,
+    # -- modules and learners -----------------------------------------------------------------------
+    "PPOTorchRLModule": "DefaultPPOTorchRLModule",
+    **dict.fromkeys(
+        ("DefaultBCTorchRLModule", "BCTorchRLModule", "IMPALATorchRLModule"), "DefaultPPOTorchRLModule"
+    ),
+    **dict.fromkeys(
+        ("DefaultDQNTorchRLModule", "DefaultSACTorchRLModule", "DefaultAPPOTorchRLModule"), _OWN_SPEC
+    ),
+    "Encoder": _NETWORKS,
+    "TorchModel": _NETWORKS,
+    "ModelConfig": _NETWORKS,
+    "ENCODER_OUT": _NETWORKS,
+    "OverrideToImplementCustomLogic": _MARKS,
+    "OverrideToImplementCustomLogic_CallToSuperRecommended": _MARKS,
+    "PublicAPI": _MARKS,
+    "DeveloperAPI": _MARKS,
+    "OldAPIStack": _MARKS,
+    "TrainingData": "Learner.update(episodes=…) or update(batch=…)",
+    "TorchMetaLearner": _NESTED,
+    "TorchDifferentiableLearner": _NESTED,
+    "DifferentiableLearnerConfig": _NESTED,
+    "DifferentiableAlgorithmConfig": _NESTED,
+    # -- data, trackers -----------------------------------------------------------------------------
+    "OfflineData": _OFFLINE,
+    "OfflinePreLearner": _OFFLINE,
+    "LoggerCallback": "tune.Callback, or a Callback with on_train_result",
+    "WandbLoggerCallback": "RunConfig(log='wandb') or `--log wandb`",
+    "MLflowLoggerCallback": "RunConfig(log='mlflow') or `--log mlflow`",
+}
+_BY_ENDING = {  # whole families
+    "Catalog": _NETWORKS,
+    "EncoderConfig": _NETWORKS,
+    "HeadConfig": _NETWORKS,
+}
+
+
+def renamed(word: str, valid: Container[Any]) -> str | None:
+    """Return the valid name for a word of another library's; None if it is not in the table."""
+    here = _RENAMED.get(word.lstrip("-").replace("-", "_").lower(), ())
+    return next((name for name in here if name in valid), None)
+
+
+def instead_of(name: str, exports: Container[str] = ()) -> str | None:
+    """Return what to write instead of a name to import, an attribute or an algorithm; None if nothing is known."""
+    if name in _INSTEAD:
+        return _INSTEAD[name]
+    if instead := instead_of_algorithm(name):
+        return instead
+    algorithm = name.removesuffix("Config").removesuffix("Trainer")
+    if algorithm != name and algorithm in exports:
+        return f"{algorithm}Config"
+    shorter = name.replace("TorchLearner", "Learner")
+    if shorter != name and shorter in exports:
+        return shorter
+    return next((text for ending, text in _BY_ENDING.items() if name.endswith(ending)), None)
+
+
+def instead_of_algorithm(name: str) -> str | None:
+    """Return the nearest algorithm here, for another (``"TD3Config"``, ``"td3"``); None if none is known."""
+    return _ALGORITHMS.get(name.removesuffix("Config").removesuffix("Trainer").lower())
+
+
+def instead_of_flag(word: str, flags: Container[str]) -> str | None:
+    """Return what to write on the command line instead of a flag; None if nothing is known.
+
+    Args:
+        word: The flag, as it was written.
+        flags: The command's flags.
+    """
+    name = word.lstrip("-").replace("-", "_").lower()
+    for text in (
+        _FLAGS.get(name),
+        *(f"--{here.rstrip('_').replace('_', '-')}" for here in _RENAMED.get(name, ())),
+    ):
+        if text is not None and (not text.startswith("--") or text.partition(" ")[0] in flags):
+            return text
+    return None
+
+
+def instead_of_key(key: object) -> str | None:
+    """Return the slash path of what another library's results have under `key`; None if nothing is known."""
+    return _KEYS.get(str(key).rpartition("/")[2])
+
+
+def missing_key(key: str) -> str:
+    """Return the text of a result's KeyError."""
+    path = instead_of_key(key)
+    return key if path is None else f"{key}. Instead: result[{']['.join(map(repr, path.split('/')))}]"
+
+
+class SynonymsOfClass(SignatureOfInit):
+    """Metaclass whose classes answer other libraries' words: ``PPO.load``."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(cls, name: str) -> Any:
+            instead = instead_of(name)
+            more = f". Instead: {instead}." if instead else ""
+            text = f"type object {cls.__name__!r} has no attribute {name!r}{more}"
+            raise AttributeError(text, name=name, obj=cls)
+
+
+class AnswersSynonyms(metaclass=SynonymsOfClass):
+    """Base class of objects that answer other libraries' words: ``algo.learn``."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if not name.startswith("__") and any(name in vars(base) for base in type(self).__mro__):
+                return object.__getattribute__(self, name)  # a property: its own AttributeError
+            instead = instead_of(name)
+            more = f". Instead: {instead}." if instead else ""
+            text = f"{type(self).__name__!r} object has no attribute {name!r}{more}"
+            raise AttributeError(text, name=name, obj=self)

@@ -1,0 +1,223 @@
+"""Words of Stable-Baselines3, RLlib's old stack and CleanRL: each is answered with what to write here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+
+import rlzmq
+from rlzmq import Algorithm, Policy, PPOConfig
+from rlzmq.cli.main import main
+
+ENV = gym.make("CartPole-v1")
+
+
+@pytest.fixture(scope="module")
+def trained(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Algorithm, dict[str, object], Policy]]:
+    config = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=0).debugging(seed=0)
+    config.training(train_batch_size_per_learner=64, minibatch_size=64, num_epochs=1)
+    with config.build() as algo:
+        result = algo.train()
+        yield algo, result, Policy.load(algo.save_to_path(tmp_path_factory.mktemp("run") / "checkpoint"))
+
+
+CONFIGS = {
+    'PPO("MlpPolicy", ENV)': "PPOConfig().environment(env)",
+    'PPO("MlpPolicy", "CartPole-v1", verbose=1)': "PPOConfig().environment(env)",
+    'PPO(env="CartPole-v1")': "PPOConfig().environment(env)",
+    'PPO("CartPole-v1")': "PPOConfig().environment('CartPole-v1').build()",
+    'PPOConfig("CartPole-v1")': "PPOConfig().environment(…)",
+    'PPOConfig({"lr": 1e-3})': "PPOConfig().update_from_dict({…})",
+    "PPOConfig(lr=1e-3)": ".training(lr=…)",
+    "PPOConfig(learning_rate=1e-3)": ".training(lr=…)",
+    'PPOConfig(env="CartPole-v1")': ".environment(env=…)",
+    "PPOConfig(num_workers=2)": ".env_runners(num_env_runners=…)",
+    "PPOConfig().learning_rate": ".training(lr=…)",
+    "PPOConfig().learn(1000)": "algo.train() in a loop",
+    "PPOConfig().train()": "algo.train() in a loop",
+    "PPOConfig().fit()": "algo.train() in a loop",
+    "PPOConfig().rollouts(num_rollout_workers=2)": "env_runners(num_env_runners=…)",
+    "PPOConfig().exploration(explore=False)": "env_runners(explore=…)",
+    "PPOConfig().resources(num_gpus=1)": "learners(num_gpus_per_learner=…)",
+    "PPOConfig().training(learning_rate=1e-3)": ".training(lr=…)",
+    "PPOConfig().training(n_steps=128)": ".training(train_batch_size_per_learner=…)",
+    "PPOConfig().training(num_steps=128)": ".training(train_batch_size_per_learner=…)",
+    "PPOConfig().training(n_epochs=4)": ".training(num_epochs=…)",
+    "PPOConfig().training(update_epochs=4)": ".training(num_epochs=…)",
+    "PPOConfig().training(num_sgd_iter=4)": "num_epochs",
+    "PPOConfig().training(sgd_minibatch_size=4)": "minibatch_size",
+    "PPOConfig().training(batch_size=64)": ".training(minibatch_size=…)",
+    "PPOConfig().training(num_minibatches=4)": ".training(minibatch_size=…)",
+    "PPOConfig().training(ent_coef=0.1)": ".training(entropy_coeff=…)",
+    "PPOConfig().training(vf_coef=0.5)": ".training(vf_loss_coeff=…)",
+    "PPOConfig().training(gae_lambda=0.95)": ".training(lambda_=…)",
+    "PPOConfig().training(clip_range=0.2)": ".training(clip_param=…)",
+    "PPOConfig().training(clip_coef=0.2)": ".training(clip_param=…)",
+    "PPOConfig().training(max_grad_norm=0.5)": ".training(grad_clip=…)",
+    "PPOConfig().training(norm_adv=True)": ".training(standardize_advantages=…)",
+    "PPOConfig().training(policy_kwargs={})": ".rl_module(model_config=…)",
+    "PPOConfig().training(net_arch=[64])": ".rl_module(model_config=…)",
+    "PPOConfig().training(device='cuda')": ".learners(num_gpus_per_learner=…)",
+    "PPOConfig().training(total_timesteps=1000)": "algo.train() in a loop",
+    "PPOConfig().training(seed=1)": ".debugging(seed=…)",
+    "PPOConfig().training(verbose=1)": "debugging(log_level=…)",
+    "PPOConfig().training(tensorboard_log='logs')": "--log tb",
+    "PPOConfig().env_runners(num_workers=2)": ".env_runners(num_env_runners=…)",
+    "PPOConfig().env_runners(num_rollout_workers=2)": ".env_runners(num_env_runners=…)",
+    "PPOConfig().env_runners(num_envs=2)": ".env_runners(num_envs_per_env_runner=…)",
+    "PPOConfig().env_runners(n_envs=2)": ".env_runners(num_envs_per_env_runner=…)",
+    "PPOConfig().env_runners(num_envs_per_worker=2)": ".env_runners(num_envs_per_env_runner=…)",
+    "PPOConfig().environment(env_kwargs={})": ".environment(env_config=…)",
+    "PPOConfig().framework('tf2')": "expected one of 'torch', got 'tf2'",
+    "DQNConfig().training(buffer_size=1000)": ".training(replay_buffer_config=…)",
+    "DQNConfig().training(learning_starts=100)": ".training(num_steps_sampled_before_learning_starts=…)",
+    "DQNConfig().training(exploration_fraction=0.1)": ".training(epsilon=…)",
+    "DQNConfig().training(train_freq=4)": ".training(training_intensity=…)",
+    "DQNConfig().training(gradient_steps=1)": ".training(training_intensity=…)",
+    "DQNConfig().training(target_update_interval=1)": ".training(target_network_update_freq=…)",
+    "SACConfig().training(ent_coef=0.1)": ".training(initial_alpha=…)",
+    "SACConfig().training(policy_lr=0.1)": ".training(actor_lr=…)",
+    "SACConfig().training(q_lr=0.1)": ".training(critic_lr=…)",
+    "PPO.load('run')": "Policy.load(path)",
+    "Policy.from_checkpoint('run')": "Policy.load(path)",
+}
+NAMES = {
+    "A2C": "PPO",
+    "A3CConfig": "IMPALA",
+    "TD3": "SAC or TQC",
+    "TD3Config": "SAC or TQC",
+    "DDPG": "SAC or TQC",
+    "TRPO": "PPO",
+    "RecurrentPPO": "use_lstm",
+    "PPOTrainer": "PPOConfig",
+    "make_vec_env": "num_envs_per_env_runner",
+    "DummyVecEnv": "num_envs_per_env_runner",
+    "SubprocVecEnv": "num_envs_per_env_runner",
+    "VecNormalize": "MeanStdFilter",
+    "VecFrameStack": "FrameStackingEnvToModule",
+    "BaseCallback": "Callback",
+    "EvalCallback": "Callback",
+    "Monitor": "returns and lengths",
+    "MlpPolicy": "model_config",
+    "check_env": "rlzmq check-env",
+    "evaluate_policy": "rlzmq evaluate",
+    "init": "no cluster",
+    "shutdown": "algo.stop()",
+}
+USES = {
+    "algo.learn(total_timesteps=100)": "algo.train() in a loop",
+    "algo.predict(ENV.reset()[0])": "compute_action(observation)",
+    "algo.compute_single_action(ENV.reset()[0])": "compute_action(observation)",
+    "algo.compute_actions([])": "policy.compute_actions(observations)",
+    "algo.load('run')": "Policy.load(path)",
+    "algo.workers": "algo.env_runner_group",
+    "algo.get_weights()": "algo.get_module()",
+    "algo.policy": "algo.get_module()",
+    "algo.set_env(ENV)": "config.environment(env)",
+    "algo.export_model('file')": "rlzmq export",
+    "policy.predict(ENV.reset()[0])": "compute_action(observation)",
+    "policy.act(ENV.reset()[0])": "compute_action(observation)",
+    "algo.compute_action(ENV.reset())": "you passed (observation, info)",
+    "policy.compute_action(ENV.reset())": "you passed (observation, info)",
+    "policy.compute_action(ENV.step(0))": "you passed (observation, reward, terminated, truncated, info)",
+    "result['episode_reward_mean']": "result['env_runners']['episode_return_mean']",
+    "result['env_runners']['episode_reward_mean']": "result['env_runners']['episode_return_mean']",
+    "result['episode_len_mean']": "result['env_runners']['episode_len_mean']",
+    "result['ep_rew_mean']": "result['env_runners']['episode_return_mean']",
+    "result['timesteps_total']": "result['num_env_steps_sampled_lifetime']",
+    "result['episodes_total']": "result['env_runners']['num_episodes_lifetime']",
+    "result['info']": "result['learners']['default_policy']",
+}
+FLAGS = {
+    "--learning-rate 1e-3": "--lr",
+    "--learning_rate=1e-3": "--lr",
+    "--timesteps 1000": "--stop steps=",
+    "--total-timesteps 1000": "--stop steps=",
+    "--n-timesteps 1000": "--stop steps=",
+    "--stop reward=200": "--stop return=200",
+    "--stop episode_reward_mean=200": "--stop return=200",
+    "--stop timesteps_total=200": "--stop steps=200",
+    "--stop-reward 200": "--stop return=",
+    "--stop-iters 200": "--stop iterations=",
+    "--device cuda": "--num-gpus-per-learner 1",
+    "--num-gpus 1": "--num-gpus-per-learner 1",
+    "--num-workers 2": "--num-env-runners",
+    "--n-envs 2": "--num-envs-per-env-runner",
+    "--num-envs 2": "--num-envs-per-env-runner",
+    "--n-steps 128": "--train-batch-size-per-learner",
+    "--ent-coef 0.1": "--entropy-coeff",
+    "--gae-lambda 0.9": "--lambda",
+    "--clip-range 0.9": "--clip-param",
+    "--env-id CartPole-v1": "--env",
+    "--tensorboard-log logs": "--log tb",
+    "--track": "--log wandb",
+    "--log-folder logs": "--run-dir",
+    "--checkpoint-freq 10": "--checkpoint-every-s",
+    "--eval-freq 10": "--evaluation-interval",
+    "--capture-video": "rlzmq evaluate",
+}
+
+
+def _check(text: str, answer: str) -> None:
+    assert answer in text
+    assert "Valid:" not in text
+    assert "Did you mean" not in text
+    assert len(text.splitlines()) == 1
+
+
+@pytest.mark.parametrize("code", CONFIGS)
+def test_a_word_about_configs(code: str) -> None:
+    with pytest.raises((TypeError, AttributeError, rlzmq.ConfigurationError)) as caught:
+        exec(f"from rlzmq import *\n{code}", {"ENV": ENV})
+    _check(str(caught.value), CONFIGS[code])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_to_import(name: str) -> None:
+    with pytest.raises(ImportError) as imported:
+        exec(f"from rlzmq import {name}")
+    _check(str(imported.value), NAMES[name])
+    with pytest.raises(AttributeError) as read:
+        getattr(rlzmq, name)
+    _check(str(read.value), NAMES[name])
+
+
+@pytest.mark.parametrize("code", USES)
+def test_a_word_about_algorithms_policies_and_results(
+    code: str, trained: tuple[Algorithm, dict[str, object], Policy]
+) -> None:
+    algo, result, policy = trained
+    with pytest.raises((TypeError, AttributeError, KeyError, ValueError)) as caught:
+        exec(code, {"algo": algo, "result": result, "policy": policy, "ENV": ENV})
+    _check(str(caught.value.args[0]), USES[code])
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_a_word_on_the_command_line(
+    flags: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "ppo", "--quiet", "--env", "CartPole-v1", *flags.split()]) in (2, 78)
+    _check(capsys.readouterr().err, FLAGS[flags])
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"), [("a2c", "PPO"), ("td3", "SAC"), ("ddpg", "SAC"), ("TRPO", "PPO")]
+)
+def test_an_algorithm_on_the_command_line(name: str, answer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", name, "--env", "CartPole-v1"]) == 78
+    _check(capsys.readouterr().err, answer)
+
+
+def test_a_request_with_observation_is_told_obs() -> None:
+    pytest.importorskip("starlette")
+    from rlzmq.deploy.http_interface import RequestError, _parsed
+
+    with pytest.raises(RequestError) as caught:
+        _parsed(b'{"observation": [0, 0, 0, 0]}')
+    _check(str(caught.value), "'obs'")
