@@ -132,18 +132,19 @@ class Tuner:
         is_shared = (
             self._tune_config.storage is not None
         )  # its drivers share the trials, maybe in one directory
+        # First, since the lock leaves a directory behind.
+        experiment = self._experiment(
+            make_view(
+                self._path.name,
+                self.space,
+                self._tune_config.metric,
+                self._run_config.verbose,
+                self._run_config.progress_reporter,
+            )
+        )
         lock = None if is_shared else lock_run(self._path)
         try:
             self._check_directory(is_shared)
-            experiment = self._experiment(
-                make_view(
-                    self._path.name,
-                    self.space,
-                    self._tune_config.metric,
-                    self._run_config.verbose,
-                    self._run_config.progress_reporter,
-                )
-            )
             make_directories(self._path)
             write_text(self._path / _FILE, json.dumps(self._stored(), indent=1))
             self._is_restored = True
