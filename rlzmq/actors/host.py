@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from rlzmq.actors.messages import ActorMessage, Failure, Result, encode_message, pack_snapshot
 from rlzmq.actors.remote_errors import pack_error
 from rlzmq.core.errors import ClosedError, ProtocolError
-from rlzmq.core.tracebacks import run_error
+from rlzmq.core.tracebacks import is_interrupt, run_error
 from rlzmq.core.trust import CALLER, find_code
 
 __all__ = ["ActorHost", "ActorThread", "CallServer", "awaited", "constructed"]
@@ -28,13 +28,13 @@ def constructed(actor_class: type | str, args: Sequence[Any], kwargs: Mapping[st
 
 
 async def awaited(work: Awaitable[T]) -> T:
-    """Await the user's coroutine; what it raises becomes an error, except for the cancellation of this task."""
+    """Await the user's coroutine; what it raises becomes an error, unless it interrupts or cancels this task."""
     try:
         return await work
     except GeneratorExit:  # this coroutine is closed
         raise
     except BaseException as error:
-        explained = error if _is_cancelled(error) else run_error(error)
+        explained = error if _is_cancelled(error) or is_interrupt(error) else run_error(error)
         if explained is error:
             raise
         raise explained from error

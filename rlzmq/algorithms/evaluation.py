@@ -124,7 +124,7 @@ class Evaluation:
         return self._reduce([batch.meta for batch in batches])
 
     def interrupt(self) -> None:
-        """Let a round that samples in this process raise KeyboardInterrupt. May be called by a signal handler."""
+        """Let a round that samples in this process raise Interrupted. May be called by a signal handler."""
         if (runner := self._local_runner) is not None:
             runner.interrupt()
 

@@ -21,7 +21,7 @@ from rlzmq.algorithms.evaluation import Evaluation
 from rlzmq.algorithms.results import ResultBuilder, merge_into
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import trace
-from rlzmq.core.errors import StandstillError
+from rlzmq.core.errors import Interrupted, StandstillError
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.plain import decode, encode_supported
 from rlzmq.driver.session import Session
@@ -99,7 +99,7 @@ class TrainingLoop:
         if not self._session.config.evaluation_num_env_runners:
             try:
                 return await work
-            except KeyboardInterrupt:
+            except Interrupted:
                 if not iterations.is_cut_short:
                     raise
                 return {}

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any, NoReturn, Self
 
 from rlzmq.core.ending_signals import ENDING_SIGNALS
+from rlzmq.core.errors import Interrupted
 
 __all__ = [
     "DRAIN_S",
@@ -71,7 +72,7 @@ class SignalEchoes:
 class Interrupt:
     """While the block runs, the first signal only sets `is_set` and calls `on_first`.
 
-    `drain_s` seconds later, or at a second Ctrl-C (no echo, see `SignalEchoes`), KeyboardInterrupt is raised, once.
+    `drain_s` seconds later, or at a second Ctrl-C (no echo, see `SignalEchoes`), Interrupted is raised, once.
     Other signals have no effect: the end in order is on its way, however often they arrive. Only Ctrl-C more than 10 s
     after the first signal ends the process and its children immediately.
 
@@ -122,7 +123,7 @@ class Interrupt:
 
     @contextlib.contextmanager
     def shielded(self, limit_s: float = 0.0) -> Iterator[None]:
-        """Protect the orderly end in this block: KeyboardInterrupt is not raised.
+        """Protect the orderly end in this block: Interrupted is not raised.
 
         Args:
             limit_s: After a signal, the process ends immediately if the block takes longer; 0: no limit.
@@ -136,10 +137,10 @@ class Interrupt:
             self._is_shielded = False
 
     def raise_now(self) -> None:
-        """Raise KeyboardInterrupt, unless it was raised before; as `on_first`, without waiting for any work."""
+        """Raise Interrupted, unless it was raised before; as `on_first`, without waiting for any work."""
         if not self._has_raised:
             self._has_raised = True
-            raise KeyboardInterrupt
+            raise Interrupted
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()

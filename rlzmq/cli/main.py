@@ -11,7 +11,13 @@ from collections.abc import Sequence
 
 from rlzmq.cli.interrupt import Interrupt
 from rlzmq.cli.parsing import OptionsExit
-from rlzmq.core.errors import AuthenticationError, CheckpointError, ConfigurationError, PeerLostError
+from rlzmq.core.errors import (
+    AuthenticationError,
+    CheckpointError,
+    ConfigurationError,
+    Interrupted,
+    PeerLostError,
+)
 from rlzmq.core.import_errors import hidden_modules
 from rlzmq.core.printable import cut, printable
 from rlzmq.core.suggest import did_you_mean
@@ -160,12 +166,12 @@ def _guarded(module: str, arguments: list[str]) -> int:
 
 
 def _interruptible(module: str, arguments: list[str], interrupt: Interrupt) -> int:
-    """Run a command; a signal raises KeyboardInterrupt in it, unless it handles signals itself."""
+    """Run a command; a signal raises Interrupted in it, unless it handles signals itself."""
     try:
         command = importlib.import_module(module)
         interrupt.ends_at_once, interrupt.on_first = False, interrupt.raise_now
         return int(command.run(arguments))
-    except KeyboardInterrupt:
+    except Interrupted:
         print("rlzmq: interrupted", file=sys.stderr)
         return interrupt.exit_code or EXIT_INTERRUPTED
 

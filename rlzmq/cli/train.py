@@ -25,7 +25,7 @@ from rlzmq.cli.parsing import parse
 from rlzmq.cli.stopping import StopCriteria
 from rlzmq.core import faults
 from rlzmq.core.closed_output import outlive_readers
-from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.core.errors import CheckpointError, ConfigurationError, Interrupted
 from rlzmq.core.printable import printable
 from rlzmq.core.stack_channel import open_stack_channel
 from rlzmq.core.tracebacks import run_error
@@ -100,7 +100,7 @@ def run(arguments: Sequence[str]) -> int:
             with _taken(algorithm, options) as (directory, config):
                 _prestart()
                 return _train(arguments, options, config, directory, interrupt)
-        except KeyboardInterrupt:
+        except Interrupted:
             print("interrupted", flush=True)
             return interrupt.exit_code or EXIT_INTERRUPTED
 
@@ -340,9 +340,7 @@ def _train(
                     saved = algorithm.save_interrupted(_LAST_CHECKPOINT_S)
                 lost = "what was trained since the last checkpoint" if saved is None else "its data"
                 why = f"interrupted before the current update was complete: {lost} is lost"
-                if not isinstance(
-                    failure, KeyboardInterrupt
-                ):  # the signal may have ended processes of the user's
+                if not isinstance(failure, Interrupted):  # the signal may have ended processes of the user's
                     why += f"; then {type(failure).__name__}: {printable(str(failure))}"
                     directory.events.add_error(run_error(failure))
             else:  # without a signal, user code raised it

@@ -22,7 +22,7 @@ from rlzmq.cli.train import apply_preset
 from rlzmq.config.search_space import search_objects_in_tables
 from rlzmq.config.toml import read_toml
 from rlzmq.core.closed_output import outlive_readers
-from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.errors import ConfigurationError, Interrupted
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.trust import CALLER, find_code
 
@@ -99,9 +99,8 @@ def run(arguments: Sequence[str]) -> int:
         try:
             with page:
                 results = tuner.fit()
-        except KeyboardInterrupt:
-            if not interrupt.is_set:
-                raise
+        except Interrupted:
+            pass
         if interrupt.is_set:
             print(f"interrupted\nresume      {again}", flush=True)
             return interrupt.exit_code

@@ -14,6 +14,7 @@ __all__ = [
     "DeadlineError",
     "EnvError",
     "ExitRaisedError",
+    "Interrupted",
     "MultiAgentEnvError",
     "NotFiniteError",
     "PeerLostError",
@@ -96,6 +97,10 @@ class MultiAgentEnvError(EnvError, ValueError):
 
 class ExitRaisedError(RlzmqError, RuntimeError):
     """User code called ``sys.exit``, or raised something else that is no error, such as ``asyncio.CancelledError``."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal, or rlzmq itself, interrupts the current work. A KeyboardInterrupt of user code is no Interrupted."""
 
 
 class NotFiniteError(RlzmqError, ArithmeticError):

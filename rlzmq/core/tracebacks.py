@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sysconfig
 import threading
 import traceback
@@ -11,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from rlzmq.core.errors import ExitRaisedError, RlzmqError
+from rlzmq.core.errors import ExitRaisedError, Interrupted, RlzmqError
 
 __all__ = [
     "FULL",
     "ShortTraceback",
     "format_error",
     "format_stack",
+    "is_interrupt",
     "origin_parts",
     "place_in",
     "place_of",
@@ -139,6 +141,16 @@ def run_error(error: BaseException) -> BaseException:
     return explained
 
 
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether an exception interrupts this thread's work (Ctrl-C), rather than being raised by user code."""
+    if isinstance(error, Interrupted):
+        return True
+    if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
+        return False
+    # In a script, the handler is Python's, asyncio's or the user's, and raises this class. Those of rlzmq do not.
+    return not str(getattr(signal.getsignal(signal.SIGINT), "__module__", "")).startswith("rlzmq.")
+
+
 def _named(error: BaseException) -> str:
     try:
         text = str(error).partition("\n")[0]
@@ -149,17 +161,11 @@ def _named(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
-    """Raise `run_error` of what user code raises in the block, which must not await.
-
-    A KeyboardInterrupt in the main thread is Ctrl-C, and is raised unchanged.
-    """
+    """Raise `run_error` of what user code raises in the block, which must not await. Interrupts stay what they are."""
     try:
         yield
     except BaseException as error:
-        is_ctrl_c = isinstance(error, KeyboardInterrupt) and (
-            threading.current_thread() is threading.main_thread()
-        )
-        explained = error if is_ctrl_c else run_error(error)
+        explained = error if is_interrupt(error) else run_error(error)
         if explained is error:
             raise
         raise explained from error

@@ -20,7 +20,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import trace
 from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.callbacks import CallbackList
-from rlzmq.core.errors import ClosedError, ConfigurationError
+from rlzmq.core.errors import ClosedError, ConfigurationError, Interrupted
 from rlzmq.core.metrics import MetricsLogger, ReducedMetrics
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.stage_timers import NUM_VECTOR_STEPS_PER_SAMPLE, StageTimers
@@ -484,13 +484,13 @@ class EnvRunner(EnvRunnerState):
             raise RuntimeError(f"Env runner {self.worker_index} has no environment or no module.")
 
     def interrupt(self) -> None:
-        """Let a sampling call end with KeyboardInterrupt before its next vector step, as do later ones.
+        """Let a sampling call end with Interrupted before its next vector step, as do later ones.
 
         Any thread may call this. Afterwards the runner can only be stopped.
         """
 
         def end(*args: Any, **kwargs: Any) -> NoReturn:
-            raise KeyboardInterrupt
+            raise Interrupted
 
         for name in ("step", "step_sparse", "reset", "reset_sparse"):
             if hasattr(self.env, name):

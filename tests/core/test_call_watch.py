@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 
 import pytest
 
+from rlzmq.cli.interrupt import Interrupt
 from rlzmq.core.call_watch import CallWatch
-from rlzmq.core.errors import ExitRaisedError
+from rlzmq.core.errors import ExitRaisedError, Interrupted
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -61,3 +63,13 @@ def test_an_interrupt_in_the_main_thread_is_ctrl_c_and_anywhere_else_an_error() 
     thread.start()
     thread.join()
     assert isinstance(raised[0], ExitRaisedError)
+
+
+def test_a_command_knows_its_interrupts_from_those_of_user_code() -> None:
+    watch = CallWatch()
+    with Interrupt(drain_s={}) as interrupt:
+        with pytest.raises(ExitRaisedError), watch.call("an environment"):
+            raise KeyboardInterrupt
+        interrupt.ends_at_once, interrupt.on_first = False, interrupt.raise_now
+        with pytest.raises(Interrupted), watch.call("an environment"):
+            signal.raise_signal(signal.SIGTERM)
