@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
+import importlib.util
 import os
 import secrets
 import stat
@@ -15,6 +15,10 @@ from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.printable import printable
+
+_HAS_LOCKS = importlib.util.find_spec("fcntl") is not None  # elsewhere nothing is locked
+if _HAS_LOCKS:
+    import fcntl
 
 __all__ = [
     "FileLock",
@@ -95,7 +99,8 @@ class FileLock:
         if remove:
             with contextlib.suppress(OSError):
                 self.path.unlink()
-        fcntl.flock(self._fd, fcntl.LOCK_UN)  # also for a child that was forked a moment ago
+        if _HAS_LOCKS:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # also for a child that was forked a moment ago
         self.forget()
 
     def forget(self) -> None:
@@ -117,7 +122,8 @@ def _forget_parents_locks() -> None:
 
 
 # A descriptor in a forked child would hold the lock after the death of its owner.
-os.register_at_fork(after_in_child=_forget_parents_locks)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parents_locks)
 
 
 def lock_file(path: Path, *, create: bool = True, mode: int = 0o600) -> FileLock:
@@ -153,6 +159,8 @@ def holder_of(path: Path) -> str | None:
     Raises:
         OSError: The file cannot be read, or its filesystem has no locks.
     """
+    if not _HAS_LOCKS:
+        return None
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -168,6 +176,8 @@ def holder_of(path: Path) -> str | None:
 
 def _try_lock(fd: int) -> bool:
     """Take the exclusive lock; return False if another holds it. `holder_of` shares it, but only for a moment."""
+    if not _HAS_LOCKS:
+        return True
     for _ in range(_MAX_LOCK_TRIES):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -31,6 +31,8 @@ def process_space() -> str:
 
 def num_usable_cores() -> int:
     """Return the number of CPU cores that this process may use: its affinity, and its cgroup's quota (version 2)."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
     num_cores = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()

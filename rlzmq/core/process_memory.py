@@ -11,13 +11,16 @@ libraries (musl, macOS) ignore these settings or lack them.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import resource
 from pathlib import Path
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.last_words import LastWords, end_process
 from rlzmq.core.tracebacks import origin_parts
+
+with contextlib.suppress(ModuleNotFoundError):  # not on Windows, where no role has a limit
+    import resource
 
 __all__ = [
     "EXIT_OUT_OF_MEMORY",

@@ -70,4 +70,5 @@ def _use_one_thread_in_forks() -> None:
 
     Without this, a worker that uses torch waits for them forever.
     """
-    os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
+    if hasattr(os, "register_at_fork"):  # where processes fork
+        os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))

@@ -18,15 +18,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import socket
 import struct
-import termios
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlzmq.net.events import SocketEvent
+
+with contextlib.suppress(ModuleNotFoundError):  # runs in several processes need it, clients do not
+    import fcntl
+    import termios
 
 __all__ = ["MAX_NEW", "MAX_NEW_BYTES", "MAX_UNREAD_BYTES", "Connections"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from typing import Protocol
 
 import zmq
@@ -30,6 +29,10 @@ def raise_file_limit(num_files: int = _WANTED_FILES) -> int:
     Returns:
         The soft limit now in force.
     """
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows has no such limit
+        return num_files
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -57,7 +60,7 @@ class Context:
     """
 
     def __init__(self, *, num_io_threads: int = 1) -> None:
-        if (limit := raise_file_limit()) < _NEEDED_FILES and limit != resource.RLIM_INFINITY:
+        if 0 <= (limit := raise_file_limit()) < _NEEDED_FILES:  # -1: without a limit
             raise ConfigurationError(
                 f"only {limit} files may be open in this process, {_NEEDED_FILES} are needed: raise the hard limit "
                 "(ulimit -Hn; LimitNOFILE= of a systemd unit, --ulimit nofile= of a container)"

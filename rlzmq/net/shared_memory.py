@@ -17,8 +17,8 @@ it copy-on-write: what they write is theirs alone, as with received frames.
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import fcntl
 import logging
 import mmap
 import os
@@ -30,6 +30,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+with contextlib.suppress(ModuleNotFoundError):  # runs in several processes need it, clients do not
+    import fcntl
 
 __all__ = [
     "MIN_SHARED_BYTES",

@@ -15,7 +15,6 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
-import fcntl
 import os
 import socket
 import stat
@@ -29,6 +28,9 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.addresses import split_tcp
 from rlzmq.core.errors import ConfigurationError, PeerLostError
 from rlzmq.core.machine import loopback_interface
+
+with contextlib.suppress(ModuleNotFoundError):  # runs in several processes need it, clients do not
+    import fcntl
 
 __all__ = [
     "LEARNER_ROLE",
