@@ -68,12 +68,6 @@ if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `
     from rlzmq.connectors.torch_piece import TorchPiece as TorchPiece
     from rlzmq.deploy.export import export_policy as export_policy
     from rlzmq.deploy.export_check import ExportError as ExportError
-    from rlzmq.deploy.batcher import OverloadedError as OverloadedError
-    from rlzmq.deploy.policy_client import (
-        AsyncPolicyClient as AsyncPolicyClient,
-        PolicyClient as PolicyClient,
-        ServedActions as ServedActions,
-    )
     from rlzmq.deploy.policy_server import (
         AsyncPolicyServer as AsyncPolicyServer,
         PolicyServer as PolicyServer,

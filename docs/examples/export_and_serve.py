@@ -5,11 +5,13 @@
 """Export a trained policy as a file, and serve it to other programs."""
 
 import argparse
+import json
 import tempfile
+import urllib.request
 
 import gymnasium as gym
 
-from rlzmq import Policy, PolicyClient, PolicyServer, PPOConfig, export_policy
+from rlzmq import Policy, PolicyServer, PPOConfig, export_policy
 
 
 def main(iterations):
@@ -28,12 +30,15 @@ def main(iterations):
 
         export_policy(Policy.load(checkpoint), f"{directory}/policy.onnx")  # runs without rlzmq
 
-        with PolicyServer(checkpoint, http=None) as server, PolicyClient(server.join) as client:
+        with PolicyServer(checkpoint, http="127.0.0.1:0") as server:
+            url, headers = f"{server.http_url}/v1/act", {"Authorization": f"Bearer {server.token}"}
             env = gym.make("CartPole-v1")
             observation, _ = env.reset(seed=0)
             steps, is_over = 0, False
             while not is_over:
-                action, _, _ = client.compute_action(observation)
+                body = json.dumps({"obs": observation.tolist()}).encode()
+                with urllib.request.urlopen(urllib.request.Request(url, body, headers)) as answer:
+                    action = json.load(answer)["action"]
                 observation, _, terminated, truncated, _ = env.step(action)
                 steps, is_over = steps + 1, terminated or truncated
             print(f"the served policy balanced the pole for {steps} steps")

@@ -6,21 +6,17 @@ import asyncio
 import logging
 import signal
 import sys
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlzmq.cli.checkpoint_options import PolicyOptions, place_of, policy_arguments, unknown_ids_explained
 from rlzmq.cli.joining import on_signals, run_async
 from rlzmq.cli.main import EXIT_INTERRUPTED
 from rlzmq.cli.parsing import parse
-from rlzmq.cli.token_file import token_in, write_secret
+from rlzmq.cli.token_file import token_in
 from rlzmq.core.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from rlzmq.net.keys import KeyPair
 
 __all__ = ["ServeOptions", "run"]
 
@@ -29,23 +25,17 @@ __all__ = ["ServeOptions", "run"]
 class ServeOptions(PolicyOptions):
     """Options of ``rlzmq serve``."""
 
-    listen: str = "ipc"
-    """Address of the wire interface: tcp://HOST:PORT, with keys; ipc: for this user on this machine; none
-    (default: ipc)."""
-    join_file: Path | None = None
-    """File with the address and key for clients of the wire, mode 0600; for TCP the keys are kept next to it and used
-    again (default: serve.toml in the run directory)."""
     http: str = "127.0.0.1:8000"
-    """HOST:PORT of the HTTP interface, port 0: any free one; none: no HTTP (default: 127.0.0.1:8000)."""
+    """HOST:PORT to serve HTTP on, port 0: any free one (default: 127.0.0.1:8000)."""
     token_file: Path | None = None
-    """File of the bearer token for HTTP, mode 0600; written if there is none (default: serve.token in the run
+    """File of the bearer token, mode 0600; written if there is none (default: serve.token in the run
     directory)."""
     allow_host: list[str] = field(default_factory=list)
     """Additional name of this server in the Host header of requests, e.g. a proxy's; repeatable (default: none)."""
     insecure: bool = False
     """Serve HTTP on another address than loopback although it is not encrypted (default: False)."""
     max_body: int = 4 << 20
-    """Largest request over HTTP, in bytes (default: 4194304)."""
+    """Largest request, in bytes (default: 4194304)."""
     max_batch_size: int = 256
     """Most observations in one forward pass (default: 256)."""
     batch_wait: float = 1.0
@@ -76,18 +66,12 @@ def run(arguments: Sequence[str]) -> int:
 async def _main(options: ServeOptions) -> int:
     from rlzmq.deploy.policy_server import AsyncPolicyServer
 
-    has_http, has_wire = options.http != "none", options.listen != "none"
-    if not (has_http or has_wire):
-        raise ConfigurationError("--http none and --listen none: expected at least one of them")
-    join_file = options.join_file or place_of(options, "serve.toml", "--join-file")
     token_file = options.token_file or place_of(options, "serve.token", "--token-file")
     server = AsyncPolicyServer(
         options.checkpoint,
         **policy_arguments(options),
-        listen=options.listen if has_wire else None,
-        keys=_keys(join_file) if options.listen.startswith("tcp:") else None,
-        http=options.http if has_http else None,
-        token=token_in(token_file) if has_http else None,
+        http=options.http,
+        token=token_in(token_file),
         allowed_hosts=options.allow_host,
         insecure=options.insecure,
         max_body_bytes=options.max_body,
@@ -109,32 +93,11 @@ async def _main(options: ServeOptions) -> int:
             await server.start()
         loop.add_signal_handler(signal.SIGHUP, reload)
         print(f"serving     {server.checkpoint}")
-        if server.join is not None:
-            write_secret(join_file, server.join.to_text())
-            print(f"wire        {join_file}")
-        if server.http_url is not None:
-            print(f"http        {server.http_url}")
-            print(f"token       {token_file}")
+        print(f"http        {server.http_url}")
+        print(f"token       {token_file}")
         sys.stdout.flush()
         await interrupted
         print("ending", flush=True)
         loop.remove_signal_handler(signal.SIGHUP)
         await server.stop()
     return EXIT_INTERRUPTED if interrupted.result() == signal.SIGINT else 0
-
-
-def _keys(join_file: Path) -> tuple[KeyPair, KeyPair]:
-    """Return the keys (server, clients) of an earlier server with this join file; write new ones if there are none."""
-    from rlzmq.core.files import read_private_file
-    from rlzmq.net.keys import KeyPair
-
-    path = join_file.with_name(f"{join_file.stem}.server.toml")
-    if path.exists():
-        try:
-            data = tomllib.loads(read_private_file(path))
-            return KeyPair.from_secret(str(data["server"])), KeyPair.from_secret(str(data["client"]))
-        except (tomllib.TOMLDecodeError, KeyError) as error:
-            raise ConfigurationError(f"{path} is not a server's key file: {error!r}. Remove it.") from None
-    keys = KeyPair.generate(), KeyPair.generate()
-    write_secret(path, f"server = '{keys[0].secret}'\nclient = '{keys[1].secret}'\n")
-    return keys

@@ -1,4 +1,4 @@
-"""Files with a server's secrets, such as bearer tokens, readable only by their owner."""
+"""Files with a server's bearer token, readable only by their owner."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlzmq.core.errors import ConfigurationError
 
-__all__ = ["token_in", "write_secret"]
+__all__ = ["token_in"]
 
 _MIN_TOKEN_CHARS = 16
 
@@ -18,7 +18,7 @@ def token_in(path: Path) -> str:
     Raises:
         ConfigurationError: Others may read the file, it holds no token, or it cannot be written.
     """
-    from rlzmq.core.files import read_private_file
+    from rlzmq.core.files import read_private_file, write_private_file
 
     if path.exists():
         token = read_private_file(path).strip()
@@ -29,19 +29,8 @@ def token_in(path: Path) -> str:
             )
         return token
     token = secrets.token_urlsafe(32)
-    write_secret(path, token + "\n")
-    return token
-
-
-def write_secret(path: Path, text: str) -> None:
-    """Write a file of mode 0600.
-
-    Raises:
-        ConfigurationError: It cannot be written.
-    """
-    from rlzmq.core.files import write_private_file
-
     try:
-        write_private_file(path, text)
+        write_private_file(path, token + "\n")
     except OSError as error:
         raise ConfigurationError(f"cannot write {path}: {error.strerror}. Name another file.") from error
+    return token

@@ -1,9 +1,8 @@
 """PolicyServer: answers requests for actions with the newest checkpoint of a run.
 
-HTTP ────┐
-         ├─► Batcher ─► ServedPolicy of the current checkpoint
-wire ────┘                     ▲
-                CheckpointSource: newer checkpoints, loaded on a thread
+HTTP ─► Batcher ─► ServedPolicy of the current checkpoint
+                        ▲
+         CheckpointSource: newer checkpoints, loaded on a thread
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ from rlzmq.deploy.batcher import Batcher
 from rlzmq.deploy.http_interface import HttpInterface
 from rlzmq.deploy.serve_metrics import ServeMetrics
 from rlzmq.deploy.served_checkpoint import CheckpointSource, ServedCheckpoint
-from rlzmq.deploy.wire_interface import ON_THIS_MACHINE, WireInterface
 from rlzmq.driver.synchronous import Forwarded, Synchronous, blocking
-from rlzmq.net.join_file import JoinFile
-from rlzmq.net.keys import KeyPair
 
 __all__ = ["AsyncPolicyServer", "PolicyServer", "load_policies"]
 
@@ -61,24 +57,19 @@ class AsyncPolicyServer:
     Args:
         path: A checkpoint, or a directory of a run, whose newest checkpoint is served.
         module_id, agent_id: Serve only this module (as this agent); None: the modules of all agents.
-        listen: Address of the wire interface, which `PolicyClient` uses: ``"ipc"``, for this user on this machine;
-            ``tcp://HOST:PORT``, with keys; None: none.
-        keys: Keys of the server and of its clients for TCP; None: new ones.
-        http: HOST:PORT of the HTTP interface (port 0: any free one); None: none.
-        token: Bearer token for HTTP; None: a new one.
+        http: HOST:PORT to serve HTTP on (port 0: any free one).
+        token: Bearer token of requests; None: a new one.
         allowed_hosts: Additional names of this server to accept in the Host header, e.g. that of a proxy.
         insecure: Whether to allow HTTP on addresses other than loopback, without encryption.
-        max_body_bytes: Maximum size of an HTTP request.
+        max_body_bytes: Maximum size of a request.
         max_batch_size: Maximum number of observations in one forward pass.
         batch_wait_timeout_s: How long an idle server waits for further requests before it computes.
         reload_interval_s: How often to look for a newer checkpoint; 0: never.
         code: ``config``, ``trust``, ``module_class`` and settings: see `Policy.load`.
 
     Attributes:
-        http_url: URL of the HTTP interface, e.g. ``http://127.0.0.1:8000``; None without one.
+        http_url: The server's URL, e.g. ``http://127.0.0.1:8000``, once it has started.
         token: The bearer token.
-        join: What clients need to connect to the wire interface. Write it to a file, or pass it to `PolicyClient`.
-            None without a wire interface.
     """
 
     def __init__(
@@ -87,9 +78,7 @@ class AsyncPolicyServer:
         *,
         module_id: str | None = None,
         agent_id: Any = None,
-        listen: str | None = ON_THIS_MACHINE,
-        keys: tuple[KeyPair, KeyPair] | None = None,
-        http: str | None = "127.0.0.1:8000",
+        http: str = "127.0.0.1:8000",
         token: str | None = None,
         allowed_hosts: Collection[str] = (),
         insecure: bool = False,
@@ -101,8 +90,6 @@ class AsyncPolicyServer:
     ) -> None:
         load = functools.partial(load_policies, module_id=module_id, agent_id=agent_id, **code)
         self._source = CheckpointSource(path, load)
-        self._listen = listen
-        self._keys = keys
         self._http_address = http
         self.token: str = secrets.token_urlsafe(32) if token is None else token
         self._allowed_hosts = allowed_hosts
@@ -115,11 +102,9 @@ class AsyncPolicyServer:
         self._served: ServedCheckpoint | None = None
         self._batcher: Batcher | None = None
         self._http: HttpInterface | None = None
-        self._wire: WireInterface | None = None
         self._watch: asyncio.Task[None] | None = None
         self._reloading = asyncio.Lock()
         self.http_url: str | None = None
-        self.join: JoinFile | None = None
 
     @property
     def checkpoint(self) -> Path:
@@ -134,7 +119,7 @@ class AsyncPolicyServer:
         """Load the checkpoint and listen.
 
         Raises:
-            CheckpointError, ConfigurationError: No checkpoint can be served, or an address is taken.
+            CheckpointError, ConfigurationError: No checkpoint can be served, or the address is taken.
         """
         self._use(await asyncio.to_thread(self._source.newer_than, None))
         self._batcher = Batcher(
@@ -143,20 +128,15 @@ class AsyncPolicyServer:
             metrics=self._metrics,
         )
         try:
-            if self._listen is not None:
-                keys = self._keys or (KeyPair.generate(), KeyPair.generate())
-                self._wire = WireInterface(self._batcher, self._current, self._metrics)
-                self.join = self._wire.start(self._listen, *keys)
-            if self._http_address is not None:
-                self._http = HttpInterface(
-                    self._batcher,
-                    self._current,
-                    self._metrics,
-                    token=self.token,
-                    hosts=self._allowed_hosts,
-                    max_body_bytes=self._max_body_bytes,
-                )
-                self.http_url = await self._http.start(self._http_address, insecure=self._insecure)
+            self._http = HttpInterface(
+                self._batcher,
+                self._current,
+                self._metrics,
+                token=self.token,
+                hosts=self._allowed_hosts,
+                max_body_bytes=self._max_body_bytes,
+            )
+            self.http_url = await self._http.start(self._http_address, insecure=self._insecure)
         except BaseException:
             await self.stop()
             raise
@@ -184,12 +164,8 @@ class AsyncPolicyServer:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watch
             self._watch = None
-        endings = []
         if self._http is not None:
-            endings.append(self._http.stop(timeout_s))
-        if self._wire is not None:
-            endings.append(self._wire.stop(timeout_s))
-        await asyncio.gather(*endings)
+            await self._http.stop(timeout_s)
         if self._batcher is not None:
             await self._batcher.close(timeout_s)
 
@@ -237,15 +213,12 @@ class PolicyServer(Synchronous[AsyncPolicyServer]):
 
         with PolicyServer("runs/cartpole", http="127.0.0.1:0") as server:
             print(server.http_url, server.token)
-            with PolicyClient(server.join) as client:
-                action, state, _ = client.compute_action(observation)
 
     Takes the arguments of `AsyncPolicyServer`.
     """
 
     checkpoint: Forwarded[Path] = Forwarded[Path](AsyncPolicyServer, "checkpoint")
     http_url: Forwarded[str | None] = Forwarded[str | None](AsyncPolicyServer, "http_url")
-    join: Forwarded[JoinFile | None] = Forwarded[JoinFile | None](AsyncPolicyServer, "join")
     token: Forwarded[str] = Forwarded[str](AsyncPolicyServer, "token")
     reload: Final = blocking(AsyncPolicyServer.reload)
     stop: Final = blocking(AsyncPolicyServer.stop)

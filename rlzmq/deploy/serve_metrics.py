@@ -32,7 +32,7 @@ class ServeMetrics:
         """Count a request.
 
         Args:
-            interface: "http" or "wire".
+            interface: "http".
             code: As in HTTP: 200, 400 a malformed request, 404 an unknown module, 503 overloaded, 500 an error.
             latency_s: Time from its arrival to its answer.
         """

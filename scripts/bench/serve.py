@@ -1,21 +1,23 @@
-"""How much of a policy's in-process throughput a policy server gives to 64 clients over the wire.
+"""How much of a policy's in-process throughput a policy server gives to 64 clients over HTTP.
 
-In process is ``Policy.compute_actions`` on as many observations as all clients send at once. Over the wire, server
-and clients share this machine; a client asks again as soon as it has its answer. Clients cost little: requests are
-encoded before, answers are not decoded. With ``--policy-client`` they are PolicyClients on one event loop.
+In process is ``Policy.compute_actions`` on as many observations as all clients send at once. Over HTTP, server and
+clients share this machine; a client asks again as soon as it has its answer. Clients cost little: requests are
+encoded before, answers are not decoded.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import atexit
-import select
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import gymnasium as gym
 import numpy as np
@@ -23,7 +25,6 @@ import numpy as np
 from scripts.bench._core import Comparison, Side, Turn, timed
 
 NUM_CLIENTS = 64
-ACTIONS = 147  # kind of the answers
 FRAMES = gym.spaces.Box(0, 255, (84, 84, 4), np.uint8)
 VECTOR = gym.spaces.Box(-np.inf, np.inf, (8,), np.float32)
 NATURE = {"conv_filters": [[32, 8, 4], [64, 4, 2], [64, 3, 1]], "fcnet_hiddens": [512]}
@@ -36,16 +37,10 @@ WORKLOADS: dict[str, tuple[Any, dict[str, Any], int]] = {
 }
 
 
-def add_options(parser: Any) -> None:
-    parser.add_argument("--listen", default="ipc", help="ipc, or tcp://127.0.0.1:0 with keys")
-    parser.add_argument("--policy-client", action="store_true", help="clients are PolicyClients")
-
-
 def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
     for name in WORKLOADS:
-        wire = {"workload": name, "listen": options.listen, "is_raw": not options.policy_client}
         sides = {
-            "over the wire": Side(over_the_wire, wire),
+            "over HTTP": Side(over_http, {"workload": name}),
             "in process": Side(in_process, {"workload": name}),
         }
         yield Comparison(name, sides, unit="observations/s", turns=3, goal="≥ 0.9")
@@ -90,92 +85,48 @@ def in_process(workload: str) -> Turn:
     return timed(act)
 
 
-def over_the_wire(workload: str, listen: str, is_raw: bool) -> Turn:
+def over_http(workload: str) -> Turn:
     path, batch = prepared(workload)
-    command = f"-m rlzmq serve {path} --http none --listen {listen} --reload-interval 0 --max-batch-size {len(batch)}"
+    command = f"-m rlzmq serve {path} --http 127.0.0.1:0 --reload-interval 0 --max-batch-size {len(batch)}"
     server = subprocess.Popen([sys.executable, *command.split()], stdout=subprocess.PIPE, text=True)
     atexit.register(server.wait)
     atexit.register(server.terminate)
     assert server.stdout is not None
-    while not (line := server.stdout.readline()).startswith("wire"):
+    said: dict[str, str] = {}
+    while "token" not in said:
+        line = server.stdout.readline()
         assert line, "the server ended"
-    requests = np.split(batch, NUM_CLIENTS)
-    play = play_raw if is_raw else play_policy_clients
-    join_file = Path(line.split()[1])
-    return lambda seconds: play(join_file, requests, seconds)
+        name, _, value = line.strip().partition(" ")
+        said[name] = value.strip()
+    address, token = urlsplit(said["http"]), Path(said["token"]).read_text().strip()
+    requests = []
+    for observations in np.split(batch, NUM_CLIENTS):
+        body = json.dumps({"observations": observations.tolist()})
+        head = f"POST /v1/act HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
+        requests.append((f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode(), len(observations)))
+    return lambda seconds: asyncio.run(
+        play((str(address.hostname), int(address.port or 0)), requests, seconds)
+    )
 
 
-def play_policy_clients(join_file: Path, requests: list[Any], seconds: float) -> float:
-    import asyncio
-
-    from rlzmq.actors.event_loop import new_event_loop
-
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(_play(join_file, requests, seconds))
-
-
-def play_raw(join_file: Path, requests: list[Any], seconds: float) -> float:
-    import zmq
-
-    from rlzmq.deploy.policy_messages import Act, encode_message
-    from rlzmq.net.join_file import JoinFile
-
-    join = JoinFile.read(join_file)
-    context, epoll = zmq.Context(), select.epoll()
-    clients = {}
-    for observations in requests:
-        socket = context.socket(zmq.DEALER)
-        socket.set(zmq.LINGER, 0)
-        if (curve := join.curve()) is not None:
-            curve.apply(socket)
-        socket.connect(join.addresses["policy"])
-        frames = encode_message(1, Act("", "", False, False, False), [observations])
-        # Waiting for a descriptor of the system costs less than a zmq poll of all clients for each answer.
-        epoll.register(socket.fileno(), select.EPOLLIN | select.EPOLLET)
-        clients[socket.fileno()] = socket, [bytes(frame) for frame in frames], len(observations)
-    num_observations = 0
-    middle = time.perf_counter() + 0.5
-    end = middle + seconds
-    for socket, frames, _ in clients.values():
-        socket.send_multipart(frames)
-    ready, events, readable = list(clients), int(zmq.EVENTS), int(zmq.POLLIN)
-    while (now := time.perf_counter()) < end:
-        for descriptor in ready:
-            socket, frames, num_rows = clients[descriptor]
-            # The descriptor reports changes only, and any call may have consumed one.
-            while socket.get(events) & readable:
-                answer = socket.recv_multipart()
-                assert answer[0][1] == ACTIONS, "the server answered with an error"
-                socket.send_multipart(frames)
-                num_observations += num_rows * (now >= middle)
-        ready = [descriptor for descriptor, _ in epoll.poll(1.0)]
-    for socket, _, _ in clients.values():
-        socket.close()
-    epoll.close()
-    context.term()
-    return num_observations / seconds
-
-
-async def _play(join_file: Path, requests: list[Any], seconds: float) -> float:
-    import asyncio
-
-    from rlzmq import AsyncPolicyClient
-
-    clients = [await AsyncPolicyClient(join_file).start() for _ in requests]
+async def play(address: tuple[str, int], requests: list[tuple[bytes, int]], seconds: float) -> float:
+    """Return the observations answered per second, after half a second."""
     num_observations = 0
     middle = time.perf_counter() + 0.5
     end = middle + seconds
 
-    async def ask(client: AsyncPolicyClient, observations: Any) -> None:
+    async def ask(request: bytes, num_rows: int) -> None:
         nonlocal num_observations
+        reader, writer = await asyncio.open_connection(*address)
         while (now := time.perf_counter()) < end:
-            await client.compute_actions(observations)
-            if now >= middle:
-                num_observations += len(observations)
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200"), head
+            await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split()[0]))
+            num_observations += num_rows * (now >= middle)
+        writer.close()
 
     async with asyncio.TaskGroup() as group:
-        for client, observations in zip(clients, requests, strict=True):
-            group.create_task(ask(client, observations))
-    for client in clients:
-        await client.stop()
+        for request in requests:
+            group.create_task(ask(*request))
     return num_observations / seconds

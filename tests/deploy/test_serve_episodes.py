@@ -16,7 +16,6 @@ from rlzmq import (
     ConnectorV2,
     MeanStdFilter,
     Policy,
-    PolicyClient,
     PolicyServer,
     PPOConfig,
     SingleAgentObservationPreprocessor,
@@ -79,30 +78,28 @@ def test_an_episode_of_a_server_is_an_episode_of_the_policy(tmp_path: Path) -> N
     rng = np.random.default_rng(1)
     with (
         PolicyServer(path, config=config, http="127.0.0.1:0") as server,
-        PolicyClient(server.join) as client,
-        Http(server.http_url, server.token) as http,
+        Http(server.http_url, server.token) as client,
     ):
-        state: Any = None
-        over_http: dict[str, Any] = {}
+        begun: dict[str, Any] = {}
         actions = []
         for _ in range(80):  # longer than the policy keeps of an episode
             observation, reward = rng.normal(size=4).astype(np.float32), float(rng.normal())
             expected = player.compute_action(observation, reward=reward)
-            action, state, _ = client.compute_action(observation, state_in=state, reward=reward)
-            code, answer = http.act(obs=observation.tolist(), reward=reward, **over_http)
+            code, answer = client.act(obs=observation.tolist(), reward=reward, **begun)
             assert code == 200, answer
-            assert action == answer["action"] == expected
-            over_http = {"state_in": answer["state_out"]}
-            actions.append(int(action))
+            assert answer["action"] == expected
+            begun = {"state_in": answer["state_out"]}
+            actions.append(int(expected))
         assert set(actions) == {0, 1}
+        state = answer["state_out"]
         assert state["num_steps"] == 80
-        rows = np.concatenate([observation[None]] * 2)
-        states = {name: np.stack([value, value]) for name, value in state.items()}
-        found = client.compute_actions(rows, state_in=states, explore=True)
-        assert found.state_out["num_steps"].tolist() == [81, 81]
-        assert sorted(found.state_out) == sorted(states)
-        begun = client.compute_actions(rows, state_in={**states, "num_steps": np.array([-5, 0])})
-        assert begun.actions.tolist() == [player.copy().compute_action(observation)] * 2
+        rows = [observation.tolist()] * 2
+        states = {name: [value, value] for name, value in state.items()}
+        _, found = client.act(observations=rows, state_in=states, explore=True)
+        assert found["state_out"]["num_steps"] == [81, 81]
+        assert sorted(found["state_out"]) == sorted(states)
+        _, found = client.act(observations=rows, state_in={**states, "num_steps": [-5, 0]})
+        assert found["actions"] == [player.copy().compute_action(observation)] * 2
 
 
 def test_agents_of_a_multi_agent_policy(tmp_path: Path) -> None:
@@ -113,13 +110,17 @@ def test_agents_of_a_multi_agent_policy(tmp_path: Path) -> None:
     path = write_checkpoint(config, tmp_path / "000001")
     player = Policy.load(path, config=config, module_id="p", agent_id=1)
     rng = np.random.default_rng(1)
-    with PolicyServer(path, config=config, http=None) as server, PolicyClient(server.join) as client:
-        state: Any = None
+    with (
+        PolicyServer(path, config=config, http="127.0.0.1:0") as server,
+        Http(server.http_url, server.token) as client,
+    ):
+        begun: dict[str, Any] = {}
         for _ in range(20):
             observation, reward = rng.normal(size=4).astype(np.float32), float(rng.normal())
             expected = player.compute_action(observation, reward=reward)
-            action, state, _ = client.compute_action(observation, state_in=state, reward=reward, agent_id=1)
-            assert action == expected
+            code, answer = client.act(obs=observation.tolist(), reward=reward, agent=1, **begun)
+            assert (code, answer["action"]) == (200, expected)
+            begun = {"state_in": answer["state_out"]}
 
 
 def test_the_server_warns_and_an_export_says_what_to_write(
@@ -128,7 +129,7 @@ def test_the_server_warns_and_an_export_says_what_to_write(
     config = with_past(cartpole())
     path = write_checkpoint(config, tmp_path / "000001")
     wanted = r"'WithPast' \(number 2 of 7 in EnvToModulePipeline\): .*write WithPast.to_torch"
-    with PolicyServer(path, config=config, http=None):
+    with PolicyServer(path, config=config, http="127.0.0.1:0"):
         pass
     assert "Each observation is computed by itself" in caplog.text
     assert "write WithPast.to_torch" in caplog.text
