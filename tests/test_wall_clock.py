@@ -10,7 +10,6 @@ PACKAGE = Path(__file__).parents[1] / "rlzmq"
 # Labels for people; numbers that rise by themselves and only begin at the wall clock's; a file's age.
 ALLOWED = {
     "algorithms/checkpoint_keeper.py",
-    "launch/preflight.py",
     "core/run_lock.py",
     "core/socket_directory.py",
     "roles/broker/broker_role.py",

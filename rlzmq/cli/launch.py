@@ -29,7 +29,7 @@ class LaunchOptions:
 
     cluster: tyro.conf.Positional[Path]
     """The cluster file (docs/cluster.md)."""
-    render: Literal["slurm", "kubernetes"] | None = None
+    render: Literal["kubernetes"] | None = None
     """Print a job file for this scheduler instead of starting anything (default: none)."""
 
 
@@ -43,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     )
     cluster = Cluster.read(options.cluster)
     if options.render is not None:
-        print(render(options.render, cluster), end="")
+        print(render(cluster), end="")
         return 0
     return run_async(_main(cluster))
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -78,6 +78,12 @@ class TrainOptions:
     """Print only the summary at the end (default: False)."""
     import_: list[str] = field(default_factory=list)
     """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
+    on: Literal["local", "slurm"] = "local"
+    """Where the run's processes start; slurm: as jobs (docs/how_to/slurm.md) (default: local)."""
+    cluster: Path | None = None
+    """TOML file with the resources of the jobs: [head], [learners], [runners] (default: one head, which starts all)."""
+    dry_run: bool = False
+    """Print what --on slurm would submit, as a shell script (default: False)."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -98,8 +104,11 @@ def run(arguments: Sequence[str]) -> int:
             open_stack_channel("driver")
             options = _parse(algorithm, list(arguments[1:]))
             with _taken(algorithm, options) as (directory, config):
-                _prestart()
-                return _train(arguments, options, config, directory, interrupt)
+                if options.on == "local":
+                    _prestart()
+                    return _train(arguments, options, config, directory, interrupt)
+                config.validate()
+            return _submit(arguments, options, directory.path)  # the directory is the head's
         except Interrupted:
             print("interrupted", flush=True)
             return interrupt.exit_code or EXIT_INTERRUPTED
@@ -362,6 +371,43 @@ def _train(
     if why.startswith("interrupted"):
         return interrupt.exit_code
     return 0 if error is None else EXIT_INTERNAL
+
+
+def _submit(arguments: Sequence[str], options: Any, path: Path) -> int:
+    """Hand the run's roles to a scheduler; return the exit code."""
+    from rlzmq.launch.engine import roles_of
+    from rlzmq.launch.slurm import Slurm
+
+    if options.overwrite or options.resume not in (None, "auto"):
+        raise ConfigurationError(
+            "a job that is requeued repeats its command: --on slurm needs a new --run-dir or --resume auto, "
+            "without --overwrite."
+        )
+    own = ("--on", "--cluster", "--dry-run", "--run-dir", "--resume")
+    train: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word.partition("=")[0] not in own:
+            train.append(word)
+        elif word in own and word != "--dry-run":
+            next(words)
+    roles = roles_of(train, options.cluster, path)
+    slurm = Slurm(path.name, str(Path.cwd()))
+    if options.dry_run:
+        print(slurm.by_hand(roles))
+        return 0
+    handles: list[str] = []
+    try:
+        for role in roles:
+            handles.append(slurm.start(role))
+            print(f"{role.name:<11} job {handles[-1]}", flush=True)
+    except BaseException:
+        for handle in handles:
+            slurm.stop(handle)
+        raise
+    print(f"logs        {roles[0].key.parent}/*.log")
+    print(f"stop        scancel {handles[0]}")
+    return 0
 
 
 def _next_commands(name: str, options: Any, path: Path, saved: Path | None, why: str) -> str:

@@ -1,6 +1,6 @@
 """The launcher: start a cluster's roles, show their logs, restart processes that die, and stop everything together.
 
-    connect ─► preflight ─► head (rlzmq train --listen) ─► its join files ─► learners, runners (keys by stdin)
+    connect ─► head (rlzmq train --listen) ─► its join files ─► learners, runners (keys by stdin)
 
 The run ends with the head, whose goodbye ends the other roles. If the head dies and can resume, it is restarted
 with all others. A process that is cut off ends when its broker stays silent (`rlzmq runner --patience`).
@@ -18,7 +18,6 @@ from typing import Any
 from rlzmq.core.errors import PeerLostError, first_error
 from rlzmq.launch.cluster import Cluster, Place
 from rlzmq.launch.hosts import Host, Process, connect
-from rlzmq.launch.preflight import preflight
 
 __all__ = ["Launcher"]
 
@@ -48,12 +47,10 @@ class Launcher:
         Raises:
             PeerLostError: A host cannot be reached, or a process died more often than `restarts`.
             AuthenticationError: A host's key is unknown, or the host refuses the client's key.
-            ConfigurationError: Versions differ, or a port of the head is taken.
         """
         try:
             found = await asyncio.gather(*(connect(name, self._cluster) for name in self._cluster.hosts))
             self._hosts = {host.name: host for host in found}
-            await preflight(self._cluster, self._hosts, self._say)
             return await self._run_head_and_others()
         finally:
             await self._end_roles()

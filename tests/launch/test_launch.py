@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import dataclasses
 import json
 import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import kubernetes_validate
-import psutil
 import pytest
 import yaml
 
@@ -72,7 +68,6 @@ async def test_head_and_runners_run_over_ssh_and_end_together(tmp_path: Path, ss
     async with asyncio.timeout(60):
         assert await Launcher(cluster, lines.append).run() == 0
     text = "\n".join(lines)
-    assert "preflight: 1 hosts" in text
     assert "[head] iter 3" in text
     assert "[head] accounting: sampled" in text
     assert " goodbye: " in text
@@ -130,7 +125,7 @@ def test_the_environment_is_not_in_the_process_table_and_what_a_process_prints_i
     script = tmp_path / "prints.py"
     script.write_text(code)
     cluster = local_cluster(tmp_path)
-    cluster = dataclasses.replace(cluster, environment={**cluster.environment, "SECRET": secret})
+    cluster = cluster.model_copy(update={"environment": {**cluster.environment, "SECRET": secret}})
 
     async def run_there() -> list[str]:
         host = await connect(LOCAL, cluster)
@@ -168,11 +163,10 @@ async def test_an_unknown_host_key_is_refused(tmp_path: Path, ssh_port: int) -> 
         ('head = "a; rm -rf /"\nlisten = "tcp://10.0.0.1:5"\ntrain = []', "is not a host name"),
         ('head = "-oProxyCommand=x"\nlisten = "tcp://10.0.0.1:5"\ntrain = []', "is not a host name"),
         ('head = "a"\nlisten = "tcp://0.0.0.0:5"\ntrain = []', "every interface"),
-        ('head = "a"\nlisten = "tcp://10.0.0.1:0"\ntrain = []', "needs a port"),
-        (f"{_HEAD}learners = 3", "learners must be a list, got 3"),
-        (f'{_HEAD}[[runners]]\nhost = "b"\narguments = 3', "arguments must be a list, got 3"),
-        (f"{_HEAD}[[runners]]\nhost = 3", "host must be a string, got 3"),
-        (f"{_HEAD}environment = {{A = 1}}", "environment: A must be a string, got 1"),
+        (f"{_HEAD}learners = 3", "learners: .* got 3"),
+        (f'{_HEAD}[[runners]]\nhost = "b"\narguments = 3', "arguments: .* got 3"),
+        (f"{_HEAD}[[runners]]\nhost = 3", "host: .* got 3"),
+        (f"{_HEAD}environment = {{A = 1}}", "environment: A: .* got 1"),
     ],
 )
 def test_wrong_cluster_files_are_refused(text: str, problem: str) -> None:
@@ -189,12 +183,7 @@ def test_a_cluster_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 def test_job_files_are_rendered_of_the_same_cluster(tmp_path: Path) -> None:
     text = cluster_text(tmp_path, 22) + '\n[[learners]]\nhost = "gpu1"\ncount = 2\n'
     cluster = Cluster.parse(text)
-    script = tmp_path / "job.sh"
-    script.write_text(render("slurm", cluster))
-    subprocess.run(["bash", "-n", str(script)], check=True)
-    assert "#SBATCH --ntasks=5" in script.read_text()
-    assert "scontrol requeue" in script.read_text()
-    job_set = json.loads(render("kubernetes", cluster))
+    job_set = json.loads(render(cluster))
     assert job_set["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
     assert job_set["kind"] == "JobSet"
     spec = job_set["spec"]
@@ -223,7 +212,7 @@ def test_the_parts_of_the_kubernetes_files_fit_kubernetes_own_schemas(tmp_path: 
     """JobSet is an extension without a schema there; the Jobs that it makes have one, and so has the page's claim."""
     version = kubernetes_validate.latest_version()
     cluster = Cluster.parse(cluster_text(tmp_path, 22) + '\n[[learners]]\nhost = "gpu1"\ncount = 2\n')
-    job_set = json.loads(render("kubernetes", cluster))
+    job_set = json.loads(render(cluster))
     for job in job_set["spec"]["replicatedJobs"]:
         manifest = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}}
         kubernetes_validate.validate({**manifest, **job["template"]}, version, strict=True)
@@ -243,82 +232,8 @@ def test_job_files_give_each_place_its_arguments(tmp_path: Path) -> None:
     text = cluster_text(tmp_path, 22)
     text += '\n[[runners]]\nhost = "cpu2"\ncount = 3\narguments = ["--envs", "8"]\n'
     cluster = Cluster.parse(text)
-    lines = [line for line in render("slurm", cluster).splitlines() if " runner --join" in line]
-    assert [(line.split()[2], "--envs 8" in line) for line in lines] == [("-n2", False), ("-n3", True)]
-    job_set = json.loads(render("kubernetes", cluster))
+    job_set = json.loads(render(cluster))
     jobs = {job["name"]: job["template"]["spec"] for job in job_set["spec"]["replicatedJobs"]}
     assert {name: job["parallelism"] for name, job in jobs.items()} == {"head": 1, "runner": 2, "runner-2": 3}
     (container,) = jobs["runner-2"]["template"]["spec"]["containers"]
     assert container["command"][2].endswith("runner --join /join/join.toml --envs 8")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_the_slurm_script_runs_is_requeued_when_interrupted_and_goes_on(tmp_path: Path) -> None:
-    text = cluster_text(tmp_path, 22).replace(f'"--run-dir", "{tmp_path / "run"}"', "")
-    text = text.replace(f", '--run-dir', {str(tmp_path / 'run')!r}", "")
-    script = tmp_path / "job.sh"
-    script.write_text(render("slurm", Cluster.parse(text)))
-    bin_directory = tmp_path / "bin"
-    bin_directory.mkdir()
-    for name, code in (("srun", _SRUN), ("scontrol", _SCONTROL)):
-        (bin_directory / name).write_text(f"#!{sys.executable}\n{code}")
-        (bin_directory / name).chmod(0o755)
-    environment = {
-        **os.environ, "PATH": f"{bin_directory}:{os.environ['PATH']}", "SLURM_JOB_ID": "7",
-        "SLURMD_NODENAME": "here", "RLZMQ_HEAD": "127.0.0.1", "CALLS": str(tmp_path / "calls"),
-    }  # fmt: skip
-    log = tmp_path / "job.log"
-    with _job(script, log, environment) as job:
-        while "iter 3 " not in log.read_text():
-            assert job.poll() is None, log.read_text()
-            time.sleep(0.1)
-        job.terminate()  # what Slurm sends before the time limit
-        assert job.wait(60) == 75, log.read_text()
-    assert (tmp_path / "calls").read_text() == "requeue 7\n"
-    assert not list(tmp_path.glob(".rlzmq-*"))
-    # The requeued job: the same script, the same id.
-    script.write_text(script.read_text().replace("--env-runners 0", "--env-runners 0 --stop time=1"))
-    with _job(script, log, environment) as job:
-        assert job.wait(150) == 0, log.read_text()
-    assert "resumed " in log.read_text()
-    assert (tmp_path / "calls").read_text() == "requeue 7\n"
-
-
-@contextlib.contextmanager
-def _job(script: Path, log: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A job script in a session of its own; nothing of it is left afterwards."""
-    with log.open("w") as output:
-        job = subprocess.Popen(
-            ["bash", str(script)], stdout=output, stderr=output, env=environment, start_new_session=True
-        )
-    try:
-        yield job
-    finally:
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get("CALLS") == environment["CALLS"]:
-                    process.kill()
-        job.wait()
-
-
-_SRUN = """
-import os, signal, subprocess, sys
-arguments, count = sys.argv[1:], 1
-while arguments[0].startswith("-"):
-    option = arguments.pop(0)
-    if option.startswith("-n"):
-        count = int(option[2:])
-    elif option == "-w":
-        assert arguments.pop(0) == "here"
-tasks = [subprocess.Popen(arguments, env={**os.environ, "SLURM_PROCID": str(n), "SLURM_LOCALID": str(n)})
-         for n in range(count)]
-for number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(number, lambda number, _: [task.send_signal(number) for task in tasks])
-sys.exit(max(task.wait() for task in tasks))
-"""
-_SCONTROL = """
-import os, sys
-with open(os.environ["CALLS"], "a") as calls:
-    print(*sys.argv[1:], file=calls)
-"""

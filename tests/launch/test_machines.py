@@ -31,7 +31,6 @@ def test_five_machines_train_survive_kills_and_end_with_one_ctrl_c(machines: Mac
     head, first, *_ = machines
     text = cluster_text(machines, runners=((1, 1), (2, 1)), learners=((3, 1), (4, 1)), restarts=2)
     with launched(head, text) as launch:
-        launch.wait_for(r"^preflight: 5 hosts, .* ports 5555, 5556, 5557, 5558 free and reached")
         for name in (
             "runner-10.77.0.2-0",
             "runner-10.77.0.3-0",
@@ -67,7 +66,6 @@ def test_a_local_head_serves_hosts_and_a_spent_budget_ends_everything(machines: 
     head = machines[0]
     text = cluster_text(machines, head="local", runners=((1, 1),), restarts=1)
     with launched(head, text) as launch:  # the launcher runs on the head itself
-        launch.wait_for(r"^preflight: 2 hosts")
         for restart in (1, 2):
             launch.wait_for(r"^\[runner-10.77.0.2-0\] .* joined ", count=restart)
             machines[1].processes(RUNNER)[0].kill()
@@ -124,15 +122,14 @@ def test_a_head_that_may_resume_is_started_again_with_all_others(machines: Machi
     assert join_directories(machines.directory) == []
 
 
-def test_preflight_names_what_is_wrong_before_anything_starts(machines: Machines) -> None:
+def test_what_is_wrong_is_named(machines: Machines) -> None:
     head, host, *_ = machines
 
-    def fails(text: str, code: int, *told: str) -> None:
+    def fails(text: str, code: int, told: str) -> None:
         with launched(machines[2], text) as launch:
             assert launch.end() == code, launch.output
         output = "\n".join(launch.output)
-        for problem in told:
-            assert problem in output, output
+        assert told in output, output
         assert "Traceback" not in output
 
     text = cluster_text(machines)
@@ -140,27 +137,8 @@ def test_preflight_names_what_is_wrong_before_anything_starts(machines: Machines
                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as taken:  # fmt: skip
         while f"{head.address}:{PORT}" not in head.listening():
             assert taken.poll() is None
-        fails(
-            text,
-            78,
-            f"port {PORT} of {head.address} on {head.address} cannot be listened on (Address already in use",
-        )
+        fails(text, 78, f"{head.address}:{PORT}")
         taken.kill()
-    fails(
-        text.replace(f"tcp://{head.address}", "tcp://10.99.0.1"),
-        78,
-        f"10.99.0.1 is no address of {head.address}",
-    )
-    fails(
-        cluster_text(machines, python="/usr/bin/false"),
-        69,
-        f"{host.address}: /usr/bin/false cannot import rlzmq",
-    )
-    host.cut_towards(head)  # ssh still works
-    try:
-        fails(text, 69, f"{host.address} cannot reach the head at {head.address} (port {PORT}: ")
-    finally:
-        host.mend_towards(head)
     other = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
     known_hosts = machines.directory / "known_hosts"
     lines = [f"[{host.address}]:{SSH_PORT} {other}" if host.address in line else line

@@ -1,0 +1,147 @@
+"""Runs as jobs of a real Slurm with consumable memory: what happens to jobs there happens to a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.slurm import Slurm, until, why_no_slurm
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(bool(why_no_slurm()), reason=why_no_slurm() or "Slurm is there"),
+]
+
+_TRAIN = (
+    "rlzmq train ppo --env CartPole-v1 --preset none --batch-size-per-learner 200 --minibatch-size 50 --num-epochs 1 "
+    "--checkpoint-every-s 5 --on slurm --cluster cluster.toml"
+)
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Slurm]:
+    cluster = Slurm()
+    yield cluster
+    cluster.close()
+
+
+class Run:
+    """A run that was submitted."""
+
+    def __init__(self, slurm: Slurm, name: str, cluster: str, more: str = "", before: str = "") -> None:
+        self.slurm, self.path = slurm, slurm.home / "runs" / name
+        (slurm.home / "cluster.toml").write_text(cluster)
+        self.said = slurm.ctl(f"{before}{_TRAIN} --run-dir runs/{name} {more}")
+        self.jobs = dict(re.findall(r"^(head|learners|runners) +job (\d+)$", self.said, re.M))
+        assert "head" in self.jobs, self.said
+
+    def log(self, role: str = "head") -> str:
+        path = self.path / "jobs" / f"{role}.log"
+        return path.read_text() if path.exists() else ""
+
+    def wait_for(self, pattern: str, role: str = "head", after: int = 0) -> int:
+        """Wait for text in a log; return where it ends."""
+        until(
+            lambda: re.search(pattern, self.log(role)[after:]),
+            lambda: f"{pattern!r}: {self.slurm.describe()}",
+        )
+        found = re.search(pattern, self.log(role)[after:])
+        assert found is not None
+        return after + found.end()
+
+    def wait_until(self, role: str, name: str, *values: str) -> None:
+        until(lambda: self.slurm.fact(self.jobs[role], name) in values, self.slurm.describe)
+
+    def goes_on(self, restarts: str, after: int = 0) -> int:
+        """Wait until the head was requeued and trains again."""
+        self.wait_until("head", "Restarts", restarts)
+        self.slurm.ctl(f"scontrol update JobId={self.jobs['head']} StartTime=now")  # Slurm waits two minutes
+        return self.wait_for(r"resumed .*(.|\n)*iter \d+", after=after)
+
+    def restarts(self, role: str) -> str:
+        return self.slurm.fact(self.jobs[role], "Restarts")
+
+
+def place(memory: str, node: str = "", count: int = 1, more: str = "") -> str:
+    where = f'options = ["--nodelist={node}"]\n' if node else ""
+    return f'count = {count}\nmemory = "{memory}"\n{where}{more}\n'
+
+
+def test_a_run_outlives_its_time_limit_and_preemption_and_stays_cancelled(slurm: Slurm) -> None:
+    limit = 'time = "2"'
+    cluster = f"[head]\n{place('1G', 'n1', more=limit)}[runners]\n{place('1G', 'n2', 2)}"
+    run = Run(slurm, "limited", cluster)
+    end = run.goes_on("1")  # the time limit
+    assert "interrupted" in run.log()
+
+    slurm.ctl("sbatch --partition=prio --nodelist=n1 --exclusive --wrap 'sleep 1' --output=/dev/null")
+    run.goes_on("2", after=end)
+
+    slurm.ctl(f"scancel {run.jobs['head']}")
+    until(lambda: not slurm.ctl("squeue -h").strip(), slurm.describe)  # the runners end by themselves
+    assert slurm.state(run.jobs["head"]) == "CANCELLED"
+    assert run.restarts("head") == "2"
+    last = [int(number) for number in re.findall(r"^iter (\d+)", run.log(), re.M)][-1]
+    newest = sorted((run.path / "checkpoints").iterdir())[-1]
+    assert int(newest.name) >= last
+    for account in re.findall(
+        r"accounting: sampled (\d+) = trained (\d+) \+ dropped (\d+) \+ pending (\d+)", run.log()
+    ):
+        sampled, *rest = map(int, account)
+        assert sampled == sum(rest)
+
+
+def test_only_the_runner_that_died_and_those_of_a_dead_node_are_replaced(slurm: Slurm) -> None:
+    wide = 'cpus = 3\narguments = ["--envs", "2"]\noptions = ["--exclude=n1"]'  # one per node
+    cluster = f"[head]\n{place('1G', 'n1')}[runners]\n{place('1G', count=2, more=wide)}"
+    run = Run(slurm, "elastic", cluster)
+    other = Run(slurm, "neighbour", f"[head]\n{place('1G', 'n1')}[runners]\n{place('1G', 'n1')}")
+    other.wait_for("iter 1 ")  # two heads on one node
+    slurm.ctl(f"scancel {other.jobs['head']}")
+    end = run.wait_for(" joined ", "runners-0")
+    run.wait_for(" joined ", "runners-1")
+    (head,) = {
+        process.pid for process in slurm.processes("n1", "train ppo") if "elastic" in str(process.cmdline())
+    }
+    node = slurm.fact(f"{run.jobs['runners']}_0", "NodeList")
+    for process in slurm.processes(node, "rlzmq runner"):
+        process.kill()
+    run.wait_for(" joined ", "runners-0", after=end)
+
+    lost = slurm.fact(f"{run.jobs['runners']}_1", "NodeList")
+    end = len(run.log("runners-1"))
+    slurm.lose(lost)
+    run.wait_for(" joined ", "runners-1", after=end)
+    assert slurm.fact(f"{run.jobs['runners']}_1", "Restarts") == "1"
+    assert slurm.fact(f"{run.jobs['runners']}_0", "Restarts") == run.restarts("head") == "0"
+    assert head in {process.pid for process in slurm.processes("n1", "train ppo")}
+    slurm.boot(lost)
+    slurm.ctl(f"scancel {run.jobs['head']}")
+    until(lambda: not slurm.ctl("squeue -h").strip(), slurm.describe)
+
+
+def test_learners_are_tasks_of_one_job(slurm: Slurm) -> None:
+    cluster = f"[head]\n{place('1G', 'n1')}[learners]\n{place('1G', count=2)}[runners]\n{place('1G')}"
+    run = Run(slurm, "learners", cluster, "--stop iterations=3")
+    run.wait_until("head", "JobState", "COMPLETED", "FAILED")
+    assert slurm.state(run.jobs["head"]) == "COMPLETED", slurm.describe()
+    run.wait_until("learners", "JobState", "COMPLETED", "FAILED")
+    assert "is rank 1 of 2" in run.log("learners")
+
+
+def test_a_step_that_cannot_be_created_ends_the_run(slurm: Slurm) -> None:
+    cluster = f"[head]\n{place('1G', 'n1')}[learners]\ncount = 2\n"
+    run = Run(slurm, "impossible", cluster, before="SLURM_MEM_PER_NODE=9999999 ")
+    run.wait_until("head", "JobState", "CANCELLED", "FAILED")
+    assert "the run is cancelled" in run.log("learners")
+
+
+def test_a_job_that_slurm_refuses_leaves_no_others(slurm: Slurm) -> None:
+    (slurm.home / "cluster.toml").write_text('[runners]\noptions = ["--partition=nowhere"]\n')
+    said = slurm.ctl(f"{_TRAIN} --run-dir runs/refused; echo code $?")
+    assert "nowhere" in said
+    assert "code 78" in said
+    until(lambda: not slurm.ctl("squeue -h").strip(), slurm.describe)
