@@ -103,6 +103,7 @@ def run(arguments: Sequence[str]) -> int:
             faults.arm("driver")
             open_stack_channel("driver")
             options = _parse(algorithm, list(arguments[1:]))
+            options.quiet |= options.dry_run  # it prints a script
             with _taken(algorithm, options) as (directory, config):
                 if options.on == "local":
                     _prestart()

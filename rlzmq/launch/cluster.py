@@ -50,7 +50,8 @@ class Table(BaseModel):
             *place, key = problem["loc"] or ("",)
             where = ": ".join([source, *map(str, place)])
             if problem["type"] == "extra_forbidden":
-                known = [*cls.model_fields, *Place.model_fields] if place else cls.model_fields
+                nested = (name for kind in Table.__subclasses__() for name in kind.model_fields)
+                known = nested if place else cls.model_fields
                 raise ConfigurationError(
                     f"{where}: unknown key {key!r}.{did_you_mean(str(key), known)}"
                 ) from None

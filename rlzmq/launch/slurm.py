@@ -73,10 +73,9 @@ class Slurm:
         options += [f"--mem={asked.memory}"] if asked.memory else []
         options += [f"--time={asked.time}"] if asked.time else []
         options += [f"--gpus-per-task={asked.gpus}"] if asked.gpus else []
-        if role.name == "runners":
-            options.append(f"--array=0-{asked.count - 1}")
-        else:
-            options.append(f"--ntasks={asked.count}")
+        is_array = role.name == "runners"
+        options += [f"--ntasks={1 if is_array else asked.count}"]
+        options += [f"--array=0-{asked.count - 1}"] if is_array else []
         lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in (*options, *asked.options))]
         lines += [f"cd {shlex.quote(self._workdir)}", f"export OMP_NUM_THREADS={asked.cpus}"]
         argv, key = shlex.join(role.argv), shlex.quote(str(role.key))

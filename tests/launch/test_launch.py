@@ -237,3 +237,48 @@ def test_job_files_give_each_place_its_arguments(tmp_path: Path) -> None:
     assert {name: job["parallelism"] for name, job in jobs.items()} == {"head": 1, "runner": 2, "runner-2": 3}
     (container,) = jobs["runner-2"]["template"]["spec"]["containers"]
     assert container["command"][2].endswith("runner --join /join/join.toml --envs 8")
+
+
+_SUBMIT = ["train", "ppo", "--env", "CartPole-v1", "--run-dir", "runs/x", "--on", "slurm", "--dry-run"]
+
+
+def submitted(directory: Path, cluster: str, *more: str) -> subprocess.CompletedProcess[str]:
+    (directory / "cluster.toml").write_text(cluster)
+    command = [sys.executable, "-m", "rlzmq", *_SUBMIT, "--cluster", "cluster.toml", *more]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_jobs_for_slurm_are_a_shell_script(tmp_path: Path) -> None:
+    tables = '[head]\nmemory = "4G"\n[learners]\ncount = 2\n[runners]\ncount = 3\narguments = ["--envs", "8"]\n'
+    done = submitted(tmp_path, tables)
+    assert done.returncode == 0, done.stderr
+    subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=True)
+    scripts = re.findall(r"END_OF_JOB'\n(.*?)END_OF_JOB\n", done.stdout, re.DOTALL)
+    for script in scripts:
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+        assert "--signal=B:USR1@60" in script
+    head, learners, runners = scripts
+    assert "--mem=4G" in head
+    assert "--dry-run" not in head
+    assert "--ntasks=2" in learners
+    assert "--array=0-2" in runners
+    assert "--envs 8" in runners
+
+
+@pytest.mark.parametrize(
+    ("cluster", "more", "problem"),
+    [
+        ("[runner]\ncount = 3", (), "Did you mean 'runners'"),
+        ("[runners]\ncount = 0", (), "got 0"),
+        ("[head]\ncount = 2", (), "got 2"),
+        ("[head]\ncpu = 2", (), "Did you mean 'cpus'"),
+        ("", ("--overwrite",), "--overwrite"),
+    ],
+)
+def test_wrong_jobs_are_refused(tmp_path: Path, cluster: str, more: tuple[str, ...], problem: str) -> None:
+    done = submitted(tmp_path, cluster, *more)
+    assert done.returncode == 78
+    assert problem in done.stderr

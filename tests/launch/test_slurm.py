@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -145,3 +146,23 @@ def test_a_job_that_slurm_refuses_leaves_no_others(slurm: Slurm) -> None:
     assert "nowhere" in said
     assert "code 78" in said
     until(lambda: not slurm.ctl("squeue -h").strip(), slurm.describe)
+
+
+def test_the_page_typed_literally(slurm: Slurm) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how_to" / "slurm.md").read_text()
+    (cluster,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    submit, by_hand = (
+        block for block in re.findall(r"```\n(.*?)```", page, re.DOTALL) if block.startswith("rlzmq ")
+    )
+    for name, command in (("typed", submit), ("by_hand", by_hand)):
+        directory = slurm.home / name
+        directory.mkdir()
+        (directory / "cluster.toml").write_text(cluster)
+        said = slurm.ctl(command, cwd=directory)
+        found = re.search(r"head +(?:job )?(\d+)", said)
+        assert found, said
+        log = directory / "runs" / "cartpole" / "jobs" / "head.log"
+        until(lambda log=log: log.exists() and "iter 1 " in log.read_text(), slurm.describe)
+        slurm.ctl(f"scancel {found[1]}")
+        until(lambda: not slurm.ctl("squeue -h").strip(), slurm.describe)
+        assert "checkpoints/" in log.read_text()
