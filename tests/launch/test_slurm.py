@@ -115,6 +115,8 @@ def test_only_the_runner_that_died_and_those_of_a_dead_node_are_replaced(slurm: 
     lost = slurm.fact(f"{run.jobs['runners']}_1", "NodeList")
     end = len(run.log("runners-1"))
     slurm.lose(lost)
+    until(lambda: slurm.fact(f"{run.jobs['runners']}_1", "Restarts") == "1", slurm.describe)
+    slurm.ctl(f"scontrol update JobId={run.jobs['runners']}_1 StartTime=now")  # Slurm waits two minutes
     run.wait_for(" joined ", "runners-1", after=end)
     assert slurm.fact(f"{run.jobs['runners']}_1", "Restarts") == "1"
     assert slurm.fact(f"{run.jobs['runners']}_0", "Restarts") == run.restarts("head") == "0"
