@@ -205,7 +205,7 @@ def _places_of(command: str) -> dict[str, list[str]]:
 def _help_of(command: str) -> str:
     said = io.StringIO()
     with _environ(COLUMNS="120", NO_COLOR="1"), contextlib.redirect_stdout(said):
-        main([*command.split(), "--help"])
+        main([*command.split(), "--help-all" if command.startswith("train ") else "--help"])
     return said.getvalue()
 
 

@@ -87,6 +87,12 @@ _COMMANDS = {
         "completion for bash, zsh and fish: source <(rlzmq completion bash)",
     ),
 }
+_GROUPS = {
+    "train and look": "demo train tune presets evaluate record runs plot dashboard top",
+    "deploy": "export serve",
+    "several machines": "launch runner learner",
+    "debug": "check-env doctor inspect ckpt stacks replay completion",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -203,5 +209,8 @@ def _print_with_notes(error: BaseException) -> None:
 
 
 def _usage() -> str:
-    lines = [f"  {name:<10} {text}" for name, (_, text) in _COMMANDS.items()]
-    return "usage: rlzmq COMMAND …   (rlzmq COMMAND --help: the options)\n\n" + "\n".join(lines) + _VERBOSE
+    text = "usage: rlzmq COMMAND …   (rlzmq COMMAND --help: the options)"
+    for title, names in _GROUPS.items():
+        lines = [f"  {name:<10} {_COMMANDS[name][1]}" for name in names.split()]
+        text += "\n\n" + "\n".join([f"{title}:", *lines])
+    return text + _VERBOSE

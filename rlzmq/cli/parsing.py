@@ -12,7 +12,7 @@ import shutil
 import sys
 import textwrap
 import typing
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, TypeVar
 
 from rlzmq.core.synonyms import instead_of_flag
@@ -26,7 +26,14 @@ class OptionsExit(SystemExit):
     """Raised after printing the help or an error about options, to distinguish it from the command's own exit."""
 
 
-def parse(kind: type[_Options], arguments: Sequence[str], *, usage: str, description: str) -> _Options:
+def parse(
+    kind: type[_Options],
+    arguments: Sequence[str],
+    *,
+    usage: str,
+    description: str,
+    usual: Collection[str] | None = None,
+) -> _Options:
     """Read a command's options.
 
     Args:
@@ -34,6 +41,7 @@ def parse(kind: type[_Options], arguments: Sequence[str], *, usage: str, descrip
         arguments: The command line after the command's name.
         usage: The usage line, e.g. ``"rlzmq evaluate PATH [options]"``; the words in lower case are the command.
         description: The command's description, shown in its help.
+        usual: Names of the fields that ``--help`` shows, of several hundred; ``--help-all`` shows all. None: all.
 
     Raises:
         OptionsExit: The help was printed (0), or the options are wrong (2).
@@ -43,8 +51,9 @@ def parse(kind: type[_Options], arguments: Sequence[str], *, usage: str, descrip
     prog = " ".join(word for word in usage.split(" [")[0].split() if word.islower() and word[0] != "-")
     markers = (tyro.conf.UseAppendAction, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
     config = (*markers, tyro.conf.OmitArgPrefixes)
-    shown = _with_field_help(kind)
-    if not {"-h", "--help"} & set(arguments):
+    helps = {"-h", "--help", *(["--help-all"] if usual is not None else [])} & set(arguments)
+    shown = _with_field_help(kind, usual if helps and "--help-all" not in helps else None)
+    if not helps:
         complaint = io.StringIO()
         try:
             with contextlib.redirect_stderr(complaint):
@@ -63,6 +72,8 @@ def parse(kind: type[_Options], arguments: Sequence[str], *, usage: str, descrip
     print(textwrap.fill(f"usage: {usage}", width, subsequent_indent="  "), end="\n\n")
     print(textwrap.fill(description, width), end="\n\n")
     print(listed.rstrip())
+    if usual is not None and "--help-all" not in helps:
+        print(f"\n{prog} --help-all: the other {len(_flags_of(kind)) - len(usual)} flags")
     raise OptionsExit(0)
 
 
@@ -80,30 +91,63 @@ def _flags_of(kind: Any) -> set[str]:
         group = field.default_factory
         if dataclasses.is_dataclass(group):
             flags |= _flags_of(group)
-        flags.add("--" + field.name.rstrip("_").replace("_", "-"))
+        else:
+            flags.add("--" + field.name.rstrip("_").replace("_", "-"))
     return flags
 
 
-def _with_field_help(kind: Any) -> Any:
-    """Return `kind` with the docstring under each field as its help, without tyro's note on defaults."""
+def _with_field_help(kind: Any, usual: Collection[str] | None) -> Any:
+    """Return `kind` with the docstring under each field as its help, without tyro's note on defaults.
+
+    Fields that are not `usual` are left out of the help.
+    """
     import tyro
 
     hints = typing.get_type_hints(kind, include_extras=True)
     docs = _docs_of_fields(kind)
     fields: list[tuple[str, Any, Any]] = []
     for field in dataclasses.fields(kind):
-        if field.name not in docs:  # generated fields have their help already
-            continue
         is_required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        name = "import" if field.name == "import_" else None
-        marks = tyro.conf.arg(
-            help=docs[field.name], help_behavior_hint=None if is_required else "", name=name
-        )
         again: Any = dataclasses.field(
             default=field.default, default_factory=field.default_factory, kw_only=field.kw_only
         )
-        fields.append((field.name, Annotated[hints[field.name], marks], again))
+        hint = hints[field.name]
+        if field.name in docs:
+            name = "import" if field.name == "import_" else None
+            marks = tyro.conf.arg(
+                help=docs[field.name], help_behavior_hint=None if is_required else "", name=name
+            )
+            hint = Annotated[hint, marks]
+            if usual is not None and field.name not in usual:
+                hint = Annotated[hint, tyro.conf.Suppress]
+        elif usual is None:
+            continue  # generated fields have their help already
+        else:
+            hint, again = _usual_part(field, usual)
+        fields.append((field.name, hint, again))
     return dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,))
+
+
+def _usual_part(group: dataclasses.Field[Any], usual: Collection[str]) -> tuple[Any, Any]:
+    """Return a generated group's hint and field, with the fields that are not `usual` left out of the help."""
+    import tyro
+
+    base, *marks = typing.get_args(group.type)
+    hints = typing.get_type_hints(base, include_extras=True)
+    hidden = [
+        (
+            field.name,
+            Annotated[hints[field.name], tyro.conf.Suppress],
+            dataclasses.field(default_factory=field.default_factory)
+            if field.default is dataclasses.MISSING
+            else field.default,
+        )
+        for field in dataclasses.fields(base)
+        if field.name not in usual
+    ]
+    part = dataclasses.make_dataclass(base.__name__, hidden, bases=(base,))
+    part.__doc__ = base.__doc__
+    return Annotated[(part, *marks)], dataclasses.field(default_factory=part)
 
 
 def _docs_of_fields(kind: type) -> dict[str, str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
 
 from rlzmq.cli.checkpoint_options import CheckpointOptions, code_arguments
 
@@ -17,21 +20,22 @@ __all__ = ["RecordOptions", "run"]
 
 # Number of episodes per round of each runner; the driver receives a copy of what the runners write.
 _EPISODES_PER_ROUND = 20
+_PROGRESS_S = 5.0  # between two lines about the number of episodes
 
 
 @dataclass(kw_only=True)
 class RecordOptions(CheckpointOptions):
     """Options of ``rlzmq record``."""
 
-    output: Path
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
     """Directory for the shards. One that holds shards needs --overwrite."""
     overwrite: bool = False
     """Move shards that are in --output aside, with their directory (default: False)."""
     episodes: int = 100
     """Number of complete episodes (default: 100)."""
-    runners: int = 0
+    env_runners: int = 0
     """Number of processes that sample; 0: this one (default: 0)."""
-    envs_per_runner: int | None = None
+    envs_per_env_runner: int | None = None
     """Number of envs in each runner (default: the checkpoint's)."""
     seed: int | None = None
     """Seed of the envs (default: the run's seed)."""
@@ -43,6 +47,7 @@ class RecordOptions(CheckpointOptions):
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with `arguments`, which follow ``rlzmq record``; return the exit code."""
+    from rlzmq.cli.main import EXIT_INTERRUPTED
     from rlzmq.cli.parsing import parse
     from rlzmq.core.errors import ConfigurationError
 
@@ -52,19 +57,21 @@ def run(arguments: Sequence[str]) -> int:
         usage="rlzmq record RUN_OR_CHECKPOINT --output DIRECTORY [options]",
         description="Record complete episodes of a checkpoint's policy as shards, for offline algorithms.",
     )
-    for name in ("episodes", "envs_per_runner"):
+    for name in ("episodes", "envs_per_env_runner"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             flag = name.replace("_", "-")
             raise ConfigurationError(f"--{flag} {getattr(options, name)}: expected 1 or more")
     returns = record(options)
+    if not returns:
+        raise KeyboardInterrupt
     print(
         f"recorded  {len(returns)} episodes, return mean {sum(returns) / len(returns):.2f}, in {options.output}"
     )
-    return 0
+    return 0 if len(returns) >= options.episodes else EXIT_INTERRUPTED
 
 
 def record(options: RecordOptions) -> list[float]:
-    """Write the episodes and return their returns.
+    """Write the episodes and return their returns: fewer than asked for after Ctrl-C.
 
     Raises:
         ConfigurationError: The directory holds shards or is in use, or in the end it does not hold all episodes.
@@ -107,10 +114,10 @@ def _record(options: RecordOptions) -> list[float]:
 
     stored = read_algorithm(options.checkpoint)
     config = stored.config_to("evaluate", Given(**code_arguments(options))).copy(copy_frozen=False)
-    config.env_runners(num_env_runners=options.runners).learners(num_learners=0)
+    config.env_runners(num_env_runners=options.env_runners).learners(num_learners=0)
     config.networking(listen=None, advertise=None, join_file=None, num_remote_learners=0)
-    if options.envs_per_runner is not None:
-        config.env_runners(num_envs_per_env_runner=options.envs_per_runner)
+    if options.envs_per_env_runner is not None:
+        config.env_runners(num_envs_per_env_runner=options.envs_per_env_runner)
     if options.seed is not None:
         config.debugging(seed=options.seed)
     config.offline_data(output=str(options.output.absolute()))
@@ -119,12 +126,18 @@ def _record(options: RecordOptions) -> list[float]:
     group = EnvRunnerGroup(config=config)
     try:
         group.foreach_env_runner(partial(load_policy, state=stored.acting_state))
+        next_s = time.monotonic() + _PROGRESS_S
         while len(returns) < options.episodes:
-            wanted = min(options.episodes - len(returns), _EPISODES_PER_ROUND * max(options.runners, 1))
+            wanted = min(options.episodes - len(returns), _EPISODES_PER_ROUND * max(options.env_runners, 1))
             sampled = group.sample(
                 num_episodes=wanted, explore=options.explore, random_actions=options.random
             )
             returns += [episode.get_return() for episode in sampled]
+            if time.monotonic() >= next_s:
+                next_s = time.monotonic() + _PROGRESS_S
+                print(f"recorded  {len(returns)} of {options.episodes} episodes", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted: keeping the episodes so far", flush=True)
     finally:
         group.stop()
     shards = find_shards(options.output)

@@ -27,9 +27,9 @@ class RunnerOptions:
 
     join: Path
     """The join file that the run wrote, mode 0600; -: standard input."""
-    count: int = 1
+    env_runners: int = 1
     """Env runners, each in a process that is replaced when it dies; together they need far less memory (default: 1)."""
-    envs: int | None = None
+    envs_per_env_runner: int | None = None
     """Environments of each (default: the run's num_envs_per_env_runner)."""
     timeout: float = 30.0
     """Seconds to wait for the broker at the start (default: 30)."""
@@ -49,10 +49,10 @@ def run(arguments: Sequence[str]) -> int:
         usage="rlzmq runner --join FILE [options]",
         description="Sample for a run that listens.",
     )
-    if options.count < 1:
-        raise ConfigurationError(f"--count must be at least 1, got {options.count}")
+    if options.env_runners < 1:
+        raise ConfigurationError(f"--env-runners must be at least 1, got {options.env_runners}")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if options.count > 1:
+    if options.env_runners > 1:
         from rlzmq.actors import forkserver
 
         forkserver.prestart()  # it imports torch while this process fetches the config
@@ -74,8 +74,8 @@ async def _sample(
 ) -> tuple[str, str]:
     """Join the run that is at these addresses, and sample until its end; return (reason, detail)."""
     run_id, config, digest = await the_runs_config(join, options.import_, timeout_s=timeout_s)
-    if options.envs is not None:
-        config.env_runners(num_envs_per_env_runner=options.envs)
+    if options.envs_per_env_runner is not None:
+        config.env_runners(num_envs_per_env_runner=options.envs_per_env_runner)
     config.freeze()
     settings: dict[str, Any] = {"patience_s": options.patience, "config_digest": digest}
     at = f"{join.addresses['data']}: {config.num_envs_per_env_runner} × {config.env}"
@@ -84,8 +84,8 @@ async def _sample(
         _say(options, f"{name} joined {at}")
 
     runners: Any
-    if options.count > 1:
-        runners = _Runners(options.count, config, (join, run_id, config), settings, joined)
+    if options.env_runners > 1:
+        runners = _Runners(options.env_runners, config, (join, run_id, config), settings, joined)
     else:
         from rlzmq.roles.runner.remote_runner import RemoteRunner
 

@@ -41,6 +41,8 @@ class RunsOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with `arguments`, which follow ``rlzmq runs``; return the exit code."""
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in ("list", "compare", "clean"):
+        arguments = ["list", *arguments]  # rlzmq runs DIRECTORY
     options = parse(
         RunsOptions,
         arguments,

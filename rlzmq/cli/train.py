@@ -42,6 +42,14 @@ _LAST_CHECKPOINT_S = 1.0  # to get the state of a run whose update did not end i
 _STOP_S = 2.0  # after a signal, time for all processes to stop in order before they are killed
 
 
+# What `--help` shows; `--help-all` shows every setting.
+_USUAL = (
+    "env", "config", "preset", "stop", "run_dir", "resume", "log", "dashboard", "quiet",
+    "env_config", "num_env_runners", "num_envs_per_env_runner", "num_learners", "num_gpus_per_learner",
+    "lr", "gamma", "train_batch_size_per_learner", "model_config", "evaluation_interval", "seed",
+)  # fmt: skip
+
+
 @dataclass(kw_only=True)
 class TrainOptions:
     """Options that are not settings of the algorithm."""
@@ -91,7 +99,7 @@ def run(arguments: Sequence[str]) -> int:
     algorithm = arguments[0] if arguments and not arguments[0].startswith("-") else ""
     if arguments[1:2] and not arguments[1].startswith("-"):  # rlzmq train ppo CartPole-v1
         arguments = [algorithm, "--env", *arguments[1:]]
-    asks = bool({"-h", "--help"} & set(arguments))
+    asks = bool({"-h", "--help", "--help-all"} & set(arguments))
     if not algorithm:
         print(_usage(), file=sys.stdout if asks else sys.stderr)
         return 0 if asks else EXIT_USAGE
@@ -157,9 +165,10 @@ def _parse(algorithm: str, arguments: list[str]) -> Any:
     kind: Any = options_type(config_class, f"Train{config_class.__name__}", TrainOptions)
     return parse(
         kind,
-        _with_trace_path(arguments),
+        _with_values(arguments, config_class),
         usage=f"rlzmq train {algorithm} --env ENV [options]",
         description=_about(algorithm),
+        usual=_USUAL,
     )
 
 
@@ -237,14 +246,18 @@ def _config(algorithm: str, options: Any) -> AlgorithmConfig:
     return config
 
 
-def _with_trace_path(arguments: list[str]) -> list[str]:
-    """Return the arguments with a value for ``--trace`` if it has none."""
+def _with_values(arguments: list[str], config_class: type[AlgorithmConfig]) -> list[str]:
+    """Return the arguments with a value for flags that may stand alone: ``--resume``, ``--trace``, ``--explore``."""
+    alone = {"--resume": "auto", "--trace": "auto"}
+    for name, setting in config_class._fields.items():
+        if setting.annotation is bool:
+            alone["--" + name.replace("_", "-")] = "true"
     given: list[str] = []
     for argument in arguments:
-        if given[-1:] == ["--trace"] and argument.startswith("-"):
-            given.append("auto")
+        if given and given[-1] in alone and argument.startswith("-"):
+            given.append(alone[given[-1]])
         given.append(argument)
-    return [*given, "auto"] if given[-1:] == ["--trace"] else given
+    return [*given, alone[given[-1]]] if given and given[-1] in alone else given
 
 
 def apply_preset(config: AlgorithmConfig, algorithm: str, env: object, options: Any) -> None:
@@ -359,12 +372,16 @@ def _train(
     finally:
         ended = why or "interrupted"
         if interrupt.is_set:
-            interrupt.last_words = f"{ended}\n{_next_commands(name, options, path, saved, ended)}\n"
+            interrupt.last_words = f"{ended}\n{_next_commands(name, options, path, saved, options.stop)}\n"
         with interrupt.shielded(_STOP_S):
             algorithm.stop()
     print(f"{why}; {time.perf_counter() - start:.1f} s")
     print(f"accounting: {algorithm.accounting}")
-    print(_next_commands(name, options, path, saved, why), flush=True)
+    is_met = " ≥ " in why and ended_by is None
+    stops = (
+        [f"iterations={2 * algorithm.iteration}"] if is_met else options.stop
+    )  # so that a resumed run ends
+    print(_next_commands(name, options, path, saved, stops), flush=True)
     if ended_by is not None:
         raise ended_by
     if error is not None:
@@ -376,6 +393,7 @@ def _train(
 
 def _submit(arguments: Sequence[str], options: Any, path: Path) -> int:
     """Hand the run's roles to a scheduler; return the exit code."""
+    from rlzmq.algorithms.registry import get_config_class
     from rlzmq.launch.engine import roles_of
     from rlzmq.launch.slurm import Slurm
 
@@ -386,7 +404,7 @@ def _submit(arguments: Sequence[str], options: Any, path: Path) -> int:
         )
     own = ("--on", "--cluster", "--dry-run", "--run-dir", "--resume")
     train: list[str] = []
-    words = iter(arguments)
+    words = iter(_with_values(list(arguments), get_config_class(arguments[0])))
     for word in words:
         if word.partition("=")[0] not in own:
             train.append(word)
@@ -411,14 +429,14 @@ def _submit(arguments: Sequence[str], options: Any, path: Path) -> int:
     return 0
 
 
-def _next_commands(name: str, options: Any, path: Path, saved: Path | None, why: str) -> str:
+def _next_commands(name: str, options: Any, path: Path, saved: Path | None, stops: Sequence[str]) -> str:
     """Return the lines that say how to look at a run and go on.
 
     Args:
         name: The algorithm.
         path: The run's directory.
         saved: The last checkpoint; None: the newest intact one there.
-        why: Why the run has ended. An interrupted one goes on until what it was to be stopped by.
+        stops: What ends the resumed run: the same as this one, or twice its length if that was reached.
     """
     from rlzmq.core.checkpoint_series import find_checkpoint
 
@@ -429,7 +447,6 @@ def _next_commands(name: str, options: Any, path: Path, saved: Path | None, why:
     saved = saved or find_checkpoint(path).path
     if saved is not None:
         imports = "".join(f" --import {shlex.quote(module)}" for module in options.import_)
-        stops = options.stop if why.startswith("interrupted") else []
         until = "".join(f" --stop {shlex.quote(stop)}" for stop in stops)
         lines.append(f"evaluate    rlzmq evaluate {shlex.quote(str(saved))}{imports}")
         lines.append(f"resume      rlzmq train {name} --resume {shlex.quote(str(path))}{imports}{until}")

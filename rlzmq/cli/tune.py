@@ -43,7 +43,7 @@ class TuneOptions:
     """TOML file: trainable, settings with search objects, and tables for tune, stop, checkpoint and failure."""
     trials: int | None = None
     """Number of trials for each grid point (default: num_samples in the file's tune table, else 1)."""
-    jobs: int | None = None
+    max_concurrent_trials: int | None = None
     """Most trials at the same time (default: as many as this machine has cores for)."""
     metric: str | None = None
     """Path of the metric in a result (default: metric in the file's tune table, else
@@ -173,7 +173,7 @@ def _tune_config(table: Mapping[str, Any], options: TuneOptions) -> Any:
             given[name] = create(settings.pop("name", ""), **settings)
     chosen = {
         "num_samples": options.trials,
-        "max_concurrent_trials": options.jobs,
+        "max_concurrent_trials": options.max_concurrent_trials,
         "metric": options.metric,
         "mode": options.mode,
         "time_budget_s": options.time_budget,

@@ -66,7 +66,7 @@ class Place(Table):
     Attributes:
         host: Name or address for ssh; ``"local"``: this machine, without ssh.
         count: Processes.
-        arguments: Further arguments of each, e.g. ``["--envs", "8"]``.
+        arguments: Further arguments of each, e.g. ``["--envs-per-env-runner", "8"]``.
     """
 
     host: str

@@ -26,7 +26,7 @@ class Resources(Table):
         cpus, gpus: Of each process.
         memory, time: As the engine writes them, e.g. ``"4G"`` and ``"1-00:00"``; "": its default.
         options: Further options of the engine, e.g. ``["--partition=long"]``.
-        arguments: Further arguments of the role, e.g. ``["--envs", "8"]``.
+        arguments: Further arguments of the role, e.g. ``["--envs-per-env-runner", "8"]``.
     """
 
     count: Annotated[int, Field(ge=1)] = 1

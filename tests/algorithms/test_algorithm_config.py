@@ -48,7 +48,7 @@ def test_setters_chain_and_read_back() -> None:
     ("call", "text"),
     [
         (lambda c: c.training(lrr=1), "Did you mean 'lr'"),
-        (lambda c: c.training(num_learners=1), r"It is set with \.learners\(num_learners=…\)"),
+        (lambda c: c.training(num_learners=1), r"Instead: \.learners\(num_learners=…\)"),
         (lambda c: c.env_runners(num_env_runer=1), "Did you mean 'num_env_runners'"),
         (lambda c: c.callbacks(on_train_resul=print), "Did you mean 'on_train_result'"),
     ],

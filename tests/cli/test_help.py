@@ -35,8 +35,38 @@ def test_help_of_train_lists_the_algorithms_and_their_presets(capsys: pytest.Cap
         assert "presets: CartPole-v1" in text
 
 
-def test_settings_with_one_possible_value_have_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_the_flags_that_people_set_and_help_all_the_rest(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["train", "ppo", "--help"]) == 0
+    text = capsys.readouterr().out
+    flags = {word.strip(",") for word in text.split() if word.startswith("--")}
+    assert {"--env", "--stop", "--lr", "--seed", "--env-runners", "--model-config"} <= flags
+    assert len(flags) <= 30  # twenty, their aliases, and those that texts name
+    assert "--help-all" in text
+    assert "--clip-param" not in text
+    assert main(["train", "ppo", "--help-all"]) == 0
+    assert "--clip-param" in capsys.readouterr().out
+
+
+def test_commands_are_grouped(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    places = [
+        text.index(f"\n{title}:\n") for title in ("train and look", "deploy", "several machines", "debug")
+    ]
+    assert places == sorted(places)
+    assert all(text.count(f"\n  {command} ") == 1 for command in _COMMANDS)
+
+
+def test_a_flag_of_true_or_false_may_stand_alone() -> None:
+    options = _parse("ppo", ["--env", "CartPole-v1", "--explore", "--resume", "--quiet"])
+    assert (options.resume, _config("ppo", options).explore) == ("auto", True)
+
+
+def test_settings_with_one_possible_value_have_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "ppo", "--help-all"]) == 0
     flags = {word for word in capsys.readouterr().out.split() if word.startswith("--")}
     assert "--lambda" in flags
     assert {

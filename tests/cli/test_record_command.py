@@ -40,7 +40,7 @@ def test_a_checkpoints_episodes_are_recorded(
 ) -> None:
     output = tmp_path / "data"
     arguments = ["record", str(checkpoint), "--output", str(output), "--episodes", "7"]
-    assert main([*arguments, "--runners", str(runners)]) == 0
+    assert main([*arguments, "--env-runners", str(runners)]) == 0
     assert "recorded  7 episodes" in capsys.readouterr().out
     returns = returns_in(output)
     assert len(returns) == 7

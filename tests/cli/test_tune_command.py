@@ -94,7 +94,19 @@ def test_a_function_from_a_file(
         '[tune]\nmetric = "score"\n'
     )
     assert (
-        main(["tune", str(space), "--dir", str(tmp_path), "--quiet", "--stop", "iterations=2", "--jobs", "1"])
+        main(
+            [
+                "tune",
+                str(space),
+                "--dir",
+                str(tmp_path),
+                "--quiet",
+                "--stop",
+                "iterations=2",
+                "--max-concurrent-trials",
+                "1",
+            ]
+        )
         == 0
     )
     assert "score = 4 in " in capsys.readouterr().out

@@ -23,7 +23,7 @@ def test_runners_join_leave_and_die_while_training_goes_on(
         arguments = ("runner", "--join", str(join))
         with (
             Command(tmp_path, *arguments) as stays,
-            Command(tmp_path, *arguments, "--envs", "3") as leaves,
+            Command(tmp_path, *arguments, "--envs-per-env-runner", "3") as leaves,
             Command(tmp_path, *arguments) as dies,
         ):
             for peer in (stays, leaves, dies):

@@ -165,7 +165,7 @@ stop = { training_iteration = 1000 }
 
 def test_a_search_whose_processes_are_all_told_to_end(terminal: Terminal) -> None:
     (terminal.cwd / "space.toml").write_text(SPACE)
-    tune = "rlzmq tune space.toml --dir . --name s --preset none --jobs 2"
+    tune = "rlzmq tune space.toml --dir . --name s --preset none --max-concurrent-trials 2"
     search = terminal.start(tune)
     trials = [terminal.cwd / "s" / f"PPO_0000{index}" for index in range(2)]
     files = [trial / "result.json" for trial in trials]

@@ -21,7 +21,7 @@ _JOINED = r"(runner-\w+@\S+) joined "
 def test_one_command_starts_many_runners_replaces_them_and_ends_as_one(terminal: Terminal) -> None:
     head = terminal.start(_HEAD)
     until(lambda: (terminal.cwd / "join.toml").exists(), "the join file")
-    runners = terminal.start("rlzmq runner --join join.toml --count 3")
+    runners = terminal.start("rlzmq runner --join join.toml --env-runners 3")
     names = until(lambda: _joined(runners, 3), "three runners", lambda: runners.err + head.err)
     _wait_for_iteration(terminal)
     for num, number in ((4, signal.SIGKILL), (5, signal.SIGSTOP)):

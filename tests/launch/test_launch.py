@@ -230,13 +230,13 @@ def test_the_parts_of_the_kubernetes_files_fit_kubernetes_own_schemas(tmp_path: 
 
 def test_job_files_give_each_place_its_arguments(tmp_path: Path) -> None:
     text = cluster_text(tmp_path, 22)
-    text += '\n[[runners]]\nhost = "cpu2"\ncount = 3\narguments = ["--envs", "8"]\n'
+    text += '\n[[runners]]\nhost = "cpu2"\ncount = 3\narguments = ["--envs-per-env-runner", "8"]\n'
     cluster = Cluster.parse(text)
     job_set = json.loads(render(cluster))
     jobs = {job["name"]: job["template"]["spec"] for job in job_set["spec"]["replicatedJobs"]}
     assert {name: job["parallelism"] for name, job in jobs.items()} == {"head": 1, "runner": 2, "runner-2": 3}
     (container,) = jobs["runner-2"]["template"]["spec"]["containers"]
-    assert container["command"][2].endswith("runner --join /join/join.toml --envs 8")
+    assert container["command"][2].endswith("runner --join /join/join.toml --envs-per-env-runner 8")
 
 
 _SUBMIT = ["train", "ppo", "--env", "CartPole-v1", "--run-dir", "runs/x", "--on", "slurm", "--dry-run"]
@@ -252,9 +252,7 @@ def submitted(directory: Path, cluster: str, *more: str) -> subprocess.Completed
 
 
 def test_jobs_for_slurm_are_a_shell_script(tmp_path: Path) -> None:
-    tables = (
-        '[head]\nmemory = "4G"\n[learners]\ncount = 2\n[runners]\ncount = 3\narguments = ["--envs", "8"]\n'
-    )
+    tables = '[head]\nmemory = "4G"\n[learners]\ncount = 2\n[runners]\ncount = 3\narguments = ["--envs-per-env-runner", "8"]\n'
     done = submitted(tmp_path, tables)
     assert done.returncode == 0, done.stderr
     subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=True)
@@ -267,7 +265,7 @@ def test_jobs_for_slurm_are_a_shell_script(tmp_path: Path) -> None:
     assert "--dry-run" not in head
     assert "--ntasks=2" in learners
     assert "--array=0-2" in runners
-    assert "--envs 8" in runners
+    assert "--envs-per-env-runner 8" in runners
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_a_run_outlives_its_time_limit_and_preemption_and_stays_cancelled(slurm:
 
 
 def test_only_the_runner_that_died_and_those_of_a_dead_node_are_replaced(slurm: Slurm) -> None:
-    wide = 'cpus = 3\narguments = ["--envs", "2"]\noptions = ["--exclude=n1"]'  # one per node
+    wide = 'cpus = 3\narguments = ["--envs-per-env-runner", "2"]\noptions = ["--exclude=n1"]'  # one per node
     cluster = f"[head]\n{place('1G', 'n1')}[runners]\n{place('1G', count=2, more=wide)}"
     run = Run(slurm, "elastic", cluster)
     other = Run(slurm, "neighbour", f"[head]\n{place('1G', 'n1')}[runners]\n{place('1G', 'n1')}")

@@ -4,7 +4,7 @@
 
 The run does not supervise it: when it dies, its leases are granted to others and only unsent steps are lost. When
 the broker is restarted, it registers again and sends its uncommitted fragments. When the driver is restarted, it
-is refused ("run_id"): `rlzmq runner` then joins the new run. With `rlzmq runner --count`, it is an actor.
+is refused ("run_id"): `rlzmq runner` then joins the new run. With `rlzmq runner --env-runners`, it is an actor.
 """
 
 from __future__ import annotations
