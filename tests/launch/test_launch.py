@@ -252,7 +252,8 @@ def submitted(directory: Path, cluster: str, *more: str) -> subprocess.Completed
 
 
 def test_jobs_for_slurm_are_a_shell_script(tmp_path: Path) -> None:
-    tables = '[head]\nmemory = "4G"\n[learners]\ncount = 2\n[runners]\ncount = 3\narguments = ["--envs-per-env-runner", "8"]\n'
+    tables = '[head]\nmemory = "4G"\n[learners]\ncount = 2\n[runners]\ncount = 3\n'
+    tables += 'arguments = ["--envs-per-env-runner", "8"]\n'
     done = submitted(tmp_path, tables)
     assert done.returncode == 0, done.stderr
     subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=True)
