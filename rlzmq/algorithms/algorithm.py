@@ -105,9 +105,9 @@ class Algorithm(Synchronous[AsyncAlgorithm], AnswersSynonyms, metaclass=_Algorit
         Whatever an override needs of the run's processes is there afterwards (`env_runner_group`, `learner_group`).
         """
         overrides_step = type(self).training_step is not Algorithm.training_step
+        self._run = runner_for(config)
         self._async = _WithSyncTrainingStep(config) if overrides_step else AsyncAlgorithm(config)
         self._async._dispatch.algorithm = self
-        self._run = runner_for(config)
         self._run(self._async.start())
 
     # -- training and evaluation ----------------------------------------------------------------

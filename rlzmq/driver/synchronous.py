@@ -15,6 +15,7 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar, overload
 
+from rlzmq.actors.forkserver import prestart
 from rlzmq.actors.loop_thread import get_loop_thread
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.tracebacks import ShortTraceback
@@ -68,6 +69,7 @@ def runner_for(config: BaseConfig) -> Run:
     """Return a function that runs coroutines to completion for a synchronous caller."""
     if not needs_processes(config):
         return drive
+    prestart()  # the fork server imports torch while this process builds the run
     return get_loop_thread().run
 
 

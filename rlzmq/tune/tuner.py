@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlzmq.actors.forkserver import prestart
 from rlzmq.actors.loop_thread import get_loop_thread
 from rlzmq.algorithms.algorithm import Algorithm
 from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
@@ -125,6 +126,7 @@ class Tuner:
             ConfigurationError: The experiment exists already, another process runs it or the directory holds a training
                 run, or the settings are incompatible.
         """
+        prestart()  # the fork server imports torch while this process opens the study
         return get_loop_thread().run(self.fit_async())
 
     async def fit_async(self) -> ResultGrid:

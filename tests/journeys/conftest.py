@@ -9,6 +9,15 @@ import pytest
 
 from tests.journeys.terminal import Terminal, until
 
+_LIMIT_S = 600  # above the waits for events, which say what did not come
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let busy machines take their time."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(_LIMIT_S))
+
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Terminal]:

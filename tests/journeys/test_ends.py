@@ -80,7 +80,7 @@ def test_all_processes_of_a_run_are_told_to_end_at_once(
 
 
 def test_any_mixture_of_signals_to_any_processes(terminal: Terminal) -> None:
-    run = train(terminal)
+    run = train(terminal, "--env-runners 1 --learners 1")
     run.wait_for("iter 1 ")
     others = run.family()[1:]
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
@@ -102,7 +102,7 @@ def test_a_terminal_that_is_closed(prefix: str, terminal: Terminal) -> None:
     """The panel is drawn on it until it is gone: writing to it fails then."""
     emulator, tty = pty.openpty()
     run = terminal.start(
-        f"{prefix}{sys.executable} -m rlzmq train ppo --env CartPole-v1 {SMALL['ppo']} --run-dir r --env-runners 1",
+        f"{prefix}{sys.executable} -m rlzmq train ppo --env CartPole-v1 {SMALL['ppo']} --run-dir r --env-runners 0",
         warm=False,
         stdin=tty,
         stdout=tty,
@@ -120,7 +120,7 @@ def test_a_terminal_that_is_closed(prefix: str, terminal: Terminal) -> None:
     assert_nothing_lost(terminal, run.end())
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_in_the_first_moments(number: int, terminal: Terminal) -> None:
     """While Python still imports rlzmq, while the first processes start, and when the run says that it starts."""
     code = 130 if number == signal.SIGINT else 75

@@ -47,13 +47,6 @@ class Run:
         wanted = self.num_updates() + num
         until(lambda: self.num_updates() >= wanted, "updates", lambda: repr(self.command.err))
 
-    def account(self) -> str:
-        """End the run and return the line of its account."""
-        self.command.signal(2)
-        done = self.command.end()
-        assert done.code == 130, done
-        return next(line for line in done.out.splitlines() if line.startswith("accounting"))
-
 
 @pytest.fixture
 def run(terminal: Terminal) -> Run:

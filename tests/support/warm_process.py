@@ -54,11 +54,12 @@ _PR_GET_TID_ADDRESS = 40
 
 
 class WarmPopen(subprocess.Popen[AnyStr]):
-    """`subprocess.Popen` of ``[sys.executable, "-m" or "-c", …]``; for other programs and machines the ordinary one."""
+    """`subprocess.Popen` of this interpreter with ``-m``, ``-c`` or a script; otherwise the ordinary one."""
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
         (_, _, _, pass_fds, cwd, env, _, _, _, stdin, _, _, stdout, _, stderr, *_) = rest
-        if _CLONE_NUMBER is None or args[0] != sys.executable or args[1] not in ("-m", "-c", "-P"):
+        is_known = args[1] in ("-m", "-c", "-P") or args[1].endswith(".py")
+        if _CLONE_NUMBER is None or args[0] != sys.executable or not is_known:
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
         standard = (given if given != -1 else own for own, given in enumerate((stdin, stdout, stderr)))
@@ -221,15 +222,23 @@ def _run(args: list[str], cwd: str, env: dict[str, str], starts_session: bool) -
         sys.path[:1] = of_user
         args = args[1:]
     else:
-        sys.path[:1] = ["" if args[0] == "-c" else cwd, *of_user]
+        is_script = args[0] not in ("-m", "-c")
+        place = os.path.dirname(os.path.abspath(args[0])) if is_script else "" if args[0] == "-c" else cwd
+        sys.path[:1] = [place, *of_user]
         forkserver.subprocess = with_popen(_ForkedServer)  # type: ignore[attr-defined]
-    kind, program, *sys.argv[1:] = args
-    if kind == "-m":
-        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    if args[0] == "-m":
+        sys.argv[1:] = args[2:]
+        runpy.run_module(args[1], run_name="__main__", alter_sys=True)
+        return
+    script = sys.modules["__main__"] = types.ModuleType("__main__")
+    if args[0] == "-c":
+        sys.argv[:] = ["-c", *args[2:]]
+        code = compile(args[1], "<string>", "exec")
     else:
-        sys.argv[0] = "-c"
-        script = sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(compile(program, "<string>", "exec"), script.__dict__)
+        sys.argv[:] = args
+        script.__file__ = os.path.abspath(args[0])
+        code = compile(Path(args[0]).read_text(), script.__file__, "exec")
+    exec(code, script.__dict__)
 
 
 def serve() -> None:
