@@ -1,7 +1,6 @@
-"""Search for and removal of values that losses cannot use: NaN, infinity, and values whose square overflows float32.
+"""Search for values that losses cannot use: NaN, infinity, and values whose square overflows float32.
 
-A step can be trained if its observation, the next one (from which a value is bootstrapped), and all its step columns
-are usable; for stateful modules also the state before it.
+A chunk with such a value in its observations, step columns, lookback or initial state is left out as a whole.
 """
 
 from __future__ import annotations
@@ -62,30 +61,24 @@ class BadValue:
         )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class BadValues:
     """Unusable values in a batch.
 
     Attributes:
         values: The first unusable value of each affected chunk.
-        num_of_envs: Number of unusable observations and rewards, without those counted in an earlier fragment.
-        usable: bool [env steps], the batch's steps in order.
-        ends_badly: Whether the last step of an ongoing episode is unusable, so that later steps may be unusable, too.
+        num: Number of unusable observations and rewards; if there are none, of steps with unusable module outputs.
     """
 
-    values: list[BadValue] = field(default_factory=list)
-    num_of_envs: int = 0
-    usable: BoolArray = field(default_factory=lambda: np.zeros(0, np.bool_))
-    ends_badly: bool = False
+    values: list[BadValue]
+    num: int
 
-    def cut_out_of(self, batch: Any) -> Any:
-        """Return the batch without its unusable steps. Chunks are split around them."""
-        edges = np.flatnonzero(np.diff(self.usable, prepend=False, append=False)).reshape(-1, 2)
-        parts = [batch.slice_steps(begin, end) for begin, end in edges.tolist()] or [batch.slice_steps(0, 0)]
-        cut = type(batch).concat(parts)
-        for rows in cut.rows if isinstance(cut, MultiAgentEpisodeBatch) else [cut]:
-            _shorten_lookback(rows)
-        return cut
+    def left_out_of(self, batch: Any) -> Any:
+        """Return the batch without the chunks that hold these values."""
+        keeps = np.ones(len(batch), np.bool_)
+        keeps[[value.episode for value in self.values]] = False
+        kept = batch.select(keeps)
+        return kept.compact() if isinstance(kept, EpisodeBatch) else kept
 
 
 def find_bad_values(batch: Any) -> BadValues | None:
@@ -96,11 +89,22 @@ def find_bad_values(batch: Any) -> BadValues | None:
     """
     if isinstance(batch, EpisodeBatch):
         marks = _marks(batch)
-        return None if marks is None else _of_one_agent(batch, marks)
-    of_rows = [(rows, _marks(rows.batch)) for rows in batch.rows]
-    if all(marks is None for _, marks in of_rows):
-        return None
-    return _of_agents(batch, [(rows, marks) for rows, marks in of_rows if marks is not None])
+        if marks is None:
+            return None
+        values = [
+            BadValue(
+                name, value, c, int(batch.t_started[c]) + after, int(batch.env_index[c]), None, rank != 1
+            )
+            for c, name, value, after, rank in _first_of_chunks(batch, marks)
+        ]
+        found = [_num_bad(batch, marks)]
+    else:
+        of_rows = [(rows, marks) for rows in batch.rows if (marks := _marks(rows.batch)) is not None]
+        values = [value for rows, marks in of_rows for value in _values_of_agents(batch, rows, marks)]
+        found = [_num_bad(rows.batch, marks) for rows, marks in of_rows]
+    if not values:
+        return None  # all of them are in slots that belong to no chunk
+    return BadValues(values, sum(num for num, _ in found) or sum(num for _, num in found))
 
 
 # -- one agent ----------------------------------------------------------------------------------------
@@ -129,7 +133,6 @@ class _Marks:
 
     observations: BoolArray
     steps: BoolArray
-    states: BoolArray
     initial_states: BoolArray
     leaves: list[_Leaf] = field(default_factory=list)
 
@@ -153,7 +156,7 @@ def _marks(batch: EpisodeBatch) -> _Marks | None:
         if not _all_usable(name, leaf)
     ]
     ones = np.ones(batch.num_slots, np.bool_)
-    marks = _Marks(ones, ones.copy(), ones.copy(), np.ones(len(batch), np.bool_))
+    marks = _Marks(ones, ones.copy(), np.ones(len(batch), np.bool_))
     for name, path, leaf in bad:
         usable: BoolArray = np.all(_usable(name, leaf).reshape(len(leaf), -1), axis=1)
         if name == _INITIAL_STATE:
@@ -163,8 +166,6 @@ def _marks(batch: EpisodeBatch) -> _Marks | None:
             marks.observations &= usable
         else:
             marks.steps &= usable
-        if name == Columns.STATE_OUT:
-            marks.states &= usable
         shown = f"{name!r}{''.join(f'[{key!r}]' for key in path)}"
         marks.leaves.append(_Leaf(shown, name, leaf, usable, _RANKS.get(name, 1)))
     return marks
@@ -187,32 +188,6 @@ def _usable(name: str, leaf: NDArray[Any]) -> BoolArray:
     # The range of float16 is smaller.
     usable: BoolArray = sizes < (LARGEST if leaf.dtype.itemsize > 2 else np.inf)
     return usable
-
-
-def _usable_steps(batch: EpisodeBatch, marks: _Marks) -> BoolArray:
-    """Return which steps are usable, bool [steps] in the order of `EpisodeBatch.step_slots`."""
-    slots = batch.step_slots()
-    usable: BoolArray = marks.observations[slots] & marks.observations[slots + 1] & marks.steps[slots]
-    if batch.initial_state is not None:
-        before = marks.states[slots - 1]
-        has_steps = batch.length > 0
-        firsts = (np.cumsum(batch.length) - batch.length)[has_steps]
-        before[firsts] = marks.initial_states[has_steps]
-        usable &= before
-    return usable
-
-
-def _of_one_agent(batch: EpisodeBatch, marks: _Marks) -> BadValues | None:
-    usable = _usable_steps(batch, marks)
-    values = [
-        BadValue(name, value, c, int(batch.t_started[c]) + after, int(batch.env_index[c]), None, rank != 1)
-        for c, name, value, after, rank in _first_of_chunks(batch, marks)
-    ]
-    if not values and usable.all():
-        return None  # all of them are in slots that belong to no chunk
-    goes_on = ~(batch.terminated | batch.truncated) & (batch.length > 0)
-    ends = (np.cumsum(batch.length) - 1)[goes_on]
-    return BadValues(values, _num_of_envs(batch, marks), usable, not usable[ends].all())
 
 
 def _first_of_chunks(batch: EpisodeBatch, marks: _Marks) -> list[tuple[int, str, float, int, int]]:
@@ -238,62 +213,19 @@ def _first_of_chunks(batch: EpisodeBatch, marks: _Marks) -> list[tuple[int, str,
     return found
 
 
-def _num_of_envs(batch: EpisodeBatch, marks: _Marks) -> int:
-    """Return the number of unusable observations and rewards in the chunks' steps.
-
-    An observation counts with the step before it.
-    """
+def _num_bad(batch: EpisodeBatch, marks: _Marks) -> tuple[int, int]:
+    """Return the numbers of unusable observations and rewards, and of steps with unusable columns."""
     slots = batch.step_slots()
     rewards = np.ones(batch.num_slots, np.bool_)
     for leaf in marks.leaves:
         if leaf.column == Columns.REWARDS:
             rewards &= leaf.usable
-    num = int((~marks.observations[slots + 1]).sum() + (~rewards[slots]).sum())
-    begins = batch.start[(batch.t_started == 0) & (batch.length > 0)]
-    return num + int((~marks.observations[begins]).sum())
-
-
-def _shorten_lookback(rows: EpisodeBatch | AgentRows) -> None:
-    """Shorten lookback parts so that they start after the last unusable slot before their chunk."""
-    batch = rows if isinstance(rows, EpisodeBatch) else rows.batch
-    marks = _marks(batch)
-    if marks is None or not len(batch):
-        return
-    slots = np.arange(batch.num_slots)
-    bad_before = np.maximum.accumulate(np.where(marks.observations & marks.steps, -1, slots))
-    room = np.where(batch.start > 0, batch.start - 1 - bad_before[batch.start - 1], 0)
-    lookback = np.minimum(batch.lookback, room)
-    if isinstance(rows, AgentRows):
-        offsets, counts = rows.offsets + (batch.lookback - lookback), lookback + batch.length + 1
-        rows.obs_env_ts = rows.obs_env_ts[ragged_arange(offsets, counts)]
-    batch.lookback = lookback
+    observed = ragged_arange(batch.start, batch.length + 1)
+    num_of_env = int((~marks.observations[observed]).sum() + (~rewards[slots]).sum())
+    return num_of_env, int((~marks.steps[slots]).sum() + (~marks.initial_states).sum())
 
 
 # -- several agents -----------------------------------------------------------------------------------
-
-
-def _of_agents(batch: MultiAgentEpisodeBatch, of_rows: list[tuple[AgentRows, _Marks]]) -> BadValues | None:
-    """Combine the agents' values: an env step in which an agent completes an unusable step is unusable for all."""
-    length = batch.env_t - batch.env_t_started
-    firsts = np.cumsum(length) - length
-    found = BadValues(usable=np.ones(int(length.sum()), np.bool_))
-    for rows, marks in of_rows:
-        agents, offsets = rows.batch, rows.offsets
-        steps = np.flatnonzero(~_usable_steps(agents, marks))
-        chunk = agents.step_chunks()[steps]
-        within = steps - (np.cumsum(agents.length) - agents.length)[chunk]
-        # The env step that leads to the observation after the agent's step.
-        completed = rows.obs_env_ts[offsets[chunk] + agents.lookback[chunk] + within + 1]
-        episode = rows.episode[chunk]
-        own = completed > batch.env_t_started[episode]
-        found.usable[(firsts[episode] + completed - batch.env_t_started[episode] - 1)[own]] = False
-        found.num_of_envs += _num_of_envs(agents, marks)
-        found.values += _values_of_agents(batch, rows, marks)
-    if not found.values and found.usable.all():
-        return None
-    goes_on = ~(batch.terminated | batch.truncated) & (length > 0)
-    found.ends_badly = not found.usable[(firsts + length - 1)[goes_on]].all()
-    return found
 
 
 def _values_of_agents(batch: MultiAgentEpisodeBatch, rows: AgentRows, marks: _Marks) -> Iterator[BadValue]:

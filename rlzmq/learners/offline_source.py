@@ -185,7 +185,7 @@ class OfflineShards(BatchSource):
         if self._initial_state is not None:
             self._begin_sequences(batch)
         bad = find_bad_values(batch)
-        return batch if bad is None else bad.cut_out_of(batch)
+        return batch if bad is None else bad.left_out_of(batch)
 
     def _begin_sequences(self, batch: EpisodeBatch) -> None:
         def repeated(leaf: Any, num: int) -> Any:

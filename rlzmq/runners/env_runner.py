@@ -27,7 +27,7 @@ from rlzmq.core.stage_timers import NUM_VECTOR_STEPS_PER_SAMPLE, StageTimers
 from rlzmq.envs.registry import EnvContext
 from rlzmq.episodes.bad_values import BadValue
 from rlzmq.replay.episode_recorder import EpisodeRecorder
-from rlzmq.runners.bad_steps import BadSteps
+from rlzmq.runners.bad_chunks import BadChunks
 from rlzmq.runners.env_failures import EnvFailures, Reproduction, close_env
 from rlzmq.runners.episode_metrics import EpisodeMetrics
 from rlzmq.runners.request import SampleRequest
@@ -113,7 +113,7 @@ class EnvRunner(EnvRunnerState):
         self.use_fused = True
         self.shared_data: dict[str, Any] = {}
         self._sampler: Any = None
-        self._bad_steps = BadSteps(self)
+        self._bad_chunks = BadChunks(self)
         self._chosen_for: list[Any] = []
         self._needs_seed = True
         self._seed_coordinates: tuple[int, ...] = ()  # of the next seeded reset; () at the start of the run
@@ -215,7 +215,7 @@ class EnvRunner(EnvRunnerState):
         except BaseException:
             sampler.forget()  # a step was interrupted, so nothing can be continued
             raise
-        batch, num_unusable = self._bad_steps.cut_out_of(batch)
+        batch, num_left_out = self._bad_chunks.left_out_of(batch)
         finished.leave_out_unusable()
         num_env_steps = batch.num_env_steps
         batch.meta = {
@@ -230,8 +230,8 @@ class EnvRunner(EnvRunnerState):
         }
         self._num_env_steps_since_base += num_env_steps
         self.episode_metrics.add_fragment(batch.meta)
-        if num_unusable:
-            batch.meta["num_env_steps_not_finite"] = num_unusable
+        if num_left_out:
+            batch.meta["num_env_steps_not_finite"] = num_left_out
         if self.callbacks.has("on_sample_end"):
             self.callbacks.call("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=batch)
             batch = batch.updated()

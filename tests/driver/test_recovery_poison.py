@@ -116,14 +116,14 @@ MODES = pytest.mark.parametrize(("num_env_runners", "num_learners"), [(0, 0), (1
 
 
 @MODES
-def test_a_rare_nan_costs_its_step_in_either_mode(num_env_runners: int, num_learners: int) -> None:
+def test_a_rare_nan_costs_its_chunk_in_either_mode(num_env_runners: int, num_learners: int) -> None:
     config = small(num_env_runners, num_learners).environment(Spoils, env_config={"every": 333})
     with config.build() as algo:
         for number in range(1, 7):
             result = algo.train()
             check_account(result, number)
-    # four envs of 360 to 363 steps each
-    assert result["accounting"]["dropped"]["not_finite"] == 4
+    # Four envs of at least 360 steps each, whose episodes have 10 steps at most.
+    assert 4 <= result["accounting"]["dropped"]["not_finite"] <= 40
     assert result["env_runners"]["episode_return_mean"] == pytest.approx(1.0)
     assert result["fault_tolerance"].get("num_remote_worker_restarts", 0) == 0
 

@@ -1,4 +1,4 @@
-"""Values that no loss can use are found wherever the loss would read them, and cut out with nothing else."""
+"""Values that no loss can use are found wherever the loss would read them, and left out with their chunk."""
 
 from __future__ import annotations
 
@@ -37,34 +37,21 @@ def steps_of(batch: Any) -> list[list[float]]:
     return [episode.get_rewards().tolist() for episode in batch]
 
 
-def cut(batch: Any) -> Any:
+def rest_of(batch: Any) -> Any:
     found = find_bad_values(batch)
     assert found is not None
-    rest = found.cut_out_of(batch)
+    rest = found.left_out_of(batch)
     assert find_bad_values(rest) is None
-    assert rest.num_env_steps == found.usable.sum()
     return rest
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, -2 * LARGEST])
-@pytest.mark.parametrize(
-    ("column", "slot", "expected"),
-    [
-        ("rewards", 2, [[0, 1], [3, 4, 5]]),
-        ("vf_preds", 0, [[1, 2, 3, 4, 5]]),
-        ("obs", 3, [[0, 1], [4, 5]]),  # the step that leads there, and the one that begins there
-        ("obs", 6, [[0, 1, 2, 3, 4]]),  # the last one, from which a value is bootstrapped
-    ],
-)
-def test_the_steps_that_read_the_value_are_cut_out(
-    column: str, slot: int, value: float, expected: list[list[float]]
-) -> None:
+@pytest.mark.parametrize(("column", "slot"), [("rewards", 2), ("vf_preds", 0), ("obs", 3), ("obs", 6)])
+def test_the_chunk_that_holds_the_value_is_left_out(column: str, slot: int, value: float) -> None:
     batch = batch_of()
     batch.columns[column][slot] = value
-    rest = cut(batch)
-    assert steps_of(rest) == [*expected, [0, 1, 2, 3, 4, 5]]
-    for episode in rest:
-        assert episode.get_observations()[:, 0].tolist() == list(range(episode.t_started, episode.t + 1))
+    batch.columns["rewards"][7:13] += 1
+    assert steps_of(rest_of(batch)) == [[1, 2, 3, 4, 5, 6]]
 
 
 def test_what_nobody_reads_does_not_count() -> None:
@@ -79,26 +66,18 @@ def test_logits_of_masked_actions_may_be_minus_infinity_and_nothing_else() -> No
     batch.columns["action_dist_inputs"][2] = [-np.inf, -3.4e38]
     assert find_bad_values(batch) is None
     batch.columns["action_dist_inputs"][2] = [np.nan, 0]
-    assert steps_of(cut(batch))[:2] == [[0, 1], [3, 4, 5]]
+    assert len(rest_of(batch)) == 1
 
 
-def test_lookback_parts_begin_behind_the_value() -> None:
+def test_values_in_a_lookback_part_or_a_state_count() -> None:
     batch = batch_of(num_episodes=1).slice_steps(4, 6)
-    assert batch.lookback.tolist() == [4]
     batch.columns["rewards"][1] = np.nan
-    rest = cut(batch)
-    assert (rest.lookback.tolist(), steps_of(rest)) == ([2], [[4, 5]])
-
-
-def test_a_stateful_modules_state_makes_the_step_after_it_unusable() -> None:
-    batch = batch_of(num_episodes=1, is_stateful=True)
+    assert len(rest_of(batch)) == 0
+    batch = batch_of(is_stateful=True)
     batch.columns[Columns.STATE_OUT][2] = np.nan
-    rest = cut(batch)
-    assert steps_of(rest) == [[0, 1], [4, 5]]
-    assert rest.initial_state[:, 0].tolist() == [-1, 3]
-    batch = batch_of(num_episodes=1, is_stateful=True)
-    batch.initial_state[0] = np.inf
-    assert steps_of(cut(batch)) == [[1, 2, 3, 4, 5]]
+    assert len(rest_of(batch)) == 1
+    batch.initial_state[1] = np.inf
+    assert len(rest_of(batch)) == 0
 
 
 def test_the_first_value_of_each_chunk_is_described() -> None:
@@ -117,18 +96,7 @@ def test_the_first_value_of_each_chunk_is_described() -> None:
         "column 'vf_preds' holds -1.0000000150474662e+30 at step 3 of an episode (env 5)",
     ]
     assert [value.is_of_env for value in found.values] == [True, False]
-    assert found.num_of_envs == 2
-
-
-@pytest.mark.parametrize(("slot", "expected"), [(4, False), (5, True), (6, True), (13, True)])
-def test_an_episode_that_goes_on_from_an_unusable_step_ends_badly(slot: int, expected: bool) -> None:
-    batch = batch_of()
-    batch.columns["obs"][slot] = np.nan
-    found = find_bad_values(batch)
-    assert found is not None
-    assert found.ends_badly is expected
-    batch.terminated[:] = True
-    assert not find_bad_values(batch).ends_badly  # type: ignore[union-attr]
+    assert found.num == 2
 
 
 def multi_agent_batch() -> MultiAgentEpisodeBatch:
@@ -144,7 +112,7 @@ def multi_agent_batch() -> MultiAgentEpisodeBatch:
     return MultiAgentEpisodeBatch.from_episodes([episode, episode.cut()])
 
 
-def test_env_steps_in_which_an_agents_step_is_unusable_are_cut_out_for_all() -> None:
+def test_an_episode_with_an_agents_unusable_step_is_left_out_for_all() -> None:
     batch = multi_agent_batch()
     assert find_bad_values(batch) is None
     (of_b,) = [rows.batch for rows in batch.rows if rows.batch.agent_ids[0] == "b"]  # type: ignore[index]
@@ -155,12 +123,6 @@ def test_env_steps_in_which_an_agents_step_is_unusable_are_cut_out_for_all() -> 
     assert list(map(str, found.values)) == [
         "column 'rewards' holds nan at step 4 of an episode (env -1, agent 'b')"
     ]
-    assert (found.num_of_envs, found.usable.tolist()) == (1, [True, True, True, False, True, True])
-    rest = cut(batch)
-    assert [(int(t), int(end)) for t, end in zip(rest.env_t_started, rest.env_t, strict=True)][:2] == [
-        (0, 3),
-        (4, 6),
-    ]
-    assert rest.agent_steps_by("agent_ids") == {"a": 5, "b": 2}
-    for episode in rest:
-        episode.get_observations()
+    assert found.num == 1
+    assert len(batch) == 2
+    assert [episode.env_t for episode in rest_of(batch)] == [6]

@@ -1,4 +1,4 @@
-"""Steps that no loss can use: they are removed and counted, and end the run if they are frequent."""
+"""Chunks with values that no loss can use: they are left out and counted, and end the run if they are frequent."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from rlzmq.core.errors import EnvError
 from rlzmq.episodes.bad_values import BadValue, BadValues, find_bad_values
 from rlzmq.runners.env_failures import FailingRunner, Reproduction, describe_runner
 
-__all__ = ["BadSteps"]
+__all__ = ["BadChunks"]
 
 _log = logging.getLogger("rlzmq.runners")
 
-# So many are tolerated at once; beyond that, they must be rarer than this share of the recent env steps.
-_MAX_NUM, _MAX_SHARE = 4, 0.01
+# So many are tolerated at once; beyond that, they must be rarer than this share of the recent env steps, and spoil less
+# than this share, so that training goes on.
+_MAX_NUM, _MAX_SHARE, _MAX_SPOILT = 4, 0.01, 0.5
 _REMEMBERED_STEPS = 10_000
 _LOG_EVERY_S = 60.0
 _MAX_LOOKED_AT = 100
@@ -27,47 +28,55 @@ class _Runner(FailingRunner, Protocol):
     def _way_to(self, batch: Any, value: BadValue) -> Reproduction | None: ...
 
 
-class BadSteps:
+class BadChunks:
     """Checks every batch of a runner before anything else reads it."""
 
     def __init__(self, runner: _Runner) -> None:
         self._runner = runner
-        self._num_steps = self._num_bad = 0.0  # both halved regularly: recent steps count more
+        self._num_steps = self._num_bad = self._num_left_out = (
+            0.0  # all halved regularly: recent steps count more
+        )
         self._num_untold = 0
         self._told_at: float | None = None
 
-    def cut_out_of(self, batch: Any) -> tuple[Any, int]:
-        """Return the batch without its unusable steps, and the number of steps removed.
+    def left_out_of(self, batch: Any) -> tuple[Any, int]:
+        """Return the batch without chunks that hold unusable values, and the number of steps left out.
 
-        If an episode continues from an unusable step, all unfinished episodes are dropped and the next sample resets
-        the environments, since every later step could be unusable, too.
+        If an episode goes on after such a chunk, all unfinished episodes are dropped and the next sample resets the
+        environments, since every later chunk could hold the value in its lookback or state, too.
 
         Raises:
             EnvError: Too many values returned by the environments are unusable; has `way_there`.
             ValueError: The module's outputs are unusable for usable observations.
         """
-        num_steps = batch.num_env_steps
         found = find_bad_values(batch)
-        self._num_steps += num_steps
+        self._num_steps += batch.num_env_steps
         if self._num_steps > _REMEMBERED_STEPS:
             self._num_steps, self._num_bad = self._num_steps / 2, self._num_bad / 2
+            self._num_left_out /= 2
         if found is None:
             return batch, 0
-        num_unusable = num_steps - int(found.usable.sum())
-        is_modules = found.values and not found.values[0].is_of_env
-        self._num_bad += max(found.num_of_envs, num_unusable if is_modules else 0)
-        if self._num_bad > _MAX_NUM and self._num_bad > _MAX_SHARE * self._num_steps:
+        rest = found.left_out_of(batch)
+        num_left_out = batch.num_env_steps - rest.num_env_steps
+        self._num_bad += found.num
+        self._num_left_out += num_left_out
+        if self._num_bad > _MAX_NUM and (
+            self._num_bad > _MAX_SHARE * self._num_steps or self._num_left_out > _MAX_SPOILT * self._num_steps
+        ):
             self._stop(batch, found)
-        self._tell(batch, found, num_unusable)
-        if found.ends_badly:
+        self._tell(batch, found, num_left_out)
+        is_over = batch.terminated | batch.truncated
+        if not all(is_over[value.episode] for value in found.values):
             self._runner._drop_unfinished_episodes()
-        return found.cut_out_of(batch), num_unusable
+        return rest, num_left_out
 
     def _stop(self, batch: Any, found: BadValues) -> None:
         value, way = self._best_known(batch, found)
+        values = f"{self._num_bad:.0f} such values in {self._num_steps:.0f} env steps"
         share = (
-            f"{self._num_bad:.0f} such values in {self._num_steps:.0f} env steps are more than "
-            f"{100 * _MAX_SHARE:g} %"
+            f"{values} are more than {100 * _MAX_SHARE:g} %"
+            if self._num_bad > _MAX_SHARE * self._num_steps
+            else f"{values} spoil the chunks of {self._num_left_out:.0f} of them"
         )
         if not value.is_of_env:
             raise ValueError(
@@ -81,14 +90,14 @@ class BadSteps:
         failure.way_there = way  # type: ignore[attr-defined]
         raise failure
 
-    def _tell(self, batch: Any, found: BadValues, num_unusable: int) -> None:
+    def _tell(self, batch: Any, found: BadValues, num_left_out: int) -> None:
         now = time.perf_counter()
-        self._num_untold += num_unusable
+        self._num_untold += num_left_out
         if not self._num_untold or (self._told_at is not None and now - self._told_at < _LOG_EVERY_S):
             return
         value, way = self._best_known(batch, found)
         _log.warning(
-            "%s %s %d env steps around such values were left out (in the account: not_finite).",
+            "%s %s %d env steps, the chunks with such values, were left out (in the account: not_finite).",
             self._describe(value),
             "The steps that led to it are not known." if way is None else way,
             self._num_untold,

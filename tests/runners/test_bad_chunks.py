@@ -1,4 +1,4 @@
-"""NaN, infinity and absurd numbers from an environment: cut out where rare, else the run's end and a recipe."""
+"""NaN, infinity and absurd numbers from an environment: left out where rare, else the run's end and a recipe."""
 
 from __future__ import annotations
 
@@ -72,39 +72,42 @@ def chunks_of(batch: Any) -> list[tuple[int, int, bool]]:
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf, 3e38])
-def test_a_rare_bad_reward_costs_its_step_and_one_line(make_runner: Any, value: float, caplog: Any) -> None:
+def test_a_rare_bad_reward_costs_its_chunk_and_one_line(make_runner: Any, value: float, caplog: Any) -> None:
     runner = make_runner(at=[7, 30], value=value)
     with caplog.at_level(logging.WARNING, logger="rlzmq.runners"):
         batch = runner.sample_lease(26)
         more = runner.sample_lease(26)
-    assert chunks_of(batch) == [(0, 6, False), (7, 20, True), (0, 5, False)]
-    assert chunks_of(more) == [(5, 9, False), (10, 20, True), (0, 10, False)]
-    assert batch.num_env_steps == batch.meta["num_env_steps"] == 24
-    assert batch.meta["num_env_steps_not_finite"] == 1
-    assert batch.meta["episode_metrics"]["returns"] == more.meta["episode_metrics"]["returns"] == []
+    # Both values lie in the last chunk of an episode.
+    assert chunks_of(batch) == [(0, 5, False)]
+    assert chunks_of(more) == [(0, 10, False)]
+    assert batch.num_env_steps == batch.meta["num_env_steps"] == 5
+    assert batch.meta["num_env_steps_not_finite"] == 20
+    assert batch.meta["episode_metrics"]["returns"] == []
     seed = runner.env_seed()
     assert [record.getMessage() for record in caplog.records] == [
         f"Environment 0 of env runner 0 returned {value} in column 'rewards' at step 7 of an episode (env_config "
         f"{{'at': [7, 30], 'value': {value}}}, run seed 7, env seed {seed}, incarnation 0, vector env number 1, 0 env "
         f"steps before). To reproduce: reset(seed={seed}), then 7 steps (after an episode's end a step is a reset) "
-        f"with the actions {caplog.records[0].args[1].actions}. 1 env steps around such values were left out (in the "
-        "account: not_finite)."
+        f"with the actions {caplog.records[0].args[1].actions}. 20 env steps, the chunks with such values, were left "
+        "out (in the account: not_finite)."
     ]
 
 
-def test_a_bad_observation_costs_the_step_to_it_and_the_one_from_it_also_across_fragments(
-    make_runner: Any,
-) -> None:
+def test_after_a_bad_chunk_of_an_ongoing_episode_all_begin_again(make_runner: Any) -> None:
     runner = make_runner(num_envs=2, at=[10], place="obs")
     first, second = runner.sample_lease(10), runner.sample_lease(5)
-    assert chunks_of(first) == [(0, 9, False), (0, 9, False)]
-    # The episodes do not go on from an observation that is none.
+    assert chunks_of(first) == []
     assert chunks_of(second) == [(0, 5, False), (0, 5, False)]
-    assert first.meta["num_env_steps_not_finite"] == 2
+    assert first.meta["num_env_steps_not_finite"] == 20
     assert "num_env_steps_not_finite" not in second.meta
-    runner = make_runner(at=[10], place="obs")
-    assert chunks_of(runner.sample_lease(12)) == [(0, 9, False), (11, 12, False)]
-    assert runner.sample_lease(3)[0].t_started == 12
+
+
+def test_values_that_are_rare_and_spoil_most_chunks_end_the_run(make_runner: Any) -> None:
+    runner = make_runner(every=150, length=300)
+    with pytest.raises(
+        EnvError, match=r"such values in \d+ env steps spoil the chunks of \d+ of them: correct"
+    ):
+        sample_often(runner, 250)
 
 
 @pytest.mark.parametrize("place", ["reward", "obs"])
@@ -173,7 +176,7 @@ def test_the_filters_statistics_stay_what_good_observations_made_them(value: flo
     runner = SingleAgentEnvRunner(config=config)
     runner.use_fused = use_fused
     batch = runner.sample_lease(40)
-    assert batch.num_env_steps == 37  # one is the reset between two episodes
+    assert batch.num_env_steps == 19  # without the first episode; one is the reset between the two
     assert np.isfinite(np.concatenate([episode.get_observations() for episode in batch])).all()
     (delta,) = runner.get_connector_delta()["env_to_module_connector"].values()
     (stats,) = delta.values()
@@ -207,21 +210,18 @@ class Agents(MultiAgentEnv):
 
 
 @pytest.mark.parametrize("use_fused", [True, False])
-@pytest.mark.parametrize(("place", "expected"), [("reward", [(0, 6), (7, 20)]), ("obs", [(0, 6), (8, 20)])])
-def test_of_several_agents_the_env_step_of_one_is_left_out_for_all(
-    use_fused: bool, place: str, expected: list[tuple[int, int]]
-) -> None:
-    config = make_config(Agents, num_envs=1, env_config={"at": [7], "place": place})
+@pytest.mark.parametrize("place", ["reward", "obs"])
+def test_of_several_agents_the_chunk_of_one_is_left_out_for_all(use_fused: bool, place: str) -> None:
+    config = make_config(Agents, num_envs=1, env_config={"at": [17], "place": place})
     config.multi_agent(policies={"p"}, policy_mapping_fn=lambda agent_id, episode: "p")
     runner = MultiAgentEnvRunner(config=config)
     runner.use_fused = use_fused
-    batch = runner.sample_lease(20)
-    assert [(episode.env_t_started, episode.env_t) for episode in batch] == expected
-    for episode in batch:
-        for agent_id in ("a", "b"):
-            observations = np.asarray(episode.agent_episodes[agent_id].get_observations())[:, 0]
-            assert observations.tolist() == list(range(episode.env_t_started, episode.env_t + 1))
-    assert batch.meta["num_env_steps_not_finite"] == 20 - batch.num_env_steps
+    spans = []
+    for _ in range(3):
+        batch = runner.sample_lease(10)
+        spans.append([(episode.env_t_started, episode.env_t) for episode in batch])
+        assert batch.meta.get("num_env_steps_not_finite", 0) == 10 - batch.num_env_steps
+    assert spans == [[(0, 10)], [], [(0, 10)]]
 
 
 def test_of_several_agents_the_error_names_the_agent_and_the_actions() -> None:
