@@ -372,7 +372,7 @@ def test_an_update_that_raises_is_recorded_and_raises_again(
     assert "the loss's own" in captured.err
     learner, update = load_update(tmp_path / "replay" / "000003", config=config)
     assert learner.weights_seq_no == 2
-    assert sum(batch.num_env_steps for batch in update["episodes"]) == 240
+    assert sum(batch.num_env_steps for batch in update["episodes"]) >= 240
     learner.source = learner.make_source()
     with pytest.raises(RuntimeError, match="the loss's own"):
         learner.update(**update)
