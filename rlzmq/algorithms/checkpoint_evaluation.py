@@ -109,8 +109,12 @@ class CheckpointScores:
 
     def save(self, path: str | Path) -> None:
         """Write `to_dict` as a JSON file."""
-        with open(path, "w", encoding="utf-8", opener=opener) as file:
-            file.write(json.dumps(self.to_dict(), indent=1) + "\n")
+        try:  # the path may name a pipe or a device, which is written to and not replaced
+            with open(path, "w", encoding="utf-8", opener=opener) as file:
+                file.write(json.dumps(self.to_dict(), indent=1) + "\n")
+        except OSError as error:
+            error.filename = str(path)  # a write to a full disk leaves it out
+            raise
 
     def __str__(self) -> str:
         lines = [

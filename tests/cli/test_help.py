@@ -129,13 +129,15 @@ def test_a_wrong_value_names_the_flag(arguments: str, message: str) -> None:
     assert ".env_runners(" not in str(caught.value)
 
 
-def test_a_run_says_what_it_starts_before_torch_is_imported() -> None:
+def test_a_run_says_what_it_starts_before_torch_is_imported(tmp_path: Path) -> None:
     code = (
         "import sys; from rlzmq.cli import train\n"
         "train._checkpoint_to_resume = lambda *a: sys.exit('torch is imported' if 'torch' in sys.modules else 0)\n"
         "train._prestart = lambda: None\n"
         "train.run(['ppo', '--env', 'CartPole-v1', '--learners', '1'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "starting    2 runners, 1 learner for CartPole-v1"

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from rlzmq import ConfigurationError, PPOConfig
-from rlzmq.algorithms.checkpoints import write_algorithm
-from rlzmq.algorithms.state_tree import to_parts
+from rlzmq import ConfigurationError
 from rlzmq.cli.main import main
 from rlzmq.cli.stopping import StopCriteria
 from rlzmq.cli.train import _config, _parse
@@ -61,19 +57,3 @@ def test_stop_criteria() -> None:
     assert StopCriteria(["learners/x/y=1"]).met_by(result) is None
     with pytest.raises(ConfigurationError, match="not a number"):
         StopCriteria(["return=high"])
-
-
-def test_evaluating_a_run_of_two_runners_says_nothing_of_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    config = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=0)
-    config.training(train_batch_size=100, minibatch_size=50, num_epochs=1)
-    with config.build() as algorithm:
-        algorithm.train()
-        state = algorithm.get_state()
-        state["env_runners"]["runner-1"] = state["env_runners"]["runner-0"]
-        path = write_algorithm(tmp_path / "checkpoint", algorithm, algorithm.config, to_parts(state))
-    assert main(["evaluate", path, "--episodes", "2"]) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith("episodes 2  return mean ")
-    assert said.err == caplog.text == ""
