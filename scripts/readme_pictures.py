@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -71,7 +70,7 @@ def record(directory: Path) -> Recording:
         size = text.rfind("\n") + 1
         if not pid and results and results[-1][1] > KILL_AT:
             pid, died_at = _runner_of(run.pid), now
-            os.kill(pid, signal.SIGKILL)
+            psutil.Process(pid).kill()
         if ended:
             break
         time.sleep(0.01)

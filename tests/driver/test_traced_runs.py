@@ -194,10 +194,11 @@ def test_train_writes_the_trace_into_the_run_directory_or_where_it_is_asked_to(t
         "--train-batch-size-per-learner",
         "200",
     ]
-    command += ["--stop", "training_iteration=1", "--run-dir", str(tmp_path / "run"), "--quiet"]
-    assert main([*command, "--trace", "--num-epochs", "1"]) == 0
+    command += ["--stop", "training_iteration=1", "--quiet"]
+    assert main([*command, "--run-dir", str(tmp_path / "run"), "--trace", "--num-epochs", "1"]) == 0
     assert read_trace(tmp_path / "run" / "trace.json")
-    assert main([*command, "--num-epochs", "1", "--trace", str(tmp_path / "own.json")]) == 0
+    command += ["--run-dir", str(tmp_path / "other"), "--num-epochs", "1"]
+    assert main([*command, "--trace", str(tmp_path / "own.json")]) == 0
     assert read_trace(tmp_path / "own.json")
     with pytest.raises(ConfigurationError, match="set a path"):
         config(0, 0).debugging(trace="auto").build()
