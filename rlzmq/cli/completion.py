@@ -179,9 +179,10 @@ def _places() -> dict[str, list[str]]:
         places.update(_places_of(command))
         places[command] = places[f"{command} -"]
         places[f"{command} --quiet"] = places[command]
-        presets = [preset for preset in presets_of(algorithm).values() if not preset.is_pattern]
-        places[f"{command} --env"] = [preset.env for preset in presets if preset.name == preset.env]
-        places[f"{command} --preset"] = ["auto", "none", *(preset.name for preset in presets)]
+        presets = presets_of(algorithm)
+        envs = [p.env for name, p in presets.items() if not p.is_pattern and name == p.env]
+        places[f"{command} --env"] = envs
+        places[f"{command} --preset"] = ["auto", "none", *(name for name in presets if "*" not in name)]
     places["inspect"] = places["inspect --algorithm"] = list(ALGORITHMS)
     return places
 

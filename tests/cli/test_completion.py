@@ -84,7 +84,7 @@ def test_the_shell_completes(
         "rlzmq train ": set(ALGORITHMS),
         "rlzmq train p": {"ppo"},
         "rlzmq train ppo --num-env-r": {"--num-env-runners"},
-        "rlzmq train ppo --preset ": {"auto", "none", "rllib", *presets_of("ppo")} - {"ALE/*"},
+        "rlzmq train ppo --preset ": {"auto", "none", *presets_of("ppo")} - {"ALE/*"},
         "rlzmq train ppo --preset=au": {"auto"},
         "rlzmq train ppo --gamma 0.9 --env Cart": {"CartPole-v1"},
         "rlzmq train ppo --log-level W": {"WARN", "WARNING"},

@@ -304,9 +304,7 @@ def test_networks_outside_of_the_modules_and_modules_added_later_run_in_bfloat16
 def test_other_types_are_refused_where_they_are_given() -> None:
     assert PPOConfig().framework(torch_amp_dtype=torch.bfloat16).torch_amp_dtype == "bfloat16"  # type: ignore[arg-type]
     for value in ("float16", torch.float16):
-        with pytest.raises(
-            ConfigurationError, match=r"'bfloat16' or None, .*losses in float16 have to be scaled"
-        ):
+        with pytest.raises(ConfigurationError, match="'bfloat16' or None"):
             PPOConfig().framework(torch_amp_dtype=value)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"'bfloat16' or None, got 'bf16'"):
         PPOConfig().framework(torch_amp_dtype="bf16")  # type: ignore[arg-type]
