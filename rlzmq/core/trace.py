@@ -40,7 +40,6 @@ __all__ = [
     "is_on",
     "is_remote",
     "join",
-    "leave",
     "read_trace",
     "span",
     "take_events",
@@ -169,13 +168,6 @@ def close() -> None:
     writer, is_on, _writer = _writer, False, None
     if isinstance(writer, _Writer):
         writer.close()
-
-
-def leave() -> None:
-    """End the trace in this process only."""
-    global is_on, _writer
-    flush()
-    _writer, is_on = None, False
 
 
 def read_trace(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -134,7 +134,7 @@ def test_stages_of_another_host_wait_until_they_are_taken(
         assert taken["events"][-2] == ["X", "env", 29999, 0.5, 0, {"rows": 3, "text": "x" * 200}]
         assert taken["events"][-1][:3] == ["s", "a/0/1", 7.0]
         trace.flush()
-        trace.leave()
+        trace.close()
         assert not trace.is_on
     assert caplog.text.count("belongs to another host: env runner 1 sends its stages") == 2
 

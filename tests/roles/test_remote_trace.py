@@ -22,7 +22,7 @@ OFFSET_S = -400.0  # the driver's clock minus the runner's
 @pytest.fixture(autouse=True)
 def left() -> Iterator[None]:
     yield
-    trace.leave()
+    trace.close()
 
 
 class Runner:
