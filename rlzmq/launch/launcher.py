@@ -131,9 +131,8 @@ class Launcher:
                         tasks.create_task(self._supervise(role, place, number, text))
 
     async def _read_when_there(self, head: Host, path: str) -> str:
-        script = (
-            f'for i in $(seq {int(_JOIN_FILE_S * 5)}); do [ -f "$1" ] && break; sleep 0.2; done; cat "$1"'
-        )
+        is_over = '[ -f "$1" -o ! -d "${1%/*}" ]'
+        script = f'for i in $(seq {int(_JOIN_FILE_S * 5)}); do {is_over} && break; sleep 0.2; done; cat "$1"'
         return await head.run(["sh", "-c", script, "sh", path], timeout_s=_JOIN_FILE_S + 10)
 
     async def _supervise(self, role: str, place: Place, number: int, join_text: str) -> None:

@@ -152,10 +152,9 @@ def test_a_job_that_slurm_refuses_leaves_no_others(slurm: Slurm) -> None:
 
 def test_the_page_typed_literally(slurm: Slurm) -> None:
     page = (Path(__file__).parents[2] / "docs" / "how_to" / "slurm.md").read_text()
-    (cluster,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-    submit, by_hand = (
-        block for block in re.findall(r"```\n(.*?)```", page, re.DOTALL) if block.startswith("rlzmq ")
-    )
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (cluster,) = (text for kind, text in blocks if kind == "toml")
+    submit, by_hand = (text for kind, text in blocks if not kind)
     for name, command in (("typed", submit), ("by_hand", by_hand)):
         directory = slurm.home / name
         directory.mkdir()
