@@ -1,13 +1,15 @@
 """``python -m rlzmq`` is the ``rlzmq`` command."""
 
+import atexit
 import sys
 
-from rlzmq.cli.interrupt import exit_on_signals
+from rlzmq.cli.interrupt import exit_on_signals, ignore_signals
 
 
 def main() -> int:
     """Run the command. It may be ended from its first moments on, also while it still imports what it needs."""
     exit_on_signals()
+    atexit.register(ignore_signals)  # first, and so called last
     from rlzmq.cli.main import main
 
     code = main()

@@ -22,6 +22,7 @@ __all__ = [
     "exit_code_of_signal",
     "exit_on_signals",
     "handled_signals",
+    "ignore_signals",
 ]
 
 DRAIN_S: Mapping[int, float] = {**dict.fromkeys(ENDING_SIGNALS, 6.0), signal.SIGINT: 2.5}
@@ -53,6 +54,12 @@ def exit_on_signals(code: int | None = None) -> None:
         signal.signal(
             number, lambda number, _: os._exit(exit_code_of_signal(number) if code is None else code)
         )
+
+
+def ignore_signals() -> None:
+    """Keep the exit code while the interpreter ends: it resets handlers then, but not what is ignored."""
+    for number in handled_signals():
+        signal.signal(number, signal.SIG_IGN)
 
 
 class SignalEchoes:

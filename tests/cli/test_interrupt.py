@@ -70,6 +70,22 @@ def test_nohup_stays_in_force() -> None:
         signal.signal(signal.SIGHUP, former)
 
 
+LATE = """
+import os, signal, sys
+class Last:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGINT):
+        kill(pid, number)
+last = Last()
+from rlzmq.__main__ import main
+sys.argv[1:] = ["--version"]
+sys.exit(main())
+"""
+
+
+def test_a_signal_while_the_interpreter_ends_changes_no_exit_code() -> None:
+    assert subprocess.run([sys.executable, "-c", LATE], check=False, timeout=60).returncode == 0
+
+
 def test_work_that_does_not_end_is_interrupted(interrupt: Interrupt) -> None:
     signal.raise_signal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):

@@ -134,7 +134,7 @@ def handles_signals(run: Command) -> bool:
 
 
 def test_a_fork_server_that_is_killed_while_it_imports_again_and_again(terminal: Terminal) -> None:
-    run = train(terminal, "--env-runners 1 --learners 1 --stop iterations=1")
+    run = train(terminal, "--env-runners 1 --learners 1 --stop iterations=1", warm=False)
     killed: set[int] = set()
 
     def kill_next() -> bool:
