@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from types import FrameType
 
@@ -12,6 +13,9 @@ __all__ = ["ENDING_SIGNALS", "blocked", "default_in_forks", "ignore_ending_signa
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """What a person, a closed terminal, systemd, Kubernetes and Slurm send, often to all processes of a run."""
+
+
+_masks = threading.local()  # of threads that fork
 
 
 @contextlib.contextmanager
@@ -33,13 +37,23 @@ def ignore_ending_signals() -> None:
 
 def default_in_forks() -> None:
     """Give the forks of this process the default again: those of `multiprocessing`, for `Process.terminate`."""
-    os.register_at_fork(after_in_child=_default)
+    # Blocked meanwhile: what arrives before the child has the default again would be ignored.
+    os.register_at_fork(before=_block, after_in_parent=_restore, after_in_child=_default)
 
 
 def _default() -> None:
     for number in ENDING_SIGNALS:
         if signal.getsignal(number) is _ignore:
             signal.signal(number, signal.SIG_DFL)
+    _restore()
+
+
+def _block() -> None:
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+
+
+def _restore() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
