@@ -36,9 +36,12 @@ _OF_A_JOB = ("RLZMQ_", "SLURM_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", 
 for _name in [name for name in os.environ if name in _OF_THE_CALLER or name.startswith(_OF_A_JOB)]:
     del os.environ[_name]
 
-# A shell starts what it puts in the background with SIGINT ignored, and processes hand that on: the tests send it.
+# A shell starts what it puts in the background with SIGINT ignored, nohup with SIGHUP, and processes hand that on: the
+# tests send both.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # This user's secret, which signs checkpoints, is one of the tests.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="rlzmq-tests-state-")

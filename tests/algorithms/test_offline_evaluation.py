@@ -237,7 +237,7 @@ def test_the_data_for_it_must_fit_the_module(data: Path, tmp_path: Path) -> None
 def test_it_is_refused_for_online_algorithms_and_of_other_kinds(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigurationError, match="PPOConfig has no recorded data to evaluate on"):
         PPOConfig().environment("CartPole-v1").evaluation(offline_evaluation_interval=1).build()
-    with pytest.raises(ConfigurationError, match="'eval_loss', 'is' or 'pdis'"):
+    with pytest.raises(ConfigurationError, match="expected one of 'eval_loss', 'is', 'pdis'"):
         BCConfig().evaluation(offline_evaluation_type="wis")
     with caplog.at_level(logging.WARNING, "rlzmq"):
         BCConfig().evaluation(offline_evaluation_type="eval_loss")

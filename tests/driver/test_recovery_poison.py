@@ -92,10 +92,10 @@ EXPELLED = rf"left the broker \(expelled: 10 unusable fragments; the last: {REFU
     ids=["driver", "broker"],
 )
 async def test_a_runner_that_sends_nothing_else_ends_the_run_with_what_it_sent(
-    driver_looks: bool, what: str
+    driver_looks: bool, what: str, tmp_path: Path
 ) -> None:
     """The broker expels a runner that the driver, because it is busy, has not restarted by then."""
-    callback = type("Callback", (SpoilsSamples,), {"cured": "/nowhere"})
+    callback = type("Callback", (SpoilsSamples,), {"cured": str(tmp_path / "never")})
     config = (
         small(1, 1).environment(Spoils).callbacks(callback).fault_tolerance(max_num_env_runner_restarts=1)
     )
