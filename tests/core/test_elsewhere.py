@@ -1,12 +1,10 @@
-"""Serial runs, policies and clients use nothing that only Linux has."""
+"""Serial runs and policies use nothing that only Linux has."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
-
-from rlzmq import PolicyServer
 
 _ROOT = Path(__file__).parents[2]
 _TRAIN = """
@@ -20,13 +18,6 @@ with Algorithm.from_checkpoint("saved") as again:
     again.train()
 print(Policy.load("saved").compute_action([0.0, 0.0, 0.1, 0.0], explore=False))
 """
-_ASK = """
-import tests.support.elsewhere
-from rlzmq import PolicyClient
-
-with PolicyClient("serve.toml") as client:
-    print(int(client.compute_action([0.0, 0.0, 0.1, 0.0], explore=False).actions))
-"""
 
 
 def _run(code: str, directory: Path) -> str:
@@ -38,8 +29,5 @@ def _run(code: str, directory: Path) -> str:
     )
 
 
-def test_a_serial_run_a_policy_and_a_client_work_where_linux_only_modules_are_missing(tmp_path: Path) -> None:
-    chosen = _run(_TRAIN, tmp_path)
-    with PolicyServer(tmp_path / "saved", http=None, listen="tcp://127.0.0.1:0") as server:
-        server.join.write(tmp_path / "serve.toml")
-        assert _run(_ASK, tmp_path) == chosen
+def test_a_serial_run_and_a_policy_work_where_linux_only_modules_are_missing(tmp_path: Path) -> None:
+    assert _run(_TRAIN, tmp_path).strip() in ("0", "1")

@@ -101,7 +101,7 @@ def test_commands_and_flags_that_are_named_exist(capsys: pytest.CaptureFixture[s
                 continue
             algorithm = "train ppo" if command == "train" else command
             if command not in flags:
-                assert main([*shlex.split(algorithm), "--help"]) == 0
+                assert main([*shlex.split(algorithm), "--help-all" if command == "train" else "--help"]) == 0
                 flags[command] = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
             used = set(re.findall(r"(?<!\S)(--[a-z][\w-]*)", line)) - {"--help"}
             wrong += [f"{page}: rlzmq {command} has no {flag}" for flag in used - flags[command]]

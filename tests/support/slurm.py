@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -236,8 +235,8 @@ class Slurm:
                 ["ip", "netns", "pids", self._prefix + node], capture_output=True, text=True, check=False
             )
             for pid in pids.stdout.split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    psutil.Process(int(pid)).kill()
 
 
 def _ip(*arguments: str) -> str:
