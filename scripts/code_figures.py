@@ -155,6 +155,8 @@ def lines_by_package(package: Path = PACKAGE) -> dict[str, int]:
 
 def spine() -> tuple[set[str], set[tuple[str, str]]]:
     """Return the files and the functions of the package that one iteration of a serial PPO run calls."""
+    import torch
+
     from rlzmq import PPOConfig
 
     called: set[tuple[str, str]] = set()
@@ -166,13 +168,16 @@ def spine() -> tuple[set[str], set[tuple[str, str]]]:
     config = PPOConfig().environment("CartPole-v1").debugging(seed=7)
     config.env_runners(num_env_runners=0, num_envs_per_env_runner=8)
     config.training(train_batch_size_per_learner=256, minibatch_size=64, num_epochs=2)
-    with config.build() as algo:
-        algo.train()
-        sys.setprofile(note)
-        try:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the code that changes it would run on machines with several cores only
+    try:
+        with config.build() as algo:
             algo.train()
-        finally:
+            sys.setprofile(note)
+            algo.train()
             sys.setprofile(None)
+    finally:
+        torch.set_num_threads(num_threads)
     ours = {(file, name) for file, name in called if file.startswith(f"{PACKAGE}/")}
     return {file for file, _ in ours}, ours
 
