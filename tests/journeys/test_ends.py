@@ -114,6 +114,17 @@ def test_a_terminal_that_is_closed(terminal: Terminal) -> None:
     assert_nothing_lost(terminal, run.end())
 
 
+def test_a_reader_that_ends(terminal: Terminal) -> None:
+    """``rlzmq train … | tee log``, whose ``tee`` ends first."""
+    reader, writer = os.pipe()
+    run = train(terminal, "--env-runners 0", stdout=writer)
+    os.close(writer)
+    metrics = terminal.cwd / "r/metrics.jsonl"
+    until(lambda: metrics.is_file() and metrics.read_text(), "an iteration")
+    os.close(reader)
+    assert_nothing_lost(terminal, run.end())
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_in_the_first_moments(number: int, terminal: Terminal) -> None:
     """While Python still imports rlzmq, while the first processes start, and when the run says that it starts."""
