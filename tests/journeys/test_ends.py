@@ -88,7 +88,7 @@ def test_any_mixture_of_signals_to_any_processes(terminal: Terminal) -> None:
     num_iterations = run.out.count("\niter ")
     until(lambda: run.out.count("\niter ") > num_iterations + 1, "the run to go on")
     assert {process.pid for process in others} <= {process.pid for process in run.family()}, (
-        "none was replaced"
+        f"one was replaced: {run.err}"
     )
     run.signal(signal.SIGUSR1)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
