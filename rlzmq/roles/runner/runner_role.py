@@ -76,13 +76,13 @@ class EnvRunnerRole(PeerRole):
         faults.at("runner.start")
         limit_memory(config.env_runner_memory_limit_bytes, "env_runner_memory_limit_bytes")
         self.config: BaseConfig = config
+        self._loop: asyncio.AbstractEventLoop | None = None
         on_hang = self._report_hang if is_local else None
         self.env_watch: EnvWatch = EnvWatch(config, f"env runner {worker_index}", on_hang)
         with self.env_watch.work(is_reset=True):
             self.env_runner: Any = make_env_runner(config, worker_index, incarnation)
         self.env_runner.env_watch = self.env_watch
         self.env_watch.attend(self.env_runner.env)
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._ended_round = 0
         faults.at("runner.started")
 
