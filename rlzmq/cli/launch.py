@@ -1,10 +1,11 @@
-"""``rlzmq launch``: start a cluster file's roles on their hosts, with all logs here and one Ctrl-C for all."""
+"""``rlzmq launch``: logs and end of a run that an engine runs; or a cluster file's roles over ssh."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,35 @@ from rlzmq.cli.interrupt import SignalEchoes, exit_code_of_signal, handled_signa
 from rlzmq.cli.joining import run_async
 from rlzmq.cli.main import EXIT_INTERRUPTED
 from rlzmq.cli.parsing import parse
+from rlzmq.core.printable import printable
 from rlzmq.launch.cluster import Cluster
+from rlzmq.launch.engine import Engine, Jobs, engine_of
 from rlzmq.launch.launcher import Launcher
 from rlzmq.launch.templates import render
 
-__all__ = ["LaunchOptions", "run"]
+__all__ = ["LaunchOptions", "LogsOptions", "StopOptions", "run"]
+
+_LAST_LINES_S = 5.0  # of the log, after the head's end
+
+
+@dataclass
+class LogsOptions:
+    """Options of ``rlzmq launch logs``."""
+
+    run: tyro.conf.Positional[Path]
+    """The run directory."""
+    follow: bool = False
+    """Go on until the run ends, and end with its head's exit code; Ctrl-C ends only this (default: False)."""
+
+
+@dataclass
+class StopOptions:
+    """Options of ``rlzmq launch stop``."""
+
+    run: tyro.conf.Positional[Path]
+    """The run directory."""
+    grace: float = 60.0
+    """Seconds for the head's last checkpoint, before it is killed (default: 60)."""
 
 
 @dataclass
@@ -34,7 +59,17 @@ class LaunchOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command with `arguments`, which follow ``rlzmq launch``; return the head\'s exit code."""
+    """Run the command with `arguments`, which follow ``rlzmq launch``; return the exit code."""
+    if arguments[:1] == ["logs"]:
+        usage = "rlzmq launch logs RUN [--follow]"
+        return _logs(
+            parse(LogsOptions, arguments[1:], usage=usage, description="Show the logs of all roles.")
+        )
+    if arguments[:1] == ["stop"]:
+        usage = "rlzmq launch stop RUN [--grace S]"
+        return _stop(
+            parse(StopOptions, arguments[1:], usage=usage, description="End a run with a checkpoint.")
+        )
     options = parse(
         LaunchOptions,
         arguments,
@@ -75,3 +110,36 @@ async def _main(cluster: Any) -> int:
         return await running
     except asyncio.CancelledError:
         return exit_code_of_signal(signals[0]) if signals else EXIT_INTERRUPTED
+
+
+def _logs(options: LogsOptions) -> int:
+    jobs = Jobs.of_run(options.run)
+    engine = engine_of(jobs)
+    if not options.follow:
+        for role, handle in jobs.handles.items():
+            _show(engine, role, handle, follow=False)
+        return 0
+    threads = [
+        threading.Thread(target=_show, args=(engine, role, handle), kwargs={"follow": True}, daemon=True)
+        for role, handle in jobs.handles.items()
+    ]
+    for thread in threads:
+        thread.start()
+    code = engine.wait(jobs.handles["head"])
+    for thread in threads:
+        thread.join(_LAST_LINES_S)
+    return code
+
+
+def _show(engine: Engine, role: str, handle: str, *, follow: bool) -> None:
+    for line in engine.logs(handle, follow=follow):
+        print(printable(f"[{role}] {line}", keep="\t"), flush=True)
+
+
+def _stop(options: StopOptions) -> int:
+    jobs = Jobs.of_run(options.run)
+    engine = engine_of(jobs)
+    for role, handle in jobs.handles.items():  # the head first: its goodbye ends the others
+        print(f"stopping    the {role}", flush=True)
+        engine.stop(handle, options.grace)
+    return 0

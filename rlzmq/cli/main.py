@@ -72,7 +72,11 @@ _COMMANDS = {
         "show a run's data flow (rlzmq inspect ppo --env ENV), its checkpoints, or recorded episodes",
     ),
     "ckpt": ("rlzmq.cli.ckpt", "check checkpoints, or compare two: rlzmq ckpt ls RUN, rlzmq ckpt diff A B"),
-    "launch": ("rlzmq.cli.launch", "run on several machines over ssh: rlzmq launch cluster.toml"),
+    "launch": (
+        "rlzmq.cli.launch",
+        "logs or end of a run that --on started: rlzmq launch logs|stop RUN; or rlzmq launch cluster.toml",
+    ),
+    "scale": ("rlzmq.cli.scale", "runners or learners of a living run: rlzmq scale RUN --runners 40"),
     "record": (
         "rlzmq.cli.record",
         "record a checkpoint's episodes: rlzmq record CHECKPOINT --output DIR",
@@ -90,7 +94,7 @@ _COMMANDS = {
 _GROUPS = {
     "train and look": "demo train tune presets evaluate record runs plot dashboard top",
     "deploy": "export serve",
-    "several machines": "launch runner learner",
+    "several machines": "launch scale runner learner",
     "debug": "check-env doctor inspect ckpt stacks replay completion",
 }
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -86,12 +86,13 @@ class TrainOptions:
     """Print only the summary at the end (default: False)."""
     import_: list[str] = field(default_factory=list)
     """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
-    on: Literal["local", "slurm"] = "local"
-    """Where the run's processes start; slurm: as jobs (docs/how_to/slurm.md) (default: local)."""
+    on: str = "local"
+    """Where the run's processes start: local, or the engine that starts them, e.g. slurm (docs/how_to/slurm.md)
+    (default: local)."""
     cluster: Path | None = None
-    """TOML file with the resources of the jobs: [head], [learners], [runners] (default: one head, which starts all)."""
+    """TOML file with the roles' resources: [head], [learners], [runners] (default: one head, which starts all)."""
     dry_run: bool = False
-    """Print what --on slurm would submit, as a shell script (default: False)."""
+    """Print what --on ENGINE would submit (default: False)."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -392,15 +393,14 @@ def _train(
 
 
 def _submit(arguments: Sequence[str], options: Any, path: Path) -> int:
-    """Hand the run's roles to a scheduler; return the exit code."""
+    """Hand the run's roles to an engine; return the exit code."""
     from rlzmq.algorithms.registry import get_config_class
-    from rlzmq.launch.engine import roles_of
-    from rlzmq.launch.slurm import Slurm
+    from rlzmq.launch.engine import Jobs, engine_of, start
 
     if options.overwrite or options.resume not in (None, "auto"):
         raise ConfigurationError(
-            "a job that is requeued repeats its command: --on slurm needs a new --run-dir or --resume auto, "
-            "without --overwrite."
+            f"a role that is started again repeats its command: --on {options.on} needs a new --run-dir or --resume "
+            "auto, without --overwrite."
         )
     own = ("--on", "--cluster", "--dry-run", "--run-dir", "--resume")
     train: list[str] = []
@@ -410,22 +410,16 @@ def _submit(arguments: Sequence[str], options: Any, path: Path) -> int:
             train.append(word)
         elif word in own and word != "--dry-run":
             next(words)
-    roles = roles_of(train, options.cluster, path)
-    slurm = Slurm(path.name, str(Path.cwd()))
+    jobs = Jobs.of(options.on, train, options.cluster, path)
     if options.dry_run:
-        print(slurm.by_hand(roles))
+        print(engine_of(jobs).dry_run())
         return 0
-    handles: list[str] = []
-    try:
-        for role in roles:
-            handles.append(slurm.start(role))
-            print(f"{role.name:<11} job {handles[-1]}", flush=True)
-    except BaseException:
-        for handle in handles:
-            slurm.stop(handle)
-        raise
-    print(f"logs        {roles[0].key.parent}/*.log")
-    print(f"stop        scancel {handles[0]}")
+    start(jobs, path, lambda line: print(line, flush=True))
+    run = shlex.quote(str(path))
+    print(f"logs        rlzmq launch logs {run} --follow")
+    if "runners" in jobs.roles:
+        print(f"scale       rlzmq scale {run} --runners N")
+    print(f"stop        rlzmq launch stop {run}")
     return 0
 
 

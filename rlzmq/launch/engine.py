@@ -1,21 +1,28 @@
-"""What an engine is asked to run: the roles of one run, with their resources; engines start, place, restart and log."""
+"""Engines start the roles of a run, restart, scale and stop them, and give their logs; rlzmq supervises nothing."""
 
 from __future__ import annotations
 
+import importlib
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, cast
 
 from pydantic import Field
 
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.files import make_directories, write_private_file
+from rlzmq.core.suggest import did_you_mean
 from rlzmq.launch.cluster import Table
 
-__all__ = ["LISTEN", "Engine", "Resources", "Role", "roles_of"]
+__all__ = ["LISTEN", "Engine", "Jobs", "Resources", "Role", "engine_of", "start"]
 
 LISTEN = "{listen}"
 """In the head's `Role.argv`: where the engine puts the address of the head's machine, with port 0."""
+
+_ENGINES = {"slurm": "rlzmq.launch.slurm:Slurm"}
 
 
 class Resources(Table):
@@ -25,6 +32,8 @@ class Resources(Table):
         count: Processes; the head is one.
         cpus, gpus: Of each process.
         memory, time: As the engine writes them, e.g. ``"4G"`` and ``"1-00:00"``; "": its default.
+        image: The container image, for engines that run containers.
+        hosts: The machines, for ``--on ssh``.
         options: Further options of the engine, e.g. ``["--partition=long"]``.
         arguments: Further arguments of the role, e.g. ``["--envs-per-env-runner", "8"]``.
     """
@@ -34,6 +43,8 @@ class Resources(Table):
     gpus: Annotated[int, Field(ge=0)] = 0
     memory: str = ""
     time: str = ""
+    image: str = ""
+    hosts: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
 
@@ -43,9 +54,13 @@ class _Head(Resources):
 
 
 class _Tables(Table):
+    """The cluster file. ``python`` and ``workdir`` hold on every machine; by default those of the launching process."""
+
     head: _Head = _Head()
     learners: Resources | None = None
     runners: Resources | None = None
+    python: str = sys.executable
+    workdir: Path = Path()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,44 +83,145 @@ class Role:
     restart: Literal["always", "with_run"]
 
 
+class Jobs(Table):
+    """The roles of a run and where they were started: ``RUN/jobs/roles.toml``, by which other processes find them.
+
+    Attributes:
+        on: The engine, as in ``--on``, e.g. ``"slurm"`` or ``"ray://10.0.0.5:10001"``.
+        name: A name for people: that of the run's directory.
+        workdir: The directory in which all roles start.
+        roles: By name, the head first.
+        handles: Role -> what `Engine.start` returned.
+    """
+
+    on: str
+    name: str
+    workdir: Path
+    roles: dict[str, Role]
+    handles: dict[str, str] = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, on: str, train: Sequence[str], cluster: Path | None, run_dir: Path) -> Jobs:
+        """Return the roles of a new run.
+
+        Args:
+            on: The engine.
+            train: The arguments of ``rlzmq train`` without those that choose the engine and the run's directory.
+            cluster: The cluster file; None: a head with its own runners.
+            run_dir: The run's directory.
+
+        Raises:
+            ConfigurationError: The file is missing or not TOML, or a key is unknown or wrong.
+        """
+        tables = _Tables() if cluster is None else _Tables.read(cluster)
+        workdir = tables.workdir.absolute()
+        directory = workdir / run_dir
+        join = directory / "jobs" / "join.toml"
+        base = (tables.python, "-m", "rlzmq")
+        head = [*base, "train", *train, "--run-dir", str(directory), "--resume", "auto"]
+        head += ["--listen", LISTEN, "--join-file", str(join)]
+        if tables.runners is not None:
+            head += ["--env-runners", "0"]
+        if tables.learners is not None:
+            count = str(tables.learners.count)
+            head += ["--learners", count, "--num-remote-learners", count]
+        roles = {"head": Role("head", (*head, *tables.head.arguments), join, tables.head, "with_run")}
+        for name, key, asked in (
+            ("learners", join.with_name("join.learner.toml"), tables.learners),
+            ("runners", join, tables.runners),
+        ):
+            if asked is not None:
+                argv = (*base, name.removesuffix("s"), "--join", str(key), *asked.arguments)
+                roles[name] = Role(name, argv, key, asked, "always")
+        return cls(on=on, name=directory.name, workdir=workdir, roles=roles)
+
+    @classmethod
+    def of_run(cls, run_dir: Path) -> Jobs:
+        """Return what was started for a run.
+
+        Raises:
+            ConfigurationError: Nothing was, or its file cannot be read.
+        """
+        path = run_dir / "jobs" / "roles.toml"
+        if not path.exists():
+            raise ConfigurationError(
+                f"{run_dir} is not a run that `rlzmq train --on ENGINE` started: no {path}."
+            )
+        return cls.read(path)
+
+    def write(self, run_dir: Path) -> None:
+        """Write the file, mode 0600."""
+        make_directories(run_dir / "jobs", mode=0o700)
+        write_private_file(
+            run_dir / "jobs" / "roles.toml", "\n".join(_toml(self.model_dump(mode="json"))) + "\n"
+        )
+
+
+def _toml(table: Mapping[str, Any], name: str = "") -> Iterator[str]:
+    if name:
+        yield f"\n[{name}]"
+    for key, value in table.items():
+        if not isinstance(value, dict):
+            yield f"{key} = {json.dumps(value, ensure_ascii=False)}"
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _toml(value, f"{name}.{key}".lstrip("."))
+
+
 class Engine(Protocol):
-    """Something that runs roles: a scheduler."""
+    """Something that runs roles, e.g. a scheduler. Constructed with the `Jobs`, whose handles it may read.
+
+    Every method may be called by another process than the one that started the roles. What cannot be done raises
+    ConfigurationError with the reason.
+    """
 
     def start(self, role: Role) -> str:
-        """Start a role, the head first; return the engine's name of it."""
+        """Start a role, the head first; return the handle by which it is found again."""
 
-    def stop(self, handle: str) -> None:
-        """Stop a role in order; the end of the head ends the others."""
+    def scale(self, handle: str, count: int) -> None:
+        """Change the number of runners or learners of a living run; those that are surplus are stopped in order."""
+
+    def logs(self, handle: str, *, follow: bool) -> Iterator[str]:
+        """Yield the lines of a role's log; with `follow` as they come, until the role ends."""
+
+    def wait(self, handle: str) -> int:
+        """Wait for the head's end; return its exit code."""
+
+    def stop(self, handle: str, grace_s: float) -> None:
+        """Stop a role in order (the head saves a checkpoint), kill it after `grace_s`; return when it has ended."""
+
+    def dry_run(self) -> str:
+        """Return what `start` would submit, as text for people who submit by hand."""
 
 
-def roles_of(train: Sequence[str], cluster: Path | None, run_dir: Path) -> list[Role]:
-    """Return the roles of a run, the head first.
-
-    Args:
-        train: The arguments of ``rlzmq train`` without those that choose the engine and the run's directory.
-        cluster: The cluster file; None: a head with its own runners.
-        run_dir: The run's directory, on a file system that all machines share.
+def engine_of(jobs: Jobs) -> Engine:
+    """Return the engine that runs, or is to run, these roles.
 
     Raises:
-        ConfigurationError: The file is missing or not TOML, or a key is unknown or wrong.
+        ConfigurationError: There is no such engine, or its extra is not installed.
     """
-    tables = _Tables() if cluster is None else _Tables.read(cluster)
-    directory = run_dir.absolute()
-    join = directory / "jobs" / "join.toml"
-    base = (sys.executable, "-m", "rlzmq")
-    head = [*base, "train", *train, "--run-dir", str(directory), "--resume", "auto"]
-    head += ["--listen", LISTEN, "--join-file", str(join)]
-    if tables.runners is not None:
-        head += ["--env-runners", "0"]
-    if tables.learners is not None:
-        count = str(tables.learners.count)
-        head += ["--learners", count, "--num-remote-learners", count]
-    roles = [Role("head", (*head, *tables.head.arguments), join, tables.head, "with_run")]
-    for name, key, asked in (
-        ("learners", join.with_name("join.learner.toml"), tables.learners),
-        ("runners", join, tables.runners),
-    ):
-        if asked is not None:
-            argv = (*base, name.removesuffix("s"), "--join", str(key), *asked.arguments)
-            roles.append(Role(name, argv, key, asked, "always"))
-    return roles
+    kind = jobs.on.partition("://")[0]
+    if kind not in _ENGINES:
+        raise ConfigurationError(
+            f"--on {jobs.on}: expected local, {', '.join(_ENGINES)}.{did_you_mean(kind, ('local', *_ENGINES))}"
+        )
+    module, _, name = _ENGINES[kind].partition(":")
+    return cast("Engine", getattr(importlib.import_module(module), name)(jobs))
+
+
+def start(jobs: Jobs, run_dir: Path, say: Callable[[str], None]) -> None:
+    """Start all roles of a run, or none; write ``roles.toml`` into its directory.
+
+    Raises:
+        ConfigurationError: The engine refuses a role, or is not there.
+    """
+    engine = engine_of(jobs)
+    try:
+        for role in jobs.roles.values():
+            jobs.handles[role.name] = engine.start(role)
+            jobs.write(run_dir)
+            say(f"{role.name:<11} {jobs.handles[role.name]}")
+    except BaseException:
+        for handle in jobs.handles.values():
+            engine.stop(handle, 0.0)
+        raise

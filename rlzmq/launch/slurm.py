@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.launch.engine import LISTEN, Role
+from rlzmq.launch.engine import LISTEN, Jobs, Role
 
 __all__ = ["Slurm"]
 
 _WARNING_S = 60  # before the time limit: a checkpoint may take as long
 _STEP_S = 60  # until a step that Slurm cannot create is an error
+_POLL_S = 1.0
+_LIVING = "pending,running,suspended,configuring"
+_EXIT_RESUMABLE = 75
 
 _HEAD = """\
 # On a file system that all nodes share; the join files in it have mode 0600.
-mkdir -m 700 -p {directory}; rm -f {directory}/*.toml
+mkdir -m 700 -p {directory}; rm -f {directory}/join*.toml
 trap 'limit=1; kill -USR1 $role' USR1 # soon the time limit
 trap 'kill -TERM $role' TERM # scancel, or preemption, after which Slurm requeues the job
 {argv} & role=$!
@@ -52,19 +58,17 @@ echo "the step of the learners ended with $code: the run is cancelled"; scancel 
 
 
 class Slurm:
-    """Submits roles with sbatch."""
+    """Submits roles with sbatch. The head's handle is its job id, that of the others the name of their jobs."""
 
-    def __init__(self, name: str, workdir: str) -> None:
-        self._name = name
-        self._workdir = workdir
-        self._head = ""
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
 
-    def script(self, role: Role) -> str:
-        """Return the batch script of a role. Those of the others read the head's job id in ``HEAD``."""
+    def _script(self, role: Role, places: str = "") -> str:
+        """Return the batch script of a role, or of these of its places. Those of the others read ``HEAD``, a job id."""
         asked = role.resources
+        places = places or (f"0-{asked.count - 1}" if role.name == "runners" else "")
         options = [
-            f"--job-name={self._name}-{role.name}",
-            f"--output={role.key.parent}/{role.name}{'-%a' if role.name == 'runners' else ''}.log",
+            f"--output={role.key.parent}/{role.name}{'-%a' if places else ''}.log",
             "--open-mode=append",
             "--requeue",
             f"--signal=B:USR1@{_WARNING_S}",
@@ -73,11 +77,9 @@ class Slurm:
         options += [f"--mem={asked.memory}"] if asked.memory else []
         options += [f"--time={asked.time}"] if asked.time else []
         options += [f"--gpus-per-task={asked.gpus}"] if asked.gpus else []
-        is_array = role.name == "runners"
-        options += [f"--ntasks={1 if is_array else asked.count}"]
-        options += [f"--array=0-{asked.count - 1}"] if is_array else []
+        options += ["--ntasks=1", f"--array={places}"] if places else [f"--ntasks={asked.count}"]
         lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in (*options, *asked.options))]
-        lines += [f"cd {shlex.quote(self._workdir)}", f"export OMP_NUM_THREADS={asked.cpus}"]
+        lines += [f"cd {shlex.quote(str(self._jobs.workdir))}", f"export OMP_NUM_THREADS={asked.cpus}"]
         argv, key = shlex.join(role.argv), shlex.quote(str(role.key))
         if role.restart == "with_run":
             lines += ["# The address that the other nodes reach; RLZMQ_HEAD names another one."]
@@ -91,44 +93,109 @@ class Slurm:
             return "\n".join([*lines, _STEP.format(step=step)])
         return "\n".join([*lines, loop])
 
-    def command(self, role: Role, head: str) -> list[str]:
+    def _command(self, role: Role, head: str) -> list[str]:
         """Return the command that submits the script of a role, which it reads from its standard input."""
-        more = [] if role.name == "head" else [f"--dependency=after:{head}", f"--export=ALL,HEAD={head}"]
+        more = [f"--job-name={self._jobs.name}-{role.name}"]
+        if role.name != "head":
+            more = [f"{more[0]}-{head}", f"--dependency=after:{head}", f"--export=ALL,HEAD={head}"]
         return ["sbatch", "--parsable", *more]
 
     def start(self, role: Role) -> str:
-        """Submit a role, the head first; return the id of its job.
-
-        Raises:
-            ConfigurationError: Slurm is not there, or refuses the job.
-        """
+        """Submit a role."""
         role.key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        script, command = self.script(role), self.command(role, self._head)
-        try:
-            done = subprocess.run(command, input=script, capture_output=True, text=True, check=True)
-        except OSError as error:
+        return self._submit(role)
+
+    def _submit(self, role: Role, places: str = "") -> str:
+        head = self._jobs.handles.get("head", "")
+        command = self._command(role, head)
+        job = _slurm(*command, stdin=self._script(role, places)).strip().partition(";")[0]
+        return f"{self._jobs.name}-{role.name}-{head}" if head else job
+
+    def scale(self, handle: str, count: int) -> None:
+        """Submit further array tasks, or cancel those with the highest numbers."""
+        role = self._role(handle)
+        first = role.resources.count if role.name == "learners" else 0
+        if count < first:
             raise ConfigurationError(
-                f"sbatch cannot be started: {error}. Submit on a machine with Slurm."
-            ) from error
-        except subprocess.CalledProcessError as error:
-            raise ConfigurationError(f"Slurm refuses the {role.name}: {error.stderr.strip()}") from error
-        job = done.stdout.strip().partition(";")[0]
-        self._head = self._head or job
-        return job
+                f"the first {first} learners are one job of Slurm's: expected at least {first}, got {count}."
+            )
+        listed = _slurm("squeue", "-h", "-r", f"--name={handle}", f"--states={_LIVING}", "-o", "%K %F_%K")
+        tasks = dict(line.split() for line in listed.splitlines())
+        tasks.pop("N/A", "")
+        surplus = sorted(tasks, key=int)[count - first :]
+        free = [place for place in range(first, count + len(tasks)) if str(place) not in tasks]
+        if surplus:
+            _slurm("scancel", *(tasks[place] for place in surplus))
+        elif missing := free[: count - first - len(tasks)]:
+            self._submit(role, ",".join(map(str, missing)))
 
-    def stop(self, handle: str) -> None:
-        """Cancel a job: the head saves a checkpoint, and ends the others."""
-        subprocess.run(["scancel", handle], check=False)
+    def logs(self, handle: str, *, follow: bool) -> Iterator[str]:
+        """Yield the lines of a role's files; of an array's with the number of the task."""
+        role = self._role(handle)
+        read: dict[Path, int] = {}
+        while True:
+            is_over = not follow or not self._is_there(handle)
+            for path in sorted(role.key.parent.glob(f"{role.name}*.log")):
+                place = path.stem.removeprefix(role.name).lstrip("-")
+                with path.open("rb") as file:
+                    file.seek(read.get(path, 0))
+                    for line in file:
+                        if line.endswith(b"\n") or is_over:
+                            read[path] = read.get(path, 0) + len(line)
+                            yield (f"{place}: " if place else "") + line.decode(errors="replace").rstrip("\n")
+            if is_over:
+                return
+            time.sleep(_POLL_S)
 
-    def by_hand(self, roles: list[Role]) -> str:
+    def wait(self, handle: str) -> int:
+        """Wait for the head's end."""
+        while self._is_there(handle):
+            time.sleep(_POLL_S)
+        facts = _slurm("scontrol", "-o", "show", "job", handle).split()
+        code = next(fact for fact in facts if fact.startswith("ExitCode="))[9:].partition(":")[0]
+        return int(code) or (0 if "JobState=COMPLETED" in facts else _EXIT_RESUMABLE)
+
+    def stop(self, handle: str, grace_s: float) -> None:
+        """Cancel a role."""
+        which = [handle] if handle == self._jobs.handles["head"] else [f"--name={handle}"]
+        _slurm("scancel", *which)
+        deadline = time.monotonic() + grace_s
+        while self._is_there(handle):
+            if time.monotonic() > deadline:
+                _slurm("scancel", "--full", "--signal=KILL", *which)
+                return
+            time.sleep(_POLL_S)
+
+    def dry_run(self) -> str:
         """Return a shell script that submits all roles as `start` does."""
-        directory = shlex.quote(str(roles[0].key.parent))
+        roles = self._jobs.roles.values()
+        directory = shlex.quote(str(self._jobs.roles["head"].key.parent))
         lines = ["set -e", f"mkdir -m 700 -p {directory}"]
         for role in roles:
-            command = self.command(role, "$head")
-            lines += [
-                f"{role.name}=$({' '.join(command)} <<'END_OF_JOB'",
-                self.script(role) + "END_OF_JOB",
-                ")",
-            ]
+            command = " ".join(f'"{word}"' for word in self._command(role, "$head"))
+            lines += [f"{role.name}=$({command} <<'END_OF_JOB'", self._script(role) + "END_OF_JOB", ")"]
         return "\n".join([*lines, f"echo {' '.join(f'{role.name} ${role.name}' for role in roles)}"])
+
+    def _role(self, handle: str) -> Role:
+        return next(self._jobs.roles[name] for name, known in self._jobs.handles.items() if known == handle)
+
+    def _is_there(self, handle: str) -> bool:
+        """Return whether jobs of the role wait, run or end; a job that is being requeued waits."""
+        listed = _slurm("squeue", "-h", "--me", f"--states={_LIVING},completing", "-o", "%A %j")
+        return any(handle in line.split(" ", 1) for line in listed.splitlines())
+
+
+def _slurm(*command: str, stdin: str = "") -> str:
+    """Run one of Slurm's commands; return what it prints.
+
+    Raises:
+        ConfigurationError: Slurm is not there, or refuses.
+    """
+    try:
+        return subprocess.run(command, input=stdin, capture_output=True, text=True, check=True).stdout
+    except OSError as error:
+        raise ConfigurationError(
+            f"{command[0]} cannot be started: {error}. Use a machine with Slurm."
+        ) from error
+    except subprocess.CalledProcessError as error:
+        raise ConfigurationError(f"Slurm refuses {shlex.join(command)}: {error.stderr.strip()}") from error

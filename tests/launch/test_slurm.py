@@ -36,8 +36,10 @@ class Run:
         self.slurm, self.path = slurm, slurm.home / "runs" / name
         (slurm.home / "cluster.toml").write_text(cluster)
         self.said = slurm.ctl(f"{before}{_TRAIN} --run-dir runs/{name} {more}")
-        self.jobs = dict(re.findall(r"^(head|learners|runners) +job (\d+)$", self.said, re.M))
+        self.jobs = dict(re.findall(r"^(head|learners|runners) +(\S+)$", self.said, re.M))
         assert "head" in self.jobs, self.said
+        for role in self.jobs.keys() - {"head"}:
+            (self.jobs[role],) = set(slurm.ctl(f"squeue -h --name={self.jobs[role]} -o %F").split())
 
     def log(self, role: str = "head") -> str:
         path = self.path / "jobs" / f"{role}.log"
@@ -124,6 +126,34 @@ def test_only_the_runner_that_died_and_those_of_a_dead_node_are_replaced(slurm: 
     slurm.boot(lost)
     slurm.ctl(f"scancel {run.jobs['head']}")
     until(lambda: not slurm.ctl("squeue -h").strip(), slurm.describe)
+
+
+def test_a_living_run_is_scaled_its_logs_are_followed_and_it_is_stopped(slurm: Slurm) -> None:
+    run = Run(slurm, "scaled", f"[head]\n{place('1G', 'n1')}[runners]\n{place('1G', count=2)}")
+    run.wait_for(" joined ", "runners-1")
+    command = "rlzmq {} runs/scaled {}"
+    assert slurm.ctl(command.format("scale", "--runners 3")).split() == ["runners", "3"]
+    run.wait_for(" joined ", "runners-2")
+    slurm.ctl(command.format("scale", "--runners 1"))
+    for role in ("runners-1", "runners-2"):
+        run.wait_for("leaving: the current fragment is sent first", role)
+    until(lambda: len(slurm.ctl("squeue -h -r --name=" + "scaled-runners-" + run.jobs["head"]).splitlines()) == 1,
+          slurm.describe)  # fmt: skip
+    slurm.ctl(command.format("scale", "--runners 2"))  # the free number again
+    end = run.wait_for("leaving", "runners-1")
+    run.wait_for(" joined ", "runners-1", after=end)
+    follow = "(" + command.format("launch logs", "--follow") + " > followed; echo code $? >> followed) & "
+    slurm.ctl(f"{follow} {command.format('launch stop', '')}; wait")
+    followed = (slurm.home / "followed").read_text()
+    for text in (
+        r"^\[head\] iter 1 ",
+        r"^\[runners\] 2: .* joined ",
+        r"^\[head\] .*checkpoints/",
+        "^code 75$",
+    ):
+        assert re.search(text, followed, re.M), followed
+    assert not slurm.ctl("squeue -h").strip()
+    assert "is not a run" in slurm.ctl("rlzmq launch logs runs/none")
 
 
 def test_learners_are_tasks_of_one_job(slurm: Slurm) -> None:
