@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import random
-import signal
 import socket
 import sys
 from dataclasses import replace
@@ -26,7 +25,7 @@ from rlzmq.core.ending_signals import default_in_forks
 from rlzmq.core.errors import ProtocolError
 from rlzmq.core.process_memory import share_one_arena
 from rlzmq.core.socket_directory import process_directory, set_multiprocessing_directory
-from rlzmq.core.stack_channel import open_stack_channel
+from rlzmq.core.stack_channel import STACKS_TO_STDERR, open_stack_channel
 from rlzmq.net.context import Context
 from rlzmq.net.options import CONTROL
 from rlzmq.net.socket import DrainSocket
@@ -58,7 +57,7 @@ def run_child(channel: socket.socket, role: str) -> int:
     """Serve the actor in the forked process; return the exit code."""
     default_in_forks()
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # stacks of a process that hangs
+    faulthandler.register(STACKS_TO_STDERR, all_threads=True)
     open_stack_channel(role)
     share_one_arena()
     outlive_readers()

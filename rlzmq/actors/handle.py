@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import signal
 from collections.abc import Callable, Generator
 from typing import Any
 
 from rlzmq.actors.exit_status import ExitStatus
 from rlzmq.actors.links import ActorLink
 from rlzmq.core.errors import DeadlineError
+from rlzmq.core.stack_channel import STACKS_TO_STDERR
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.tracebacks import ShortTraceback
 
@@ -142,8 +142,8 @@ class ActorHandle:
         self._link.kill()
 
     def dump_stacks(self) -> None:
-        """Make the actor's process write the stacks of all its threads to stderr, even if it hangs."""
-        self._link.signal(signal.SIGUSR1)
+        """Make the actor's process, which seems to hang, write the stacks of all its threads to stderr."""
+        self._link.signal(STACKS_TO_STDERR)
 
     async def kill_hanging(self) -> ExitStatus:
         """Kill a process that hangs, after it has written its stacks to stderr.

@@ -29,6 +29,7 @@ from rlzmq.core import faults
 from rlzmq.core.errors import ClosedError, ConfigurationError, DeadlineError, PeerLostError
 from rlzmq.core.files import make_directories
 from rlzmq.core.socket_directory import SocketDirectory, process_directory
+from rlzmq.core.stack_channel import STACKS_TO_STDERR
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.net.context import Context
 from rlzmq.net.socket import DrainSocket
@@ -288,7 +289,7 @@ class ActorSystem:
     async def _end_hanging(self, link: ProcessLink | LocalLink) -> str:
         """Kill an actor whose constructor does not return; return its last lines with the stacks of its threads."""
         if isinstance(link, ProcessLink):
-            link.signal(signal.SIGUSR1)
+            link.signal(STACKS_TO_STDERR)
             await asyncio.wait((link.exited,), timeout=_DUMP_S)
         link.kill()
         lines = (await asyncio.shield(link.exited)).stderr_lines

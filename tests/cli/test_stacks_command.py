@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from rlzmq import PPOConfig
 from rlzmq.cli.main import main
-from rlzmq.core.stack_channel import find_stack_channel
+from rlzmq.core.stack_channel import find_stack_channel, read_stacks
 from rlzmq.telemetry.run_directory import RunDirectory
 from tests.support.warm_process import WarmPopen
 
@@ -70,6 +72,54 @@ def test_the_place_where_a_runner_hangs_is_shown_and_the_run_goes_on(
         train.communicate(timeout=30)
     assert main(["stacks", str(tmp_path / "run")]) == 78
     assert "its driver has ended" in capsys.readouterr().err
+
+
+BUSY = """
+import sys, threading
+from rlzmq.core.stack_channel import open_stack_channel
+
+def work(depth):
+    if depth:
+        work(depth - 1)
+
+def work_on():
+    while True:
+        work(200)
+
+open_stack_channel("busy")
+for _ in range(3):
+    threading.Thread(target=work_on, daemon=True).start()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+HOLDS_THE_GIL = """
+import ctypes
+from rlzmq.core.stack_channel import open_stack_channel
+
+open_stack_channel("holds")
+ctypes.PyDLL(None).system(b"echo ready; cat")
+"""
+
+
+@pytest.mark.parametrize(("script", "num_asked"), [(BUSY, 300), (HOLDS_THE_GIL, 1)])
+def test_stacks_are_written_by_processes_that_run_and_by_those_that_hold_the_gil(
+    script: str, num_asked: int
+) -> None:
+    with WarmPopen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            for _ in range(num_asked - 1):
+                process.send_signal(signal.SIGUSR2)
+                time.sleep(0.002)
+            found = find_stack_channel(process.pid)
+            assert found is not None
+            assert '"<string>", line' in read_stacks(process.pid, found[1])
+            assert process.poll() is None
+        finally:
+            process.kill()
 
 
 def test_a_process_without_a_channel_is_never_signalled_and_wrong_runs_are_named(

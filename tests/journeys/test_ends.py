@@ -82,11 +82,15 @@ def test_any_mixture_of_signals_to_any_processes(terminal: Terminal) -> None:
     run = train(terminal, "--env-runners 1 --learners 1")
     run.wait_for("iter 1 ")
     others = run.family()[1:]
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        for process in others:
-            process.send_signal(number)
     num_iterations = run.out.count("\niter ")
-    until(lambda: run.out.count("\niter ") > num_iterations + 1, "the run to go on")
+
+    def signal_others() -> bool:
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            for process in others:
+                process.send_signal(number)
+        return run.out.count("\niter ") > num_iterations + 30
+
+    until(signal_others, "the run to go on")
     assert {process.pid for process in others} <= {process.pid for process in run.family()}, (
         f"one was replaced: {run.err}"
     )
