@@ -258,13 +258,9 @@ def notebook_page(text: str) -> str:
 
 
 def prepare(app: Sphinx, docname: str, content: list[str]) -> None:
-    """Rewrite the links of written pages; in the index, list the pages in ``docs`` that it does not name."""
+    """Rewrite the links of written pages, and notebooks as Markdown."""
     if docname.startswith("notebooks/"):
         content[0] = notebook_page(content[0])
-    if docname == "index":
-        named = set(content[0].split())
-        others = [path.stem for path in sorted(DOCS.glob("*.md")) if path.stem not in {*named, "index"}]
-        content[0] = content[0].replace("OTHER_PAGES", "\n".join(others))
     content[0] = rewritten(content[0], f"docs/{docname}.md", f"{docname}.md")
 
 
