@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tyro
 
@@ -21,7 +21,6 @@ from rlzmq.core.printable import printable
 from rlzmq.launch.cluster import Cluster
 from rlzmq.launch.engine import Engine, Jobs, engine_of
 from rlzmq.launch.launcher import Launcher
-from rlzmq.launch.templates import render
 
 __all__ = ["LaunchOptions", "LogsOptions", "StopOptions", "run"]
 
@@ -54,8 +53,6 @@ class LaunchOptions:
 
     cluster: tyro.conf.Positional[Path]
     """The cluster file (docs/cluster.md)."""
-    render: Literal["kubernetes"] | None = None
-    """Print a job file for this scheduler instead of starting anything (default: none)."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -77,9 +74,6 @@ def run(arguments: Sequence[str]) -> int:
         description="Run a cluster file over ssh.",
     )
     cluster = Cluster.read(options.cluster)
-    if options.render is not None:
-        print(render(cluster), end="")
-        return 0
     return run_async(_main(cluster))
 
 

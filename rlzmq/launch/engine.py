@@ -22,7 +22,7 @@ __all__ = ["LISTEN", "Engine", "Jobs", "Resources", "Role", "engine_of", "start"
 LISTEN = "{listen}"
 """In the head's `Role.argv`: where the engine puts the address of the head's machine, with port 0."""
 
-_ENGINES = {"slurm": "rlzmq.launch.slurm:Slurm"}
+_ENGINES = {"k8s": "rlzmq.launch.k8s:Kubernetes", "slurm": "rlzmq.launch.slurm:Slurm"}
 
 
 class Resources(Table):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import subprocess
@@ -11,16 +10,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import kubernetes_validate
 import pytest
-import yaml
 
 from rlzmq.cli.joining import run_async
 from rlzmq.core.errors import AuthenticationError, ConfigurationError
 from rlzmq.launch.cluster import LOCAL, Cluster
 from rlzmq.launch.hosts import connect
 from rlzmq.launch.launcher import Launcher
-from rlzmq.launch.templates import render
 from tests.driver.outside import two_free_ports
 
 asyncssh = pytest.importorskip("asyncssh")
@@ -178,65 +174,6 @@ def test_a_cluster_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bin.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigurationError, match="cannot read"):
         Cluster.read(tmp_path / "bin.toml")
-
-
-def test_job_files_are_rendered_of_the_same_cluster(tmp_path: Path) -> None:
-    text = cluster_text(tmp_path, 22) + '\n[[learners]]\nhost = "gpu1"\ncount = 2\n'
-    cluster = Cluster.parse(text)
-    job_set = json.loads(render(cluster))
-    assert job_set["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
-    assert job_set["kind"] == "JobSet"
-    spec = job_set["spec"]
-    jobs = {job["name"]: job["template"]["spec"] for job in spec["replicatedJobs"]}
-    assert {name: job["parallelism"] for name, job in jobs.items()} == {"head": 1, "learner": 2, "runner": 2}
-    assert spec["network"]["enableDNSHostnames"]
-    assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["head"]}
-    assert spec["failurePolicy"]["maxRestarts"] == cluster.restarts
-    assert jobs["head"]["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"] == [78]
-    for name, job in jobs.items():
-        assert job["completions"] == job["parallelism"]
-        assert job["completionMode"] == "Indexed"
-        pod = job["template"]["spec"]
-        # With a podFailurePolicy Kubernetes takes no other restart policy.
-        assert pod["restartPolicy"] == ("Never" if name == "head" else "OnFailure")
-        (container,) = pod["containers"]
-        assert {volume["name"] for volume in pod["volumes"]} == {
-            mount["name"] for mount in container["volumeMounts"]
-        }
-        assert container["command"][:2] == ["sh", "-c"]
-        subprocess.run(["sh", "-n", "-c", container["command"][2]], check=True)
-        assert "secret" not in json.dumps(container)  # keys come by files of the volume
-
-
-def test_the_parts_of_the_kubernetes_files_fit_kubernetes_own_schemas(tmp_path: Path) -> None:
-    """JobSet is an extension without a schema there; the Jobs that it makes have one, and so has the page's claim."""
-    version = kubernetes_validate.latest_version()
-    cluster = Cluster.parse(cluster_text(tmp_path, 22) + '\n[[learners]]\nhost = "gpu1"\ncount = 2\n')
-    job_set = json.loads(render(cluster))
-    for job in job_set["spec"]["replicatedJobs"]:
-        manifest = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}}
-        kubernetes_validate.validate({**manifest, **job["template"]}, version, strict=True)
-        wrong = json.loads(json.dumps({**manifest, **job["template"]}))
-        wrong["spec"]["template"]["spec"]["containers"][0]["env"][0]["valueFrom"] = "status.podIP"
-        with pytest.raises(kubernetes_validate.ValidationError):
-            kubernetes_validate.validate(wrong, version, strict=True)
-    page = (Path(__file__).parents[2] / "docs/how_to/kubernetes.md").read_text()
-    (claim,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
-    found = yaml.safe_load(claim)
-    kubernetes_validate.validate(found, version, strict=True)
-    (volume,) = job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["volumes"]
-    assert found["metadata"]["name"] == volume["persistentVolumeClaim"]["claimName"]
-
-
-def test_job_files_give_each_place_its_arguments(tmp_path: Path) -> None:
-    text = cluster_text(tmp_path, 22)
-    text += '\n[[runners]]\nhost = "cpu2"\ncount = 3\narguments = ["--envs-per-env-runner", "8"]\n'
-    cluster = Cluster.parse(text)
-    job_set = json.loads(render(cluster))
-    jobs = {job["name"]: job["template"]["spec"] for job in job_set["spec"]["replicatedJobs"]}
-    assert {name: job["parallelism"] for name, job in jobs.items()} == {"head": 1, "runner": 2, "runner-2": 3}
-    (container,) = jobs["runner-2"]["template"]["spec"]["containers"]
-    assert container["command"][2].endswith("runner --join /join/join.toml --envs-per-env-runner 8")
 
 
 _SUBMIT = ["train", "ppo", "--env", "CartPole-v1", "--run-dir", "runs/x", "--on", "slurm", "--dry-run"]

@@ -1,0 +1,242 @@
+"""Roles on Kubernetes: head and learners are one JobSet, runners a Deployment with an autoscaler.
+
+    kubectl ──► claim of the run's volume (stays) · JobSet ─owns─► Secret, PodDisruptionBudget, Deployment, autoscaler
+
+Only the head mounts the volume. The keys are made here and reach the pods as a Secret; peers know the head, which may
+be restarted on another node, by its pod's name in the JobSet's headless service. Some minutes after the run's end,
+Kubernetes removes the JobSet and what it owns. The objects are in ``helm/objects.json``; ``"$NAME"`` there is filled in
+here, or by the chart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.files import make_directories, write_private_file
+from rlzmq.driver.join_files import JoinKeys, keys_file
+from rlzmq.launch.engine import LISTEN, Jobs, Role
+from rlzmq.net.join_file import JoinFile
+
+__all__ = ["Kubernetes"]
+
+_OBJECTS = json.loads(Path(__file__).with_name("helm").joinpath("objects.json").read_text(encoding="utf-8"))
+_PORT = 5555  # of the head's data; its weights and its control of learners use the next two
+_POLL_S, _PATIENCE_S = 3.0, "600"  # the head may come back as late
+_EXIT_RESUMABLE = 75
+
+
+class Kubernetes:
+    """Creates objects with kubectl, in its current context and namespace."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs, self._head = jobs, jobs.roles["head"]
+        self._run = "rlzmq-" + re.sub("[^a-z0-9]+", "-", jobs.name.lower())[-36:].strip("-")
+        self._host = f"{self._run}-head-0-0.{self._run}"
+        for name, role in jobs.roles.items():
+            if not (role.resources.image or self._head.resources.image):
+                raise ConfigurationError(
+                    "--on k8s: [head] image is missing: name one with rlzmq and your code."
+                )
+            unfit = [key for key in ("time", "hosts") if getattr(role.resources, key)]
+            unfit += [word for word in role.resources.arguments if word.startswith("--run-dir")]
+            if unfit:  # pods have only the run's directory on a volume
+                raise ConfigurationError(f"--on k8s: [{name}]: leave out {unfit[0]}.")
+
+    def _values(self, role: Role) -> dict[str, Any]:
+        """Return what the objects of a role are filled with."""
+        asked, own = role.resources, {**_OBJECTS["peer"], **_OBJECTS[role.name]}
+        options = dict(map(_option, asked.options))
+        here = {str(role.key): f"/join/{role.key.name}", LISTEN: f"tcp://$(POD_IP):{_PORT}"}
+        here |= {str(role.key.parents[1]): f"/work/runs/{self._jobs.name}", sys.executable: "python"}
+        command = [*own["before"], *(here.get(word, word.replace("$(", "$$(")) for word in role.argv)]
+        if role.name == "head":
+            command += ["--advertise", self._host]
+        elif role.name == "runners":
+            command[6:6] = [
+                "--timeout",
+                _PATIENCE_S,
+                "--patience",
+                _PATIENCE_S,
+            ]  # before the user's arguments
+        memory = {"memory": asked.memory} if asked.memory else {}
+        values = {
+            "run": self._run,
+            "role": role.name,
+            "runners": f"{self._run}-runners",
+            "storage": options.pop("storage", "10Gi"),
+            "most": options.pop("maxReplicas", asked.count),
+            "count": asked.count,
+            "image": asked.image or self._head.resources.image,
+            "command": command,
+            "key": keys_file(role.key).name if role.name == "head" else role.key.name,
+            "cpus": str(asked.cpus),
+            "requests": {"cpu": str(asked.cpus), **memory},
+            "limits": {**memory, **({"nvidia.com/gpu": str(asked.gpus)} if asked.gpus else {})},
+        }
+        values |= _fill(own, values)
+        values["containers"] = [{**_fill(_OBJECTS["container"], values), **values["probes"]}]
+        values["pod"] = _fill(_OBJECTS["pod"], values)
+        values["pod"]["spec"] |= options
+        return values
+
+    def _objects(self, name: str) -> list[dict[str, Any]]:
+        """Return the objects of a role without the keys; the learners' are among the head's."""
+        parts = {"head": ("claim", "jobset", "budget"), "runners": ("deployment", "autoscaler")}.get(name, ())
+        values = self._values(self._jobs.roles[name])
+        trained = [role for role in self._jobs.roles.values() if role.name != "runners"]
+        values["jobs"] = [_fill(_OBJECTS["job"], self._values(role)) for role in trained]
+        return [_fill(_OBJECTS[part], values) for part in parts]
+
+    def _secret(self) -> dict[str, Any]:
+        """Return the keys for the pods. The run's directory here keeps them, mode 0600, for further submissions."""
+        key, file = self._head.key, keys_file(self._head.key)
+        make_directories(key.parent, mode=0o700)
+        keys = JoinKeys.kept(file)
+        hosts = {
+            name: f"tcp://{self._host}:{_PORT + n}" for n, name in enumerate(("data", "weights", "control"))
+        }
+        texts = {file.name: file.read_text()}
+        for role, name in (("runner", key.name), ("learner", f"{key.stem}.learner.toml")):
+            texts[name] = JoinFile(role, hosts, keys.server.public, keys.clients[role].secret).to_text()
+        secret: dict[str, Any] = _fill(_OBJECTS["secret"], {"run": self._run, "keys": texts})
+        return secret
+
+    def start(self, role: Role) -> str:
+        """Create the objects of a role."""
+        objects, jobs = self._objects(role.name), f"jobset/{self._run}"
+        if role.name == "head":
+            claim, job_set, *objects = objects
+            if not _kubectl("get", f"pvc/{self._run}", "--ignore-not-found"):
+                _create([claim])
+            _create([job_set])
+            objects.append(self._secret())
+        if role.name == "learners":
+            return f"job/{self._run}-learners-0"
+        try:
+            uid = _kubectl("get", jobs, "--output=jsonpath={.metadata.uid}")
+            owner = _fill(_OBJECTS["owner"], {"run": self._run, "uid": uid})
+            _create(
+                [{**each, "metadata": {**each["metadata"], "ownerReferences": [owner]}} for each in objects]
+            )
+        except BaseException:
+            self.stop(jobs, 0.0)
+            raise
+        return jobs if role.name == "head" else f"deployment/{self._run}-runners"
+
+    def scale(self, handle: str, count: int) -> None:
+        """Set both bounds of the runners' autoscaler, or the number of pods of the learners' job."""
+        if handle.startswith("job/"):
+            _patch(handle, parallelism=count, completions=count)
+            return
+        _patch(f"hpa/{self._run}-runners", minReplicas=max(count, 1), maxReplicas=max(count, 1))
+        _kubectl("scale", handle, f"--replicas={count}")  # 0 switches the autoscaler off, another count on
+
+    def logs(self, handle: str, *, follow: bool) -> Iterator[str]:
+        """Yield the lines of a role's pods, as long as the pods are kept, each with its pod's name."""
+        role = next(name for name, known in self._jobs.handles.items() if known == handle)
+        command = ["kubectl", "logs", self._pods(role), "--prefix", "--tail=-1", "--ignore-errors"]
+        command += ["--follow", "--max-log-requests=1000"] if follow else []
+        while True:
+            is_last = self._is_over() or not follow
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+                yield from (line.rstrip("\n") for line in process.stdout or ())
+            if is_last:
+                return
+            command[7:] = [
+                f"--since-time={time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}",
+                *command[-2:],
+            ]
+            time.sleep(_POLL_S)
+
+    def wait(self, handle: str) -> int:
+        """Wait for the end of the JobSet."""
+        while not self._is_over():
+            time.sleep(_POLL_S)
+        code = "{.items[-1:].status.containerStatuses[0].state.terminated.exitCode}"
+        found = _kubectl(
+            "get",
+            "pods",
+            self._pods("head"),
+            "--sort-by=.metadata.creationTimestamp",
+            f"--output=jsonpath={code}",
+        )
+        return int(found or _EXIT_RESUMABLE)
+
+    def stop(self, handle: str, grace_s: float) -> None:
+        """Interrupt the head, whose end ends the others; then remove the objects, but not the volume."""
+        if handle == f"jobset/{self._run}":
+            deadline = time.monotonic() + grace_s
+            with contextlib.suppress(ConfigurationError):  # no such pod runs
+                _kubectl("exec", f"job/{self._run}-head-0", "--", "sh", "-c", "kill -INT 1")
+                while not self._is_over() and time.monotonic() < deadline:
+                    time.sleep(_POLL_S)
+        _kubectl("delete", handle, "--ignore-not-found", "--cascade=foreground")
+
+    def dry_run(self) -> str:
+        """Return the objects without the keys, which are written to a file that only this user can read."""
+        keys = self._head.key.with_name("keys.json")
+        write_private_file(keys, _list([self._secret()]))
+        objects = [each for name in self._jobs.roles for each in self._objects(name)]
+        return f"# The keys are in {keys} (mode 0600): kubectl apply -f {keys} -f THIS_FILE\n{_list(objects)}"
+
+    def _pods(self, role: str) -> str:
+        return f"--selector=app.kubernetes.io/instance={self._run},app.kubernetes.io/component={role}"
+
+    def _is_over(self) -> bool:
+        """Return whether the JobSet has ended or is not there."""
+        state = "--output=jsonpath={.metadata.uid}/{.status.terminalState}"
+        return not _kubectl("get", f"jobset/{self._run}", "--ignore-not-found", state).endswith("/")
+
+
+def _fill(tree: Any, values: Mapping[str, Any]) -> Any:
+    """Return a tree whose ``"$NAME"`` are replaced by values."""
+    if isinstance(tree, dict):
+        return {key: _fill(value, values) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_fill(value, values) for value in tree]
+    return values[tree[1:]] if isinstance(tree, str) and tree.startswith("$") else tree
+
+
+def _list(objects: list[dict[str, Any]]) -> str:
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2)  # JSON is YAML
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """Return the name and value of ``NAME=VALUE``; the value is JSON, or else a text."""
+    name, _, value = text.partition("=")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _create(objects: list[dict[str, Any]]) -> None:
+    _kubectl("create", "--filename=-", stdin=_list(objects))
+
+
+def _patch(name: str, **spec: int) -> None:
+    _kubectl("patch", name, "--type=merge", f"--patch={json.dumps({'spec': spec})}")
+
+
+def _kubectl(*words: str, stdin: str = "") -> str:
+    """Run kubectl; return what it prints.
+
+    Raises:
+        ConfigurationError: It is not there, or refuses.
+    """
+    try:
+        done = subprocess.run(["kubectl", *words], input=stdin, capture_output=True, text=True, check=True)
+    except OSError as error:
+        raise ConfigurationError(f"--on k8s needs kubectl, set to your cluster: {error}") from error
+    except subprocess.CalledProcessError as error:
+        raise ConfigurationError(f"kubectl {words[0]}: {error.stderr.strip()}") from error
+    return done.stdout

@@ -1,0 +1,230 @@
+"""Runs on Kubernetes: objects that its API, JobSet and Helm accept, what they promise, and the page typed literally."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.launch.engine import Jobs, engine_of
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/how_to/kubernetes.md").read_text(encoding="utf-8")
+CHART = ROOT / "rlzmq/launch/helm"
+_JOB_SET = json.loads((Path(__file__).parent / "jobset.json").read_text())
+_TRAIN = ("ppo", "--env", "CartPole-v1", "--stop", "return=475")
+_LEARNERS = '[learners]\ncount = 2\ngpus = 1\nmemory = "16G"\noptions = [\'nodeSelector={"pool": "gpu"}\']\n'
+
+
+def block(language: str, has: str) -> str:
+    """The page's block that has this text."""
+    (found,) = [text for text in re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL) if has in text]
+    return str(found)
+
+
+def validate(manifest: Any) -> None:
+    """Refuse what Kubernetes' API or JobSet refuses, unknown fields among it."""
+    version = kubernetes_validate.latest_version()
+    if manifest["kind"] != "JobSet":
+        kubernetes_validate.validate(manifest, version, strict=True)
+        return
+    assert manifest["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+    jsonschema.validate(manifest["spec"], _JOB_SET)
+    for job in manifest["spec"]["replicatedJobs"]:
+        kubernetes_validate.validate(
+            {"apiVersion": "batch/v1", "kind": "Job", "metadata": manifest["metadata"], **job["template"]},
+            version,
+            strict=True,
+        )
+        longest = f"{manifest['metadata']['name']}-{job['name']}-0-999-abcde"
+        assert re.fullmatch("[a-z]([a-z0-9-]{,61}[a-z0-9])?", longest), longest
+
+
+def rendered(directory: Path, cluster: str, *train: str, name: str = "cartpole") -> list[Any]:
+    """The objects of --dry-run."""
+    (directory / "cluster.toml").write_text(cluster)
+    jobs = Jobs.of("k8s", train or _TRAIN, directory / "cluster.toml", directory / "runs" / name)
+    text = engine_of(jobs).dry_run()
+    objects: list[Any] = yaml.safe_load(text)["items"]
+    for each in objects:
+        validate(each)
+    return objects
+
+
+def by_kind(objects: list[Any]) -> dict[str, Any]:
+    return {each["kind"]: each for each in objects}
+
+
+def jobs_of(objects: list[Any]) -> dict[str, Any]:
+    return {
+        job["name"]: job["template"]["spec"] for job in by_kind(objects)["JobSet"]["spec"]["replicatedJobs"]
+    }
+
+
+def pods_of(objects: list[Any]) -> dict[str, Any]:
+    """Role → its pods."""
+    found = {name: job["template"]["spec"] for name, job in jobs_of(objects).items()}
+    found["runners"] = by_kind(objects)["Deployment"]["spec"]["template"]["spec"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return rendered(tmp_path_factory.mktemp("k8s"), block("toml", "[head]") + _LEARNERS)
+
+
+@pytest.mark.parametrize("kind", ["JobSet", "Deployment", "HorizontalPodAutoscaler", "PodDisruptionBudget"])
+def test_unknown_fields_are_refused(objects: list[Any], kind: str) -> None:
+    wrong = json.loads(json.dumps(by_kind(objects)[kind]))
+    wrong["spec"]["succesPolicy"] = {}
+    with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
+        validate(wrong)
+    if kind == "JobSet":
+        wrong = json.loads(json.dumps(by_kind(objects)[kind]))
+        wrong["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["nodeSelektor"] = {}
+        with pytest.raises(kubernetes_validate.ValidationError):
+            validate(wrong)
+
+
+def test_runners_may_fail_without_end(objects: list[Any]) -> None:
+    assert pods_of(objects)["runners"]["restartPolicy"] == "Always"
+    assert "learners" in jobs_of(objects)
+    assert "runners" not in jobs_of(objects), "a Job gives up after a number of failures"
+    assert jobs_of(objects)["learners"]["backoffLimit"] == 2**31 - 1
+    autoscaler = by_kind(objects)["HorizontalPodAutoscaler"]["spec"]
+    assert (autoscaler["minReplicas"], autoscaler["maxReplicas"]) == (8, 40)
+    assert "replicas" not in by_kind(objects)["Deployment"]["spec"], (
+        "applied again it would undo the autoscaler"
+    )
+
+
+def test_a_restarted_head_goes_on_from_the_volume(objects: list[Any]) -> None:
+    head = pods_of(objects)["head"]
+    (container,) = head["containers"]
+    words = container["command"]
+    assert words[words.index("--resume") + 1] == "auto"
+    run_dir = Path(words[words.index("--run-dir") + 1])
+    (volume,) = [each["name"] for each in head["volumes"] if "persistentVolumeClaim" in each]
+    (mount,) = [each["mountPath"] for each in container["volumeMounts"] if each["name"] == volume]
+    assert run_dir.is_relative_to(mount)
+    assert run_dir != Path(mount), "a mount point cannot be moved aside"
+    for role in ("learners", "runners"):
+        assert "persistentVolumeClaim" not in json.dumps(pods_of(objects)[role])
+
+
+def test_disruption_is_no_failure_and_a_wrong_configuration_ends_the_run(objects: list[Any]) -> None:
+    for job in jobs_of(objects).values():
+        first, final, resumable = job["podFailurePolicy"]["rules"]
+        assert first["action"] == "Ignore"
+        assert first["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+        assert final["action"] == "FailJob"
+        assert {2, 78} <= set(final["onExitCodes"]["values"])
+        assert resumable["action"] == "Ignore"
+        assert 75 in resumable["onExitCodes"]["values"]
+    budget = by_kind(objects)["PodDisruptionBudget"]["spec"]
+    head = by_kind(objects)["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    assert budget["selector"]["matchLabels"] == head["metadata"]["labels"]
+
+
+def test_pods_fit_the_restricted_standard_and_see_only_their_own_key(objects: list[Any]) -> None:
+    keys = {"head": "join.keys.toml", "learners": "join.learner.toml", "runners": "join.toml"}
+    for role, pod in pods_of(objects).items():
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not pod["automountServiceAccountToken"]
+        (container,) = pod["containers"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        (secret,) = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
+        assert [item["key"] for item in secret["items"]] == [keys[role]]
+        assert {each["name"] for each in pod["volumes"]} == {
+            each["name"] for each in container["volumeMounts"]
+        }
+        assert "readinessProbe" in container
+    learners = pods_of(objects)["learners"]
+    assert learners["containers"][0]["resources"]["limits"] == {"memory": "16G", "nvidia.com/gpu": "1"}
+    assert learners["nodeSelector"] == {"pool": "gpu"}
+    assert learners["containers"][0]["image"] == "registry.example.org/cartpole:1"
+
+
+def test_keys_are_not_printed(tmp_path: Path) -> None:
+    text = json.dumps(rendered(tmp_path, block("toml", "[head]")))
+    directory = tmp_path / "runs/cartpole/jobs"
+    (secret,) = json.loads((directory / "keys.json").read_text())["items"]
+    validate(secret)
+    assert {path.stat().st_mode & 0o777 for path in directory.iterdir()} == {0o600}
+    for key in re.findall(r"'(.{40})'", secret["stringData"]["join.keys.toml"]):
+        assert key not in text
+    again = rendered(tmp_path, block("toml", "[head]"))
+    assert json.dumps(again) == text
+    assert json.loads((directory / "keys.json").read_text())["items"] == [secret], (
+        "peers of the run know its keys"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cluster", "problem"),
+    [
+        ("[head]\n", "image"),
+        ('[head]\nimage = "i"\narguments = ["--run-dir", "/tmp/x"]', "--run-dir"),
+        ('[head]\nimage = "i"\ntime = "1-00"', "time"),
+        ('[head]\nimage = "i"\n[runners]\nhosts = ["a"]', "hosts"),
+    ],
+)
+def test_what_pods_cannot_have_is_refused_in_one_line(tmp_path: Path, cluster: str, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem) as error:
+        rendered(tmp_path, cluster)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["Ppo_CartPole.v1--x", "9", "a" * 80, "ppo-CartPole-v1-20261124-110000" * 2], ids=len
+)
+def test_any_directory_gives_names_that_kubernetes_takes(tmp_path: Path, name: str) -> None:
+    rendered(tmp_path, block("toml", "[head]") + _LEARNERS, name=name)
+
+
+@pytest.mark.parametrize("more", ["", _LEARNERS])
+def test_the_chart_makes_the_same_objects(tmp_path: Path, more: str) -> None:
+    cluster = block("toml", "[head]") + more
+    values = tomllib.loads(cluster)
+    for table in values.values():
+        options = dict(option.split("=", 1) for option in table.pop("options", ()))
+        table["options"] = {name: yaml.safe_load(value) for name, value in options.items()}
+    assert {**values, "train": list(_TRAIN)} == {
+        **yaml.safe_load(block("yaml", "train:")), **({"learners": values["learners"]} if more else {}),
+        "head": values["head"],
+    }  # fmt: skip
+    with helm_python.Chart.load(CHART) as chart:
+        texts = chart.render({**values, "train": list(_TRAIN)}, name="cartpole", namespace="default")
+    made = [each for text in texts.values() for each in yaml.safe_load_all(text) if each]
+    assert made == rendered(tmp_path, cluster)
+
+
+def test_a_chart_without_an_image_says_what_is_missing() -> None:
+    with helm_python.Chart.load(CHART) as chart, pytest.raises(Exception, match=r"head\.image"):
+        chart.render({}, name="cartpole", namespace="default")
+
+
+def test_the_dockerfile_is_clean_and_copies_what_exists() -> None:
+    file = ROOT / "scripts/Dockerfile"
+    subprocess.run([Path(sys.executable).with_name("hadolint"), file], check=True)
+    copied = re.findall(r"^COPY (.+) \S+$", file.read_text(), re.M)
+    assert copied
+    for path in " ".join(copied).split():
+        assert (ROOT / path).exists(), path
+    assert "USER 10001" in file.read_text()
