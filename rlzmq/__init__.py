@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `
     from rlzmq.algorithms.iql.iql_learner import IQLLearner as IQLLearner
     from rlzmq.algorithms.marwil import MARWIL as MARWIL, MARWILConfig as MARWILConfig
     from rlzmq.algorithms.marwil.marwil_learner import MARWILLearner as MARWILLearner
+    from rlzmq.algorithms.off_policy import OffPolicyConfig as OffPolicyConfig
     from rlzmq.algorithms.policy import Policy as Policy
     from rlzmq.algorithms.ppo import PPO as PPO, PPOConfig as PPOConfig
     from rlzmq.algorithms.rllib_helpers import (
@@ -52,6 +53,7 @@ if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `
     )
     from rlzmq.algorithms.sac import SAC as SAC, SACConfig as SACConfig
     from rlzmq.algorithms.sac.sac_learner import SACLearner as SACLearner
+    from rlzmq.algorithms.sac.sac_module import DefaultSACModule as DefaultSACModule
     from rlzmq.algorithms.tqc import TQC as TQC, TQCConfig as TQCConfig
     from rlzmq.algorithms.tqc.tqc_learner import TQCLearner as TQCLearner
     from rlzmq.config.settings import NotProvided as NotProvided
@@ -149,6 +151,16 @@ if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `
     from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
     from rlzmq.episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
     from rlzmq.learners.learner import Learner as Learner, TorchLearner as TorchLearner
+    from rlzmq.learners.replay_learner import (
+        ReplayLearner as ReplayLearner,
+        importance_weights as importance_weights,
+    )
+    from rlzmq.learners.sources import BatchSource as BatchSource
+    from rlzmq.learners.target_network_learner import (
+        TargetNetworkLearner as TargetNetworkLearner,
+        discounts as discounts,
+        target_outputs as target_outputs,
+    )
     from rlzmq.algorithms.ppo.ppo_learner import PPOLearner as PPOLearner, PPOTorchLearner as PPOTorchLearner
     from rlzmq.modules.apis import (
         InferenceOnlyAPI as InferenceOnlyAPI,
@@ -174,9 +186,11 @@ if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `
     from rlzmq.modules.spec import RLModuleSpec as RLModuleSpec
     from rlzmq.replay import (
         EpisodeReplayBuffer as EpisodeReplayBuffer,
+        HindsightEpisodeReplayBuffer as HindsightEpisodeReplayBuffer,
         MultiAgentEpisodeReplayBuffer as MultiAgentEpisodeReplayBuffer,
         MultiAgentPrioritizedEpisodeReplayBuffer as MultiAgentPrioritizedEpisodeReplayBuffer,
         PrioritizedEpisodeReplayBuffer as PrioritizedEpisodeReplayBuffer,
+        ReplayBuffer as ReplayBuffer,
     )
     from rlzmq.runners.env_runner import EnvRunner as EnvRunner
     from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner as MultiAgentEnvRunner

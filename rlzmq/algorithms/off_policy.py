@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import gymnasium as gym
 
 from rlzmq.algorithms.algorithm_config import AlgorithmConfig
 from rlzmq.config.learning import TrainingSettings
-from rlzmq.config.settings import Fraction, NonNegativeInt, Positive, PositiveInt, setting, settings
+from rlzmq.config.settings import Fraction, NonNegativeInt, Positive, PositiveInt, setting, settings, takes
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.update_plan import UpdatePlan
 from rlzmq.envs.registry import resolve_env
 from rlzmq.learners.schedule import Schedule
+from rlzmq.replay import ReplayBuffer, buffer_class
 
 __all__ = ["OffPolicyConfig", "OffPolicySettings", "check_no_compiled_update", "check_no_lr"]
 
 # An update is committed as a whole, and nothing is sampled during it.
 _MOST_BATCHES = 10_000
 _SMOOTHING = "metrics_num_episodes_for_smoothing"
-_BUFFERS = (
-    "EpisodeReplayBuffer",
-    "PrioritizedEpisodeReplayBuffer",
-    "MultiAgentEpisodeReplayBuffer",
-    "MultiAgentPrioritizedEpisodeReplayBuffer",
-)
 
 
 @settings
@@ -38,11 +33,13 @@ class OffPolicySettings(TrainingSettings):
         n_step: Number of rewards summed in a target, or a range ``(least, most)``, inclusive, from which the number
             is drawn for each row.
         replay_buffer_config: ``{"type": …, "capacity": …, "alpha": …, "beta": …}``; missing keys keep their defaults.
-            The type is "EpisodeReplayBuffer" (uniform) or "PrioritizedEpisodeReplayBuffer" (arXiv:1511.05952), whose
-            beta may be a schedule over lifetime env steps, e.g. ``[(0, 0.4), (1_000_000, 1.0)]``; multi-agent runs use
-            the variants "MultiAgent…", also under the single-agent name. The capacity is in env steps (multi-agent: in
-            agent steps of each module) for all learners together. Optional: "metrics_num_episodes_for_smoothing", the
-            number of newest samples over which results have the mean ``actual_n_step``.
+            The type is "EpisodeReplayBuffer" (uniform), "PrioritizedEpisodeReplayBuffer" (arXiv:1511.05952), whose
+            beta may be a schedule over lifetime env steps, e.g. ``[(0, 0.4), (1_000_000, 1.0)]``,
+            "HindsightEpisodeReplayBuffer" (arXiv:1707.01495) or your own subclass of `ReplayBuffer`; multi-agent runs
+            use the variants "MultiAgent…", also under the single-agent name. The capacity is in env steps (multi-agent:
+            in agent steps of each module) for all learners together. Other keys are arguments of the class, e.g.
+            "metrics_num_episodes_for_smoothing", the number of newest samples over which results have the mean
+            ``actual_n_step``.
         num_steps_sampled_before_learning_starts: Number of env steps sampled before the first update trains.
         training_intensity: Trained env steps, counting repetitions, per sampled env step; None: one batch for each
             round of `rollout_fragment_length` steps of all environments.
@@ -72,10 +69,31 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
         "min_sample_timesteps_per_iteration": 1000,
     }
 
+    @takes(OffPolicySettings)
+    def training(self) -> Self:
+        """Set the training hyperparameters; see `OffPolicySettings`."""
+        return self
+
     @property
     def replay_buffer_config(self) -> dict[str, Any]:  # type: ignore[override]
         """The replay buffer's settings: the defaults, overridden by the user's."""
         return {**self._defaults["replay_buffer_config"], **self._values["replay_buffer_config"]}
+
+    @property
+    def replay_buffer_class(self) -> type[ReplayBuffer]:
+        """The class of the replay buffers.
+
+        Raises:
+            ConfigurationError: `replay_buffer_config` has no suitable type.
+        """
+        kind = self.replay_buffer_config["type"]
+        try:
+            return buffer_class(kind, multi_agent=self.is_multi_agent)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"config.replay_buffer_config['type']={kind!r}: {error}, as there are "
+                f"{'' if self.is_multi_agent else 'no '}multi_agent() settings."
+            ) from None
 
     @property
     def n_step_range(self) -> tuple[int, int]:
@@ -141,19 +159,11 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
 
     def _check_buffer(self) -> None:
         given, defaults = self.replay_buffer_config, self._defaults["replay_buffer_config"]
+        known = [*defaults, *self.replay_buffer_class.settings()]
         for name, value in given.items():
             where = f"config.replay_buffer_config[{name!r}]"
-            if name not in (known := [*defaults, _SMOOTHING]):
+            if name not in known:
                 raise ConfigurationError(f"{where}: no such key.{did_you_mean(name, known)}")
-            if name == "type" and value not in _BUFFERS:
-                raise ConfigurationError(
-                    f"{where}: expected {' or '.join(map(repr, _BUFFERS))}, got {value!r}."
-                )
-            if name == "type" and value.startswith("MultiAgent") and not self.is_multi_agent:
-                raise ConfigurationError(
-                    f"{where}={value!r}: the config has no multi_agent() settings. Use "
-                    f"{value.removeprefix('MultiAgent')!r}."
-                )
             if name in ("capacity", _SMOOTHING) and (not isinstance(value, int) or value < 1):
                 what = "env steps" if name == "capacity" else "samples"
                 raise ConfigurationError(f"{where}: expected a number of {what} >= 1, got {value!r}.")

@@ -49,7 +49,6 @@ class CheckEnvOptions:
 def run(arguments: Sequence[str]) -> int:
     """Run the command with `arguments`, which follow ``rlzmq check-env``; return 0, or 78 if there are problems."""
     from rlzmq.envs.multi_agent_env import MultiAgentEnv
-    from rlzmq.envs.registry import make_env
 
     options = parse(
         CheckEnvOptions,
@@ -64,7 +63,7 @@ def run(arguments: Sequence[str]) -> int:
     env: Any = None
     try:
         config = _config(options)
-        env = make_env(config.env_entry(), config.env_config)
+        env = config.make_env()
         problems += [] if isinstance(env, MultiAgentEnv) else _gymnasium(env)
         problems += _step_randomly(env, options)
         problems += _train(env, config, options) if not problems else []

@@ -199,6 +199,10 @@ class BaseConfig(DerivedValues):
         entry = resolve_env(self.env if env is None else env)
         return replace(entry, is_atari=bool(self.is_atari), wrappers=tuple(self.wrappers))
 
+    def make_env(self, env: Any = None) -> Any:
+        """Return an environment that is not yet reset: `env` (None: the config's), with the config's settings."""
+        return make_env(self.env_entry(env), self.env_config)
+
     def single_spaces(self, env: Any = None, spaces: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
         """Return (observation space, action space) of one env: the given ones, or else the env's."""
         if spaces and "__env_single__" in spaces:
@@ -208,7 +212,7 @@ class BaseConfig(DerivedValues):
             return single_spaces_of(env)
         if self.observation_space is not None and self.action_space is not None:
             return self.observation_space, self.action_space
-        made = make_env(self.env_entry(env), self.env_config)
+        made = self.make_env(env)
         try:
             self._check_agents(made)
             observation_space, action_space = single_spaces_of(made)

@@ -44,7 +44,7 @@ _OWN = tuple(
     f"rlzmq.{name}"
     for name in (
         *("algorithms", "config", "connectors", "core.callbacks", "core.metrics_stats", "envs", "learners"),
-        *("modules", "runners", "tune"),
+        *("modules", "replay", "runners", "tune"),
     )
 )
 _OWN_FUNCTIONS = ("rlzmq.envs.examples",)  # a function of another module may do more than return a value

@@ -240,7 +240,7 @@ class Learner(LearnerHooks):
         self._set_source_modules()
 
         def train(drawn: Sequence[Any] | None = None) -> _Trained:
-            self._stats.clear()
+            self._stats.begin()
             self._num_skipped = {}
             self._num_steps_due: Counter[str] = Counter()
             self._num_module_steps = {}

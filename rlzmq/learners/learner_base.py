@@ -228,6 +228,7 @@ class LearnerBase(Checkpointable):
         optimizer: Optimizer,
         params: Sequence[Tensor],
         lr_or_lr_schedule: float | Sequence[Sequence[float]] | None = None,
+        every: int = 1,
     ) -> None:
         """Add an optimizer; call it from `configure_optimizers_for_module`.
 
@@ -239,12 +240,14 @@ class LearnerBase(Checkpointable):
             params: The optimizer's parameters.
             lr_or_lr_schedule: A number, or ``[(0, v0), (t1, v1), …]`` over lifetime env steps; None: keep the
                 optimizer's own learning rate.
+            every: The optimizer steps with every so many minibatches only, from the first on (delayed updates, as
+                TD3's). A loss for it may be left out of the others: `steps_optimizer` says which they are.
 
         Raises:
             ValueError: The name is taken, or `params` are not the optimizer's parameters.
             ConfigurationError: The schedule is malformed.
         """
-        self._optimizers.register(module_id, optimizer_name, optimizer, params, lr_or_lr_schedule)
+        self._optimizers.register(module_id, optimizer_name, optimizer, params, lr_or_lr_schedule, every)
 
     def rl_module_is_compatible(self, module: Any) -> bool:
         """Return whether the module has parameters to train: whether it is a ``torch.nn.Module``."""

@@ -17,7 +17,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.names import ALL_MODULES
 from rlzmq.learners.distributed import Vote
 from rlzmq.learners.learner_ranks import LearnerRanks
-from rlzmq.learners.optimizers import clip_gradients, global_norm
+from rlzmq.learners.optimizers import RegisteredOptimizer, clip_gradients, global_norm
 from rlzmq.modules.apis import SelfSupervisedLossAPI
 from rlzmq.modules.default_models.dense_gradients import backward
 
@@ -42,6 +42,7 @@ class UpdateStats:
     def __init__(self) -> None:
         self._values: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
         self._newest: list[tuple[str, dict[str, Any]]] = []
+        self._earlier: dict[str, dict[str, list[Any]]] = {}  # of names that later updates did not log
 
     def log(self, module_id: str, values: Mapping[str, Scalar | tuple[Any, ...]]) -> None:
         """Log one minibatch's values. Tuples are kept for `newest`, and have no means."""
@@ -67,21 +68,35 @@ class UpdateStats:
         }
 
     def means(self, num_last: int) -> dict[str, dict[str, float]]:
-        """Return module id → name → mean over the last `num_last` logged values (or all, if fewer)."""
+        """Return module id → name → mean over the last `num_last` logged values (or all, if fewer).
+
+        What was logged before the last `begin`, and not since then, has the values of that time.
+        """
         self.take_in()
         return {
             module_id: {
                 name: _mean(values[-num_last:])
-                for name, values in collected.items()
-                if not isinstance(values[0], tuple)
+                for name, values in {**self._earlier.get(module_id, {}), **_with_means(collected)}.items()
             }
             for module_id, collected in self._values.items()
         }
+
+    def begin(self) -> None:
+        """Begin an update: keep the values so far only for names that it does not log."""
+        self.take_in()
+        for module_id, collected in self._values.items():
+            self._earlier.setdefault(module_id, {}).update(_with_means(collected))
+        self._values.clear()
 
     def clear(self) -> None:
         """Drop all values."""
         self._newest.clear()
         self._values.clear()
+        self._earlier.clear()
+
+
+def _with_means(collected: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    return {name: values for name, values in collected.items() if not isinstance(values[0], tuple)}
 
 
 def _is_ours(item: Any) -> bool:
@@ -351,7 +366,7 @@ class LearnerHooks(LearnerRanks):
             else:
                 mine = [g for p in entry.parameters if (g := module_gradients_dict.get(p)) is not None]
             norm = float(global_norm(mine))
-            if getattr(config, "log_gradients", True):
+            if getattr(config, "log_gradients", True) and self._is_due(entry):
                 self._stats.log(module_id, {f"gradients_{entry.name}_global_norm": norm})
             is_finite = math.isfinite(norm)
             self._is_finite[module_id] = is_finite and self._is_finite.get(module_id, True)
@@ -387,7 +402,15 @@ class LearnerHooks(LearnerRanks):
                 self._num_skipped[module_id] = self._num_skipped.get(module_id, 0) + 1
                 continue
             for entry in self._optimizers.of_module(module_id):
-                entry.optimizer.step()
+                if self._is_due(entry):
+                    entry.optimizer.step()
+
+    def steps_optimizer(self, module_id: str, optimizer_name: str) -> bool:
+        """Return whether the current minibatch's step includes an optimizer, see ``every`` of `register_optimizer`."""
+        return self._is_due(self._optimizers.entry(module_id, optimizer_name))
+
+    def _is_due(self, entry: RegisteredOptimizer) -> bool:
+        return entry.every == 1 or self.num_gradient_updates_lifetime % entry.every == 0
 
     def _are_finite(self, losses: Mapping[str, Tensor]) -> list[bool]:
         return [m not in losses or math.isfinite(losses[m].detach()) for m in self.trained_module_ids]

@@ -37,6 +37,7 @@ class RegisteredOptimizer:
         optimizer: A torch optimizer.
         parameters: The optimized parameters.
         learning_rate: Its schedule; None: the optimizer's learning rate is not changed.
+        every: It steps with every so many minibatches, from the first on.
     """
 
     module_id: str
@@ -44,6 +45,7 @@ class RegisteredOptimizer:
     optimizer: Optimizer
     parameters: tuple[Tensor, ...]
     learning_rate: Schedule | None
+    every: int = 1
 
 
 class OptimizerRegistry:
@@ -59,6 +61,7 @@ class OptimizerRegistry:
         optimizer: Optimizer,
         parameters: Sequence[Tensor],
         learning_rate: float | Sequence[Sequence[float]] | None,
+        every: int = 1,
     ) -> None:
         """Add an optimizer and set its learning rate to the schedule's first value.
 
@@ -81,10 +84,14 @@ class OptimizerRegistry:
         )
         if schedule is not None:
             _set_learning_rate(optimizer, schedule.current)
-        names[name] = RegisteredOptimizer(module_id, name, optimizer, tuple(parameters), schedule)
+        names[name] = RegisteredOptimizer(module_id, name, optimizer, tuple(parameters), schedule, every)
 
     def get(self, module_id: str, name: str = DEFAULT_OPTIMIZER) -> Optimizer:
-        """Return one optimizer.
+        """Return one optimizer, or raise KeyError as `entry` does."""
+        return self.entry(module_id, name).optimizer
+
+    def entry(self, module_id: str, name: str) -> RegisteredOptimizer:
+        """Return one optimizer with the facts of its registration.
 
         Raises:
             KeyError: There is no optimizer of this name.
@@ -92,7 +99,7 @@ class OptimizerRegistry:
         names = self._by_module.get(module_id, {})
         if name not in names:
             raise KeyError(f"module {module_id!r} has no optimizer {name!r}.{did_you_mean(name, names)}")
-        return names[name].optimizer
+        return names[name]
 
     def of_module(self, module_id: str) -> list[RegisteredOptimizer]:
         """Return the module's optimizers in order of registration."""

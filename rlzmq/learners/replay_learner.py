@@ -18,22 +18,9 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.learners.replay_source import REPLAY_KEY, BurnIn, EpisodeReplay
 from rlzmq.learners.sources import BatchSource
 from rlzmq.learners.target_network_learner import TargetNetworkLearner
-from rlzmq.replay import (
-    EpisodeReplayBuffer,
-    MultiAgentEpisodeReplayBuffer,
-    MultiAgentPrioritizedEpisodeReplayBuffer,
-    PrioritizedEpisodeReplayBuffer,
-)
+from rlzmq.replay import EpisodeReplayBuffer, MultiAgentEpisodeReplayBuffer, ReplayBuffer
 
 __all__ = ["ReplayLearner", "importance_weights"]
-
-# Buffer type by name, and whether it is for multi-agent episodes.
-_BUFFERS: dict[tuple[str, bool], Any] = {
-    ("EpisodeReplayBuffer", False): EpisodeReplayBuffer,
-    ("EpisodeReplayBuffer", True): MultiAgentEpisodeReplayBuffer,
-    ("PrioritizedEpisodeReplayBuffer", False): PrioritizedEpisodeReplayBuffer,
-    ("PrioritizedEpisodeReplayBuffer", True): MultiAgentPrioritizedEpisodeReplayBuffer,
-}
 
 
 class _ReplaySettings(Protocol):
@@ -48,6 +35,9 @@ class _ReplaySettings(Protocol):
 
     @property
     def replay_buffer_config(self) -> dict[str, Any]: ...
+
+    @property
+    def replay_buffer_class(self) -> type[ReplayBuffer]: ...
 
     def update_plan(self) -> UpdatePlan: ...
 
@@ -133,11 +123,11 @@ class ReplayLearner(TargetNetworkLearner):
                 f"{where} is stateful, which {cls.__name__} does not train. Use DQN or PPO, or stack frames "
                 "(FrameStackingEnvToModule and FrameStackingLearner)."
             )
-        kind = settings.replay_buffer_config["type"]
-        if kind.endswith(PrioritizedEpisodeReplayBuffer.__name__):
+        kind = settings.replay_buffer_class
+        if kind.uses_priorities:
             raise ConfigurationError(
-                f"{where} is stateful, config.replay_buffer_config['type']={kind!r}: priorities are those of single "
-                "steps, but a stateful module is trained on sequences. Set "
+                f"{where} is stateful, config.replay_buffer_config['type']={kind.__name__!r}: priorities are "
+                "those of single steps, but a stateful module is trained on sequences. Set "
                 "replay_buffer_config={'type': 'EpisodeReplayBuffer'}."
             )
         if settings.n_step not in (1, (1, 1)):
@@ -170,17 +160,16 @@ class ReplayLearner(TargetNetworkLearner):
         """Return this rank's replay buffer. The ranks share the capacity equally."""
         settings = self._replay_settings
         plan, given, burn_ins = settings.update_plan(), settings.replay_buffer_config, self._burn_ins()
-        arguments: dict[str, Any] = {
-            "capacity": -(-given["capacity"] // plan.num_ranks),
-            "keeps_extra_model_outputs": burn_ins.keys() if settings.is_multi_agent else bool(burn_ins),
-        }
-        if "metrics_num_episodes_for_smoothing" in given:
-            arguments["metrics_num_episodes_for_smoothing"] = given["metrics_num_episodes_for_smoothing"]
+        kind = settings.replay_buffer_class
+        arguments = {name: given[name] for name in kind.settings() if name in given}
+        arguments["capacity"] = -(-given["capacity"] // plan.num_ranks)
+        if issubclass(kind, EpisodeReplayBuffer | MultiAgentEpisodeReplayBuffer):
+            keeps = burn_ins.keys() if settings.is_multi_agent else bool(burn_ins)
+            arguments["keeps_extra_model_outputs"] = keeps
         options: dict[str, Any] = {"n_step": settings.n_step, "gamma": settings.gamma}
-        kind: str = given["type"]
-        if kind.endswith(PrioritizedEpisodeReplayBuffer.__name__):
-            arguments["alpha"], options["beta"] = given["alpha"], given["beta"]
-        buffer = _BUFFERS[kind.removeprefix("MultiAgent"), settings.is_multi_agent](**arguments)
+        if kind.uses_priorities:
+            options["beta"] = given["beta"]
+        buffer = kind.from_config(self.config, **arguments)
         source = EpisodeReplay.of_plan(
             plan, buffer, batch_size=settings.train_batch_size_per_learner, **options
         )

@@ -14,7 +14,7 @@ from rlzmq.episodes.batch_columns import ragged_arange
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.schedule import Schedule
-from rlzmq.learners.sources import BatchSource, batches_of
+from rlzmq.learners.sources import BatchSource, batches_of, num_env_steps_of
 from rlzmq.replay.divided_states import divide_buffers
 from rlzmq.replay.episode_replay_buffer import EpisodeReplayBuffer
 from rlzmq.replay.multi_agent_episode_replay_buffer import (
@@ -22,11 +22,9 @@ from rlzmq.replay.multi_agent_episode_replay_buffer import (
     MultiAgentPrioritizedEpisodeReplayBuffer,
     joined,
 )
-from rlzmq.replay.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
+from rlzmq.replay.replay_buffer import ReplayBuffer
 
 __all__ = ["REPLAY_KEY", "BurnIn", "EpisodeReplay", "divide_states"]
-
-ReplayBuffer = EpisodeReplayBuffer | MultiAgentEpisodeReplayBuffer
 
 REPLAY_KEY = "replay_key"
 """Column of sampled batches, int64: identifies the first step of a row."""
@@ -85,10 +83,6 @@ class BurnIn:
         batch.initial_state = tree_map(states, batch.columns[Columns.STATE_OUT], self.initial_state)
 
 
-def _samples_as_ours(buffer: EpisodeReplayBuffer) -> bool:
-    return type(buffer).sample is EpisodeReplayBuffer.sample
-
-
 def divide_states(states: Sequence[Mapping[str, Any]], num_ranks: int) -> list[dict[str, Any]] | None:
     """Divide the states of all ranks' replay buffers among a different number of ranks.
 
@@ -97,9 +91,9 @@ def divide_states(states: Sequence[Mapping[str, Any]], num_ranks: int) -> list[d
         num_ranks: The new number of ranks.
 
     Returns:
-        A state for each rank; None if the states are not those of replay buffers.
+        A state for each rank; None if the states are not those of `rlzmq.replay`'s buffers.
     """
-    if not all("buffer" in state for state in states):
+    if not all({"columns", "modules"} & state.get("buffer", {}).keys() for state in states):
         return None
     return [{"buffer": state} for state in divide_buffers([state["buffer"] for state in states], num_ranks)]
 
@@ -111,7 +105,7 @@ class EpisodeReplay(BatchSource):
     just joined has less weight. Steps evicted for a failed update are not restored.
 
     Args:
-        buffer: An EpisodeReplayBuffer or a MultiAgentEpisodeReplayBuffer, or a subclass.
+        buffer: The buffer.
         batch_size: Env steps per batch on each rank.
         train_ratio, warm_up: See `ReplayRatio`; set by `UpdatePlan`.
         options: Additional arguments of `buffer.sample`: n_step, gamma, beta, … `beta` may be a schedule over the
@@ -134,6 +128,7 @@ class EpisodeReplay(BatchSource):
         super().__init__()
         self.buffer = buffer
         self.batch_size = batch_size
+        self._num_added = 0
         self.burn_ins: Mapping[str, BurnIn] = {}
         self.options = options
         self._beta = Schedule(options["beta"], "beta") if "beta" in options else None
@@ -166,6 +161,7 @@ class EpisodeReplay(BatchSource):
                 self.buffer.add(batch, module_ids=self._modules)
             else:
                 self.buffer.add(batch)
+        self._num_added += num_env_steps_of(episodes)
 
     def plan_batches(self, num_fresh: int, num_ranks: int) -> int:
         self.progress.sampled(num_fresh)
@@ -199,7 +195,12 @@ class EpisodeReplay(BatchSource):
             options["beta"] = self._beta.value(self.progress.num_sampled)
         if isinstance(buffer, MultiAgentEpisodeReplayBuffer):
             batch = buffer.sample_modules(num_items, modules_to_sample=[module_id], **options)[module_id]
-        elif options.keys() <= _OF_TRANSITIONS and buffer.batch_length_T == 1 and _samples_as_ours(buffer):
+        elif (
+            isinstance(buffer, EpisodeReplayBuffer)
+            and type(buffer).sample is EpisodeReplayBuffer.sample
+            and options.keys() <= _OF_TRANSITIONS
+            and buffer.batch_length_T == 1
+        ):
             return buffer.sample_transitions(num_items, num_samples=most, **options)
         else:
             batch = buffer.sample(num_items, **options)
@@ -213,11 +214,11 @@ class EpisodeReplay(BatchSource):
 
     @property
     def num_env_steps(self) -> int:
-        return self.buffer.get_num_timesteps()
+        return len(self.buffer)
 
     @property
     def num_added(self) -> int:
-        return self.buffer.get_added_timesteps()
+        return self._num_added
 
     @property
     def num_agent_steps_not_kept(self) -> int:
@@ -235,17 +236,20 @@ class EpisodeReplay(BatchSource):
     def update_priorities(self, module_id: str, td_errors: Any, keys: Any) -> None:
         if isinstance(self.buffer, MultiAgentPrioritizedEpisodeReplayBuffer):
             self.buffer.update_priorities(td_errors, module_id, keys)
-        elif isinstance(self.buffer, PrioritizedEpisodeReplayBuffer):
+        elif self.buffer.uses_priorities:
             self.buffer.update_priorities(td_errors, keys)
 
     def checkpoint(self) -> Any:
         self.buffer.mark()
+        return self._num_added
 
     def rollback(self, checkpoint: Any) -> None:
         self.buffer.undo()
+        self._num_added = checkpoint
 
     def get_state(self) -> dict[str, Any]:
         return {"buffer": self.buffer.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         self.buffer.set_state(state["buffer"])
+        self._num_added = len(self.buffer)

@@ -151,7 +151,10 @@ class TargetNetworkLearner(TargetNetworkUpdates):
         return pipeline
 
     def register_adam_optimizers(
-        self, module_id: str, parts: Mapping[str, tuple[Sequence[Tensor] | None, Any]]
+        self,
+        module_id: str,
+        parts: Mapping[str, tuple[Sequence[Tensor] | None, Any]],
+        every: Mapping[str, int] | None = None,
     ) -> None:
         """Register an Adam optimizer for each part of a module.
 
@@ -159,6 +162,7 @@ class TargetNetworkLearner(TargetNetworkUpdates):
             module_id: The module's id.
             parts: Name → (parameters, learning rate or schedule). One of them may have None as parameters: all
                 trainable parameters that belong to no other part.
+            every: Name → ``every`` of `register_optimizer`, for parts that step with some minibatches only.
         """
         named = {id(p) for parameters, _ in parts.values() for p in parameters or ()}
         module = self.module[module_id].unwrapped()
@@ -171,6 +175,7 @@ class TargetNetworkLearner(TargetNetworkUpdates):
                 optimizer=make_adam(given, 0.0, _EPS),
                 params=given,
                 lr_or_lr_schedule=lr,
+                every=(every or {}).get(name, 1),
             )
 
     def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
@@ -181,7 +186,12 @@ class TargetNetworkLearner(TargetNetworkUpdates):
         """Step the optimizers, then update the target networks if due."""
         super().apply_gradients(gradients_dict)
         period = cast(_TargetNetworkSettings, self.config).target_network_update_freq
-        self.update_targets_if_due(self._num_env_steps, period)
+        if self.updates_targets():
+            self.update_targets_if_due(self._num_env_steps, period)
+
+    def updates_targets(self) -> bool:
+        """Return whether target networks may follow this minibatch's step; called after it. Override to delay them."""
+        return True
 
     def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
         super().after_gradient_based_update(timesteps=timesteps)

@@ -1,29 +1,67 @@
 """Columnar replay buffers and offline data, usable on their own and through the learners' batch sources.
 
-``EpisodeReplayBuffer`` samples uniformly, ``PrioritizedEpisodeReplayBuffer`` by priorities; both store each
-observation once and return samples as an `EpisodeBatch`. Their multi-agent variants have one of them per module.
+``EpisodeReplayBuffer`` samples uniformly, ``PrioritizedEpisodeReplayBuffer`` by priorities,
+``HindsightEpisodeReplayBuffer`` with other goals; all store each observation once and return samples as an
+`EpisodeBatch`. The multi-agent variants of the first two have one of them per module. ``ReplayBuffer`` is the base of
+your own.
 ``EpisodeRecorder`` joins fragments into whole episodes; ``write_shard`` writes an `EpisodeBatch` to a file, and
 ``open_shards`` maps such files into memory. Minari datasets can be converted in both directions.
 """
 
 from rlzmq.replay.episode_recorder import EpisodeRecorder
 from rlzmq.replay.episode_replay_buffer import EpisodeReplayBuffer
+from rlzmq.replay.hindsight_episode_replay_buffer import HindsightEpisodeReplayBuffer
 from rlzmq.replay.minari_data import export_to_minari, import_from_minari
 from rlzmq.replay.multi_agent_episode_replay_buffer import (
     MultiAgentEpisodeReplayBuffer,
     MultiAgentPrioritizedEpisodeReplayBuffer,
 )
 from rlzmq.replay.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
+from rlzmq.replay.replay_buffer import ReplayBuffer
 from rlzmq.replay.shards import open_shards, write_shard
 
 __all__ = [
     "EpisodeRecorder",
     "EpisodeReplayBuffer",
+    "HindsightEpisodeReplayBuffer",
     "MultiAgentEpisodeReplayBuffer",
     "MultiAgentPrioritizedEpisodeReplayBuffer",
     "PrioritizedEpisodeReplayBuffer",
+    "ReplayBuffer",
+    "buffer_class",
     "export_to_minari",
     "import_from_minari",
     "open_shards",
     "write_shard",
 ]
+
+_BY_NAME: dict[str, type[ReplayBuffer]] = {
+    cls.__name__: cls
+    for cls in (
+        EpisodeReplayBuffer,
+        PrioritizedEpisodeReplayBuffer,
+        HindsightEpisodeReplayBuffer,
+        MultiAgentEpisodeReplayBuffer,
+        MultiAgentPrioritizedEpisodeReplayBuffer,
+    )
+}
+
+
+def buffer_class(kind: object, *, multi_agent: bool) -> type[ReplayBuffer]:
+    """Return the class that a name or a class stands for; several agents get the "MultiAgent…" variant of a name.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if isinstance(kind, str):
+        kind = _BY_NAME.get(f"MultiAgent{kind}" if multi_agent else kind, _BY_NAME.get(kind))
+    of_agents = isinstance(kind, type) and issubclass(kind, MultiAgentEpisodeReplayBuffer)
+    if isinstance(kind, type) and issubclass(kind, ReplayBuffer) and of_agents == multi_agent:
+        return kind
+    agents = "several agents" if multi_agent else "one agent"
+    names = [
+        name
+        for name, cls in _BY_NAME.items()
+        if issubclass(cls, MultiAgentEpisodeReplayBuffer) == multi_agent
+    ]
+    raise ValueError(f"expected a ReplayBuffer of {agents} ({', '.join(names)}, or your own subclass)")

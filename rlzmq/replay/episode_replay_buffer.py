@@ -13,6 +13,7 @@ from rlzmq.core.tree import tree_map, tree_rows
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.replay.replay_buffer import ReplayBuffer
 from rlzmq.replay.step_store import NONE, STEP_COLUMNS, StepStore
 from rlzmq.replay.transitions import Transitions, of_items
 
@@ -27,7 +28,7 @@ _MOST_REDRAWS = 64
 _BYTES_AT_ONCE = 2**20
 
 
-class EpisodeReplayBuffer:
+class EpisodeReplayBuffer(ReplayBuffer):
     """Buffer of the newest `capacity` steps of single-agent episodes.
 
     Observations are stored once and keep their dtype; consecutive chunks of an episode are joined, across calls of

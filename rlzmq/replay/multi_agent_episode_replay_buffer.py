@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial, reduce
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from rlzmq.replay.episode_replay_buffer import (
     drawn_n,
 )
 from rlzmq.replay.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
+from rlzmq.replay.replay_buffer import ReplayBuffer
 
 __all__ = ["MultiAgentEpisodeReplayBuffer", "MultiAgentPrioritizedEpisodeReplayBuffer", "joined"]
 
@@ -41,7 +42,7 @@ _NAMES_BY_MODULE = {
 }
 
 
-class MultiAgentEpisodeReplayBuffer:
+class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
     """Buffer of the newest steps of multi-agent episodes, with one `EpisodeReplayBuffer` per module for its agents.
 
     Example:
@@ -444,6 +445,8 @@ class MultiAgentPrioritizedEpisodeReplayBuffer(MultiAgentEpisodeReplayBuffer):
         alpha: Exponent of the priorities, >= 0; 0 draws uniformly.
     """
 
+    uses_priorities: ClassVar[bool] = True
+
     def __init__(self, capacity: int = 10_000, *, alpha: float = 1.0, **arguments: Any) -> None:
         self.alpha = alpha
         super().__init__(capacity, **arguments)
@@ -455,7 +458,9 @@ class MultiAgentPrioritizedEpisodeReplayBuffer(MultiAgentEpisodeReplayBuffer):
         slots: IntArray = buffer._add(chunks, weight)
         return slots
 
-    def update_priorities(self, td_errors: Any, module_id: str, keys: Any = None) -> None:
+    def update_priorities(  # type: ignore[override]
+        self, td_errors: Any, module_id: str, keys: Any = None
+    ) -> None:
         """Update the priorities of a module's steps; see `PrioritizedEpisodeReplayBuffer.update_priorities`.
 
         Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,8 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
             `EpisodeReplayBuffer`.
         alpha: α, >= 0; 0 draws uniformly.
     """
+
+    uses_priorities: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -470,7 +470,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"n_step": 60, "replay_buffer_config": {"capacity": 100}}, r"n_step=60.*Raise the capacity to 240"),
     ({"n_step": (3, 2)}, r"n_step=\(3, 2\).*least > most"),
     ({"replay_buffer_config": {"prioritized_replay_alpha": 0.5}}, "'prioritized_replay_alpha'.*no such key"),
-    ({"replay_buffer_config": {"type": "MultiAgentReplayBuffer"}}, "expected 'EpisodeReplayBuffer' or"),
+    ({"replay_buffer_config": {"type": "MultiAgentReplayBuffer"}}, "expected a ReplayBuffer of one agent"),
     ({"replay_buffer_config": {"capacity": 0}}, ">= 1, got 0"),
     ({"replay_buffer_config": {"alpha": -1.0}}, ">= 0, got -1"),
     ({"replay_buffer_config": {"metrics_num_episodes_for_smoothing": 0}}, "number of samples >= 1, got 0"),
@@ -558,7 +558,7 @@ def test_each_modules_td_errors_become_priorities_of_its_own_steps() -> None:
 def test_a_multi_agent_buffer_is_for_multi_agent_runs() -> None:
     single = DQNConfig().environment("CartPole-v1")
     single.training(replay_buffer_config={"type": "MultiAgentEpisodeReplayBuffer"})
-    with pytest.raises(ConfigurationError, match=r"no multi_agent\(\) settings. Use 'EpisodeReplayBuffer'"):
+    with pytest.raises(ConfigurationError, match=r"no multi_agent\(\) settings"):
         single.validate()
 
 
