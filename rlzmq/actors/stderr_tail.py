@@ -1,10 +1,12 @@
-"""A child's stderr: forward each line with the role in front, and keep the last lines."""
+"""A child's stderr: forward each line with the role in front and control characters escaped; keep the last lines."""
 
 from __future__ import annotations
 
 import os
 import select
 from collections import deque
+
+from rlzmq.core.printable import printable
 
 __all__ = ["StderrTail"]
 
@@ -19,7 +21,8 @@ class StderrTail:
 
     Without a log file the child's stderr is a pipe: :meth:`forward` copies it to this process's stderr
     and keeps the last lines. Forwarding never blocks: while nothing reads this process's stderr, lines
-    are only kept. With a log file the child writes stdout and stderr there.
+    are only kept. At a terminal, its stdout goes the same way. With a log file the child writes stdout
+    and stderr there.
 
     Args:
         role: Put in front of every line.
@@ -27,7 +30,7 @@ class StderrTail:
     """
 
     def __init__(self, role: str, log_path: str | None) -> None:
-        self._prefix = f"[{role}] ".encode()
+        self._role = role
         self._log_path = log_path
         self._lines: deque[str] = deque(maxlen=_NUM_LINES)
         self._partial = b""
@@ -40,6 +43,8 @@ class StderrTail:
     def become_stderr(self) -> None:
         """Make the pipe this process's stderr, or the log file its stdout and stderr; call it in the child."""
         if self._write_fd is not None:
+            if os.isatty(1) and os.isatty(2):  # what it prints for the terminal is escaped, too
+                os.dup2(self._write_fd, 1)
             os.dup2(self._write_fd, 2)
         elif self._log_path is not None:
             fd = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -103,11 +108,13 @@ class StderrTail:
             whole.append(self._partial)
             self._partial = b""
         for line in whole:
-            self._keep(line)
-            _write_if_ready(self._prefix + line + b"\n")
+            _write_if_ready(f"[{self._role}] {self._keep(line)}\n".encode())
 
-    def _keep(self, line: bytes) -> None:
-        self._lines.append(line.decode("utf-8", "replace")[:_MAX_LINE_CHARS])
+    def _keep(self, line: bytes) -> str:
+        """Keep the beginning of a line; return what may be shown of it: its end after a progress bar's CRs."""
+        shown = printable(line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace"), keep="\t")
+        self._lines.append(shown[:_MAX_LINE_CHARS])
+        return shown
 
 
 def _write_if_ready(data: bytes) -> None:

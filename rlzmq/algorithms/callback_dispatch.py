@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from rlzmq.actors.loop_thread import in_calling_thread
@@ -32,9 +33,9 @@ class CallbackDispatch:
         self.callbacks: CallbackList = CallbackList(config)
 
     async def call(self, hook: str, **kwargs: Any) -> None:
-        """Call all callbacks of a hook."""
-        if self.callbacks.has(hook):
-            await self.run(hook, self.callbacks.call, hook, algorithm=self.algorithm, **kwargs)
+        """Call all callbacks of a hook, which may be coroutine functions."""
+        for function in self.callbacks.of(hook):
+            await self.run(hook, function, algorithm=self.algorithm, **kwargs)
 
     async def log_result(self, result: dict[str, Any]) -> None:
         """Call the algorithm's `log_result`, which may be a coroutine function."""
@@ -45,6 +46,11 @@ class CallbackDispatch:
 
         def call() -> Any:
             with self._watch.call(what):
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+            return wait(result) if inspect.isawaitable(result) else result
+
+        async def wait(coroutine: Awaitable[Any]) -> Any:
+            with self._watch.call(what, coroutine):
+                return await coroutine
 
         return await in_calling_thread(call)

@@ -20,8 +20,8 @@ class PlotOptions:
 
     runs: tyro.conf.Positional[list[Path]]
     """Run directories, or directories of runs."""
-    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("curve.png")
-    """File to write: .png, .svg or .pdf (default: curve.png)."""
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    """File to write: .png, .svg or .pdf (default: curve.png in the directory of the run or runs, if it is one)."""
     x: Literal["steps", "time", "iterations"] = "steps"
     """The x axis: env steps, seconds or iterations (default: steps)."""
     y: str = "env_runners/episode_return_mean"
@@ -45,8 +45,11 @@ def run(arguments: Sequence[str]) -> int:
 
     if not options.runs:
         raise ConfigurationError("which runs? rlzmq plot RUN… -o curve.png")
-    if not options.output.parent.is_dir():
-        raise ConfigurationError(f"--output {options.output}: there is no directory {options.output.parent}.")
+    if options.output is None and len(options.runs) > 1:
+        raise ConfigurationError("where to write the curves of several directories? Add e.g. -o curve.png.")
+    output = options.output or options.runs[0] / "curve.png"
+    if options.output is not None and not output.parent.is_dir():
+        raise ConfigurationError(f"--output {output}: there is no directory {output.parent}.")
     runs = {found.path.resolve(): found for place in options.runs for found in find_runs(place)}
     groups = (
         {str(found.path): [found] for found in runs.values()}
@@ -60,6 +63,6 @@ def run(arguments: Sequence[str]) -> int:
         interval = f" [{curve.low[-1]:.2f}, {curve.high[-1]:.2f}]" if len(group) > 1 else ""
         print(f"{curve.label}: {curve.mean[-1]:.2f}{interval} at {options.x} {curve.x[-1]:,.0f}")
         curves.append(curve)
-    plot_curves(curves, options.output, x=options.x, y=options.y)
-    print(f"plot        {options.output}")
+    plot_curves(curves, output, x=options.x, y=options.y)
+    print(f"plot        {output}")
     return 0

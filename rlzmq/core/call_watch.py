@@ -14,7 +14,8 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,8 @@ class CallWatch:
         self._is_on = False
         self._env: Any = None
         # Written by the calling threads, read by the watching one.
-        self._calls: list[tuple[str, int]] = []  # what and on which thread, the innermost last
+        # What, on which thread, and what it waits for if it is a coroutine; the innermost last.
+        self._calls: list[tuple[str, int, Awaitable[Any] | None]] = []
         self._moved_at = 0.0
         self._num_returned = 0
         self._num_steps = 0
@@ -79,17 +81,18 @@ class CallWatch:
     # -- the calling threads --------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def call(self, what: str) -> Iterator[None]:
+    def call(self, what: str, coroutine: Awaitable[Any] | None = None) -> Iterator[None]:
         """Return a context for a call of user code, whose exceptions become errors (see `user_errors`).
 
         Args:
             what: Names the call in messages.
+            coroutine: What the block awaits; its exceptions stay what they are.
         """
-        mine = what, threading.get_ident()
+        mine = what, threading.get_ident(), coroutine
         self._moved_at = time.monotonic()
         self._calls.append(mine)
         try:
-            with user_errors():
+            with user_errors() if coroutine is None else contextlib.nullcontext():
                 yield
         finally:
             self._calls.remove(mine)
@@ -183,10 +186,15 @@ class CallWatch:
             _log.warning(text, what, silent_s, consequence, place_in(stack), format_stack(stack))
 
     def _stack(self) -> traceback.StackSummary:
-        """Return the stack of the innermost call's thread; empty if it has returned in the meantime."""
-        calls = self._calls[-1:]
-        frame = sys._current_frames().get(calls[0][1]) if calls else None
-        return traceback.StackSummary() if frame is None else traceback.extract_stack(frame)
+        """Return the stack of the innermost call's thread or coroutine; empty if it has returned in the meantime."""
+        frames: list[tuple[FrameType, int]] = []
+        for _, thread, coroutine in self._calls[-1:]:
+            if coroutine is None and (frame := sys._current_frames().get(thread)) is not None:
+                return traceback.extract_stack(frame)
+            while (frame := getattr(coroutine, "cr_frame", None)) is not None:
+                frames.append((frame, frame.f_lineno))
+                coroutine = getattr(coroutine, "cr_await", None)
+        return traceback.StackSummary.extract(frames)
 
     def _end(self, hangs: str) -> None:
         stack = self._stack()

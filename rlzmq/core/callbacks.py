@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypedDict
 
 from rlzmq.core.errors import ConfigurationError
@@ -209,12 +209,16 @@ class CallbackList:
         """Return whether a callback overrides this hook."""
         return name in self._hooks
 
+    def of(self, name: str) -> Sequence[Callable[..., Any]]:
+        """Return the functions of all callbacks that override this hook, in order."""
+        return self._hooks.get(name, ())
+
     def __bool__(self) -> bool:
         return bool(self._hooks)
 
     def call(self, name: str, **kwargs: Any) -> None:
         """Call the hook `name` of all callbacks that override it, in order."""
-        for function in self._hooks.get(name, ()):
+        for function in self.of(name):
             function(**kwargs)
 
 
@@ -235,8 +239,13 @@ def check_hook(name: str, function: Callable[..., Any], what: str) -> None:
     """Check that a function takes the arguments of the hook `name`.
 
     Raises:
-        ConfigurationError: It does not; the text begins with `what`.
+        ConfigurationError: It does not, or is a coroutine function, which env runners do not await; the text begins
+            with `what`.
     """
+    if name in RUNNER_HOOKS and inspect.iscoroutinefunction(function):
+        raise ConfigurationError(
+            f"{what}: env runners call {name} while they sample: write def, not async def."
+        )
     parameters = inspect.signature(getattr(Callback, name)).parameters.values()
     check_takes(function, what, by_name=[p.name for p in parameters if p.kind is p.KEYWORD_ONLY])
 

@@ -127,10 +127,8 @@ class TrainBatchBuilder:
                 return TrainBatch({DEFAULT_MODULE_ID: rows}, num_rows, {DEFAULT_MODULE_ID: num_rows})
         episodes = _without_nesting(episodes)
         columns: dict[str, dict[str, Any]] | None = None
-        versions = None
         if isinstance(episodes, _BATCHES):
             episodes = episodes.updated()
-            versions = episodes.meta.get(Columns.WEIGHTS_VERSION)
             num_env_steps = _num_trained_env_steps(episodes)
             if self.use_fused_path:
                 columns = fused_columns(
@@ -157,9 +155,6 @@ class TrainBatchBuilder:
             columns = {module_id: _as_tensors(own) for module_id, own in outputs.items()}
         train_batch = self._finish(columns)
         train_batch.num_env_steps = num_env_steps
-        if versions is not None:
-            for module_id in train_batch.columns:
-                train_batch.mean_weights_seq_no.setdefault(module_id, float(np.mean(versions)))
         return train_batch
 
     def _by_module(self, batch: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

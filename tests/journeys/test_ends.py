@@ -167,26 +167,42 @@ SPACE = """
 trainable = "PPO"
 environment = { env = "CartPole-v1" }
 env_runners = { num_env_runners = 0 }
-training = { train_batch_size_per_learner = 64, minibatch_size = 32, lr = { grid_search = [1e-3, 1e-4] } }
-stop = { training_iteration = 1000 }
+training = { train_batch_size_per_learner = 64, minibatch_size = 32, lr = { grid_search = [1e-3, 1e-4, 1e-5] } }
+stop = { training_iteration = 40 }
 """
 
 
-def test_a_search_whose_processes_are_all_told_to_end(terminal: Terminal) -> None:
+def test_a_search_whose_processes_are_all_told_to_end_is_resumed(terminal: Terminal) -> None:
+    """One trial has ended by then, one is in the middle."""
     (terminal.cwd / "space.toml").write_text(SPACE)
     tune = "rlzmq tune space.toml --dir . --name s --preset none --max-concurrent-trials 2"
     search = terminal.start(tune)
-    trials = [terminal.cwd / "s" / f"PPO_0000{index}" for index in range(2)]
-    files = [trial / "result.json" for trial in trials]
-    until(lambda: all(file.is_file() and file.read_text() for file in files), "results")
+    trials = [terminal.cwd / "s" / f"PPO_0000{index}" for index in range(3)]
+    ended = search.wait_for(r"PPO_0000(\d) terminated")[1]
+    until(lambda: iterations(trials[2]), "results of the last trial")
     search.signal_all(signal.SIGTERM)
     done = search.end()
     assert done.code == 75, done
-    assert f"resume      {tune} --resume" in done.out
-    for trial in trials:
-        last = json.loads((trial / "result.json").read_text().splitlines()[-1])
+    before = [iterations(trial) for trial in trials]
+    assert len(before[int(ended)]) == 40 > len(before[2]), done
+    for trial, trained in zip(trials, before, strict=True):
         newest = json.loads((trial / "checkpoints.json").read_text())
-        assert str(last["training_iteration"]) in str(newest), (last, newest)
+        assert str(trained[-1]) in str(newest), (trained, newest)
+    again = re.search("^resume +(.*)", done.out, re.MULTILINE)
+    assert again is not None, done
+    assert again[1] == f"{tune} --resume"
+    done = terminal.type(again[1])
+    assert done.code == 0, done
+    assert "3 trials ended, 0 failed" in done.out
+    for trial, trained in zip(trials, before, strict=True):
+        assert iterations(trial) == list(range(1, 41)), (trained, done)
+
+
+def iterations(trial: Path) -> list[int]:
+    """Return the iterations that a trial has reported, each once."""
+    file = trial / "result.json"
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return [json.loads(line)["training_iteration"] for line in lines]
 
 
 SCRIPT = """

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
 import re
 
 import pytest
@@ -15,6 +18,7 @@ TRAIN = f"rlzmq train ppo --quiet {TINY} --stop iterations=3"
 MINE = """
 import asyncio
 import os
+import sys
 import time
 
 import gymnasium as gym
@@ -33,10 +37,14 @@ RAISED = {
 class Env(gym.Env):
     observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)
+    num_made = 0
 
     def __init__(self, config):
         self.config = dict(config)
         self.num_steps = 0
+        Env.num_made += 1
+        if Env.num_made == 2 and self.config.get("hangs") != "everywhere":
+            self.fail("second constructor")
         self.fail("constructor")
 
     def fail(self, place):
@@ -47,6 +55,9 @@ class Env(gym.Env):
 
     def reset(self, *, seed=None, options=None):
         self.fail("reset")
+        if "says" in self.config:
+            print("to stdout \\x1b]0;mine\\x07", flush=True)
+            print("to stderr \\x1b]0;mine\\x07\\r", file=sys.stderr)
         self.left = 5
         return np.zeros(1, np.float32), {}
 
@@ -93,7 +104,9 @@ def test_an_env_that_raises_no_error_is_named(
 
 
 SCRIPT = """
+import asyncio
 import sys
+from pathlib import Path
 
 import mine
 from rlzmq import PPOConfig
@@ -104,11 +117,18 @@ def wait(*args, **kwargs):
     return {}, 0, 0
 
 
+async def fail(**kwargs):
+    while not Path("after function").exists():
+        await asyncio.sleep(0.02)
+
+
 config = PPOConfig().environment(mine.Env).env_runners(num_env_runners=1).learners(num_learners=0)
 config.training(train_batch_size_per_learner=32, minibatch_size=32, num_epochs=1)
 config.fault_tolerance(slow_call_warning_s=0.5)
 if sys.argv[1] == "evaluates":
     config.evaluation(evaluation_interval=1, custom_evaluation_function=wait)
+elif sys.argv[1] == "awaits":
+    config.callbacks(on_train_result=[lambda **kwargs: None, fail])
 else:
     config.callbacks(on_train_result=wait).fault_tolerance(driver_call_timeout_s=1.0)
 if __name__ == "__main__":
@@ -126,9 +146,15 @@ def scripted(mine: Terminal) -> Terminal:
     return mine
 
 
-def test_a_function_in_the_driver_that_does_not_return_is_named_again_and_again(scripted: Terminal) -> None:
-    run = scripted.start("python run.py evaluates")
-    warning = r"custom_evaluation_function has not returned for \d+ s; [^\n]* \S+mine\.py:\d+ in fail"
+@pytest.mark.parametrize(
+    ("does", "what", "file"),
+    [("evaluates", "custom_evaluation_function", "mine"), ("awaits", "on_train_result", "run")],
+)
+def test_a_function_in_the_driver_that_does_not_return_is_named_again_and_again(
+    does: str, what: str, file: str, scripted: Terminal
+) -> None:
+    run = scripted.start(f"python run.py {does}")
+    warning = rf"{what} has not returned for \d+ s; [^\n]* \S+{file}\.py:\d+ in fail"
     until(lambda: len(re.findall(warning, run.err)) > 1, "a second warning", lambda: run.err)
     assert "run.py" in run.err
     (scripted.cwd / "after function").touch()
@@ -164,3 +190,32 @@ def test_a_serial_run_may_end_because_of_its_env(mine: Terminal) -> None:
     done = mine.type(f"{TRAIN} --num-env-runners 0 --env mine:Env --env-config hangs=step {limits}")
     assert done.code == 70, done
     assert "runs/a/checkpoints/000001" in done.err.splitlines()[-1], done
+
+
+def test_an_env_that_is_made_in_the_driver_for_ever_is_named_and_ends_the_run(mine: Terminal) -> None:
+    limits = "--env-step-timeout-s 0.5 --env-reset-timeout-s 0.5 --process-start-timeout-s 2"
+    config = "--env mine:Env --env-config 'hangs=second constructor' --num-env-runners 0 --num-learners 1"
+    done = mine.type(f"{TRAIN} {config} {limits}")
+    assert done.code == 70, done
+    assert re.search(r"env runner 0 hangs: making .*mine\.py:\d+ in fail", done.err), done
+    assert "process_start_timeout_s" in done.err, done
+    assert "was not ready" in done.err.splitlines()[-1], done
+    assert "AttributeError" not in done.err, done
+
+
+def test_what_an_env_runner_writes_does_not_command_the_terminal(mine: Terminal) -> None:
+    emulator, tty = pty.openpty()
+    config = "--env mine:Env --env-config says=mine --num-env-runners 1"
+    run = mine.start(f"{TRAIN} {config}", stdin=tty, stdout=tty, stderr=tty)
+    os.close(tty)
+    written = b""
+    with (
+        contextlib.suppress(OSError),
+        open(emulator, "rb", buffering=0) as terminal,
+    ):  # EIO: nobody writes any more
+        while data := terminal.read(1000):
+            written += data
+    assert run.end().code == 0, written
+    for stream in (b"stdout", b"stderr"):
+        assert rb"[runner-0] to %s \x1b]0;mine\x07" % stream + b"\r\n" in written, written
+    assert b"\x1b]0;" not in written

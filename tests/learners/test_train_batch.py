@@ -254,12 +254,3 @@ def test_what_a_piece_writes_into_a_batchs_items_does_not_pile_up() -> None:
     )
     assert torch.equal(first, second)
     assert data.get_returns().tolist() == returns.tolist()
-
-
-def test_the_weights_version_is_taken_from_the_batchs_facts_where_there_is_no_column() -> None:
-    data = episode_batch(7, 12)
-    data.meta[Columns.WEIGHTS_VERSION] = 3
-    learner = ppo_learner()
-    learner.weights_seq_no = 4
-    results = learner.update(episodes=data)["default_policy"]
-    assert results["diff_num_grad_updates_vs_sampler_policy"] == 1.0

@@ -150,9 +150,15 @@ def test_plot_draws_a_curve_for_each_set_of_settings(
         (["runs/b", "--y", "env_runners/episode_return"], "Did you mean 'env_runners/episode_return_mean'"),
         (["runs/b", "-o", "a/b.png"], "there is no directory a"),
         (["runs/b", "-o", "out.bmpp"], "cannot write the plot out.bmpp"),
+        (["runs/a1", "runs/b"], "Add e.g. -o curve.png"),
     ):
         assert main(["plot", *arguments]) == 78
         assert text in capsys.readouterr().err
+    for place in ("runs/a1", "runs"):
+        assert main(["plot", place]) == 0
+        assert capsys.readouterr().out.endswith(f"plot        {place}/curve.png\n")
+        assert (tmp_path / place / "curve.png").exists()
+    assert not (tmp_path / "curve.png").exists()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["plot", "runs/b"]) == 78
     assert "A plot needs matplotlib: pip install 'rlzmq[plot]'" in capsys.readouterr().err

@@ -85,7 +85,7 @@ class EnvWatch(CallWatch):
     def _is_reset_now(self) -> bool:
         env = self._env
         inner: Any = getattr(getattr(env, "unwrapped", env), "is_resetting", False)
-        is_reset = any(what == self.RESETS for what, _ in self._calls[-1:])
+        is_reset = any(what == self.RESETS for what, *_ in self._calls[-1:])
         return is_reset or self._begins_episodes or inner is True
 
     def _limit(self, is_reset: bool) -> tuple[float, str]:
