@@ -183,10 +183,10 @@ class Kubernetes:
 
     def dry_run(self) -> str:
         """Return the objects without the keys, which are written to a file that only this user can read."""
-        keys = self._head.key.with_name("keys.json")
-        write_private_file(keys, _list([self._secret()]))
+        keys = self._head.key.with_name("keys.yaml")
+        write_private_file(keys, _text([self._secret()]))
         objects = [each for name in self._jobs.roles for each in self._objects(name)]
-        return f"# The keys are in {keys} (mode 0600): kubectl apply -f {keys} -f THIS_FILE\n{_list(objects)}"
+        return f"# The keys are in {keys} (mode 0600): kubectl apply -f {keys} -f THIS_FILE\n{_text(objects)}"
 
     def _pods(self, role: str) -> str:
         return f"--selector=app.kubernetes.io/instance={self._run},app.kubernetes.io/component={role}"
@@ -206,8 +206,8 @@ def _fill(tree: Any, values: Mapping[str, Any]) -> Any:
     return values[tree[1:]] if isinstance(tree, str) and tree.startswith("$") else tree
 
 
-def _list(objects: list[dict[str, Any]]) -> str:
-    return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2)  # JSON is YAML
+def _text(objects: list[dict[str, Any]]) -> str:
+    return "".join(f"---\n{json.dumps(each, indent=2)}\n" for each in objects)  # JSON is YAML
 
 
 def _option(text: str) -> tuple[str, Any]:
@@ -220,7 +220,7 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def _create(objects: list[dict[str, Any]]) -> None:
-    _kubectl("create", "--filename=-", stdin=_list(objects))
+    _kubectl("create", "--filename=-", stdin=_text(objects))
 
 
 def _patch(name: str, **spec: int) -> None:
@@ -238,5 +238,6 @@ def _kubectl(*words: str, stdin: str = "") -> str:
     except OSError as error:
         raise ConfigurationError(f"--on k8s needs kubectl, set to your cluster: {error}") from error
     except subprocess.CalledProcessError as error:
-        raise ConfigurationError(f"kubectl {words[0]}: {error.stderr.strip()}") from error
+        reason = (error.stderr.strip() or f"exit code {error.returncode}").splitlines()[-1]
+        raise ConfigurationError(f"kubectl {words[0]}: {reason}") from error
     return done.stdout
