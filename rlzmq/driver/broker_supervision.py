@@ -70,9 +70,10 @@ class BrokerKeeper(Supervisor):
         self.addresses: dict[str, Any] = {name: directory.address(name) for name in ("data", "weights")}
         self._keys = keys
         self._control_address = control_address
-        self._listen = (
-            listen_addresses(config.listen) if keys is not None and config.listen is not None else None
-        )
+        self._listen: dict[str, str] | None = None
+        if keys is not None and config.listen is not None:
+            wanted = listen_addresses(config.listen)
+            self._listen = {name: keys.former(name, address) for name, address in wanted.items()}
         self.remote_addresses: dict[str, str] = {}
         self.join_files: dict[str, Path] = {}
 
@@ -128,7 +129,9 @@ class BrokerKeeper(Supervisor):
         }
         if self._control_address is not None:
             addresses["control"] = self._control_address
-        self.join_files = write_join_files(keys, path, addresses, self._run_id)
+        self.join_files = write_join_files(
+            keys, path, addresses, self._run_id, keeps=config.join_file is not None
+        )
         print(f"env runners may join:  rlzmq runner --join {self.join_files['runner']}", file=sys.stderr)
         if self._control_address is not None:
             print(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -41,16 +42,18 @@ ROLES = ("runner", "learner", "observer")
 class JoinKeys:
     """The keys of one run, valid until it ends.
 
-    A run with a `join_file` keeps them next to it: if the driver is killed and started again, its peers reach the new
-    one with the files that they have.
+    A run with a `join_file` keeps them next to it, with its ports: if the driver is killed and started again, its
+    peers reach the new one with the files that they have.
 
     Attributes:
         server: Key pair that proves the run's identity to external peers.
         clients: Role → the key pair that authorizes only this role.
+        ports: Channel → the port of the driver that was killed; {} for a new run.
     """
 
     server: KeyPair
     clients: Mapping[str, KeyPair] = field(repr=False)
+    ports: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def generate(cls) -> JoinKeys:
@@ -59,27 +62,37 @@ class JoinKeys:
 
     @classmethod
     def kept(cls, path: Path) -> JoinKeys:
-        """Return the keys in this file; generate and write them if there is none.
+        """Return the keys in this file, or new ones if there is none.
 
         Raises:
-            ConfigurationError: The file cannot be read or written, is readable by others, or holds something else.
+            ConfigurationError: The file cannot be read, is readable by others, or holds something else.
         """
-        if path.exists():
-            try:
-                data = tomllib.loads(read_private_file(path))
-                pairs = {role: KeyPair.from_secret(data[role]) for role in ("server", *ROLES)}
-            except (tomllib.TOMLDecodeError, KeyError) as error:
-                raise ConfigurationError(
-                    f"{path} does not hold a run's keys: {error!r}. Remove it."
-                ) from None
-            return cls(pairs.pop("server"), pairs)
-        keys = cls.generate()
-        secrets = {"server": keys.server.secret, **{role: pair.secret for role, pair in keys.clients.items()}}
+        if not path.exists():
+            return cls.generate()
         try:
-            write_private_file(path, "".join(f"{role} = '{secret}'\n" for role, secret in secrets.items()))
-        except OSError as error:
-            raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
-        return keys
+            data = tomllib.loads(read_private_file(path))
+            pairs = {role: KeyPair.from_secret(data[role]) for role in ("server", *ROLES)}
+            return cls(pairs.pop("server"), pairs, {name: int(port) for name, port in data["ports"].items()})
+        except (tomllib.TOMLDecodeError, LookupError, ValueError, AttributeError) as error:
+            raise ConfigurationError(f"{path} does not hold a run's keys: {error!r}. Remove it.") from None
+
+    def keep(self, path: Path, addresses: Mapping[str, str]) -> None:
+        """Write the keys, and the ports of these addresses."""
+        pairs = {"server": self.server, **self.clients}
+        lines = [f"{role} = '{pair.secret}'" for role, pair in pairs.items()]
+        lines += ["[ports]", *(f"{name} = {split_tcp(address)[1]}" for name, address in addresses.items())]
+        write_private_file(path, "\n".join(lines) + "\n")
+
+    def former(self, name: str, address: str) -> str:
+        """Return the address for a channel; one with port 0 gets the port that the killed driver had, if it is free."""
+        host, port = split_tcp(address)
+        if port or name not in self.ports:
+            return address
+        try:
+            socket.create_server((host, self.ports[name])).close()
+        except OSError:
+            return address
+        return f"tcp://{host}:{self.ports[name]}"
 
     @property
     def curve(self) -> CurveServer:
@@ -123,9 +136,11 @@ def at_host(address: str, host: str | None) -> str:
 
 
 def write_join_files(
-    keys: JoinKeys, path: str | os.PathLike[str], addresses: Mapping[str, str], run_id: str
+    keys: JoinKeys, path: str | os.PathLike[str], addresses: Mapping[str, str], run_id: str, *, keeps: bool
 ) -> dict[str, Path]:
     """Write ``FILE`` for runners and ``STEM.ROLE.toml`` for the other roles next to it, mode 0600.
+
+    With `keeps` the keys are written first, for a driver that takes the place of this one.
 
     Returns:
         Role → its join file.
@@ -137,6 +152,8 @@ def write_join_files(
     files = {role: first.with_name(f"{first.stem}.{role}.toml") for role in ROLES}
     files["runner"] = first
     try:
+        if keeps:
+            keys.keep(keys_file(first), addresses)
         for role, file in files.items():
             keys.join_file(role, addresses, run_id).write(file)
     except OSError as error:

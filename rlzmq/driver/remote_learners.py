@@ -148,7 +148,7 @@ class RemoteLearnerListener:
             packs=True,
             name="learner door",
         )
-        control = self._socket.bind(f"tcp://{host}:{port + 2 if port else 0}")
+        control = self._socket.bind(self._keys.former("control", f"tcp://{host}:{port + 2 if port else 0}"))
         self._store = StoreServer(host, port + 3 if port else 0)
         self.control_address = at_host(control, self._config.advertise)
         self.store_address = at_host(f"tcp://{host}:{self._store.port}", self._config.advertise)

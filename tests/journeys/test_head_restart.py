@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import signal
 
-from tests.driver.outside import two_free_ports
 from tests.journeys.terminal import Terminal, until
 
 _HEAD = (
     "rlzmq train ppo --env CartPole-v1 --preset none --env-runners 0 --envs-per-env-runner 2 "
     "--batch-size-per-learner 60 --minibatch-size 60 --num-epochs 1 --checkpoint-every-s 0.1 "
-    "--run-dir runs/a --resume auto --listen tcp://127.0.0.1:{port} --join-file join.toml"
+    "--run-dir runs/a --resume auto --listen tcp://127.0.0.1:0 --join-file join.toml"
 )
 
 
 def test_a_killed_head_starts_again_and_its_runners_rejoin(terminal: Terminal) -> None:
-    line = _HEAD.format(port=two_free_ports())
-    head = terminal.start(line)
+    head = terminal.start(_HEAD)
     head.wait_for("env runners may join")
     (terminal.cwd / "copied.toml").write_bytes((terminal.cwd / "join.toml").read_bytes())
     (terminal.cwd / "copied.toml").chmod(0o600)
@@ -25,7 +23,7 @@ def test_a_killed_head_starts_again_and_its_runners_rejoin(terminal: Terminal) -
     until(lambda: list(checkpoints.glob("[0-9]*/manifest.json")), "a checkpoint", lambda: head.out + head.err)
     head.signal(signal.SIGKILL)
     head.end()
-    head = terminal.start(line)
+    head = terminal.start(_HEAD)  # it takes the ports and keys of the one that was killed
     head.wait_for("resumed ")
     runner.wait_for("the run was started again(.|\\n)* joined ")
     head.wait_for("iter ")
