@@ -1,30 +1,29 @@
-"""``rlzmq launch``: logs and end of a run that an engine runs; or a cluster file's roles over ssh."""
+"""``rlzmq launch``: the logs and the end of a run that an engine runs."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tyro
 
-from rlzmq.cli.interrupt import SignalEchoes, exit_code_of_signal, handled_signals
-from rlzmq.cli.joining import run_async
-from rlzmq.cli.main import EXIT_INTERRUPTED
+from rlzmq.cli.main import EXIT_USAGE
 from rlzmq.cli.parsing import parse
 from rlzmq.core.printable import printable
-from rlzmq.launch.cluster import Cluster
+from rlzmq.core.suggest import did_you_mean
 from rlzmq.launch.engine import Engine, Jobs, engine_of
-from rlzmq.launch.launcher import Launcher
 
-__all__ = ["LaunchOptions", "LogsOptions", "StopOptions", "run"]
+__all__ = ["LogsOptions", "StopOptions", "run"]
 
 _LAST_LINES_S = 5.0  # of the log, after the head's end
+_USAGE = """\
+usage: rlzmq launch logs RUN [--follow]   show the logs of all roles
+       rlzmq launch stop RUN [--grace S]  end the run with a checkpoint
+
+RUN is the directory of a run that `rlzmq train … --on ENGINE` started."""
 
 
 @dataclass
@@ -47,63 +46,21 @@ class StopOptions:
     """Seconds for the head's last checkpoint, before it is killed (default: 60)."""
 
 
-@dataclass
-class LaunchOptions:
-    """Options of ``rlzmq launch``."""
-
-    cluster: tyro.conf.Positional[Path]
-    """The cluster file (docs/cluster.md)."""
-
-
 def run(arguments: Sequence[str]) -> int:
     """Run the command with `arguments`, which follow ``rlzmq launch``; return the exit code."""
-    if arguments[:1] == ["logs"]:
+    what, *rest = arguments or [""]
+    if what == "logs":
         usage = "rlzmq launch logs RUN [--follow]"
-        return _logs(
-            parse(LogsOptions, arguments[1:], usage=usage, description="Show the logs of all roles.")
-        )
-    if arguments[:1] == ["stop"]:
+        return _logs(parse(LogsOptions, rest, usage=usage, description="Show the logs of all roles."))
+    if what == "stop":
         usage = "rlzmq launch stop RUN [--grace S]"
-        return _stop(
-            parse(StopOptions, arguments[1:], usage=usage, description="End a run with a checkpoint.")
-        )
-    options = parse(
-        LaunchOptions,
-        arguments,
-        usage="rlzmq launch CLUSTER_FILE [options]",
-        description="Run a cluster file over ssh.",
-    )
-    cluster = Cluster.read(options.cluster)
-    return run_async(_main(cluster))
-
-
-async def _main(cluster: Any) -> int:
-    launcher = Launcher(cluster, lambda line: print(line, flush=True))
-    running = asyncio.ensure_future(launcher.run())
-    signals: list[int] = []
-    echoes = SignalEchoes()
-    stops: set[asyncio.Task[None]] = set()
-
-    def end(number: int) -> None:
-        """Stop the head in order; on a second signal kill everything; on a third, exit even if a host hangs."""
-        if echoes.is_echo(number):
-            return
-        signals.append(number)
-        if len(signals) == 1:
-            print("stopping: the head saves a checkpoint; again to kill everything", flush=True)
-            stops.add(asyncio.ensure_future(launcher.stop("INT" if number == signal.SIGINT else "TERM")))
-        elif len(signals) == 2:
-            running.cancel()
-        else:
-            os._exit(exit_code_of_signal(signals[0]))
-
-    loop = asyncio.get_running_loop()
-    for number in handled_signals():
-        loop.add_signal_handler(number, end, number)
-    try:
-        return await running
-    except asyncio.CancelledError:
-        return exit_code_of_signal(signals[0]) if signals else EXIT_INTERRUPTED
+        return _stop(parse(StopOptions, rest, usage=usage, description="End a run with a checkpoint."))
+    if what in ("-h", "--help"):
+        print(_USAGE)
+        return 0
+    hint = did_you_mean(what, ("logs", "stop"))
+    print(f"{_USAGE}\nrlzmq: expected logs or stop, got {what or 'nothing'}.{hint}", file=sys.stderr)
+    return EXIT_USAGE
 
 
 def _logs(options: LogsOptions) -> int:

@@ -72,10 +72,7 @@ _COMMANDS = {
         "show a run's data flow (rlzmq inspect ppo --env ENV), its checkpoints, or recorded episodes",
     ),
     "ckpt": ("rlzmq.cli.ckpt", "check checkpoints, or compare two: rlzmq ckpt ls RUN, rlzmq ckpt diff A B"),
-    "launch": (
-        "rlzmq.cli.launch",
-        "logs or end of a run that --on started: rlzmq launch logs|stop RUN; or rlzmq launch cluster.toml",
-    ),
+    "launch": ("rlzmq.cli.launch", "logs and end of a run that --on started: rlzmq launch logs|stop RUN"),
     "scale": ("rlzmq.cli.scale", "runners or learners of a living run: rlzmq scale RUN --runners 40"),
     "record": (
         "rlzmq.cli.record",

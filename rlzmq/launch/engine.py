@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import sys
@@ -12,17 +13,35 @@ from typing import Annotated, Any, Literal, Protocol, cast
 
 from pydantic import Field
 
-from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.errors import ConfigurationError, RlzmqError
 from rlzmq.core.files import make_directories, write_private_file
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.launch.cluster import Table
 
-__all__ = ["LISTEN", "Engine", "Jobs", "Resources", "Role", "engine_of", "start"]
+__all__ = ["LISTEN", "WAIT", "Engine", "Jobs", "Resources", "Role", "engine_of", "loop", "start"]
+
+_GRACE_S = 10.0  # for roles that were started, if another one cannot be
 
 LISTEN = "{listen}"
 """In the head's `Role.argv`: where the engine puts the address of the head's machine, with port 0."""
 
-_ENGINES = {"k8s": "rlzmq.launch.k8s:Kubernetes", "slurm": "rlzmq.launch.slurm:Slurm"}
+_ENGINES = {
+    "k8s": "rlzmq.launch.k8s:Kubernetes",
+    "slurm": "rlzmq.launch.slurm:Slurm",
+    "ssh": "rlzmq.launch.ssh:Ssh",
+}
+
+# A wait that a signal interrupts returns more than 128, and the process still runs.
+WAIT = "while :; do wait ${0}; code=$?; [ $code -gt 128 ] && kill -0 ${0} 2>/dev/null || break; done"
+_LOOP = """\
+trap 'ends=1; kill -TERM $role 2>/dev/null' TERM
+while [ -z "$ends" ]; do
+{before}{argv} & role=$!; [ -z "$ends" ] || kill -TERM $role
+{wait}
+{after}
+sleep 2
+done
+"""
 
 
 class Resources(Table):
@@ -194,6 +213,17 @@ class Engine(Protocol):
         """Return what `start` would submit, as text for people who submit by hand."""
 
 
+def loop(argv: str, *, before: str = "", after: str) -> str:
+    """Return shell text that runs a process again and again, until SIGTERM, or until `after` breaks the loop.
+
+    Args:
+        argv: The command.
+        before: What precedes it each time, in lines.
+        after: What follows it; ``$code`` is its exit code.
+    """
+    return _LOOP.format(argv=argv, before=before, after=after, wait=WAIT.format("role"))
+
+
 def engine_of(jobs: Jobs) -> Engine:
     """Return the engine that runs, or is to run, these roles.
 
@@ -223,5 +253,6 @@ def start(jobs: Jobs, run_dir: Path, say: Callable[[str], None]) -> None:
             say(f"{role.name:<11} {jobs.handles[role.name]}")
     except BaseException:
         for handle in jobs.handles.values():
-            engine.stop(handle, 0.0)
+            with contextlib.suppress(RlzmqError):
+                engine.stop(handle, _GRACE_S)
         raise

@@ -104,6 +104,7 @@ class Kubernetes:
         hosts = {
             name: f"tcp://{self._host}:{_PORT + n}" for n, name in enumerate(("data", "weights", "control"))
         }
+        keys.keep(file, hosts)
         texts = {file.name: file.read_text()}
         for role, name in (("runner", key.name), ("learner", f"{key.stem}.learner.toml")):
             texts[name] = JoinFile(role, hosts, keys.server.public, keys.clients[role].secret).to_text()

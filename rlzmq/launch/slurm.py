@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.launch.engine import LISTEN, Jobs, Role
+from rlzmq.launch.engine import LISTEN, WAIT, Jobs, Role, loop
 
 __all__ = ["Slurm"]
 
@@ -29,29 +29,22 @@ mkdir -m 700 -p {directory}; rm -f {directory}/join*.toml
 trap 'limit=1; kill -USR1 $role' USR1 # soon the time limit
 trap 'kill -TERM $role' TERM # scancel, or preemption, after which Slurm requeues the job
 {argv} & role=$!
-# A wait that a signal interrupts returns more than 128, and the head still runs.
-while :; do wait $role; code=$?; [ $code -gt 128 ] && kill -0 $role 2>/dev/null || break; done
+{wait}
 [ -n "$limit" ] && [ $code -eq 75 -o $code -gt 128 ] && scontrol requeue "$SLURM_JOB_ID"
 exit $code
 """
 
-_PEER = """\
-trap 'ends=1; kill -TERM $role 2>/dev/null' TERM
-while [ -z "$ends" ]; do
-    for _ in {{1..10}}; do [ -f {key} ] && break; sleep 1; done
-    case $(squeue -h -o %T -j "$HEAD" 2>&1) in ""|*Invalid*) exit 0;; esac # the run is over
-    [ -f {key} ] || continue
-    {argv} & role=$!
-    while :; do wait $role; code=$?; [ $code -gt 128 ] && kill -0 $role 2>/dev/null || break; done
-    case $code in 2|78) scancel "$HEAD"; exit $code;; esac # wrong arguments or configuration
-    sleep 2
-done
+_BEFORE = """\
+for _ in {{1..10}}; do [ -f {key} ] && break; sleep 1; done
+case $(squeue -h -o %T -j "$HEAD" 2>&1) in ""|*Invalid*) exit 0;; esac # the run is over
+[ -f {key} ] || continue
 """
+_AFTER = 'case $code in 2|78) scancel "$HEAD"; exit $code;; esac # wrong arguments or configuration'
 
 _STEP = """\
 trap 'ends=1' TERM
 {step} & step=$!
-while :; do wait $step; code=$?; [ $code -gt 128 ] && kill -0 $step 2>/dev/null || break; done
+{wait}
 [ -n "$ends" -o $code -eq 0 ] && exit
 echo "the step of the learners ended with $code: the run is cancelled"; scancel "$HEAD"; exit $code
 """
@@ -85,13 +78,14 @@ class Slurm:
             lines += ["# The address that the other nodes reach; RLZMQ_HEAD names another one."]
             lines += ["address=${RLZMQ_HEAD:-$(hostname -I | cut -d' ' -f1)}"]
             argv = argv.replace(shlex.quote(LISTEN), '"tcp://$address:0"')
-            return "\n".join([*lines, _HEAD.format(argv=argv, directory=shlex.quote(str(role.key.parent)))])
-        loop = _PEER.format(argv=argv, key=key)
+            directory = shlex.quote(str(role.key.parent))
+            return "\n".join([*lines, _HEAD.format(argv=argv, directory=directory, wait=WAIT.format("role"))])
+        text = loop(argv, before=_BEFORE.format(key=key), after=_AFTER)
         lines.append("trap 'scontrol requeue \"$SLURM_JOB_ID\"' USR1 # soon the time limit")
         if role.name == "learners":
-            step = f"srun --immediate={_STEP_S} --cpus-per-task={asked.cpus} bash -c {shlex.quote(loop)}"
-            return "\n".join([*lines, _STEP.format(step=step)])
-        return "\n".join([*lines, loop])
+            step = f"srun --immediate={_STEP_S} --cpus-per-task={asked.cpus} bash -c {shlex.quote(text)}"
+            return "\n".join([*lines, _STEP.format(step=step, wait=WAIT.format("step"))])
+        return "\n".join([*lines, text])
 
     def _command(self, role: Role, head: str) -> list[str]:
         """Return the command that submits the script of a role, which it reads from its standard input."""

@@ -14,7 +14,7 @@ import contextlib
 import functools
 import os
 import subprocess
-import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,7 @@ class Machines(Sequence[Machine]):
         self.directory = directory
         self._switch = f"{prefix}sw"
         self._machines: list[Machine] = []
-        self._sshds: list[subprocess.Popen[str]] = []
+        self._sshds: list[subprocess.Popen[bytes]] = []
         try:
             _ip("netns", "add", self._switch)
             # No spanning tree: a port forwards as soon as its cable is in.
@@ -169,26 +169,65 @@ class Machines(Sequence[Machine]):
             raise
 
     def start_sshds(self) -> None:
-        """An sshd on every machine, at `SSH_PORT`; its key is in ``known_hosts``, ours is ``client_key``."""
-        first, *others = self._machines
-        self._wait_listening([self._start_sshd(first)])  # it makes the client's key
-        self._wait_listening([self._start_sshd(machine) for machine in others])
+        """Start OpenSSH's sshd on every machine; ``bin/ssh`` (in `directory`) reaches them as m0, m1, …
 
-    def _start_sshd(self, machine: Machine) -> subprocess.Popen[str]:
-        program = str(ROOT / "tests" / "launch" / "sshd.py")
-        sshd = machine.popen(
-            [sys.executable, program, str(self.directory), "--host", machine.address,
-             "--port", str(SSH_PORT), "--name", machine.host_name],
-            stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, start_new_session=True,
+        Each has its own /mnt, so that machines share no files there.
+        """
+        key, known = self.directory / "client_key", self.directory / "known_hosts"
+        _keygen(key)
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        lines = [
+            "Host *",
+            f"Port {SSH_PORT}",
+            "User root",
+            f"IdentityFile {key}",
+            f"UserKnownHostsFile {known}",
+        ]
+        known_keys = ""
+        for machine in self._machines:
+            lines += [f"Host {machine.host_name}", f"HostName {machine.address}"]
+            known_keys += f"[{machine.address}]:{SSH_PORT} {_keygen(machine.directory / 'host_key')}\n"
+        config, ssh = self.directory / "ssh_config", self.directory / "bin" / "ssh"
+        config.write_text("\n".join(lines) + "\n")
+        ssh.parent.mkdir()
+        ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {config} "$@"\n')  # in place of ~/.ssh/config
+        ssh.chmod(0o755)
+        known.write_text(known_keys)
+        for machine in self._machines:
+            self.boot(machine)
+
+    def boot(self, machine: Machine) -> None:
+        """Start a machine's sshd, e.g. after `lose`."""
+        work = machine.directory / "work"
+        work.mkdir(exist_ok=True)
+        places = {name: machine.environment()[name] for name in ("PYTHONPATH", "XDG_RUNTIME_DIR", "TMPDIR")}
+        config = machine.directory / "sshd_config"
+        config.write_text(
+            f"Port {SSH_PORT}\nListenAddress {machine.address}\nHostKey {machine.directory / 'host_key'}\n"
+            f"AuthorizedKeysFile {self.directory / 'client_key.pub'}\nStrictModes no\nPidFile none\nUsePAM no\n"
+            f"SetEnv {' '.join(f'{name}={value}' for name, value in places.items())}\n"
+        )
+        enter = 'hostname "$0"; mount --bind "$1" /mnt; exec /usr/sbin/sshd -D -e -f "$2"'
+        machine.mend()
+        self._sshds.append(
+            subprocess.Popen(
+                ["ip", "netns", "exec", machine.name, "unshare", "--uts", "--mount", "sh", "-c", enter,
+                 machine.host_name, str(work), str(config)],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
+                start_new_session=True,
+            )
         )  # fmt: skip
-        self._sshds.append(sshd)
-        return sshd
+        while f"{machine.address}:{SSH_PORT}" not in machine.listening():
+            if self._sshds[-1].poll() is not None:
+                raise RuntimeError(f"the sshd of {machine.host_name} ended")
+            time.sleep(0.05)
 
-    def _wait_listening(self, sshds: list[subprocess.Popen[str]]) -> None:
-        for sshd in sshds:
-            assert sshd.stdout is not None
-            if sshd.stdout.readline().strip() != str(SSH_PORT):
-                raise RuntimeError(f"an sshd ended with {sshd.wait()}")
+    def lose(self, machine: Machine) -> None:
+        """Take a machine's power: its cable is dead and its processes are gone."""
+        machine.cut()
+        for process in machine.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def leftovers(self) -> dict[str, list[str]]:
         """Machine → command lines of what runs there, but for its sshd."""
@@ -227,6 +266,12 @@ class Machines(Sequence[Machine]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _keygen(path: Path) -> str:
+    """Make a key pair; return the public key."""
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)], check=True)
+    return path.with_name(f"{path.name}.pub").read_text().strip()
 
 
 def _processes_in(name: str) -> list[psutil.Process]:
