@@ -1,15 +1,14 @@
 """Roles on machines that only have ssh: each process in a shell loop that restarts it, under systemd or setsid.
 
-RUN/jobs/HOST on each host holds, for each process, its loop (.sh), the loop's .pid, the .log, and in the end the exit
+RUN/jobs/HOST on each host has, for each process, its loop (.sh), the loop's .pid, the .log, and in the end the exit
 .code. The loops need nobody: the machine that started them may go away. The join file's text comes by ssh's stdin.
 """
 
 from __future__ import annotations
 
-import queue
+import itertools
 import shlex
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,20 +18,20 @@ from rlzmq.launch.engine import LISTEN, Jobs, Role, loop
 
 __all__ = ["Ssh"]
 
-_SSH = [
+_SSH = (
     "ssh",
     "-oBatchMode=yes",
     "-oStrictHostKeyChecking=yes",
     "-oConnectTimeout=10",
     "-oServerAliveInterval=15",
-]
+)
 _UNREACHABLE = 255  # ssh's own exit code
-_AGAIN_S = 5.0
+_POLL_S = 2.0
+_GRACE_S = 60.0  # for a runner's current fragment
 
-# The join files of a head that was killed are removed; its keys and ports are kept for the next one.
+_IS_UP = 'shopt -s nullglob; is_up() { grep -qsF "$1.sh" "/proc/$(cat "$1.pid" 2>/dev/null)/cmdline"; }\n'
 _START = """\
-umask 077
-mkdir -p {directory}
+umask 077; mkdir -p {directory}
 {before}
 address=${{SSH_CONNECTION% *}}; address=${{address##* }} # by which ssh came in: the others reach it, too
 case $address in *:*) address="[$address]";; esac
@@ -54,7 +53,6 @@ cd {workdir} && export OMP_NUM_THREADS={cpus} {rank} || exit
 END_OF_PROCESS
 run {file}
 """
-_IS_UP = 'shopt -s nullglob; is_up() { grep -qsF "$1.sh" "/proc/$(cat "$1.pid" 2>/dev/null)/cmdline"; }\n'
 _KEY = """\
 until [ -f {key} ]; do
     is_up {head} || {{ echo "the head has ended; the end of its log:"; tail -n 5 {head}.log; exit 1; }} >&2
@@ -68,14 +66,13 @@ send TERM
 for _ in {{0..{tries}}}; do send 0; [ $n -eq 0 ] && exit; sleep 0.2; done
 send KILL - # whole groups
 """
+_LIST = 'for f in {files}; do is_up "${{f%.sh}}" && basename "${{f%.sh}}"; done; true\n'
 _LOGS = """\
-declare -A from=({start})
-for file in {files}; do
-    file=${{file%.sh}}; name=${{file##*/}}
-    follow=; {follow} && is_up "$file" && follow="-F --pid=$(cat "$file.pid")"
-    tail -n "+${{from[$name]:-1}}" $follow "$file.log" 2>/dev/null | sed -u "s/^/$name /" &
+declare -A read=({read})
+for f in {files}; do
+    log=${{f%.sh}}.log; name=$(basename "${{f%.sh}}"); k=${{read[$name]:-0}}; n=$(wc -l < "$log")
+    tail -n "+$((k + 1))" "$log" | head -n "$((n - k))" | sed "s/^/$name /"
 done
-wait
 """
 _WAIT = 'while is_up {head}; do sleep 1; done; cat {head}.code || {{ echo "it left no exit code" >&2; exit 1; }}\n'
 
@@ -84,168 +81,131 @@ class Ssh:
     """Starts roles on the ``hosts`` of their tables; ``options`` are those of ssh."""
 
     def __init__(self, jobs: Jobs) -> None:
+        for role in jobs.roles.values():
+            if not role.resources.hosts:
+                raise ConfigurationError(f'--on ssh: [{role.name}] needs hosts, e.g. hosts = ["a", "b"].')
         self._jobs = jobs
+        self._head = jobs.roles["head"]
+        self._head_host = self._head.resources.hosts[0]
 
     def start(self, role: Role) -> str:
-        """Start a role's processes, spread over its hosts."""
-        hosts = role.resources.hosts
-        if not hosts:
-            raise ConfigurationError(f'--on ssh: [{role.name}] needs hosts, e.g. hosts = ["node1", "node2"].')
-        self._place(role, {place: hosts[place % len(hosts)] for place in range(role.resources.count)})
-        return f"{role.name}@{','.join(hosts)}"
+        """Start a role's processes, spread over its hosts; the head's only if all machines can be reached."""
+        for each in self._jobs.roles.values() if role is self._head else ():
+            self._on_each(each, lambda _: "")
+        self._start_at(role, _spread(role))
+        return f"{role.name}@{','.join(role.resources.hosts)}"
 
-    def _place(self, role: Role, places: Mapping[int, str]) -> None:
-        text = "" if role.name == "head" else self._on(self._head, self._head_host, self._key(role))
+    def _start_at(self, role: Role, places: Mapping[int, str]) -> None:
+        """Start processes by number -> host."""
+        text = ""
+        if role is not self._head:
+            script = _KEY.format(key=shlex.quote(str(role.key)), head=self._file(self._head, self._head_host))
+            text = self._on(self._head, self._head_host, script)
         self._on_each(role, lambda host: self._script(role, host, places, text))
 
-    def _key(self, role: Role) -> str:
-        return _KEY.format(key=shlex.quote(str(role.key)), head=self._file(self._head, self._head_host))
-
     def _script(self, role: Role, host: str, places: Mapping[int, str], key_text: str) -> str:
-        """Return the script that starts a role's places of a host."""
-        key = shlex.quote(str(role.key))
+        """Return the script that starts those of the processes that belong to a host."""
+        asked, key = role.resources, shlex.quote(str(role.key))
         argv = shlex.join(role.argv).replace(shlex.quote(LISTEN), '"tcp://$1:0"')
-        if role.name == "head":
-            stems = (role.key.stem, f"{role.key.stem}.learner", f"{role.key.stem}.observer")
-            files = shlex.join(str(role.key.with_name(f"{stem}.toml")) for stem in stems)
-            before = f"is_up {self._file(role, host)} || rm -f {files}"
-            text = loop(
-                argv, after="[ $code -eq 69 -o $code -eq 71 -o $code -gt 130 ] || break # it was not killed"
+        if role is self._head:  # the keys and ports of one that was killed are kept for it
+            files = shlex.join(
+                str(role.key.with_suffix(end)) for end in (".toml", ".learner.toml", ".observer.toml")
             )
+            before = f"is_up {self._file(role, host)} || rm -f {files}"
+            after = "[ $code -eq 69 -o $code -eq 71 -o $code -gt 130 ] || break # it was not killed"
         else:
             before = f"cat > {key}.new <<'END_OF_KEY'\n{key_text}END_OF_KEY\nmv {key}.new {key}"
-            text = loop(
-                argv, after="case $code in 0|2|78) break;; esac # the run is over, or this is no runner of it"
-            )
+            after = "case $code in 0|2|78) break;; esac # the run is over, or this is no peer of it"
         script = _START.format(directory=shlex.quote(str(role.key.parent / host)), before=before)
-        for place in (place for place, its_host in places.items() if its_host == host):
-            rank = f"LOCAL_RANK={place // len(role.resources.hosts)}" if role.resources.gpus else ""
-            workdir = shlex.quote(str(self._jobs.workdir))
+        for place in (place for place in places if places[place] == host):
             script += _PROCESS.format(
                 file=self._file(role, host, place),
-                workdir=workdir,
-                cpus=role.resources.cpus,
-                rank=rank,
-                loop=text,
+                workdir=shlex.quote(str(self._jobs.workdir)),
+                cpus=asked.cpus,
+                rank=f"LOCAL_RANK={place // len(asked.hosts)}" if asked.gpus else "",
+                loop=loop(argv, after=after),
             )
         return script
 
     def scale(self, handle: str, count: int) -> None:
         """Start further processes on the hosts with the fewest, or stop those with the highest numbers."""
         role = self._role(handle)
-        listed = self._on_each(
-            role,
-            lambda host: (
-                f'for f in {self._files(role, host)}; do f=${{f%.sh}}; is_up "$f" && echo "${{f##*-}}"; done; true'
-            ),
+        listed = self._on_each(role, lambda host: _LIST.format(files=self._files(role, host)))
+        living = {int(name.rpartition("-")[2]): host for host in listed for name in listed[host].split()}
+        surplus = [
+            (living[place], self._file(role, living[place], place)) for place in sorted(living)[count:]
+        ]
+        self._on_each(
+            role, lambda host: _stop(" ".join(f"{file}.sh" for at, file in surplus if at == host), _GRACE_S)
         )
-        living = {int(place): host for host, text in listed.items() for place in text.split()}
-        surplus = sorted(living)[count:]
-        self._stop(role, {place: living[place] for place in surplus}, 60.0)
         added: dict[int, str] = {}
-        for place in range(count + len(living)):
-            if len(living) - len(surplus) + len(added) < count and place not in living:
-                taken = [*living.values(), *added.values()]
-                added[place] = min(role.resources.hosts, key=taken.count)
+        for place in itertools.takewhile(lambda _: len(living) < count, itertools.count()):
+            if place not in living:
+                added[place] = min(role.resources.hosts, key=list(living.values()).count)
+                living[place] = added[place]
         if added:
-            self._place(role, added)
+            self._start_at(role, added)
 
     def logs(self, handle: str, *, follow: bool) -> Iterator[str]:
         """Yield the lines of all hosts, each after the number of its process; a host that is away is asked again."""
         role = self._role(handle)
-        lines: queue.Queue[str | None] = queue.Queue()
-
-        def read(host: str) -> None:
-            read: dict[str, int] = {}
-            while True:
-                start = " ".join(f"[{name}]={number + 1}" for name, number in read.items())
-                script = _LOGS.format(
-                    start=start, files=self._files(role, host), follow="true" if follow else "false"
-                )
-                with subprocess.Popen(
-                    self._argv(role, host), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-                ) as process:
-                    assert process.stdin is not None
-                    assert process.stdout is not None
-                    process.stdin.write(_IS_UP + script)
-                    process.stdin.close()
-                    for line in process.stdout:
-                        name, _, text = line.rstrip("\n").partition(" ")
-                        read[name] = read.get(name, 0) + 1
-                        place = name.removeprefix(role.name).lstrip("-")
-                        lines.put(f"{place}: {text}" if place else text)
-                if not follow or process.returncode != _UNREACHABLE:
-                    break
-                time.sleep(_AGAIN_S)
-            lines.put(None)
-
-        for host in role.resources.hosts:
-            threading.Thread(target=read, args=(host,), daemon=True).start()
-        num_open = len(role.resources.hosts)
-        while num_open:
-            line = lines.get()
-            if line is None:
-                num_open -= 1
-            else:
-                yield line
+        read: dict[str, int] = {}
+        is_up = True
+        while is_up:
+            is_up = False
+            for host in role.resources.hosts:
+                files = self._files(role, host)
+                start = " ".join(f"[{name}]={number}" for name, number in read.items())
+                try:
+                    is_up |= follow and bool(self._on(role, host, _LIST.format(files=files)))
+                    text = self._on(role, host, _LOGS.format(read=start, files=files))
+                except PeerLostError:
+                    if not follow:
+                        raise
+                    is_up = True
+                    continue
+                for name, line in (line.split(" ", 1) for line in text.split("\n")[:-1]):
+                    read[name] = read.get(name, 0) + 1
+                    yield line if role is self._head else f"{name.rpartition('-')[2]}: {line}"
+            time.sleep(_POLL_S if is_up else 0.0)
 
     def wait(self, handle: str) -> int:
         """Wait for the head's end, also while its host is away."""
-        role = self._role(handle)
         while True:
             try:
-                return int(
-                    self._on(role, self._head_host, _WAIT.format(head=self._file(role, self._head_host)))
-                )
+                script = _WAIT.format(head=self._file(self._head, self._head_host))
+                return int(self._on(self._head, self._head_host, script))
             except PeerLostError:
-                time.sleep(_AGAIN_S)
+                time.sleep(_POLL_S)
 
     def stop(self, handle: str, grace_s: float) -> None:
         """Stop a role on all its hosts."""
-        self._stop(self._role(handle), None, grace_s)
-
-    def _stop(self, role: Role, places: Mapping[int, str] | None, grace_s: float) -> None:
-        """Stop these places of a role; None: all."""
-
-        def script(host: str) -> str:
-            here = ["*"] if places is None else [place for place in places if places[place] == host]
-            files = " ".join(self._files(role, host, place) for place in here)
-            return _STOP.format(files=files, tries=int(grace_s * 5))
-
-        self._on_each(role, script)
+        role = self._role(handle)
+        self._on_each(role, lambda host: _stop(self._files(role, host), grace_s))
 
     def dry_run(self) -> str:
         """Return the commands that `start` runs."""
         lines = []
         for role in self._jobs.roles.values():
-            hosts = role.resources.hosts
-            places = {place: hosts[place % len(hosts)] for place in range(role.resources.count)}
-            for host in hosts:
-                script = self._script(role, host, places, f"(the text of {role.key} on {self._head_host})\n")
-                lines.append(
-                    f"{shlex.join(self._argv(role, host))} <<'END_OF_HOST'\n{_IS_UP}{script}END_OF_HOST"
+            for host in role.resources.hosts:
+                script = self._script(
+                    role, host, _spread(role), f"(the text of {role.key} on {self._head_host})\n"
                 )
+                command = shlex.join(self._argv(role, host))
+                lines.append(f"{command} <<'END_OF_HOST'\n{_IS_UP}{script}END_OF_HOST")
         return "\n".join(lines)
-
-    @property
-    def _head(self) -> Role:
-        return self._jobs.roles["head"]
-
-    @property
-    def _head_host(self) -> str:
-        return self._head.resources.hosts[0]
 
     def _role(self, handle: str) -> Role:
         return self._jobs.roles[handle.partition("@")[0]]
 
     def _file(self, role: Role, host: str, place: object = "") -> str:
         """Return the path of a process's files, quoted and without suffix."""
-        directory = shlex.quote(str(role.key.parent / host))
-        return f"{directory}/{role.name}" + ("" if role.name == "head" else f"-{place}")
+        name = "head" if role.name == "head" else f"{role.name}-{place}"
+        return f"{shlex.quote(str(role.key.parent / host))}/{name}"
 
-    def _files(self, role: Role, host: str, place: object = "*") -> str:
-        """Return a pattern of the loops of a role's processes on a host."""
-        return f"{self._file(role, host, place)}.sh"
+    def _files(self, role: Role, host: str) -> str:
+        """Return a pattern of the loops of all processes of a role on a host."""
+        return f"{self._file(role, host, '*')}.sh"
 
     def _argv(self, role: Role, host: str) -> list[str]:
         return [*_SSH, *role.resources.options, "--", host, "bash", "-s"]
@@ -265,14 +225,23 @@ class Ssh:
             PeerLostError: The host cannot be reached, or its key is unknown.
             ConfigurationError: The script fails; there is no ssh.
         """
+        command = self._argv(role, host)
         try:
             done = subprocess.run(
-                self._argv(role, host), input=_IS_UP + script, capture_output=True, text=True, check=False
+                command, input=_IS_UP + script, capture_output=True, text=True, errors="replace", check=False
             )
         except OSError as error:
             raise ConfigurationError(f"ssh cannot be started: {error}. Install OpenSSH's client.") from error
-        if done.returncode == _UNREACHABLE:
-            raise PeerLostError(f"{host}: {done.stderr.strip()}")
         if done.returncode:
-            raise ConfigurationError(f"{host}: {done.stderr.strip()}")
+            kind = PeerLostError if done.returncode == _UNREACHABLE else ConfigurationError
+            raise kind(f"{host}: {done.stderr.strip()}")
         return done.stdout
+
+
+def _stop(files: str, grace_s: float) -> str:
+    return _STOP.format(files=files, tries=int(grace_s * 5))
+
+
+def _spread(role: Role) -> dict[int, str]:
+    hosts = role.resources.hosts
+    return {place: hosts[place % len(hosts)] for place in range(role.resources.count)}

@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 _TRAIN = (
-    "rlzmq train ppo --env CartPole-v1 --preset none --batch-size-per-learner 200 --minibatch-size 50 --num-epochs 1 "
+    "rlzmq train ppo --preset none --batch-size-per-learner 200 --minibatch-size 50 --num-epochs 1 "
     "--checkpoint-every-s 5 --on slurm --cluster cluster.toml"
 )
 
@@ -32,10 +32,18 @@ def slurm() -> Iterator[Slurm]:
 class Run:
     """A run that was submitted."""
 
-    def __init__(self, slurm: Slurm, name: str, cluster: str, more: str = "", before: str = "") -> None:
+    def __init__(
+        self,
+        slurm: Slurm,
+        name: str,
+        cluster: str,
+        more: str = "",
+        before: str = "",
+        env: str = "CartPole-v1",
+    ) -> None:
         self.slurm, self.path = slurm, slurm.home / "runs" / name
         (slurm.home / "cluster.toml").write_text(cluster)
-        self.said = slurm.ctl(f"{before}{_TRAIN} --run-dir runs/{name} {more}")
+        self.said = slurm.ctl(f"{before}{_TRAIN} --env {env} --run-dir runs/{name} {more}")
         self.jobs = dict(re.findall(r"^(head|learners|runners) +(\S+)$", self.said, re.M))
         assert "head" in self.jobs, self.said
         for role in self.jobs.keys() - {"head"}:
@@ -174,7 +182,7 @@ def test_a_step_that_cannot_be_created_ends_the_run(slurm: Slurm) -> None:
 
 def test_a_job_that_slurm_refuses_leaves_no_others(slurm: Slurm) -> None:
     (slurm.home / "cluster.toml").write_text('[runners]\noptions = ["--partition=nowhere"]\n')
-    said = slurm.ctl(f"{_TRAIN} --run-dir runs/refused; echo code $?")
+    said = slurm.ctl(f"{_TRAIN} --env CartPole-v1 --run-dir runs/refused; echo code $?")
     assert "nowhere" in said
     assert "code 78" in said
     until(lambda: not slurm.ctl("squeue -h").strip(), slurm.describe)

@@ -54,7 +54,7 @@ PreemptMode=REQUEUE
 JobRequeue=1
 OverTimeLimit=0
 SlurmdParameters=config_overrides
-NodeName=n[1-{nodes}] CPUs=4 Boards=1 SocketsPerBoard=1 CoresPerSocket=4 ThreadsPerCore=1 RealMemory=8000 State=UNKNOWN
+NodeName=n[1-{nodes}] CPUs={cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory=8000
 PartitionName=main Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP PriorityTier=1
 PartitionName=prio Nodes=n[1-{nodes}] Default=NO MaxTime=INFINITE State=UP PriorityTier=10
 """
@@ -94,7 +94,7 @@ class Slurm:
         home: A directory that all nodes share, for the runs of a test.
     """
 
-    def __init__(self, num_nodes: int = 4) -> None:
+    def __init__(self, num_nodes: int = 4, cpus: int = 4) -> None:
         self._prefix = f"rs{os.getpid()}"
         # Not in /tmp: each node has its own.
         self._dir = Path(tempfile.mkdtemp(prefix="rlzmq-slurm-", dir="/var/tmp"))
@@ -108,12 +108,12 @@ class Slurm:
             "PATH": f"{self._dir}/bin:{os.environ['PATH']}",
         }  # fmt: skip
         try:
-            self._make()
+            self._make(cpus)
         except BaseException:
             self.close()
             raise
 
-    def _make(self) -> None:
+    def _make(self, cpus: int) -> None:
         for name in ("home", "state", "bin", *(f"tmp.{node}" for node in ("ctl", *self._nodes))):
             (self._dir / name).mkdir()
         for node in ("ctl", *self._nodes):
@@ -121,7 +121,7 @@ class Slurm:
         program = self._dir / "bin" / "rlzmq"
         program.write_text(f'#!/bin/sh\nexec {sys.executable} -m rlzmq "$@"\n')
         program.chmod(0o755)
-        (self._dir / "slurm.conf").write_text(_CONF.format(dir=self._dir, nodes=len(self._nodes)))
+        (self._dir / "slurm.conf").write_text(_CONF.format(dir=self._dir, nodes=len(self._nodes), cpus=cpus))
         (self._dir / "cgroup.conf").write_text(
             "CgroupPlugin=cgroup/v1\nConstrainCores=no\nConstrainRAMSpace=no\n"
         )
