@@ -7,11 +7,13 @@ itself stays quick (torch is not imported by it).
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
 from rlzmq.core.import_errors import MissingNameFinder, import_failure
 from rlzmq.core.lazy import names_to_load
+from rlzmq.core.synonyms import accepted_name
 from rlzmq.core.version import __version__
 
 if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `names_to_load`
@@ -51,6 +53,7 @@ if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `
         get_trainable_cls as get_trainable_cls,
         try_import_torch as try_import_torch,
     )
+    from rlzmq.learners.optimizers import DEFAULT_OPTIMIZER as DEFAULT_OPTIMIZER
     from rlzmq.algorithms.sac import SAC as SAC, SACConfig as SACConfig
     from rlzmq.algorithms.sac.sac_learner import SACLearner as SACLearner
     from rlzmq.algorithms.sac.sac_module import DefaultSACModule as DefaultSACModule
@@ -213,11 +216,15 @@ if not any(isinstance(finder, MissingNameFinder) for finder in sys.meta_path):
 
 
 def _load(name: str) -> Any:
-    module = _EXPORTS.get(name)
+    module, name_there = _EXPORTS.get(name), name
     if module is None:
-        raise AttributeError(f"module 'rlzmq' has no name {name!r}{_missing.hint(name)}")
+        accepted = accepted_name(name, _EXPORTS)
+        if accepted is None:
+            raise AttributeError(f"module 'rlzmq' has no name {name!r}{_missing.hint(name)}")
+        logging.getLogger(__name__).warning("%s is RLlib's, and works here%s", name, _missing.hint(name))
+        module, name_there = accepted
     try:
-        value = getattr(importlib.import_module(f"rlzmq.{module}"), name)
+        value = getattr(importlib.import_module(f"rlzmq.{module}"), name_there)
     except Exception as error:
         if failure := import_failure(f"rlzmq.{name}", error):
             raise failure from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
@@ -33,6 +33,22 @@ _NOT_CALLED = {
     "set_state": "use the callback on_checkpoint_loaded",
     "step": "override training_step()",
 }
+
+
+class SavedPath(str):
+    """The path of a checkpoint, with RLlib's attributes of what `save` returns there."""
+
+    __slots__ = ()
+
+    @property
+    def checkpoint(self) -> SavedPath:
+        """The path itself."""
+        return self
+
+    @property
+    def path(self) -> str:
+        """The path as text."""
+        return str(self)
 
 
 class _AlgorithmClass(SynonymsOfClass):
@@ -67,7 +83,7 @@ class Algorithm(Synchronous[AsyncAlgorithm], AnswersSynonyms, metaclass=_Algorit
     `learner_group.update(episodes=…)` and `sync_weights()`.
 
     Args:
-        config: The config. One that is not frozen is copied, validated and frozen first.
+        config: The config, or a dict of settings. One that is not frozen is copied, validated and frozen first.
     """
 
     config_class: ClassVar[type[BaseConfig] | str] = "AlgorithmConfig"
@@ -89,11 +105,18 @@ class Algorithm(Synchronous[AsyncAlgorithm], AnswersSynonyms, metaclass=_Algorit
         return cls._config_class()(algo_class=cls)
 
     @classmethod
+    def default_resource_request(cls, config: BaseConfig) -> dict[str, float]:
+        """Return the number of processes of a run, for `tune.with_resources`."""
+        return {"cpu": 1.0 + config.num_env_runners + config.num_learners + config.evaluation_num_env_runners}
+
+    @classmethod
     def _config_class(cls) -> Any:
         own = cls.config_class
         return config_class_named(own) if isinstance(own, str) else own
 
-    def __init__(self, config: BaseConfig) -> None:
+    def __init__(self, config: BaseConfig | dict[str, Any]) -> None:
+        if isinstance(config, dict):
+            config = self._config_class().from_dict(config)
         _check_is_config(type(self), config)
         if not config.is_frozen:
             config = config._for_build(None, True)
@@ -163,6 +186,20 @@ class Algorithm(Synchronous[AsyncAlgorithm], AnswersSynonyms, metaclass=_Algorit
     get_policy: Final = blocking(AsyncAlgorithm.get_policy)
     compute_action: Final = blocking(AsyncAlgorithm.compute_action)
 
+    def get_weights(self, policies: Collection[str] | None = None) -> dict[str, Any]:
+        """Return the modules' weights by module id.
+
+        Args:
+            policies: Ids of the modules; None: all.
+        """
+        weights = self.learner_group.get_weights()
+        return {mid: of for mid, of in weights.items() if policies is None or mid in policies}
+
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
+        """Give modules the weights of `get_weights`, and send them to all env runners."""
+        self.learner_group.set_weights({**self.learner_group.get_weights(), **weights})
+        self.sync_weights()
+
     # -- checkpoints ----------------------------------------------------------------------------
 
     get_state: Final = blocking(AsyncAlgorithm.get_state)
@@ -174,14 +211,14 @@ class Algorithm(Synchronous[AsyncAlgorithm], AnswersSynonyms, metaclass=_Algorit
     save_checkpoint: Final = blocking(AsyncAlgorithm.save_checkpoint)
     save_interrupted: Final = blocking(AsyncAlgorithm.save_interrupted)
 
-    def save(self, path: str | Path | None = None) -> str:
-        """Call `save_to_path`, and return the checkpoint's path.
+    def save(self, path: str | Path | None = None) -> SavedPath:
+        """Call `save_to_path`, and return the checkpoint's path (also as ``.checkpoint.path``, as in RLlib).
 
         Args:
             path: The checkpoint's directory. None: a new one in the temporary directory for each call
                 (``rlzmq-checkpoint-…``), which no run removes; its path is also logged.
         """
-        return self.save_to_path(path)
+        return SavedPath(self.save_to_path(path))
 
     def restore(self, path: str | Path) -> None:
         """Call `restore_from_path`."""
@@ -301,7 +338,7 @@ class _WithSyncTrainingStep(AsyncAlgorithm):
 
 
 def _check_is_config(algorithm: type[Algorithm], config: BaseConfig) -> None:
-    """Check that the argument of an algorithm class is a config, not e.g. an env's name, a dict or a config class.
+    """Check that the argument of an algorithm class is a config, not e.g. an env's name or a config class.
 
     Raises:
         TypeError: It is not a config; the text shows the correct call.
@@ -310,8 +347,6 @@ def _check_is_config(algorithm: type[Algorithm], config: BaseConfig) -> None:
         return
     own = algorithm._config_class().__name__
     text = f"{own}().environment({config!r})" if isinstance(config, str) else f"{own}().environment(…)"
-    if isinstance(config, dict):
-        text = f"{own}.from_dict({{…}})"
     raise TypeError(
         f"{algorithm.__name__}(config): expected a config such as {own}(), got {config!r}. Write {text}.build(), or "
         f"{algorithm.__name__}(config={text})."

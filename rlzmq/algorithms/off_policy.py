@@ -236,7 +236,7 @@ def check_no_lr(config: AlgorithmConfig, instead: str) -> None:
     Raises:
         ConfigurationError: It is set.
     """
-    if config.lr != AlgorithmConfig().lr:
+    if config.lr is not None:
         raise ConfigurationError(
             f"config.lr={config.lr!r} has no effect: {config._algorithm} has three optimizers. Set {instead}."
         )

@@ -197,7 +197,11 @@ class BaseConfig(DerivedValues):
             ConfigurationError: There is no such env.
         """
         entry = resolve_env(self.env if env is None else env)
-        return replace(entry, is_atari=bool(self.is_atari), wrappers=tuple(self.wrappers))
+        wrappers = list(self.wrappers)
+        if self.clip_rewards:
+            most = float(self.clip_rewards)
+            wrappers.append(f"ClipReward(min_reward={-most}, max_reward={most})")
+        return replace(entry, is_atari=bool(self.is_atari), wrappers=tuple(wrappers))
 
     def make_env(self, env: Any = None) -> Any:
         """Return an environment that is not yet reset: `env` (None: the config's), with the config's settings."""

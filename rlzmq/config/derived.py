@@ -162,7 +162,9 @@ class DerivedValues(ConfigValues):
 
     def get_config_for_module(self, module_id: str) -> Self:
         """Return this config with the module's overrides applied (itself if there are none)."""
-        overrides = self.algorithm_config_overrides_per_module.get(module_id)
+        spec = self.policies.get(module_id) if isinstance(self.policies, Mapping) else None
+        of_spec: Mapping[str, Any] = getattr(spec, "config", {})  # of RLlib's PolicySpec
+        overrides = {**of_spec, **(self.algorithm_config_overrides_per_module.get(module_id) or {})}
         if not overrides:
             return self
         cached: dict[str, Self] = self.__dict__.setdefault("_per_module", {})

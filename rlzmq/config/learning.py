@@ -14,7 +14,7 @@ from rlzmq.config.settings import (
     NonNegative,
     NonNegativeInt,
     PositiveInt,
-    fixed,
+    ignored,
     setting,
     settings,
 )
@@ -68,8 +68,8 @@ class LearnersSettings(_LearnerCodeSettings):
         num_learners: Number of learner processes (DDP ranks); 0: the driver's process trains.
         num_gpus_per_learner: GPUs per learner; more than 0 selects CUDA and NCCL. "auto": a GPU each if this machine
             has one for every learner, otherwise none.
-        num_cpus_per_learner: Must be "auto", 0 or 1, which are equivalent; see torch_num_threads.
-        max_requests_in_flight_per_learner: Must be 3; has no effect, as updates run one after the other.
+        num_cpus_per_learner: Ignored; see torch_num_threads.
+        max_requests_in_flight_per_learner: Ignored, as updates run one after the other.
         local_gpu_idx: Index of the GPU that a learner in the driver's process uses.
         torch_num_threads: Number of torch threads in each runner and learner process. "auto": 1; but a learner on the
             CPU whose modules have convolutions trains with up to 8: its share of the cores, less one for each env
@@ -78,10 +78,10 @@ class LearnersSettings(_LearnerCodeSettings):
 
     num_learners: NonNegativeInt = 0
     num_gpus_per_learner: NonNegative | Literal["auto"] = 0.0
-    num_cpus_per_learner: NonNegative | Literal["auto"] = fixed(
+    num_cpus_per_learner: NonNegative | Literal["auto"] = ignored(
         default="auto", others=(0, 1), instead="set learners(torch_num_threads=…)."
     )
-    max_requests_in_flight_per_learner: PositiveInt = fixed(
+    max_requests_in_flight_per_learner: PositiveInt = ignored(
         default=3, instead="an update begins when the previous one is committed."
     )
     local_gpu_idx: NonNegativeInt = 0
@@ -141,7 +141,7 @@ class FrameworkSettings:
         torch_compile_learner_dynamo_backend: "inductor" (needs a C++ compiler on the CPU, Triton on a
             GPU), "aot_eager", "eager", …
         torch_compile_learner_dynamo_mode: Mode of the backend, e.g. "reduce-overhead" (None: its default).
-        torch_compile_worker: Must be False: env runners use a fused inference path that needs no compiler.
+        torch_compile_worker: Ignored: env runners use a fused inference path that needs no compiler.
     """
 
     framework: Literal["torch"] = setting(default="torch", kw_only=False)
@@ -152,6 +152,6 @@ class FrameworkSettings:
     torch_compile_learner_what_to_compile: Literal["forward_train", "complete_update"] = "forward_train"
     torch_compile_learner_dynamo_backend: str = "inductor"
     torch_compile_learner_dynamo_mode: str | None = None
-    torch_compile_worker: bool = fixed(
+    torch_compile_worker: bool = ignored(
         default=False, instead="env runners use a fused inference path that needs no compiler."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from rlzmq.config.settings import NonNegative, fixed, settings
+from rlzmq.config.settings import NonNegative, fixed, ignored, settings
 
 __all__ = ["ExperimentalSettings", "PythonEnvironmentSettings", "ResourcesSettings"]
 
@@ -14,16 +14,16 @@ class ResourcesSettings:
     """Ray's resources, accepted for compatibility with RLlib; see `learners()` and `env_runners()`.
 
     Args:
-        num_cpus_for_main_process: Must be 0 or 1: processes are not bound to CPUs.
+        num_cpus_for_main_process: Ignored: processes are not bound to CPUs.
         num_gpus: Must be 0: see num_gpus_per_learner.
-        placement_strategy: Must be "PACK": a cluster file sets which process runs on which machine.
+        placement_strategy: Ignored: a cluster file sets which process runs on which machine.
     """
 
-    num_cpus_for_main_process: NonNegative = fixed(
+    num_cpus_for_main_process: NonNegative = ignored(
         default=1, others=(0,), instead="processes are not bound to CPUs; see learners(torch_num_threads=…)."
     )
     num_gpus: NonNegative = fixed(default=0, instead="set learners(num_gpus_per_learner=…).")
-    placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = fixed(
+    placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = ignored(
         default="PACK", instead="set in a cluster file which process runs on which machine."
     )
 

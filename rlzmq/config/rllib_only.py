@@ -11,7 +11,14 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.synonyms import instead_of, renamed
 
-__all__ = ["RLLIB_ONLY", "RLlibOnly", "accept_rllib_only", "find_rllib_only", "no_such_setting"]
+__all__ = [
+    "RLLIB_ONLY",
+    "RLlibOnly",
+    "accept_rllib_only",
+    "find_rllib_only",
+    "no_such_setting",
+    "warn_ignored",
+]
 
 _logger = logging.getLogger("rlzmq.config")
 _EVERY_CONFIG = "BaseConfig"
@@ -27,6 +34,7 @@ class RLlibOnly:
         name: Its name.
         instead: What to do instead of setting it.
         accepted: The values that agree with what this library does; None: all values, as none changes what is learned.
+        to: The setting here that takes the value; "": none, it is ignored.
     """
 
     setter: str
@@ -34,6 +42,7 @@ class RLlibOnly:
     name: str
     instead: str
     accepted: tuple[Any, ...] | None
+    to: str = ""
 
 
 def _ignored(setter: str, config: str, names: str, instead: str) -> list[RLlibOnly]:
@@ -47,8 +56,8 @@ def _one_value(setter: str, config: str, defaults: dict[str, Any], instead: str)
 
 
 def _renamed(setter: str, config: str, names: dict[str, str]) -> list[RLlibOnly]:
-    """Return the rows of settings that have another name here, whatever their value."""
-    return [RLlibOnly(setter, config, name, instead, ()) for name, instead in names.items()]
+    """Return the rows of settings that have another name here, which takes their value."""
+    return [RLlibOnly(setter, config, old, f"set {here}.", None, here) for old, here in names.items()]
 
 
 _SHARDS = (
@@ -73,12 +82,9 @@ RLLIB_ONLY: tuple[RLlibOnly, ...] = (
     *_renamed(
         "training",
         _EVERY_CONFIG,
-        {
-            "num_sgd_iter": "set training(num_epochs=…).",
-            "sgd_minibatch_size": "set training(minibatch_size=…).",
-            "model": _NETWORKS,
-        },
+        {"num_sgd_iter": "num_epochs", "sgd_minibatch_size": "minibatch_size", "model": "model_config"},
     ),
+    *_renamed("rl_module", _EVERY_CONFIG, {"model_config_dict": "model_config"}),
     *_ignored(
         "env_runners",
         _EVERY_CONFIG,
@@ -93,17 +99,17 @@ RLLIB_ONLY: tuple[RLlibOnly, ...] = (
     ),
     *_ignored("learners", _EVERY_CONFIG, _AGGREGATOR_SETTINGS, _NO_AGGREGATORS),
     *_ignored("training", _EVERY_CONFIG, _AGGREGATOR_SETTINGS, _NO_AGGREGATORS),
-    *_one_value(
+    *_ignored(
         "learners",
         _EVERY_CONFIG,
-        {"custom_resources_per_learner": {}},
+        "custom_resources_per_learner",
         "name each learner's machine in the cluster file.",
     ),
+    *_ignored("evaluation", _EVERY_CONFIG, "num_offline_eval_runners", _ON_DATA),
     *_one_value(
         "evaluation",
         _EVERY_CONFIG,
         {
-            "num_offline_eval_runners": 0,
             "offline_loss_for_module_fn": None,
             "offline_eval_runner_class": None,
             "off_policy_estimation_methods": {},
@@ -117,14 +123,14 @@ RLLIB_ONLY: tuple[RLlibOnly, ...] = (
         _ON_DATA,
     ),
     # -- IMPALA and APPO ------------------------------------------------------------------------
-    *_one_value(
+    *_ignored(
         "training",
         "IMPALAConfig",
-        {"broadcast_interval": 1},
+        "broadcast_interval",
         f"new weights are sent after every update; {_STALENESS}",
     ),
-    *_one_value("training", "APPOConfig", {"learner_queue_size": 16, "simple_queue_size": 32}, _STALENESS),
-    *_one_value("training", "IMPALAConfig", {"learner_queue_size": 3}, _STALENESS),
+    *_ignored("training", "APPOConfig", "simple_queue_size", _STALENESS),
+    *_ignored("training", "IMPALAConfig", "learner_queue_size", _STALENESS),
     *_one_value(
         "training",
         "IMPALAConfig",
@@ -169,11 +175,7 @@ RLLIB_ONLY: tuple[RLlibOnly, ...] = (
         "advantages are V-trace's; training(clip_param=…, vtrace_clip_rho_threshold=…) bounds the ratios.",
     ),
     *_one_value("training", "APPOConfig", {"use_critic": True}, "APPO always trains a value function."),
-    *_renamed(
-        "training",
-        "APPOConfig",
-        {"target_update_frequency": "set training(target_network_update_freq=…)."},
-    ),
+    *_renamed("training", "APPOConfig", {"target_update_frequency": "target_network_update_freq"}),
     # -- DQN, SAC, TQC --------------------------------------------------------------------------
     *_one_value(
         "training",
@@ -288,7 +290,7 @@ RLLIB_ONLY: tuple[RLlibOnly, ...] = (
 )
 """Every such argument; the first row that fits a config counts."""
 
-_warned: set[tuple[str, str, str]] = set()
+_warned: set[tuple[str, str]] = set()
 
 
 def find_rllib_only(config_class: type, name: str, setter: str | None = None) -> RLlibOnly | None:
@@ -300,26 +302,32 @@ def find_rllib_only(config_class: type, name: str, setter: str | None = None) ->
     return None
 
 
-def accept_rllib_only(config_class: type, name: str, value: Any, setter: str | None = None) -> bool:
-    """Ignore a setting of RLlib's with one warning in this process. Return False if there is no such setting.
+def accept_rllib_only(config: Any, name: str, value: Any, setter: str | None = None) -> bool:
+    """Ignore or translate a setting of RLlib's with one warning in this process. Return False if there is none.
 
     Raises:
         ConfigurationError: The value asks for what this library does not do; the text says what to do instead.
     """
-    row = find_rllib_only(config_class, name, setter)
+    row = find_rllib_only(type(config), name, setter)
     if row is None:
         return False
     if row.accepted is not None and value not in row.accepted:
-        only = f", except for {' or '.join(map(repr, row.accepted))}" if row.accepted else ""
         raise ConfigurationError(
-            f"{row.setter}({name}={value!r}): RLlib's setting {name!r} is not supported{only}. "
-            f"Instead: {row.instead}"
+            f"{row.setter}({name}={value!r}): RLlib's setting {name!r} is not supported, except for "
+            f"{' or '.join(map(repr, row.accepted))}. Instead: {row.instead}"
         )
-    key = row.setter, row.config, row.name
-    if key not in _warned:
-        _warned.add(key)
-        _logger.warning("%s(%s=…) is a setting of RLlib's and ignored: %s", row.setter, name, row.instead)
+    if row.to:
+        setattr(config, row.to, value)
+    warn_ignored(row.setter, name, row.instead, taken=bool(row.to))
     return True
+
+
+def warn_ignored(setter: str, name: str, instead: str, *, taken: bool = False) -> None:
+    """Warn, once in this process, that the value of a setting of RLlib's is ignored, or taken under another name."""
+    if (setter, name) not in _warned:
+        _warned.add((setter, name))
+        what = "taken as RLlib's name" if taken else "a setting of RLlib's and ignored"
+        _logger.warning("%s(%s=…) is %s: %s", setter, name, what, instead)
 
 
 def no_such_setting(config_class: Any, name: str, valid: Iterable[object], setter: str | None = None) -> str:

@@ -11,6 +11,7 @@ from rlzmq.config.settings import (
     NonNegativeInt,
     PositiveInt,
     fixed,
+    ignored,
     setting,
     settings,
 )
@@ -38,7 +39,7 @@ class EnvironmentSettings:
             ``"package.module:Class"``, with arguments as in ``"TimeLimit(max_episode_steps=200)"``; or callables.
         observation_space: Overrides the observation space of a single env.
         action_space: Overrides the action space of a single env.
-        clip_rewards: Must be None or False: give ``wrappers=["ClipReward(min_reward=-1, max_reward=1)"]`` instead.
+        clip_rewards: Bound of the rewards' magnitude (True: 1), after all wrappers; None, False: no bound.
         normalize_actions: Whether modules act in [-1, 1] and bounded Box actions are rescaled for the env. A Box
             without some of its bounds is not rescaled, but clipped to the bounds that it has.
         clip_actions: Whether to clip Box actions to the bounds of the space (if not normalized).
@@ -46,7 +47,7 @@ class EnvironmentSettings:
         is_atari: Whether to apply the usual Atari preprocessing before `wrappers`: no-ops after a reset, every 4th
             frame, grey, 84×84, 4 frames stacked. None: no.
         render_env: Must be False: give ``env_config={"render_mode": "human"}`` instead.
-        action_mask_key: Must be "action_mask": the key of the mask in Dict observations.
+        action_mask_key: Ignored: the key of the mask in Dict observations is "action_mask".
     """
 
     env: Any = setting(default=None, kw_only=False)
@@ -54,17 +55,13 @@ class EnvironmentSettings:
     wrappers: list[Any] = setting(default=[])
     observation_space: Any = None
     action_space: Any = None
-    clip_rewards: bool | float | None = fixed(
-        default=None,
-        others=(False,),
-        instead="wrap the environment: environment(wrappers=['ClipReward(min_reward=-1, max_reward=1)']).",
-    )
+    clip_rewards: bool | float | None = None
     normalize_actions: bool = True
     clip_actions: bool = False
     disable_env_checking: bool = False
     is_atari: bool | None = None
     render_env: bool = fixed(default=False, instead="give environment(env_config={'render_mode': 'human'}).")
-    action_mask_key: str = fixed(
+    action_mask_key: str = ignored(
         default="action_mask", instead="name that part of the observation space 'action_mask'."
     )
 
@@ -82,13 +79,13 @@ class EnvRunnersSettings:
         num_envs_per_env_runner: Number of vectorized envs in each env runner.
         gym_env_vectorize_mode: How envs are vectorized: "sync": stepped in turn; "async": one process per env;
             "vector_entry_point": the native vector version of the env.
-        num_cpus_per_env_runner: Must be 1: processes are not bound to CPUs.
-        num_gpus_per_env_runner: Must be 0: runners act on the CPU.
-        custom_resources_per_env_runner: Must be {}: a cluster file sets which machine has which env runners.
-        validate_env_runners_after_construction: Must be True: an env runner that cannot be constructed fails at once.
+        num_cpus_per_env_runner: Ignored: processes are not bound to CPUs.
+        num_gpus_per_env_runner: Ignored: runners act on the CPU.
+        custom_resources_per_env_runner: Ignored: a cluster file sets which machine has which env runners.
+        validate_env_runners_after_construction: Ignored: an env runner that cannot be constructed fails at once.
         sample_timeout_s: Seconds without progress after which the work of an env runner is given to a free one, with
             a warning. No data is lost.
-        max_requests_in_flight_per_env_runner: Must be 1: the broker assigns the whole batch in advance, so env runners
+        max_requests_in_flight_per_env_runner: Ignored: the broker assigns the whole batch in advance, so env runners
             are always busy.
         env_to_module_connector: Callable ``(env, spaces, device)`` that returns a connector piece or a list of them.
         module_to_env_connector: Callable ``(env, spaces)`` that returns a connector piece or a list of them.
@@ -99,11 +96,11 @@ class EnvRunnersSettings:
         episode_lookback_horizon: Number of past steps that each episode chunk keeps.
         merge_env_runner_states: Whether to merge the connector states of all env runners.
         broadcast_env_runner_states: Must be True: merged connector states are sent back to all env runners.
-        compress_observations: Must be False: observations are sent uncompressed.
+        compress_observations: Ignored: observations are sent uncompressed.
         rollout_fragment_length: Vector steps per fragment; "auto": derived from the batch size.
         batch_mode: "truncate_episodes": fragments may end within an episode; "complete_episodes": they may not.
         explore: Whether actions are sampled from the action distribution (otherwise its mode is used).
-        episodes_to_numpy: Must be True: sampled episodes always consist of numpy arrays.
+        episodes_to_numpy: Ignored: sampled episodes always consist of numpy arrays.
         max_policy_lag: Data that is more than this many weights versions old is dropped; None: `staleness`.
     """
 
@@ -113,18 +110,18 @@ class EnvRunnersSettings:
     create_env_on_local_worker: bool = fixed(default=False, others=(True,))
     num_envs_per_env_runner: PositiveInt = 1
     gym_env_vectorize_mode: Literal["sync", "async", "vector_entry_point"] = "sync"
-    num_cpus_per_env_runner: NonNegative = fixed(
+    num_cpus_per_env_runner: NonNegative = ignored(
         default=1, instead="processes are not bound to CPUs; see learners(torch_num_threads=…)."
     )
-    num_gpus_per_env_runner: NonNegative = fixed(default=0, instead="env runners act on the CPU.")
-    custom_resources_per_env_runner: dict[str, float] = fixed(
+    num_gpus_per_env_runner: NonNegative = ignored(default=0, instead="env runners act on the CPU.")
+    custom_resources_per_env_runner: dict[str, float] = ignored(
         default={}, instead="name each runner's machine in the cluster file."
     )
-    validate_env_runners_after_construction: bool = fixed(
+    validate_env_runners_after_construction: bool = ignored(
         default=True, instead="an env runner that cannot be constructed always fails at once."
     )
     sample_timeout_s: NonNegative | None = 60.0
-    max_requests_in_flight_per_env_runner: PositiveInt = fixed(
+    max_requests_in_flight_per_env_runner: PositiveInt = ignored(
         default=1,
         instead="the broker assigns the whole batch in advance, so no env runner waits for a request.",
     )
@@ -137,13 +134,15 @@ class EnvRunnersSettings:
     broadcast_env_runner_states: bool = fixed(
         default=True, instead="set env_runners(merge_env_runner_states=False) to keep them apart."
     )
-    compress_observations: bool = fixed(
+    compress_observations: bool = ignored(
         default=False, instead="observations are sent uncompressed and without a copy."
     )
     rollout_fragment_length: PositiveInt | Literal["auto"] = "auto"
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
     explore: bool = True
-    episodes_to_numpy: bool = fixed(default=True, instead="sampled episodes always consist of numpy arrays.")
+    episodes_to_numpy: bool = ignored(
+        default=True, instead="sampled episodes always consist of numpy arrays."
+    )
     max_policy_lag: NonNegativeInt | None = None
 
 

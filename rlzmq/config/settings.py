@@ -19,7 +19,7 @@ from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeVar, dat
 from annotated_types import Ge, Gt, Le
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
-from rlzmq.config.rllib_only import accept_rllib_only, no_such_setting
+from rlzmq.config.rllib_only import accept_rllib_only, no_such_setting, warn_ignored
 from rlzmq.config.search_space import SearchObject, find_search_objects
 from rlzmq.core.errors import ConfigurationError
 
@@ -35,6 +35,7 @@ __all__ = [
     "Schedule",
     "Setting",
     "fixed",
+    "ignored",
     "setting",
     "settings",
     "settings_of",
@@ -88,13 +89,20 @@ class Setting:
     """
 
     def __init__(
-        self, default: Any, *, only: tuple[Any, ...] | None = None, instead: str = "", kw_only: bool = True
+        self,
+        default: Any,
+        *,
+        only: tuple[Any, ...] | None = None,
+        instead: str = "",
+        is_ignored: bool = False,
+        kw_only: bool = True,
     ) -> None:
         self.name = self.group = self.doc = ""
         self.annotation: Any = Any
         self.only = only
         self._default = default
         self._instead = instead
+        self._is_ignored = is_ignored
         self._kw_only = kw_only
         self._adapter: TypeAdapter[Any] | None = None
 
@@ -120,13 +128,16 @@ class Setting:
         Raises:
             ConfigurationError: The value is invalid; the text names the setting, the expected and the actual value.
         """
-        if isinstance(value, SearchObject):
+        if isinstance(value, SearchObject) and not self._is_ignored:
             for example in value.examples():
                 self._check_one(example)
             return value
         return self._check_one(value)
 
     def _check_one(self, value: Any) -> Any:
+        if self._is_ignored and value not in (self.only or ()):
+            warn_ignored(self.group, self.name, self._instead)
+            return self.default
         if self.annotation is not Any:
             value = self._checked(value)
         if self.only is not None and value not in self.only:
@@ -173,7 +184,7 @@ def setting(*, default: Any, kw_only: bool = True) -> Any:
 
 
 def fixed(*, default: Any, others: tuple[Any, ...] = (), instead: str = "") -> Any:
-    """Declare a setting that exists for compatibility with RLlib. Other values raise an error and are never ignored.
+    """Declare a setting that exists for compatibility with RLlib. Other values raise an error.
 
     Args:
         default: The value that describes the fixed behavior.
@@ -183,7 +194,12 @@ def fixed(*, default: Any, others: tuple[Any, ...] = (), instead: str = "") -> A
     return Setting(default, only=(default, *others), instead=instead)
 
 
-@dataclass_transform(kw_only_default=True, field_specifiers=(setting, fixed))
+def ignored(*, default: Any, others: tuple[Any, ...] = (), instead: str = "") -> Any:
+    """Declare a setting as `fixed` does, but ignore other values with a warning: they do not change what is learned."""
+    return Setting(default, only=(default, *others), instead=instead, is_ignored=True)
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(setting, fixed, ignored))
 def settings(group: _Group) -> _Group:
     """Turn a class into a group of settings, one for each annotated attribute."""
     docs = _docs(group)
@@ -236,7 +252,7 @@ class takes(Generic[_Arguments]):
                 )
             given = {**dict(zip(positional, args, strict=False)), **kwargs}
             for unknown in [key for key in given if key not in fields]:
-                if not accept_rllib_only(type(self), unknown, given[unknown], name):
+                if not accept_rllib_only(self, unknown, given[unknown], name):
                     raise TypeError(no_such_setting(type(self), unknown, fields, name))
             for key, value in given.items():
                 if key in fields and value is not NotProvided:

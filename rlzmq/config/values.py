@@ -127,8 +127,11 @@ class ConfigValues(
             raise AttributeError(no_such_setting(type(self), name, values))
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "algo_class":
+            object.__setattr__(self, "_algo_class", value)
+            return
         if name not in self._values and self._is_declared:
-            if accept_rllib_only(type(self), name, value):
+            if accept_rllib_only(self, name, value):
                 return
             raise AttributeError(no_such_setting(type(self), name, self._values))
         if self._frozen:
@@ -232,7 +235,7 @@ class ConfigValues(
         for name, value in values.items():
             if name in self._values:
                 setattr(self, name, value)
-            elif not accept_rllib_only(type(self), name, value):
+            elif not accept_rllib_only(self, name, value):
                 raise ConfigurationError(no_such_setting(type(self), name, self._values))
         return self
 

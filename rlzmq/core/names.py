@@ -24,6 +24,7 @@ FAULT_TOLERANCE_STATS = "fault_tolerance"
 LEARNER_RESULTS = "learners"
 REPLAY_BUFFER_RESULTS = "replay_buffer"
 TIMERS = "timers"
+TIME_TOTAL_S = "time_total_s"
 TRAINING_ITERATION = "training_iteration"
 
 # -- episodes -----------------------------------------------------------------------------------

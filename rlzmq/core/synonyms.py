@@ -5,7 +5,7 @@ The one table behind the errors about imports, attributes, settings, flags, resu
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlzmq.core.signatures import SignatureOfInit
@@ -13,6 +13,7 @@ from rlzmq.core.signatures import SignatureOfInit
 __all__ = [
     "AnswersSynonyms",
     "SynonymsOfClass",
+    "accepted_name",
     "instead_of",
     "instead_of_algorithm",
     "instead_of_flag",
@@ -220,8 +221,6 @@ _INSTEAD = {
     "get_env": "config.env",
     "evaluate_policy": "algo.evaluate(), evaluate_checkpoint(run) or `rlzmq evaluate RUN`",
     "policy": "algo.get_module()",
-    "get_weights": "algo.get_module().state_dict()",
-    "set_weights": "algo.get_module().load_state_dict(…), then algo.sync_weights()",
     "get_parameters": "algo.get_module().state_dict()",
     "set_parameters": "algo.get_module().load_state_dict(…), then algo.sync_weights()",
     "parameters": "algo.get_module().parameters()",
@@ -270,13 +269,17 @@ _INSTEAD = {
     "convert_to_torch_tensor": "torch.as_tensor(array)",
     "one_hot": "torch.nn.functional.one_hot or numpy.eye(n)[index]",
     "softmax": "torch.softmax",
+    "ENV_STATE": '"state"',
+    "ENCODER_OUT": '"encoder_out"',
+    "TARGET_NETWORK_ACTION_DIST_INPUTS": '"target_action_dist_inputs"',
+    "same_padding": "torch.nn.Conv2d(padding='same')",
+    "valid_padding": "torch.nn.Conv2d(padding=0)",
     "FLOAT_MIN": "torch.finfo(torch.float32).min",
     "FLOAT_MAX": "torch.finfo(torch.float32).max",
     "explained_variance": "1 - residuals.var() / targets.var()",
     "normc_initializer": "torch.nn.init",
     "get_activation_fn": "a class of torch.nn, e.g. torch.nn.ReLU",
     "make_target_network": "copy.deepcopy(network)",
-    "DEFAULT_OPTIMIZER": '"default_optimizer"',
     "batch": "numpy.stack, for each leaf of a nested space",
     "unbatch": "array[index], for each leaf of a nested space",
     "flatten_space": "gymnasium.spaces.utils.flatten_space, or the FlattenObservations connector",
@@ -291,7 +294,6 @@ _INSTEAD = {
     "try_import_pyspiel": "import pyspiel",
     "try_import_jax": "nothing: there is no JAX",
     "resize": "cv2.resize, or the wrappers of gymnasium",
-    "TIME_TOTAL_S": '"time_total_s"',
     "ray": "nothing: there is no cluster to start",
     # -- types --------------------------------------------------------------------------------------
     "PolicyID": "str",
@@ -332,7 +334,6 @@ _INSTEAD = {
     "Encoder": _NETWORKS,
     "TorchModel": _NETWORKS,
     "ModelConfig": _NETWORKS,
-    "ENCODER_OUT": _NETWORKS,
     "OverrideToImplementCustomLogic": _MARKS,
     "OverrideToImplementCustomLogic_CallToSuperRecommended": _MARKS,
     "PublicAPI": _MARKS,
@@ -349,6 +350,42 @@ _INSTEAD = {
     "LoggerCallback": "tune.Callback, or a Callback with on_train_result",
     "WandbLoggerCallback": "RunConfig(log='wandb') or `--log wandb`",
     "MLflowLoggerCallback": "RunConfig(log='mlflow') or `--log mlflow`",
+}
+# Of these, what an import accepts all the same, with one warning that says what is written above: where each one is.
+_HELPERS = "algorithms.rllib_helpers"
+_ACCEPTED = {
+    **dict.fromkeys(
+        (
+            "DEFAULT_POLICY_ID",
+            "DefaultBCTorchRLModule",
+            "DefaultCallbacks",
+            "ENCODER_OUT",
+            "ENV_STATE",
+            "EnvType",
+            "FLOAT_MAX",
+            "FLOAT_MIN",
+            "NetworkType",
+            "PPOTorchRLModule",
+            "PolicySpec",
+            "SampleBatch",
+            "TARGET_NETWORK_ACTION_DIST_INPUTS",
+            "batch",
+            "convert_to_numpy",
+            "convert_to_torch_tensor",
+            "flatten_space",
+            "get_activation_fn",
+            "make_target_network",
+            "normc_initializer",
+            "one_hot",
+            "same_padding",
+            "softmax",
+            "try_import_tf",
+            "update_global_seed_if_necessary",
+            "valid_padding",
+            "wrap_atari_for_new_api_stack",
+        ),
+        _HELPERS,
+    )
 }
 _BY_ENDING = {  # whole families
     "Catalog": _NETWORKS,
@@ -376,6 +413,19 @@ def instead_of(name: str, exports: Container[str] = ()) -> str | None:
     if shorter != name and shorter in exports:
         return shorter
     return next((text for ending, text in _BY_ENDING.items() if name.endswith(ending)), None)
+
+
+def accepted_name(name: str, exports: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return (module, name in it) of a name of RLlib's that an import accepts, with a warning; None if it does not.
+
+    Args:
+        name: The name.
+        exports: Public name -> its module.
+    """
+    if name in _ACCEPTED:
+        return _ACCEPTED[name], name
+    learner = name.replace("TorchLearner", "Learner")
+    return (exports[learner], learner) if learner != name and learner in exports else None
 
 
 def instead_of_algorithm(name: str) -> str | None:

@@ -68,10 +68,6 @@ def test_setters_show_their_settings() -> None:
 
 
 def test_a_value_without_effect_is_refused_where_it_is_given() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"config\.clip_rewards=True .* only None or False.*ClipReward"
-    ):
-        PPOConfig().environment(clip_rewards=True)
     with pytest.raises(ConfigurationError, match="render_mode"):
         PPOConfig().from_dict({"render_env": True})
     with pytest.raises(ConfigurationError, match="'complete_update' with num_learners=2"):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 
 import pytest
 
 from rlzmq import (
+    PPO,
     AlgorithmConfig,
-    APPOConfig,
     BCConfig,
     ConfigurationError,
     DQNConfig,
     IMPALAConfig,
+    PPOConfig,
     SACConfig,
+    SingleAgentEnvRunner,
+    tune,
 )
 from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
 from rlzmq.config import rllib_only
@@ -49,13 +53,16 @@ def test_each_is_ignored_with_one_warning_or_refused_with_advice(
     config = config_with(row)
     before = config.to_dict()
     take = getattr(config, row.setter)
+    example = {"use_lstm": True} if row.to == "model_config" else 3 if row.to else object()
+    if row.to:
+        before[row.to] = example
     with caplog.at_level(logging.WARNING, "rlzmq"):
-        for value in (object(),) if row.accepted is None else row.accepted:
+        for value in (example,) if row.accepted is None else row.accepted:
             assert take(**{row.name: value}) is config
             take(**{row.name: value})
     assert config.to_dict() == before
     messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == (row.accepted != ())
+    assert len(messages) == 1
     assert all(row.name in text and row.instead in text for text in messages)
     assert row.instead.endswith(".")
     if row.accepted is not None:
@@ -69,15 +76,14 @@ def test_a_setting_is_taken_by_the_configs_that_have_it_in_rllib_only() -> None:
         DQNConfig().training(broadcast_interval=1)
     with pytest.raises(TypeError, match="has no setting 'hiddens'"):
         DQNConfig().env_runners(hiddens=[256])
-    IMPALAConfig().training(learner_queue_size=3)
-    with pytest.raises(ConfigurationError, match="except for 16"):
-        APPOConfig().training(learner_queue_size=3)
+    with pytest.raises(ConfigurationError, match=r"except for 0\.0"):
+        IMPALAConfig().training(replay_proportion=0.5)
 
 
 def test_the_same_holds_for_dicts_and_attributes() -> None:
     IMPALAConfig().update_from_dict({"broadcast_interval": 1, "opt_type": "rmsprop"})
-    with pytest.raises(ConfigurationError, match="staleness"):
-        IMPALAConfig.from_dict({"broadcast_interval": 5})
+    with pytest.raises(ConfigurationError, match="APPO"):
+        IMPALAConfig.from_dict({"replay_proportion": 0.5})
     config = DQNConfig()
     config.adam_epsilon = 1e-4  # type: ignore[attr-defined]
     with pytest.raises(ConfigurationError, match=r"checkpoint_replay=True"):
@@ -91,6 +97,70 @@ def test_a_setting_of_another_setter_is_named_instead_of_a_similar_one() -> None
         SACConfig().training(clip_actions=True)
     with pytest.raises(TypeError, match=r"Instead: \.checkpointing\(checkpoint_replay=…\)"):
         SACConfig().training(checkpoint_replay=True)
+
+
+@pytest.mark.parametrize(
+    ("setter", "given"),
+    [
+        ("env_runners", {"num_cpus_per_env_runner": 2, "num_gpus_per_env_runner": 0.5}),
+        ("env_runners", {"custom_resources_per_env_runner": {"tpu": 1}, "episodes_to_numpy": False}),
+        ("environment", {"action_mask_key": "mask"}),
+        ("learners", {"num_cpus_per_learner": 4, "max_requests_in_flight_per_learner": 1}),
+        ("resources", {"num_cpus_for_main_process": 4}),
+    ],
+)
+def test_a_value_that_does_not_change_what_is_learned_is_ignored_with_a_warning(
+    setter: str, given: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    config = PPOConfig()
+    with caplog.at_level(logging.WARNING, "rlzmq"):
+        for _ in range(2):
+            getattr(config, setter)(**given)
+    assert config.to_dict() == PPOConfig().to_dict()
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == len(given)
+    assert all(any(name in text for text in messages) for name in given)
+
+
+def test_a_search_of_an_ignored_value_is_ignored() -> None:
+    config = IMPALAConfig().environment("CartPole-v1")
+    config.training(broadcast_interval=tune.randint(1, 4))
+    config.env_runners(num_cpus_per_env_runner=tune.choice([1, 2])).validate()
+
+
+def test_rewards_are_clipped_in_the_env() -> None:
+    config = PPOConfig().environment("Pendulum-v1", clip_rewards=0.5).env_runners(num_env_runners=0)
+    (episode,) = SingleAgentEnvRunner(config=config).sample(num_episodes=1)
+    assert min(episode.get_rewards()) == -0.5
+
+
+@pytest.mark.parametrize("name", ["SAC", "TQC", "CQL", "IQL"])
+def test_an_algorithm_with_three_optimizers_takes_no_lr(name: str) -> None:
+    config = get_config_class(name)().offline_data(input_="data" if name in ("CQL", "IQL") else None)
+    config.training(lr=None)._check_own_settings()
+    config.lr = 1e-3
+    with pytest.raises(ConfigurationError, match="actor_lr"):
+        config._check_own_settings()
+
+
+def test_an_algorithm_takes_a_dict_and_its_class_is_set_as_an_attribute() -> None:
+    config = AlgorithmConfig()
+    config.algo_class = PPO
+    assert config.algo_class is PPO
+    settings = {
+        "env": "CartPole-v1",
+        "num_env_runners": 0,
+        "train_batch_size_per_learner": 32,
+        "minibatch_size": 32,
+    }
+    with PPO(config=settings) as algo:
+        weights = algo.get_weights(["default_policy"])
+        tree = {"default_policy": {name: value * 0 for name, value in weights["default_policy"].items()}}
+        algo.set_weights(tree)
+        assert all((value == 0).all() for value in algo.get_weights()["default_policy"].values())
+        saved = algo.save()
+        assert saved.checkpoint.path == saved
+    shutil.rmtree(saved)
 
 
 def test_ray_data_is_not_asked_to_keep_batches_in_memory() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import rlzmq
-from rlzmq.core.synonyms import instead_of
+from rlzmq.core.synonyms import _ACCEPTED, instead_of
 
 FROM_THE_TOP = "Public names come from the top level: from rlzmq import"
 NO_DREAMER = "Instead: PPO or SAC: there is no model-based algorithm."
@@ -38,23 +39,6 @@ NO_DREAMER = "Instead: PPO or SAC: there is no model-based algorithm."
             "No module named 'rlzmq.algorithms.dreamerv3'. " + NO_DREAMER,
         ),
         (
-            "from rlzmq import convert_to_torch_tensor",
-            "cannot import name 'convert_to_torch_tensor' from 'rlzmq'. Instead: torch.as_tensor(array).",
-        ),
-        (
-            "from rlzmq import flatten_space",
-            "cannot import name 'flatten_space' from 'rlzmq'. Instead: "
-            "gymnasium.spaces.utils.flatten_space, or the FlattenObservations connector.",
-        ),
-        (
-            "from rlzmq import DefaultBCTorchRLModule",
-            "cannot import name 'DefaultBCTorchRLModule' from 'rlzmq'. Instead: DefaultPPOTorchRLModule.",
-        ),
-        (
-            "from rlzmq import DQNTorchLearner",
-            "cannot import name 'DQNTorchLearner' from 'rlzmq'. Instead: DQNLearner.",
-        ),
-        (
             "from rlzmq import PPOCatalog",
             "cannot import name 'PPOCatalog' from 'rlzmq'. Instead: networks are torch.nn.Modules that "
             "a TorchRLModule builds in setup().",
@@ -78,6 +62,20 @@ def test_a_name_that_is_not_there_is_told_where_it_lives(statement: str, text: s
     with pytest.raises(ImportError) as caught:
         exec(statement, {})
     assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("name", [*_ACCEPTED, "DQNTorchLearner", "CQLTorchLearner"])
+def test_a_name_of_rllibs_that_works_is_warned_about_once(
+    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(vars(rlzmq), name, raising=False)
+    with caplog.at_level(logging.WARNING, "rlzmq"):
+        for _ in range(2):
+            exec(f"from rlzmq import {name}", {})
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert name in warning
+    assert str(instead_of(name, rlzmq.__all__)) in warning
+    assert name not in rlzmq.__all__
 
 
 def test_no_public_name_is_explained_as_one_of_rllibs_only() -> None:

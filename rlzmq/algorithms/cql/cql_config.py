@@ -29,7 +29,7 @@ class CQLTrainingSettings(SACTrainingSettings):
 
     Args:
         actor_lr, critic_lr, alpha_lr: Learning rates of policy, critics and temperature, or schedules over lifetime
-            trained env steps; `lr` is not used.
+            trained env steps.
         target_network_update_freq: Number of trained env steps between updates of the target networks; 0: an update
             after every minibatch.
         tau: Fraction in [0, 1] by which an update moves the target networks towards the trained ones.

@@ -21,7 +21,8 @@ class IQLTrainingSettings(TrainingSettings):
             greedier. The paper uses 3 to 10.
         expectile: Expectile of the critics' values that the value function learns, in (0, 1); 0.5: their mean.
         actor_lr, critic_lr, value_lr: Learning rates of policy, critics and value function, or schedules over lifetime
-            trained env steps; `lr` is not used.
+            trained env steps.
+        lr: Must be None: see the three above.
         twin_q: Whether there are two critics, of which the lower value counts (arXiv:1802.09477).
         target_network_update_freq: Number of trained env steps between updates of the target networks; 0: an update
             after every minibatch.
@@ -34,6 +35,7 @@ class IQLTrainingSettings(TrainingSettings):
     actor_lr: LearningRate = 3e-4
     critic_lr: LearningRate = 3e-4
     value_lr: LearningRate = 3e-4
+    lr: LearningRate | None = None  # type: ignore[assignment]
     twin_q: bool = True
     target_network_update_freq: NonNegativeInt = 0
     tau: Fraction = 1.0

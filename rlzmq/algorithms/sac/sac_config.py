@@ -16,7 +16,8 @@ class SACTrainingSettings(OffPolicySettings):
 
     Args:
         actor_lr, critic_lr, alpha_lr: Learning rates of policy, critics and temperature, or schedules over lifetime env
-            steps; `lr` is not used.
+            steps.
+        lr: Must be None: see the three above.
         twin_q: Whether there are two critics, of which the lower value counts (arXiv:1802.09477).
         initial_alpha: Initial temperature α, the weight of the entropy.
         target_entropy: Entropy to which the temperature steers the policy, in nats. "auto" or None: minus the number of
@@ -28,6 +29,7 @@ class SACTrainingSettings(OffPolicySettings):
     actor_lr: LearningRate = 3e-4
     critic_lr: LearningRate = 3e-4
     alpha_lr: LearningRate = 3e-4
+    lr: LearningRate | None = None  # type: ignore[assignment]
     twin_q: bool = True
     initial_alpha: Positive = 1.0
     target_entropy: float | Literal["auto"] | None = "auto"
