@@ -115,12 +115,9 @@ class Algorithm(Synchronous[AsyncAlgorithm], AnswersSynonyms, metaclass=_Algorit
         return config_class_named(own) if isinstance(own, str) else own
 
     def __init__(self, config: BaseConfig | dict[str, Any]) -> None:
-        if isinstance(config, dict):
-            config = self._config_class().from_dict(config)
-        _check_is_config(type(self), config)
-        if not config.is_frozen:
-            config = config._for_build(None, True)
-        self.setup(config)
+        given: Any = self._config_class().from_dict(config) if isinstance(config, dict) else config
+        _check_is_config(type(self), given)
+        self.setup(given if given.is_frozen else given._for_build(None, True))
 
     def setup(self, config: BaseConfig) -> None:
         """Start the run. The constructor calls this; overrides call it first, with the frozen config.

@@ -90,9 +90,14 @@ class CheckpointKeeper:
             return {}
         return {"num_checkpoints": self.num_written, "num_failed_checkpoints": self.num_failed}
 
-    async def after_iteration(self, result: Mapping[str, Any]) -> None:
-        """Start a checkpoint, or copy the learners' state, if due. Called between two iterations."""
-        places = (result["env_runners"], result.get("evaluation", {}).get("env_runners", {}))
+    async def after_iteration(self, result: Mapping[str, Any], evaluation: Mapping[str, Any]) -> None:
+        """Start a checkpoint, or copy the learners' state, if due. Called between two iterations.
+
+        Args:
+            result: The iteration's result.
+            evaluation: Its evaluation; {} if it has none.
+        """
+        places = (result["env_runners"], evaluation.get("env_runners", {}))
         scores = [float(place.get("episode_return_mean", math.nan)) for place in places]
         self._score = next(filter(math.isfinite, scores), None)  # an offline run has only the latter
         now = time.monotonic()

@@ -258,7 +258,7 @@ class Evaluation:
                 f"{outcome!r}{place_of_code(function)}."
             ) from None
         return {
-            "env_runners": results,
+            **(results if "env_runners" in results else {"env_runners": results}),
             "num_env_steps_sampled_this_iter": num_env_steps,
             "num_agent_steps_sampled_this_iter": num_agent_steps,
         }

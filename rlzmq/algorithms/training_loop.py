@@ -9,6 +9,7 @@ evaluation runners, if parallel to training ─┘
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -50,6 +51,7 @@ class TrainingLoop:
         self._keeper = keeper
         self._dispatch = dispatch
         self._metrics = metrics
+        self._last_evaluation: dict[str, Any] = {}
 
     async def train(
         self,
@@ -140,10 +142,12 @@ class TrainingLoop:
         session.tell_bottleneck("{stage}: {advice}".format_map(result["bottleneck"]))
         if evaluation:
             merge_into(evaluation, result.get("evaluation", {}))  # values logged by callbacks
-            result["evaluation"] = evaluation
+            result["evaluation"] = self._last_evaluation = evaluation
+        elif self._last_evaluation:
+            merge_into(result.setdefault("evaluation", {}), copy.deepcopy(self._last_evaluation))
         await self._dispatch.call("on_train_result", metrics_logger=self._metrics, result=result)
         await self._dispatch.log_result(result)
-        await self._keeper.after_iteration(result)
+        await self._keeper.after_iteration(result, evaluation)
         if trace.is_on:
             trace.span("report", start, time.perf_counter(), training_iteration=result["training_iteration"])
         return result

@@ -34,7 +34,7 @@ class Result:
     """The outcome of one trial.
 
     Attributes:
-        metrics: Its last result; {} if there is none.
+        metrics: Its last result, with the config under "config"; {} if there is none.
         config: Its config, as a dict.
         path: Its directory.
         error: What ended it; None if nothing did.
@@ -47,6 +47,10 @@ class Result:
     path: str
     error: BaseException | None = None
     best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.metrics:
+            object.__setattr__(self, "metrics", {**self.metrics, "config": self.config})
 
     @property
     def checkpoint(self) -> Checkpoint | None:

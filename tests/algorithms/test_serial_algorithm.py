@@ -184,6 +184,20 @@ def log_ends(*, episode: Any, metrics_logger: Any, **kwargs: Any) -> None:
     metrics_logger.log_value("lengths", len(episode), reduce="item_series")
 
 
+def test_the_last_evaluation_is_in_every_result_until_the_next_one() -> None:
+    rounds = iter(range(1, 9))
+
+    def evaluate(algorithm: Any, eval_env_runner_group: Any) -> Any:
+        return {"env_runners": {"mine": next(rounds)}}, 3, 3
+
+    config = small().evaluation(evaluation_interval=2, custom_evaluation_function=evaluate)
+    with config.build() as algo:
+        results = [algo.train() for _ in range(5)]
+    seen = [result.get("evaluation", {}).get("env_runners") for result in results]
+    assert seen == [None, {"mine": 1}, {"mine": 1}, {"mine": 2}, {"mine": 2}]
+    assert results[2]["evaluation"] is not results[1]["evaluation"]
+
+
 def test_evaluation_counts_apart_and_is_greedy_by_request() -> None:
     config = small().evaluation(
         evaluation_interval=2, evaluation_duration=3, evaluation_config={"explore": False}
