@@ -18,10 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from rlzmq.algorithms.registry import get_config_class
-from rlzmq.core.tree import leaf_spaces, tree_map
+from rlzmq.connectors.learner.vtrace import TARGET_DIST_INPUTS
+from rlzmq.core.callbacks import Callback
+from rlzmq.core.tree import leaf_spaces, tree_map, tree_stack
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.modules.default_models import DefaultPPOTorchRLModule as PPOTorchRLModule
+from rlzmq.modules.default_models import DefaultPPOTorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
 
 __all__ = [
@@ -56,7 +59,12 @@ StateDict: TypeAlias = dict[str, Any]
 NetworkType: TypeAlias = nn.Module
 EnvType: TypeAlias = Any
 
-DefaultBCTorchRLModule = PPOTorchRLModule
+DefaultBCTorchRLModule = PPOTorchRLModule = DefaultPPOTorchRLModule
+DefaultCallbacks = Callback
+SampleBatch = Columns
+DEFAULT_POLICY_ID = DEFAULT_MODULE_ID
+TARGET_NETWORK_ACTION_DIST_INPUTS = TARGET_DIST_INPUTS
+batch = tree_stack
 ENCODER_OUT = "encoder_out"
 ENV_STATE = "state"
 FLOAT_MIN = torch.finfo(torch.float32).min
@@ -172,12 +180,19 @@ def convert_to_numpy(x: Any, reduce_type: bool = False) -> Any:
         is_double = reduce_type and getattr(leaf, "dtype", None) == np.float64
         return leaf.astype(np.float32) if is_double else leaf
 
-    return tree_map(converted, x)
+    return _of_leaves(converted, x)
 
 
 def convert_to_torch_tensor(x: Any, device: Any = None, **options: Any) -> Any:
     """Return the tree with arrays and numbers as tensors, on the device."""
-    return tree_map(lambda leaf: leaf if leaf is None else torch.as_tensor(leaf, device=device), x)
+    return _of_leaves(lambda leaf: leaf if leaf is None else torch.as_tensor(leaf, device=device), x)
+
+
+def _of_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply a function to the leaves of a tree, in which lists are nodes, too."""
+    if type(tree) is list:
+        return [_of_leaves(function, part) for part in tree]
+    return tree_map(lambda leaf: _of_leaves(function, leaf) if type(leaf) is list else function(leaf), tree)
 
 
 def one_hot(x: Any, space: Any) -> Any:

@@ -347,7 +347,6 @@ _INSTEAD = {
     # -- data, trackers -----------------------------------------------------------------------------
     "OfflineData": _OFFLINE,
     "OfflinePreLearner": _OFFLINE,
-    "LoggerCallback": "tune.Callback, or a Callback with on_train_result",
     "WandbLoggerCallback": "RunConfig(log='wandb') or `--log wandb`",
     "MLflowLoggerCallback": "RunConfig(log='mlflow') or `--log mlflow`",
 }

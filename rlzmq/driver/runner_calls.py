@@ -303,7 +303,8 @@ class RunnerCalls:
 def _call(env_runner: Any, function: RunnerFunction, kwargs: Mapping[str, Any]) -> Any:
     if isinstance(function, str):
         return getattr(env_runner, function)(**kwargs)
-    return function(env_runner, **kwargs)
+    result = function(env_runner, **kwargs)
+    return list(result) if inspect.isgenerator(result) else result
 
 
 def _call_and_compare(env_runner: Any, function: RunnerFunction, kwargs: Mapping[str, Any]) -> Any:

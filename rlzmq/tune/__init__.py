@@ -1,5 +1,6 @@
 """Tune: searches for good config values, with RLlib's names, on Optuna's storage."""
 
+import importlib
 from typing import TYPE_CHECKING
 
 from rlzmq.config.search_space import (
@@ -18,7 +19,7 @@ from rlzmq.config.search_space import (
     uniform,
 )
 from rlzmq.envs.registry import register_env
-from rlzmq.tune.callback import Callback
+from rlzmq.tune.callback import Callback, LoggerCallback
 from rlzmq.tune.result_grid import Result, ResultGrid, TrialError, TuneError
 from rlzmq.tune.schedulers import create_scheduler
 from rlzmq.tune.search import create_searcher
@@ -43,6 +44,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointConfig",
     "FailureConfig",
+    "LoggerCallback",
     "PlacementGroupFactory",
     "Result",
     "ResultGrid",
@@ -84,11 +86,12 @@ _INSTEAD = {
     "SyncConfig": "RunConfig(storage_path=…), a directory",
     "JupyterNotebookReporter": "CLIReporter",
     "ProgressReporter": "CLIReporter, or a tune.Callback",
-    "registry": "tune.register_env, tune.register_trainable, and rlzmq.get_trainable_cls",
 }
 
 if not TYPE_CHECKING:  # a name that is not there is an error to a type checker, too
 
     def __getattr__(name: str) -> object:
+        if name == "registry":  # it imports torch
+            return importlib.import_module("rlzmq.tune.registry")
         instead = f" Instead: {_INSTEAD[name]}." if name in _INSTEAD else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{instead}")

@@ -10,7 +10,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.tune.config_paths import TrialConfig
 
-__all__ = ["Callback", "SearchTrial", "check_callbacks"]
+__all__ = ["Callback", "LoggerCallback", "SearchTrial", "check_callbacks"]
 
 
 class SearchTrial(Protocol):
@@ -94,6 +94,44 @@ class Callback:
 
     def on_experiment_end(self, trials: Sequence[SearchTrial], **info: Any) -> None:
         """Run when all trials have ended."""
+
+
+class LoggerCallback(Callback):
+    """A Callback with the hooks of Ray Tune's loggers: override these."""
+
+    def log_trial_start(self, trial: SearchTrial) -> None:
+        """Run when a trial starts, or continues."""
+
+    def log_trial_result(self, iteration: int, trial: SearchTrial, result: dict[str, Any]) -> None:
+        """Run after each result of a trial."""
+
+    def log_trial_end(self, trial: SearchTrial, failed: bool = False) -> None:
+        """Run when a trial has ended."""
+
+    def on_trial_start(
+        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: Any
+    ) -> None:
+        self.log_trial_start(trial)
+
+    def on_trial_result(
+        self,
+        iteration: int,
+        trials: Sequence[SearchTrial],
+        trial: SearchTrial,
+        result: dict[str, Any],
+        **info: Any,
+    ) -> None:
+        self.log_trial_result(iteration, trial, result)
+
+    def on_trial_complete(
+        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: Any
+    ) -> None:
+        self.log_trial_end(trial)
+
+    def on_trial_error(
+        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: Any
+    ) -> None:
+        self.log_trial_end(trial, failed=True)
 
 
 _HOOKS = [name for name in vars(Callback) if name.startswith("on_")]

@@ -1,61 +1,58 @@
-"""What RLlib's examples import from its utilities, and what they do with checkpoints."""
+"""RLlib's helpers that its examples import."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import get_args
-
+import gymnasium as gym
 import numpy as np
-import pytest
 import torch
 
 import rlzmq
-from rlzmq import ConfigurationError, EnvToModulePipeline, MeanStdFilter, tune
+from rlzmq import PPOConfig
+from rlzmq.algorithms import rllib_helpers as helpers
 
 
-@pytest.mark.parametrize("name", ["APPO", "BC", "CQL", "DQN", "IMPALA", "IQL", "MARWIL", "PPO", "SAC", "TQC"])
-def test_algorithms_are_found_by_name(name: str) -> None:
-    found = rlzmq.get_trainable_cls(name)
-    assert found is getattr(rlzmq, name)
-    assert type(found.get_default_config()) is getattr(rlzmq, f"{name}Config")
+def test_one_hots_are_those_of_the_space() -> None:
+    discrete, multi = gym.spaces.Discrete(3), gym.spaces.MultiDiscrete([2, 3])
+    assert helpers.one_hot(torch.tensor([2, 0]), discrete).tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert helpers.one_hot(np.array([[1, 2]]), multi).tolist() == [[0, 1, 0, 0, 1]]
+    assert helpers.one_hot(torch.tensor(1), 2).tolist() == [0, 1]
 
 
-def test_an_unknown_algorithm_is_an_error_that_says_what_to_take() -> None:
-    with pytest.raises(ConfigurationError, match=r"No algorithm 'DREAMER'.*PPO or SAC"):
-        rlzmq.get_trainable_cls("DREAMER")
+def test_trees_are_converted_and_stacked() -> None:
+    tree = {"a": torch.ones(2, requires_grad=True), "b": (np.zeros(1), 3)}
+    array = helpers.convert_to_numpy(tree, reduce_type=True)
+    assert isinstance(array["a"], np.ndarray)
+    assert array["b"][0].dtype == np.float32
+    assert helpers.convert_to_torch_tensor(array)["b"][1].item() == 3
+    assert rlzmq.batch([{"x": 1}, {"x": 2}])["x"].tolist() == [1, 2]
+    spaces = gym.spaces.Dict({"b": gym.spaces.Discrete(2), "a": gym.spaces.Tuple((gym.spaces.Discrete(4),))})
+    assert [space.n for space in helpers.flatten_space(spaces)] == [4, 2]
+    np.testing.assert_allclose(helpers.softmax([0.0, np.log(3.0)]), [0.25, 0.75])
 
 
-def test_modules_can_be_written_with_what_try_import_torch_returns() -> None:
-    assert rlzmq.try_import_torch(error=True) == (torch, torch.nn)
-    assert torch.Tensor in get_args(rlzmq.TensorType)
+def test_paddings_give_the_sizes_of_the_convolution() -> None:
+    images = torch.zeros(1, 1, 42, 21)
+    padding, size = helpers.same_padding((42, 21), (4, 4), (2, 2))
+    layers = torch.nn.Sequential(torch.nn.ZeroPad2d(padding), torch.nn.Conv2d(1, 1, 4, 2))
+    assert layers(images).shape[2:] == size == (21, 11)
+    assert torch.nn.Conv2d(1, 1, 4, 2)(images).shape[2:] == helpers.valid_padding((42, 21), 4, 2)
 
 
-def test_an_algorithm_is_restored_from_a_tune_checkpoint(tmp_path: Path) -> None:
-    def config() -> rlzmq.PPOConfig:
-        return (
-            rlzmq.PPOConfig()
-            .environment("CartPole-v1")
-            .env_runners(num_env_runners=0)
-            .training(train_batch_size_per_learner=32, minibatch_size=32, num_epochs=1)
-        )
-
-    with config().build_algo() as algo:
-        algo.train()
-        checkpoint = tune.Checkpoint(algo.save_to_path(tmp_path / "c"))
-        weights = algo.get_module().get_state()
-    with config().build_algo() as algo:
-        algo.restore(checkpoint)
-        assert algo.iteration == 1
-        for name, array in algo.get_module().get_state().items():
-            np.testing.assert_array_equal(array, weights[name])
+def test_networks() -> None:
+    network = torch.nn.Linear(3, 2)
+    target = helpers.make_target_network(network)
+    assert not any(parameter.requires_grad for parameter in target.parameters())
+    helpers.normc_initializer(0.5)(network.weight)
+    np.testing.assert_allclose(network.weight.norm(dim=1).detach(), 0.5, rtol=1e-5)
+    assert helpers.get_activation_fn("relu") is torch.nn.ReLU
+    assert helpers.get_activation_fn("swish") is torch.nn.SiLU
+    assert helpers.get_activation_fn("linear") is None
 
 
-def test_a_pipeline_from_a_checkpoint_needs_its_pieces(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"Give the pieces \(connectors=\[…\]\), or act with rlzmq.Policy"
-    ):
-        EnvToModulePipeline.from_checkpoint(tmp_path / "env_runner" / "env_to_module_connector")
-    pipeline = EnvToModulePipeline(connectors=[MeanStdFilter()])
-    path = pipeline.save_to_path(tmp_path / "p")
-    again = EnvToModulePipeline.from_checkpoint(path, connectors=[MeanStdFilter()])
-    assert again.get_state().keys() == pipeline.get_state().keys()
+def test_a_policy_spec_has_settings_of_its_own() -> None:
+    specs = {
+        name: rlzmq.PolicySpec(config=PPOConfig.overrides(lr=lr)) for name, lr in (("a", 0.1), ("b", 0.2))
+    }
+    config = PPOConfig().multi_agent(policies=specs, policy_mapping_fn=lambda agent_id, episode: "a")
+    assert [config.get_config_for_module(name).lr for name in "ab"] == [0.1, 0.2]
+    assert config.lr == PPOConfig().lr

@@ -37,7 +37,7 @@ def test_every_setting_is_in_its_table_with_its_text(algorithm: str) -> None:
 
 def test_what_to_do_instead_of_a_setting_of_rllib_is_on_the_page_of_its_algorithm() -> None:
     pages = generated_pages.settings_pages()
-    row = "| training: `broadcast_interval` | `1` | new weights are sent after every update; training(staleness=…) "
+    row = "| training: `broadcast_interval` | all | new weights are sent after every update; training(staleness=…) "
     assert [name for name in sorted(ALGORITHMS) if row in pages[f"reference/settings/{name}.md"]] == [
         "appo",
         "impala",

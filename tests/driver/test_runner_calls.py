@@ -58,6 +58,9 @@ async def test_functions_methods_arguments_and_chosen_runners() -> None:
     assert await calls.foreach_env_runner(lambda runner: runner.number) == [1, 2, 3]
     assert await calls.foreach_env_runner("times", kwargs={"factor": 10}) == [10, 20, 30]
     assert await calls.foreach_env_runner(lambda runner: runner.number, remote_worker_ids=[3, 1]) == [1, 3]
+    assert await calls.foreach_env_runner(lambda runner: (number for number in range(runner.number))) == [
+        [0], [0, 1], [0, 1, 2]
+    ]  # fmt: skip
     functions = [lambda runner: "first", "times", lambda runner: "third"]
     with pytest.raises(TypeError):
         await calls.foreach_env_runner(functions)  # times() needs its argument

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from rlzmq import ResultGrid, tune
+from rlzmq import PPO, ResultGrid, tune
 from rlzmq.core.errors import ConfigurationError, ExitRaisedError
+from rlzmq.tune import registry
 from rlzmq.tune.schedulers import HyperBandScheduler, create_scheduler
 from rlzmq.tune.study import Claim
 from rlzmq.tune.trial import SavedCheckpoint, Trial
@@ -74,6 +75,30 @@ def test_callbacks_follow_a_search(run_config: tune.RunConfig) -> None:
     assert results.experiment_path.endswith("/search")
 
 
+def test_a_logger_callback_is_told_of_starts_results_and_ends(run_config: tune.RunConfig) -> None:
+    class Log(tune.LoggerCallback):
+        def __init__(self) -> None:
+            self.calls: list[tuple[Any, ...]] = []
+
+        def log_trial_start(self, trial: Any) -> None:
+            self.calls.append(("start", trial.trial_id))
+
+        def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
+            self.calls.append(("result", iteration, result["score"]))
+
+        def log_trial_end(self, trial: Any, failed: bool = False) -> None:
+            self.calls.append(("end", failed))
+
+    log = Log()
+    results = search(run_config, log)
+    assert log.calls[:4] == [("start", "00000"), ("result", 1, 1), ("result", 2, 2), ("end", False)]
+    assert log.calls[4:] == [("start", "00001"), ("end", True)]
+    assert results[0].metrics["config"] == {"x": 1}
+    assert tune.registry is registry  # type: ignore[attr-defined]
+    assert registry.get_trainable_cls("PPO") is PPO
+    assert registry.register_env is tune.register_env
+
+
 def test_an_error_in_a_callback_ends_the_search(run_config: tune.RunConfig) -> None:
     class Raises(tune.Callback):
         def on_trial_result(self, **info: Any) -> None:
@@ -130,11 +155,6 @@ def test_missing_names_say_what_to_use() -> None:
         tune.run(score)  # type: ignore[attr-defined]
     with pytest.raises(ImportError, match=r"no attribute 'run'. Instead: tune.Tuner\("):
         exec("from rlzmq.tune import run")
-    with pytest.raises(
-        AttributeError,
-        match=r"no attribute 'registry'. Instead: tune.register_env, .*rlzmq.get_trainable_cls",
-    ):
-        tune.registry.register_env("env", lambda context: None)  # type: ignore[attr-defined]
     with pytest.raises(ImportError, match=r"A trial's cores are fixed: tune.with_resources"):
         exec("from rlzmq.tune.schedulers import ResourceChangingScheduler")
     with pytest.raises(ImportError, match="Did you mean 'ASHAScheduler'"):
