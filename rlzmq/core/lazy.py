@@ -53,7 +53,8 @@ def names_to_load(package: str) -> dict[str, str]:
             may be shipped without sources.
     """
     code = sys.modules[package].__spec__.loader.get_code(package)  # type: ignore[union-attr]
-    instructions = list(dis.get_instructions(code))
+    # Beyond 255 names, arguments have a part in an instruction of its own.
+    instructions = [one for one in dis.get_instructions(code) if one.opname != "EXTENDED_ARG"]
     begin = next(index for index, instruction in enumerate(instructions) if "JUMP" in instruction.opname)
     found = {}
     for before, instruction in itertools.pairwise(instructions[begin:]):
