@@ -12,6 +12,10 @@ random time (from its very start on) it gets
 * SIGKILL: one second later none of its processes, sockets, shared memory blocks or temporary directories exists.
 
 The same is checked after the other signals. Exit code 1: a guarantee was broken.
+
+Shared memory of other programs counts as left, unless it runs with a /dev/shm of its own:
+
+    unshare -m sh -c 'mount -t tmpfs none /dev/shm && exec python scripts/end_runs.py --runs 50'
 """
 
 from __future__ import annotations
