@@ -29,8 +29,10 @@ from rlzmq.net.join_file import JoinFile
 __all__ = ["Kubernetes"]
 
 _OBJECTS = json.loads(Path(__file__).with_name("helm").joinpath("objects.json").read_text(encoding="utf-8"))
-_PORT = 5555  # of the head's data; its weights and its control of learners use the next two
-_POLL_S, _PATIENCE_S = 3.0, "600"  # the head may come back as late
+_CHANNELS = {"data": 5555, "weights": 5556, "control": 5557}  # the ports of a head that listens at the first
+_PATIENCE = ["--timeout", "600", "--patience", "600"]  # of runners: the head may come back as late
+_LOGS = ("--prefix", "--tail=-1", "--ignore-errors", "--max-log-requests=1000")
+_POLL_S = 3.0
 _EXIT_RESUMABLE = 75
 
 
@@ -44,7 +46,7 @@ class Kubernetes:
         for name, role in jobs.roles.items():
             if not (role.resources.image or self._head.resources.image):
                 raise ConfigurationError(
-                    "--on k8s: [head] image is missing: name one with rlzmq and your code."
+                    f"--on k8s: [{name}] image is missing: one with rlzmq and your code."
                 )
             unfit = [key for key in ("time", "hosts") if getattr(role.resources, key)]
             unfit += [word for word in role.resources.arguments if word.startswith("--run-dir")]
@@ -55,18 +57,13 @@ class Kubernetes:
         """Return what the objects of a role are filled with."""
         asked, own = role.resources, {**_OBJECTS["peer"], **_OBJECTS[role.name]}
         options = dict(map(_option, asked.options))
-        here = {str(role.key): f"/join/{role.key.name}", LISTEN: f"tcp://$(POD_IP):{_PORT}"}
+        here = {str(role.key): f"/join/{role.key.name}", LISTEN: f"tcp://$(POD_IP):{_CHANNELS['data']}"}
         here |= {str(role.key.parents[1]): f"/work/runs/{self._jobs.name}", sys.executable: "python"}
         command = [*own["before"], *(here.get(word, word.replace("$(", "$$(")) for word in role.argv)]
         if role.name == "head":
             command += ["--advertise", self._host]
         elif role.name == "runners":
-            command[6:6] = [
-                "--timeout",
-                _PATIENCE_S,
-                "--patience",
-                _PATIENCE_S,
-            ]  # before the user's arguments
+            command[6:6] = _PATIENCE  # before the user's arguments
         memory = {"memory": asked.memory} if asked.memory else {}
         values = {
             "run": self._run,
@@ -101,9 +98,7 @@ class Kubernetes:
         key, file = self._head.key, keys_file(self._head.key)
         make_directories(key.parent, mode=0o700)
         keys = JoinKeys.kept(file)
-        hosts = {
-            name: f"tcp://{self._host}:{_PORT + n}" for n, name in enumerate(("data", "weights", "control"))
-        }
+        hosts = {name: f"tcp://{self._host}:{port}" for name, port in _CHANNELS.items()}
         keys.keep(file, hosts)
         texts = {file.name: file.read_text()}
         for role, name in (("runner", key.name), ("learner", f"{key.stem}.learner.toml")):
@@ -112,65 +107,58 @@ class Kubernetes:
         return secret
 
     def start(self, role: Role) -> str:
-        """Create the objects of a role."""
+        """Create the objects of a role; those of the learners are in the head's JobSet."""
+        if role.name == "learners":
+            return f"job/{self._run}-learners-0"
         objects, jobs = self._objects(role.name), f"jobset/{self._run}"
         if role.name == "head":
             claim, job_set, *objects = objects
             if not _kubectl("get", f"pvc/{self._run}", "--ignore-not-found"):
-                _create([claim])
-            _create([job_set])
+                _create(claim)
+            _create(job_set)
             objects.append(self._secret())
-        if role.name == "learners":
-            return f"job/{self._run}-learners-0"
         try:
             uid = _kubectl("get", jobs, "--output=jsonpath={.metadata.uid}")
             owner = _fill(_OBJECTS["owner"], {"run": self._run, "uid": uid})
-            _create(
-                [{**each, "metadata": {**each["metadata"], "ownerReferences": [owner]}} for each in objects]
-            )
+            for each in objects:
+                each["metadata"]["ownerReferences"] = [owner]
+            _create(*objects)
         except BaseException:
             self.stop(jobs, 0.0)
             raise
         return jobs if role.name == "head" else f"deployment/{self._run}-runners"
 
     def scale(self, handle: str, count: int) -> None:
-        """Set both bounds of the runners' autoscaler, or the number of pods of the learners' job."""
-        if handle.startswith("job/"):
-            _patch(handle, parallelism=count, completions=count)
-            return
-        _patch(f"hpa/{self._run}-runners", minReplicas=max(count, 1), maxReplicas=max(count, 1))
-        _kubectl("scale", handle, f"--replicas={count}")  # 0 switches the autoscaler off, another count on
+        """Set the number of pods of the learners' job, or of runners, and both bounds of their autoscaler."""
+        spec = {"parallelism": count, "completions": count}
+        if not handle.startswith("job/"):
+            _kubectl("scale", handle, f"--replicas={count}")  # 0 switches the autoscaler off
+            handle, least = f"hpa/{self._run}-runners", max(count, 1)
+            spec = {"minReplicas": least, "maxReplicas": least}
+        _kubectl("patch", handle, "--type=merge", f"--patch={json.dumps({'spec': spec})}")
 
     def logs(self, handle: str, *, follow: bool) -> Iterator[str]:
         """Yield the lines of a role's pods, as long as the pods are kept, each with its pod's name."""
         role = next(name for name, known in self._jobs.handles.items() if known == handle)
-        command = ["kubectl", "logs", self._pods(role), "--prefix", "--tail=-1", "--ignore-errors"]
-        command += ["--follow", "--max-log-requests=1000"] if follow else []
+        since = 0.0
         while True:
             is_last = self._is_over() or not follow
+            past = time.strftime("--since-time=%Y-%m-%dT%H:%M:%SZ", time.gmtime(since))
+            command = ["kubectl", "logs", self._pods(role), *_LOGS, past, f"--follow={not is_last}"]
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
                 yield from (line.rstrip("\n") for line in process.stdout or ())
             if is_last:
                 return
-            command[7:] = [
-                f"--since-time={time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}",
-                *command[-2:],
-            ]
+            since = time.time()
             time.sleep(_POLL_S)
 
     def wait(self, handle: str) -> int:
         """Wait for the end of the JobSet."""
         while not self._is_over():
             time.sleep(_POLL_S)
-        code = "{.items[-1:].status.containerStatuses[0].state.terminated.exitCode}"
-        found = _kubectl(
-            "get",
-            "pods",
-            self._pods("head"),
-            "--sort-by=.metadata.creationTimestamp",
-            f"--output=jsonpath={code}",
-        )
-        return int(found or _EXIT_RESUMABLE)
+        code = "--output=jsonpath={.items[-1:].status.containerStatuses[0].state.terminated.exitCode}"
+        last = _kubectl("get", "pods", self._pods("head"), "--sort-by=.metadata.creationTimestamp", code)
+        return int(last or _EXIT_RESUMABLE)
 
     def stop(self, handle: str, grace_s: float) -> None:
         """Interrupt the head, whose end ends the others; then remove the objects, but not the volume."""
@@ -185,9 +173,9 @@ class Kubernetes:
     def dry_run(self) -> str:
         """Return the objects without the keys, which are written to a file that only this user can read."""
         keys = self._head.key.with_name("keys.yaml")
-        write_private_file(keys, _text([self._secret()]))
+        write_private_file(keys, _text(self._secret()))
         objects = [each for name in self._jobs.roles for each in self._objects(name)]
-        return f"# The keys are in {keys} (mode 0600): kubectl apply -f {keys} -f THIS_FILE\n{_text(objects)}"
+        return f"# The keys are in {keys}, mode 0600: kubectl apply -f {keys} -f FILE\n{_text(*objects)}"
 
     def _pods(self, role: str) -> str:
         return f"--selector=app.kubernetes.io/instance={self._run},app.kubernetes.io/component={role}"
@@ -207,25 +195,20 @@ def _fill(tree: Any, values: Mapping[str, Any]) -> Any:
     return values[tree[1:]] if isinstance(tree, str) and tree.startswith("$") else tree
 
 
-def _text(objects: list[dict[str, Any]]) -> str:
+def _text(*objects: dict[str, Any]) -> str:
     return "".join(f"---\n{json.dumps(each, indent=2)}\n" for each in objects)  # JSON is YAML
+
+
+def _create(*objects: dict[str, Any]) -> None:
+    _kubectl("create", "--filename=-", stdin=_text(*objects))
 
 
 def _option(text: str) -> tuple[str, Any]:
     """Return the name and value of ``NAME=VALUE``; the value is JSON, or else a text."""
     name, _, value = text.partition("=")
-    try:
+    with contextlib.suppress(ValueError):
         return name, json.loads(value)
-    except ValueError:
-        return name, value
-
-
-def _create(objects: list[dict[str, Any]]) -> None:
-    _kubectl("create", "--filename=-", stdin=_text(objects))
-
-
-def _patch(name: str, **spec: int) -> None:
-    _kubectl("patch", name, "--type=merge", f"--patch={json.dumps({'spec': spec})}")
+    return name, value
 
 
 def _kubectl(*words: str, stdin: str = "") -> str:
