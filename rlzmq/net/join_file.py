@@ -61,6 +61,14 @@ class JoinFile:
             return None
         return CurveClient(self.server_public_key, KeyPair.from_secret(self.client_secret_key))
 
+    def absence(self, channel: str) -> str:
+        """Return what a peer is told at once if nothing listens at an address of the file."""
+        by = f", written by {self.writer['host']} at {self.writer['written']}," if self.writer else ""
+        return (
+            f"nothing listens at {self.addresses[channel]}: the run of this join file{by} has ended, or its head is "
+            "being started again"
+        )
+
     def to_text(self) -> str:
         """Return the file's text, e.g. for a launcher that writes it to a remote shell's stdin."""
         # JSON strings are TOML basic strings as long as nothing beyond ASCII stays unescaped.

@@ -40,6 +40,7 @@ _ASK_AGAIN_S = 0.5
 _MAX_REFUSALS = 3
 # Connections without an answer that indicate a path that loses large messages.
 _MAX_CONNECTIONS = 4
+_NO_ANSWER = "nothing answers there"
 _ZAP_REFUSED = 400  # status: the key is refused
 
 
@@ -53,11 +54,12 @@ class Conversation:
 
     def __init__(self, address: str, join: JoinFile | None) -> None:
         self._address = address
+        self._join = join
         self._curve = join.curve() if join is not None else None
         self._context: Context | None = None
         self._received: asyncio.Queue[tuple[WireMessage, Sequence[Any]]] = asyncio.Queue()
         self._num_refusals = 0
-        self._reason = "nothing answers there"
+        self._reason = _NO_ANSWER
         self._refused = asyncio.Event()
         self._other_version = ""
         self._lacks_driver = False
@@ -151,6 +153,9 @@ class Conversation:
         self._received.put_nowait((message, payload))
 
     def _on_event(self, event: SocketEvent) -> None:
+        if event.kind == "retrying" and self._reason == _NO_ANSWER and self._join is not None:
+            self._reason = self._join.absence("data")
+            _log.warning("%s. Waiting for it.", self._reason)
         if event.kind == "connected":
             self._reason = "the key is accepted, and no answer arrives"
             if self._connections.try_again(self):

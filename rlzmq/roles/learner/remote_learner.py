@@ -77,7 +77,7 @@ class RemoteLearner:
         self._host = ActorHost("learner")
         self._calls = CallServer(self.name, self._send)
         self._was_called = False
-        self._is_connected = False
+        self._is_connected = self._is_told = False
 
     async def run(self) -> None:
         """Serve until the run's end.
@@ -132,6 +132,11 @@ class RemoteLearner:
 
     def _on_event(self, event: SocketEvent) -> None:
         self._is_connected = event.kind == "connected" or (self._is_connected and event.kind == "retrying")
+        if event.kind == "retrying" and not (self._is_connected or self._is_told):
+            self._is_told = True
+            print(
+                f"{self.name}: {self._join.absence('control')}. Waiting for it.", file=sys.stderr, flush=True
+            )
         if event.kind == "disconnected" and self._was_called:
             # The driver has given this rank up by now; as a new process it may come again.
             error = PeerLostError("the connection to the driver broke")
