@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import shlex
+import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, cast
+from typing import Annotated, Any, Literal, Protocol, Self, cast
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlzmq.core.errors import ConfigurationError, RlzmqError
 from rlzmq.core.files import make_directories, write_private_file
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.launch.cluster import Table
 
-__all__ = ["LISTEN", "WAIT", "Engine", "Jobs", "Resources", "Role", "engine_of", "loop", "start"]
+__all__ = ["LISTEN", "WAIT", "Engine", "Jobs", "Resources", "Role", "command", "engine_of", "loop", "start"]
 
 _GRACE_S = 10.0  # for roles that were started, if another one cannot be
 
@@ -44,7 +46,33 @@ done
 """
 
 
-class Resources(Table):
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a TOML file whose keys are the fields of the class.
+
+        Raises:
+            ConfigurationError: The file is missing or not TOML, or a key is unknown, missing or wrong.
+        """
+        try:
+            return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"cannot read {path}: {error}") from error
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
+        except ValidationError as error:
+            problem = error.errors()[0]
+            *place, key = map(str, problem["loc"])
+            where = ": ".join([str(path), *place])
+            if problem["type"] == "extra_forbidden":
+                known = (Resources if place else cls).model_fields
+                raise ConfigurationError(f"{where}: unknown key {key!r}.{did_you_mean(key, known)}") from None
+            raise ConfigurationError(f"{where}: {key}: {problem['msg']}, got {problem['input']!r}") from None
+
+
+class Resources(_Table):
     """A table of the cluster file: ``[head]``, ``[learners]`` or ``[runners]``.
 
     Attributes:
@@ -72,7 +100,7 @@ class _Head(Resources):
     count: Literal[1] = 1
 
 
-class _Tables(Table):
+class _Tables(_Table):
     """The cluster file. ``python`` and ``workdir`` hold on every machine; by default those of the launching process."""
 
     head: _Head = _Head()
@@ -102,7 +130,7 @@ class Role:
     restart: Literal["always", "with_run"]
 
 
-class Jobs(Table):
+class Jobs(_Table):
     """The roles of a run and where they were started: ``RUN/jobs/roles.toml``, by which other processes find them.
 
     Attributes:
@@ -168,12 +196,15 @@ class Jobs(Table):
             )
         return cls.read(path)
 
+    def role(self, handle: str) -> Role:
+        """Return the role that was started as this."""
+        return next(self.roles[name] for name, known in self.handles.items() if known == handle)
+
     def write(self, run_dir: Path) -> None:
         """Write the file, mode 0600."""
-        make_directories(run_dir / "jobs", mode=0o700)
-        write_private_file(
-            run_dir / "jobs" / "roles.toml", "\n".join(_toml(self.model_dump(mode="json"))) + "\n"
-        )
+        path, lines = run_dir / "jobs" / "roles.toml", _toml(self.model_dump(mode="json"))
+        make_directories(path.parent, mode=0o700)
+        write_private_file(path, "\n".join(lines) + "\n")
 
 
 def _toml(table: Mapping[str, Any], name: str = "") -> Iterator[str]:
@@ -222,6 +253,22 @@ def loop(argv: str, *, before: str = "", after: str) -> str:
         after: What follows it; ``$code`` is its exit code.
     """
     return _LOOP.format(argv=argv, before=before, after=after, wait=WAIT.format("role"))
+
+
+def command(*argv: str, stdin: str = "", what: str = "") -> str:
+    """Run one of an engine's commands; return what it prints.
+
+    Raises:
+        ConfigurationError: It is not there, or fails, for which its last words are the reason.
+    """
+    try:
+        done = subprocess.run(argv, input=stdin, capture_output=True, text=True, errors="replace", check=True)
+    except OSError as error:
+        raise ConfigurationError(f"{argv[0]} cannot be started here: {error}") from error
+    except subprocess.CalledProcessError as error:
+        reason = error.stderr.strip() or f"exit code {error.returncode}"
+        raise ConfigurationError(f"{what or shlex.join(argv)}: {reason}") from error
+    return done.stdout
 
 
 def engine_of(jobs: Jobs) -> Engine:

@@ -7,13 +7,12 @@ preempted; a job that nears its time limit gets SIGUSR1 a minute before (``--sig
 from __future__ import annotations
 
 import shlex
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.launch.engine import LISTEN, WAIT, Jobs, Role, loop
+from rlzmq.launch.engine import LISTEN, WAIT, Jobs, Role, command, loop
 
 __all__ = ["Slurm"]
 
@@ -101,31 +100,31 @@ class Slurm:
 
     def _submit(self, role: Role, places: str = "") -> str:
         head = self._jobs.handles.get("head", "")
-        command = self._command(role, head)
-        job = _slurm(*command, stdin=self._script(role, places)).strip().partition(";")[0]
+        argv = self._command(role, head)
+        job = command(*argv, stdin=self._script(role, places)).strip().partition(";")[0]
         return f"{self._jobs.name}-{role.name}-{head}" if head else job
 
     def scale(self, handle: str, count: int) -> None:
         """Submit further array tasks, or cancel those with the highest numbers."""
-        role = self._role(handle)
+        role = self._jobs.role(handle)
         first = role.resources.count if role.name == "learners" else 0
         if count < first:
             raise ConfigurationError(
                 f"the first {first} learners are one job of Slurm's: expected at least {first}, got {count}."
             )
-        listed = _slurm("squeue", "-h", "-r", f"--name={handle}", f"--states={_LIVING}", "-o", "%K %F_%K")
+        listed = command("squeue", "-h", "-r", f"--name={handle}", f"--states={_LIVING}", "-o", "%K %F_%K")
         tasks = dict(line.split() for line in listed.splitlines())
         tasks.pop("N/A", "")
         surplus = sorted(tasks, key=int)[count - first :]
         free = [place for place in range(first, count + len(tasks)) if str(place) not in tasks]
         if surplus:
-            _slurm("scancel", *(tasks[place] for place in surplus))
+            command("scancel", *(tasks[place] for place in surplus))
         elif missing := free[: count - first - len(tasks)]:
             self._submit(role, ",".join(map(str, missing)))
 
     def logs(self, handle: str, *, follow: bool) -> Iterator[str]:
         """Yield the lines of a role's files; of an array's with the number of the task."""
-        role = self._role(handle)
+        role = self._jobs.role(handle)
         read: dict[Path, int] = {}
         while True:
             is_over = not follow or not self._is_there(handle)
@@ -145,18 +144,18 @@ class Slurm:
         """Wait for the head's end."""
         while self._is_there(handle):
             time.sleep(_POLL_S)
-        facts = _slurm("scontrol", "-o", "show", "job", handle).split()
+        facts = command("scontrol", "-o", "show", "job", handle).split()
         code = next(fact for fact in facts if fact.startswith("ExitCode="))[9:].partition(":")[0]
         return int(code) or (0 if "JobState=COMPLETED" in facts else _EXIT_RESUMABLE)
 
     def stop(self, handle: str, grace_s: float) -> None:
         """Cancel a role."""
         which = [handle] if handle == self._jobs.handles["head"] else [f"--name={handle}"]
-        _slurm("scancel", *which)
+        command("scancel", *which)
         deadline = time.monotonic() + grace_s
         while self._is_there(handle):
             if time.monotonic() > deadline:
-                _slurm("scancel", "--full", "--signal=KILL", *which)
+                command("scancel", "--full", "--signal=KILL", *which)
                 return
             time.sleep(_POLL_S)
 
@@ -166,30 +165,11 @@ class Slurm:
         directory = shlex.quote(str(self._jobs.roles["head"].key.parent))
         lines = ["set -e", f"mkdir -m 700 -p {directory}"]
         for role in roles:
-            command = " ".join(f'"{word}"' for word in self._command(role, "$head"))
-            lines += [f"{role.name}=$({command} <<'END_OF_JOB'", self._script(role) + "END_OF_JOB", ")"]
+            submit = " ".join(f'"{word}"' for word in self._command(role, "$head"))
+            lines += [f"{role.name}=$({submit} <<'END_OF_JOB'", self._script(role) + "END_OF_JOB", ")"]
         return "\n".join([*lines, f"echo {' '.join(f'{role.name} ${role.name}' for role in roles)}"])
-
-    def _role(self, handle: str) -> Role:
-        return next(self._jobs.roles[name] for name, known in self._jobs.handles.items() if known == handle)
 
     def _is_there(self, handle: str) -> bool:
         """Return whether jobs of the role wait, run or end; a job that is being requeued waits."""
-        listed = _slurm("squeue", "-h", "--me", f"--states={_LIVING},completing", "-o", "%A %j")
+        listed = command("squeue", "-h", "--me", f"--states={_LIVING},completing", "-o", "%A %j")
         return any(handle in line.split(" ", 1) for line in listed.splitlines())
-
-
-def _slurm(*command: str, stdin: str = "") -> str:
-    """Run one of Slurm's commands; return what it prints.
-
-    Raises:
-        ConfigurationError: Slurm is not there, or refuses.
-    """
-    try:
-        return subprocess.run(command, input=stdin, capture_output=True, text=True, check=True).stdout
-    except OSError as error:
-        raise ConfigurationError(
-            f"{command[0]} cannot be started: {error}. Use a machine with Slurm."
-        ) from error
-    except subprocess.CalledProcessError as error:
-        raise ConfigurationError(f"Slurm refuses {shlex.join(command)}: {error.stderr.strip()}") from error

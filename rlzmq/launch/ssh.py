@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import shlex
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from subprocess import CalledProcessError
 
 from rlzmq.core.errors import ConfigurationError, PeerLostError
-from rlzmq.launch.engine import LISTEN, Jobs, Role, loop
+from rlzmq.launch.engine import LISTEN, Jobs, Role, command, loop
 
 __all__ = ["Ssh"]
 
@@ -129,7 +129,7 @@ class Ssh:
 
     def scale(self, handle: str, count: int) -> None:
         """Start further processes on the hosts with the fewest, or stop those with the highest numbers."""
-        role = self._role(handle)
+        role = self._jobs.role(handle)
         listed = self._on_each(role, lambda host: _LIST.format(files=self._files(role, host)))
         living = {int(name.rpartition("-")[2]): host for host in listed for name in listed[host].split()}
         surplus = [
@@ -148,7 +148,7 @@ class Ssh:
 
     def logs(self, handle: str, *, follow: bool) -> Iterator[str]:
         """Yield the lines of all hosts, each after the number of its process; a host that is away is asked again."""
-        role = self._role(handle)
+        role = self._jobs.role(handle)
         read: dict[str, int] = {}
         is_up = True
         while is_up:
@@ -180,7 +180,7 @@ class Ssh:
 
     def stop(self, handle: str, grace_s: float) -> None:
         """Stop a role on all its hosts."""
-        role = self._role(handle)
+        role = self._jobs.role(handle)
         self._on_each(role, lambda host: _stop(self._files(role, host), grace_s))
 
     def dry_run(self) -> str:
@@ -191,12 +191,9 @@ class Ssh:
                 script = self._script(
                     role, host, _spread(role), f"(the text of {role.key} on {self._head_host})\n"
                 )
-                command = shlex.join(self._argv(role, host))
-                lines.append(f"{command} <<'END_OF_HOST'\n{_IS_UP}{script}END_OF_HOST")
+                ssh = shlex.join(self._argv(role, host))
+                lines.append(f"{ssh} <<'END_OF_HOST'\n{_IS_UP}{script}END_OF_HOST")
         return "\n".join(lines)
-
-    def _role(self, handle: str) -> Role:
-        return self._jobs.roles[handle.partition("@")[0]]
 
     def _file(self, role: Role, host: str, place: object = "") -> str:
         """Return the path of a process's files, quoted and without suffix."""
@@ -225,17 +222,15 @@ class Ssh:
             PeerLostError: The host cannot be reached, or its key is unknown.
             ConfigurationError: The script fails; there is no ssh.
         """
-        command = self._argv(role, host)
         try:
-            done = subprocess.run(
-                command, input=_IS_UP + script, capture_output=True, text=True, errors="replace", check=False
-            )
-        except OSError as error:
-            raise ConfigurationError(f"ssh cannot be started: {error}. Install OpenSSH's client.") from error
-        if done.returncode:
-            kind = PeerLostError if done.returncode == _UNREACHABLE else ConfigurationError
-            raise kind(f"{host}: {done.stderr.strip()}")
-        return done.stdout
+            return command(*self._argv(role, host), stdin=_IS_UP + script, what=host)
+        except ConfigurationError as error:
+            if (
+                isinstance(failed := error.__cause__, CalledProcessError)
+                and failed.returncode == _UNREACHABLE
+            ):
+                raise PeerLostError(str(error)) from None
+            raise
 
 
 def _stop(files: str, grace_s: float) -> str:
