@@ -1,6 +1,7 @@
 """Run the tests of packages that the test command leaves out: trackers, environments, Jupyter; and of other libraries.
 
-These are W&B, MLflow and trackio; Atari, MiniGrid, dm_control and EnvPool; the notebooks with Jupyter's client.
+These are W&B, MLflow and trackio; Atari, MiniGrid, dm_control and EnvPool; the notebooks with Jupyter's client;
+clusters of Ray and Dask.
 
 Installs them into the checkout's virtualenv, beside what `scripts/test.py` installs (about 1 GB), so that later test
 runs there include these tests, too. ``--peers`` instead runs the code of RLlib and Stable-Baselines3 on the migration
@@ -23,6 +24,7 @@ TESTS = (
     "tests/telemetry/test_writers.py",
     "tests/envs/test_wrappers.py",
     "tests/docs/test_code_blocks.py::test_a_notebook_runs_in_jupyter",
+    "tests/launch/test_task_engines.py",
 )
 
 # Before the code of a peer: Ray without a dashboard, and with CPUs for all of the page's actors.
@@ -44,11 +46,13 @@ def main() -> int:
         return max([run_peers_code(peer) for peer in PEERS])
     python = ensure_venv(dev=True)
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["optional-tests"]
-    extras = f"{ROOT}[atari,minigrid,mujoco,dm-control]"
+    extras = f"{ROOT}[atari,minigrid,mujoco,dm-control,ray,dask]"
     # Not all of them accept the versions of scripts/constraints.txt; torch must stay the pinned CPU build.
     pin = next(line for line in CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
     pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", pin)
-    return run(*pip, "--editable", extras, *packages) or run(python, "-m", "pytest", "-q", "-rs", *TESTS)
+    return run(*pip, "--editable", extras, *packages) or run(
+        python, "-m", "pytest", "-q", "-rs", "-m", "", *TESTS
+    )
 
 
 def run_peers_code(peer: str) -> int:

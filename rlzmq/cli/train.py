@@ -87,8 +87,8 @@ class TrainOptions:
     import_: list[str] = field(default_factory=list)
     """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
     on: str = "local"
-    """Where the run's processes start: local, or the engine that starts them, slurm or k8s (docs/how_to)
-    (default: local)."""
+    """Where the run's processes start: local, or the engine that starts them: slurm, k8s, ray, ray://HOST:PORT or
+    dask://HOST:PORT (docs/how_to) (default: local)."""
     cluster: Path | None = None
     """TOML file with the roles' resources: [head], [learners], [runners] (default: one head, which starts all)."""
     dry_run: bool = False

@@ -8,6 +8,7 @@ import json
 import shlex
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,19 @@ from rlzmq.core.errors import ConfigurationError, RlzmqError
 from rlzmq.core.files import make_directories, write_private_file
 from rlzmq.core.suggest import did_you_mean
 
-__all__ = ["LISTEN", "WAIT", "Engine", "Jobs", "Resources", "Role", "command", "engine_of", "loop", "start"]
+__all__ = [
+    "LISTEN",
+    "WAIT",
+    "Engine",
+    "Jobs",
+    "Resources",
+    "Role",
+    "command",
+    "engine_of",
+    "log_lines",
+    "loop",
+    "start",
+]
 
 _GRACE_S = 10.0  # for roles that were started, if another one cannot be
 
@@ -31,7 +44,11 @@ _ENGINES = {
     "k8s": "rlzmq.launch.k8s:Kubernetes",
     "slurm": "rlzmq.launch.slurm:Slurm",
     "ssh": "rlzmq.launch.ssh:Ssh",
+    "ray": "rlzmq.launch.ray_engine:Ray",
+    "dask": "rlzmq.launch.dask_engine:Dask",
 }
+
+_POLL_S = 1.0
 
 # A wait that a signal interrupts returns more than 128, and the process still runs.
 WAIT = "while :; do wait ${0}; code=$?; [ $code -gt 128 ] && kill -0 ${0} 2>/dev/null || break; done"
@@ -269,6 +286,24 @@ def command(*argv: str, stdin: str = "", what: str = "") -> str:
         reason = error.stderr.strip() or f"exit code {error.returncode}"
         raise ConfigurationError(f"{what or shlex.join(argv)}: {reason}") from error
     return done.stdout
+
+
+def log_lines(role: Role, is_over: Callable[[], bool]) -> Iterator[str]:
+    """Yield the lines of the log files beside a role's join file, with the number of the process, until `is_over`."""
+    read: dict[Path, int] = {}
+    while True:
+        ends = is_over()
+        for path in sorted(role.key.parent.glob(f"{role.name}*.log")):
+            place = path.stem.removeprefix(role.name).lstrip("-")
+            with path.open("rb") as file:
+                file.seek(read.get(path, 0))
+                for line in file:
+                    if line.endswith(b"\n") or ends:
+                        read[path] = read.get(path, 0) + len(line)
+                        yield (f"{place}: " if place else "") + line.decode(errors="replace").rstrip("\n")
+        if ends:
+            return
+        time.sleep(_POLL_S)
 
 
 def engine_of(jobs: Jobs) -> Engine:

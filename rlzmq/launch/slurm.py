@@ -9,10 +9,9 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.launch.engine import LISTEN, WAIT, Jobs, Role, command, loop
+from rlzmq.launch.engine import LISTEN, WAIT, Jobs, Role, command, log_lines, loop
 
 __all__ = ["Slurm"]
 
@@ -124,21 +123,7 @@ class Slurm:
 
     def logs(self, handle: str, *, follow: bool) -> Iterator[str]:
         """Yield the lines of a role's files; of an array's with the number of the task."""
-        role = self._jobs.role(handle)
-        read: dict[Path, int] = {}
-        while True:
-            is_over = not follow or not self._is_there(handle)
-            for path in sorted(role.key.parent.glob(f"{role.name}*.log")):
-                place = path.stem.removeprefix(role.name).lstrip("-")
-                with path.open("rb") as file:
-                    file.seek(read.get(path, 0))
-                    for line in file:
-                        if line.endswith(b"\n") or is_over:
-                            read[path] = read.get(path, 0) + len(line)
-                            yield (f"{place}: " if place else "") + line.decode(errors="replace").rstrip("\n")
-            if is_over:
-                return
-            time.sleep(_POLL_S)
+        return log_lines(self._jobs.role(handle), lambda: not follow or not self._is_there(handle))
 
     def wait(self, handle: str) -> int:
         """Wait for the head's end."""

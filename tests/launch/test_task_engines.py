@@ -1,0 +1,176 @@
+"""Runs on real clusters of Ray and Dask with two nodes: what happens to tasks there happens to a run."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.task_clusters import ENGINES, Node, TaskCluster, until, why_missing
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+_TRAIN = (
+    "rlzmq train ppo --env CartPole-v1 --preset none --batch-size-per-learner 200 --minibatch-size 50 --num-epochs 1 "
+    "--checkpoint-every-s 2 --run-dir runs/a --cluster cluster.toml"
+)
+_ACCOUNT = r"accounting: sampled (\d+) = trained (\d+) \+ dropped (\d+)(?: \(.*?\))? \+ pending (\d+)"
+
+
+@pytest.fixture(scope="module", params=list(ENGINES))
+def cluster(request: pytest.FixtureRequest) -> Iterator[TaskCluster]:
+    if why := why_missing(request.param):
+        pytest.skip(why)
+    made = ENGINES[request.param]()
+    yield made
+    made.close()
+
+
+class Run:
+    """A run that was started in a directory of its own."""
+
+    def __init__(self, cluster: TaskCluster, cwd: Path, name: str = "a") -> None:
+        self.cluster, self.cwd, self.path = cluster, cwd, cwd / "runs" / name
+        (cwd / "cluster.toml").write_text(f'[head]\n{cluster.head}\n[runners]\ncount = 2\nmemory = "100MB"\n')
+
+    def type(self, line: str, code: int = 0) -> str:
+        """Type a command; return what it says."""
+        command = self.cluster.type(line, self.cwd)
+        said, _ = command.communicate(timeout=150)
+        assert command.returncode == code, said + self.describe()
+        return said
+
+    def log(self, name: str = "head") -> str:
+        path = self.path / "jobs" / f"{name}.log"
+        return path.read_text() if path.exists() else ""
+
+    def describe(self) -> str:
+        logs = [*(self.path / "jobs").glob("*.log"), *self.cluster.directory.glob("*.log")]
+        return "\n".join(f"-- {log}\n" + "\n".join(log.read_text().splitlines()[-15:]) for log in logs)
+
+    def wait_for(self, pattern: str, name: str = "head", after: int = 0) -> int:
+        """Wait for text in a log; return where it ends."""
+        until(
+            lambda: re.search(pattern, self.log(name)[after:]),
+            lambda: f"{name}: {pattern!r}\n{self.describe()}",
+        )
+        found = re.search(pattern, self.log(name)[after:])
+        assert found is not None
+        return after + found.end()
+
+    def runners(self, count: int, without: int = 0) -> dict[int, Node]:
+        """Wait until so many runners run, this one not among them; return them."""
+        found: dict[int, Node] = {}
+
+        def are_there() -> bool:
+            nonlocal found
+            found = self.cluster.roles("rlzmq runner")
+            return len(found) == count and without not in found
+
+        until(are_there, lambda: f"{count} runners, not {without}: {found}\n{self.describe()}")
+        return found
+
+
+def test_a_run_reaches_its_goal(cluster: TaskCluster, tmp_path: Path) -> None:
+    run = Run(cluster, tmp_path)
+    run.type(f"{_TRAIN} --stop return=40 --on {cluster.from_outside}")
+    said = run.type("rlzmq launch logs runs/a --follow")
+    assert "[runners] 1: runner" in said
+    assert "≥ 40" in run.log()
+    until(lambda: not cluster.roles(""), run.describe)
+    account(run)
+
+
+def test_what_dies_is_replaced_and_the_rest_goes_on(cluster: TaskCluster, tmp_path: Path) -> None:
+    run = Run(cluster, tmp_path)
+    launcher = cluster.type(f"{_TRAIN} --on {cluster.on}", tmp_path)
+    assert launcher.stdout is not None
+    until(lambda: launcher.stdout.readline().startswith("runners "), run.describe)
+    launcher.kill()  # -9
+    launcher.communicate()
+    run.wait_for("iter 1 ")
+    (head,) = cluster.roles("rlzmq train")
+
+    before = run.runners(2)
+    killed, kept = before
+    kill(before[killed], killed)
+    assert kept in run.runners(2, without=killed)  # only it is replaced
+    run.wait_for("iter", after=len(run.log()))
+
+    far = next(node for node in run.runners(2).values() if node is not cluster.roles("rlzmq train")[head])
+    far.lose()
+    back = run.runners(2)
+    assert set(back.values()) == {cluster.roles("rlzmq train")[head]}
+    assert set(cluster.roles("rlzmq train")) == {head}
+    assert "resumed" not in run.log()
+    run.wait_for("iter", after=len(run.log()))
+
+    until(lambda: any((run.path / "checkpoints").iterdir()), run.describe)
+    end = len(run.log())
+    kill(cluster.roles("rlzmq train")[head], head)
+    end = run.wait_for("resumed ", after=end)
+    run.wait_for("iter", after=end)
+
+    cluster.add_node()
+    run.type("rlzmq scale runs/a --runners 3")
+    run.runners(3)
+    run.type("rlzmq scale runs/a --runners 1")
+    (last,) = run.runners(1)
+    run.wait_for("iter", after=len(run.log()))
+    assert last in cluster.roles("rlzmq runner")
+
+    secret = re.findall(r'client_secret_key = "(.+)"', (run.path / "jobs" / "join.toml").read_text())[0]
+    said = str([process.cmdline() for node in cluster.nodes for process in node.tree()])
+    run.type("rlzmq launch stop runs/a")
+    assert not cluster.roles("")
+    assert "interrupted" in run.log()
+    assert (run.path / "jobs" / "head.code").read_text() == "75"
+    iterations = re.findall(r"^iter (\d+)", run.log(), re.M)
+    assert int(max((run.path / "checkpoints").iterdir()).name) >= int(iterations[-1])
+    account(run)
+    assert secret not in run.describe() + said
+
+
+def test_what_no_worker_offers_is_refused(cluster: TaskCluster, tmp_path: Path) -> None:
+    if cluster.on == "ray":
+        pytest.skip("Ray waits for its autoscaler")
+    run = Run(cluster, tmp_path)
+    (tmp_path / "cluster.toml").write_text("[runners]\ngpus = 1\n")
+    assert "no worker offers GPU" in run.type(f"{_TRAIN} --on {cluster.on}", code=78)
+    assert not cluster.roles("")
+
+
+def test_the_page_typed_literally(cluster: TaskCluster, tmp_path: Path) -> None:
+    page = (
+        Path(__file__).parents[2] / "docs" / "how_to" / f"{type(cluster).__name__.lower()}.md"
+    ).read_text()
+    blocks = re.findall(
+        r"^```(\w*)\n(.*?)^```", page.replace("dask://127.0.0.1:8786", cluster.on), re.DOTALL | re.M
+    )
+    run = Run(cluster, tmp_path, "cartpole")
+    (toml,) = (text for kind, text in blocks if kind == "toml")
+    (tmp_path / "cluster.toml").write_text(toml)
+    (train, later) = (text for kind, text in blocks if not kind)
+    run.type(train)
+    run.wait_for("iter 1 ")
+    logs, scale, stop = later.splitlines()
+    assert "iter 1 " in run.type(logs)
+    run.type(scale)
+    run.runners(3)
+    run.type(stop)
+    assert not cluster.roles("")
+    account(run)
+
+
+def kill(node: Node, pid: int) -> None:
+    next(process for process in node.tree() if process.pid == pid).send_signal(signal.SIGKILL)
+
+
+def account(run: Run) -> None:
+    accounts = re.findall(_ACCOUNT, run.log())
+    assert accounts
+    for sampled, *rest in accounts:
+        assert int(sampled) == sum(map(int, rest))
