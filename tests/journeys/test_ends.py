@@ -163,17 +163,33 @@ def test_a_fork_server_that_is_killed_while_it_imports_again_and_again(terminal:
     assert_nothing_lost(terminal, run.end(), 0)
 
 
+MINE = """
+import time
+from pathlib import Path
+
+import gymnasium as gym
+
+class Env(gym.Wrapper):
+    def __init__(self, config):
+        super().__init__(gym.make("CartPole-v1"))
+        self.is_slow = config["is_slow"]
+
+    def step(self, action):
+        time.sleep(0.02 if self.is_slow and not Path("go").exists() else 0.0)
+        return super().step(action)
+"""
 SPACE = """
 trainable = "PPO"
-environment = { env = "CartPole-v1" }
+environment = { env = "mine:Env", env_config = { is_slow = { grid_search = [false, false, true] } } }
 env_runners = { num_env_runners = 0 }
-training = { train_batch_size_per_learner = 64, minibatch_size = 32, lr = { grid_search = [1e-3, 1e-4, 1e-5] } }
-stop = { training_iteration = 40 }
+training = { train_batch_size_per_learner = 64, minibatch_size = 32, num_epochs = 1 }
+stop = { training_iteration = 10 }
 """
 
 
 def test_a_search_whose_processes_are_all_told_to_end_is_resumed(terminal: Terminal) -> None:
     """One trial has ended by then, one is in the middle."""
+    (terminal.cwd / "mine.py").write_text(MINE)
     (terminal.cwd / "space.toml").write_text(SPACE)
     tune = "rlzmq tune space.toml --dir . --name s --preset none --max-concurrent-trials 2"
     search = terminal.start(tune)
@@ -184,18 +200,19 @@ def test_a_search_whose_processes_are_all_told_to_end_is_resumed(terminal: Termi
     done = search.end()
     assert done.code == 75, done
     before = [iterations(trial) for trial in trials]
-    assert len(before[int(ended)]) == 40 > len(before[2]), done
+    assert len(before[int(ended)]) == 10 > len(before[2]), done
     for trial, trained in zip(trials, before, strict=True):
         newest = json.loads((trial / "checkpoints.json").read_text())
         assert str(trained[-1]) in str(newest), (trained, newest)
     again = re.search("^resume +(.*)", done.out, re.MULTILINE)
     assert again is not None, done
     assert again[1] == f"{tune} --resume"
+    (terminal.cwd / "go").touch()
     done = terminal.type(again[1])
     assert done.code == 0, done
     assert "3 trials ended, 0 failed" in done.out
     for trial, trained in zip(trials, before, strict=True):
-        assert iterations(trial) == list(range(1, 41)), (trained, done)
+        assert iterations(trial) == list(range(1, 11)), (trained, done)
 
 
 def iterations(trial: Path) -> list[int]:
