@@ -180,7 +180,7 @@ def flood_server(flood: str) -> Outcome:
         path = Path(directory)
         _rlzmq(path, "train ppo --env CartPole-v1 --run-dir run --stop iterations=1").wait()
         is_server = flood in http_floods()
-        command = "serve run --http 127.0.0.1:0" if is_server else "dashboard run --port 0"
+        command = f"{'serve' if is_server else 'dashboard'} run --port 0"
         with _rlzmq(path, command, resource.RLIMIT_NOFILE if not is_server else None) as victim:
             assert victim.stdout is not None
             url = next(found[0] for line in victim.stdout if (found := re.search(r"http://[^/\s]+", line)))

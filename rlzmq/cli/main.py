@@ -51,7 +51,7 @@ _VERBOSE = "\n\n  --verbose  with any command: show errors with all frames, not 
 _COMMANDS = {
     "demo": ("rlzmq.cli.demo", "see it learn CartPole, in a broker, two runners and two learners"),
     "train": ("rlzmq.cli.train", "train an algorithm: rlzmq train ppo --env CartPole-v1"),
-    "tune": ("rlzmq.cli.tune", "search for good settings: rlzmq tune SPACE.toml"),
+    "tune": ("rlzmq.cli.tune", "search for good settings: rlzmq tune ppo --env ENV --lr 1e-4..1e-2:log"),
     "runner": ("rlzmq.cli.runner", "sample for a run, from any machine: rlzmq runner --join FILE"),
     "learner": ("rlzmq.cli.learner", "a learner rank for a run, from any machine: rlzmq learner --join FILE"),
     "top": ("rlzmq.cli.top", "watch a run: rlzmq top [FILE or directory]"),

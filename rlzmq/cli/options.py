@@ -10,6 +10,7 @@ import typing
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rlzmq.config.plain import setting_from_text
+from rlzmq.config.search_space import SearchObject, grid_search, lograndint, loguniform, randint, uniform
 from rlzmq.config.settings import Setting
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.envs.wrappers import split_wrappers
@@ -25,6 +26,9 @@ _ALIASES = {
     "num_learners": "--learners",
     "train_batch_size_per_learner": "--batch-size-per-learner",
 }
+_NUMBER = r"[-+]?[\d.]*\d(?:[eE][-+]?\d+)?"
+_RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(:log)?")  # 1e-4..1e-2:log
+_LIST = re.compile(rf"{_NUMBER}(?:,{_NUMBER})+")
 _TABLES = ("model_config", "evaluation_config")  # objects in Python, dicts on the command line
 _NAMES = ("policies", "policies_to_train")
 _NAMED_CODE = ("policy_mapping_fn",)
@@ -115,12 +119,28 @@ def _value(config: BaseConfig, setting: str, text: str) -> Any:
         return None
     if str in options:
         return text
+    if (searched := _search_object(text, options)) is not None:
+        return searched
     if text.lower() in ("true", "false") and bool in options:
         return text.lower() == "true"
     try:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def _search_object(text: str, options: list[Any]) -> SearchObject | None:
+    """Return what a range of numbers or a list of them stands for: what `rlzmq tune` searches."""
+    if int not in options and float not in options:
+        return None
+    if _LIST.fullmatch(text):
+        return grid_search([json.loads(number) for number in text.split(",")])
+    if (found := _RANGE.fullmatch(text)) is None:
+        return None
+    is_int = int in options and found[1].isdigit() and found[2].isdigit()
+    if is_int:
+        return (lograndint if found[3] else randint)(int(found[1]), int(found[2]) + 1)
+    return (loguniform if found[3] else uniform)(float(found[1]), float(found[2]))
 
 
 def table_from_texts(setting: str, texts: list[str]) -> dict[str, Any]:

@@ -25,8 +25,10 @@ __all__ = ["ServeOptions", "run"]
 class ServeOptions(PolicyOptions):
     """Options of ``rlzmq serve``."""
 
-    http: str = "127.0.0.1:8000"
-    """HOST:PORT to serve HTTP on, port 0: any free one (default: 127.0.0.1:8000)."""
+    port: int = 8000
+    """Port to listen on; 0: any free one (default: 8000)."""
+    host: str = "127.0.0.1"
+    """Address to listen on (default: 127.0.0.1)."""
     token_file: Path | None = None
     """File of the bearer token, mode 0600; written if there is none (default: serve.token in the run
     directory)."""
@@ -70,7 +72,7 @@ async def _main(options: ServeOptions) -> int:
     server = AsyncPolicyServer(
         options.checkpoint,
         **policy_arguments(options),
-        http=options.http,
+        http=f"[{options.host}]:{options.port}" if ":" in options.host else f"{options.host}:{options.port}",
         token=token_in(token_file),
         allowed_hosts=options.allow_host,
         insecure=options.insecure,

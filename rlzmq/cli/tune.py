@@ -1,4 +1,4 @@
-"""``rlzmq tune``: search for good settings, from a TOML file with search objects."""
+"""``rlzmq tune``: search for good settings, given as flags (``--lr 1e-4..1e-2:log``) or in a TOML file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from rlzmq.algorithms.presets import preset_for
+from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
 from rlzmq.cli.dashboard import check_installed, dashboard_of
 from rlzmq.cli.interrupt import DRAIN_S, Interrupt
 from rlzmq.cli.joining import import_first
 from rlzmq.cli.main import EXIT_INTERNAL
+from rlzmq.cli.options import apply_settings, options_type
 from rlzmq.cli.parsing import parse
 from rlzmq.cli.stopping import StopCriteria
 from rlzmq.cli.train import apply_preset
-from rlzmq.config.search_space import search_objects_in_tables
+from rlzmq.config.search_space import GridSearch, find_search_objects, search_objects_in_tables
 from rlzmq.config.toml import read_toml
 from rlzmq.core.closed_output import outlive_readers
 from rlzmq.core.errors import ConfigurationError, Interrupted
@@ -35,14 +38,22 @@ __all__ = ["TuneOptions", "run"]
 _TABLES = ("trainable", "param_space", "tune", "stop", "checkpoint", "failure")
 
 
-@dataclass
-class TuneOptions:
-    """Options of ``rlzmq tune``."""
+_TRIALS = 10  # of a range that was given as a flag
+_STEPS = 100_000  # of a trial without a preset
+# What `rlzmq tune ppo --help` shows; `--help-all` shows every setting.
+_USUAL = (
+    "env", "trials", "stop", "name", "resume", "preset", "dashboard", "num_env_runners", "num_envs_per_env_runner",
+    "lr", "gamma", "train_batch_size_per_learner", "model_config", "seed",
+)  # fmt: skip
 
-    space: tyro.conf.Positional[Path]
-    """TOML file: trainable, settings with search objects, and tables for tune, stop, checkpoint and failure."""
+
+@dataclass(kw_only=True)
+class TuneOptions:
+    """Options of both forms of ``rlzmq tune``."""
+
     trials: int | None = None
-    """Number of trials for each grid point (default: num_samples in the file's tune table, else 1)."""
+    """Number of trials for each grid point (default: num_samples in the file's tune table, else 1; 10 if a range is
+    given as a flag)."""
     max_concurrent_trials: int | None = None
     """Most trials at the same time (default: as many as this machine has cores for)."""
     metric: str | None = None
@@ -52,7 +63,7 @@ class TuneOptions:
     """Whether the metric is to be large or small (default: mode in the file's tune table, else max)."""
     stop: list[str] = field(default_factory=list)
     """End a trial when this is reached: return=475, steps=300000, iterations=50, time=60 (s), or a/result/path=number;
-    repeatable (default: the file's stop table)."""
+    repeatable (default: the file's stop table; with flags the steps of the env's preset, else steps=100000)."""
     time_budget: float | None = None
     """End the search after so many seconds (default: no limit)."""
     storage: str | None = None
@@ -78,18 +89,36 @@ class TuneOptions:
     """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
 
 
+@dataclass(kw_only=True)
+class _FileOptions(TuneOptions):
+    space: tyro.conf.Positional[Path]
+    """TOML file: trainable, settings with search objects, and tables for tune, stop, checkpoint and failure."""
+
+
+@dataclass(kw_only=True)
+class _AlgorithmOptions(TuneOptions):
+    env: str | None = None
+    """Gymnasium id, or 'package.module:Class' (default: that of --preset)."""
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run the command with `arguments`, which follow ``rlzmq tune``; return the exit code."""
-    options = parse(
-        TuneOptions,
-        arguments,
-        usage="rlzmq tune SPACE.toml [options]",
-        description="Search for good settings: run trials of a training with different values, in parallel processes.",
+    algorithm = arguments[0].lower() if arguments and arguments[0].lower() in ALGORITHMS else None
+    options: Any = parse(
+        _options_type(algorithm),
+        arguments if algorithm is None else arguments[1:],
+        usage=f"rlzmq tune {algorithm} --env ENV --lr 1e-4..1e-2:log [options]"
+        if algorithm
+        else "rlzmq tune SPACE.toml [options]",
+        description="Search for good settings: run trials of a training with different values, in parallel processes. "
+        "A setting's value may be a range (0.9..0.99, 1e-4..1e-2:log) or a list (32,64), after the name of an "
+        "algorithm (rlzmq tune ppo --help); or it stands in a TOML file.",
+        usual=_USUAL if algorithm else None,
     )
     if options.dashboard:
         check_installed()
     import_first(options.import_)
-    tuner = _tuner(options)
+    tuner = _tuner(algorithm, options)
     named = [] if options.name else ["--name", tuner.path.name]
     again = shlex.join(["rlzmq", "tune", *arguments, *named, *([] if options.resume else ["--resume"])])
     page = dashboard_of(tuner.path) if options.dashboard else contextlib.nullcontext()
@@ -107,13 +136,24 @@ def run(arguments: Sequence[str]) -> int:
     return _print_summary(results, tuner, options)
 
 
-def _tuner(options: TuneOptions) -> Tuner:
-    """Return the Tuner that the file and the options describe."""
+def _options_type(algorithm: str | None) -> type:
+    """Return the options of a search over flags of an algorithm; None: over a file."""
+    if algorithm is None:
+        return _FileOptions
+    config_class = get_config_class(algorithm)
+    return options_type(config_class, f"Tune{config_class.__name__}", _AlgorithmOptions)
+
+
+def _tuner(algorithm: str | None, options: Any) -> Tuner:
+    """Return the Tuner that the flags or the file describe."""
     from rlzmq.tune.settings import CheckpointConfig, FailureConfig, RunConfig
     from rlzmq.tune.tuner import Tuner
 
-    tables = search_objects_in_tables(read_toml(options.space))
-    trainable, param_space = _trainable(tables, options)
+    if algorithm is None:
+        tables = search_objects_in_tables(read_toml(options.space))
+        trainable, param_space = _trainable(tables, options)
+    else:
+        trainable, param_space, tables = _searched_flags(algorithm, options)
     stop = StopCriteria(options.stop).goals or tables.get("stop")
     run_config = RunConfig(
         name=options.name,
@@ -135,14 +175,38 @@ def _tuner(options: TuneOptions) -> Tuner:
     return Tuner(trainable, param_space=param_space, tune_config=tune_config, run_config=run_config)
 
 
-def _trainable(tables: Mapping[str, Any], options: TuneOptions) -> tuple[Any, Any]:
+def _searched_flags(algorithm: str, options: Any) -> tuple[str, Any, dict[str, Any]]:
+    """Return the trainable, the config with the search objects that flags give, and what else the search needs.
+
+    Raises:
+        ConfigurationError: No flag gives a range or a list.
+    """
+    config = get_config_class(algorithm)()
+    apply_preset(config, algorithm, options.env, options)
+    apply_settings(config, options)
+    if options.env is not None:
+        config.environment(options.env)
+    searched = find_search_objects(config)
+    if not searched:
+        raise ConfigurationError(
+            "which settings are to be searched? Give a range or a list: --lr 1e-4..1e-2:log, --num-epochs 4,10."
+        )
+    preset = preset_for(algorithm, config.env)
+    num_steps = _STEPS if preset is None or preset.budget is None else preset.budget
+    num_samples = 1 if all(isinstance(each, GridSearch) for each in searched.values()) else _TRIALS
+    return (
+        config._algorithm,
+        config,
+        {"stop": StopCriteria([f"steps={num_steps}"]).goals, "tune": {"num_samples": num_samples}},
+    )
+
+
+def _trainable(tables: Mapping[str, Any], options: _FileOptions) -> tuple[Any, Any]:
     """Return the trainable and its search space.
 
     Raises:
         ConfigurationError: The file does not name a trainable, or a table is unknown.
     """
-    from rlzmq.algorithms.registry import get_config_class
-
     named = tables.get("trainable")
     if not isinstance(named, str):
         raise ConfigurationError(f'{options.space}: which trainable? Begin with e.g. trainable = "PPO".')

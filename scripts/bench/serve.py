@@ -87,7 +87,7 @@ def in_process(workload: str) -> Turn:
 
 def over_http(workload: str) -> Turn:
     path, batch = prepared(workload)
-    command = f"-m rlzmq serve {path} --http 127.0.0.1:0 --reload-interval 0 --max-batch-size {len(batch)}"
+    command = f"-m rlzmq serve {path} --port 0 --reload-interval 0 --max-batch-size {len(batch)}"
     server = subprocess.Popen([sys.executable, *command.split()], stdout=subprocess.PIPE, text=True)
     atexit.register(server.wait)
     atexit.register(server.terminate)

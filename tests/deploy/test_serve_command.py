@@ -30,7 +30,7 @@ class Served:
 
     def __init__(self, *arguments: str, directory: Path) -> None:
         self.process: subprocess.Popen[str] = WarmPopen(
-            [sys.executable, "-m", "rlzmq", "serve", *arguments, "--http", "127.0.0.1:0"],
+            [sys.executable, "-m", "rlzmq", "serve", *arguments, "--port", "0"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -174,8 +174,7 @@ def test_a_request_that_makes_the_module_fail_costs_no_other_its_answer(tmp_path
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere holds no checkpoint"),
-        (["000001", "--http", "0.0.0.0:80"], "refusing to serve HTTP on 0.0.0.0:80"),
-        (["000001", "--http", "80"], "malformed address '80'"),
+        (["000001", "--host", "0.0.0.0", "--port", "80"], "refusing to serve HTTP on 0.0.0.0:80"),
         (["000001", "--max-batch-size", "0"], "--max-batch-size: expected 1 or more"),
         (["000001", "--batch-wait", "-1"], "--batch-wait: expected 0 or more"),
         (["000001", "--module", "p0"], "no module 'p0'"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import shlex
 import tomllib
 from pathlib import Path
 
@@ -99,9 +98,11 @@ def test_commands_and_flags_that_are_named_exist(capsys: pytest.CaptureFixture[s
             if command not in _COMMANDS:
                 wrong.append(f"{page}: {line}")
                 continue
-            algorithm = "train ppo" if command == "train" else command
             if command not in flags:
-                assert main([*shlex.split(algorithm), "--help-all" if command == "train" else "--help"]) == 0
+                asked = (
+                    [command, "ppo", "--help-all"] if command in ("train", "tune") else [command, "--help"]
+                )
+                assert main(asked) == 0
                 flags[command] = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
             used = set(re.findall(r"(?<!\S)(--[a-z][\w-]*)", line)) - {"--help"}
             wrong += [f"{page}: rlzmq {command} has no {flag}" for flag in used - flags[command]]

@@ -82,7 +82,7 @@ def test_a_server_and_a_dashboard_answer_while_others_hold_connections(terminal:
         terminal.type(f"rlzmq train ppo --env CartPole-v1 --run-dir runs/a {_TINY} --stop iterations=1").code
         == 0
     )
-    serve = terminal.start("rlzmq serve runs/a --http 127.0.0.1:0")
+    serve = terminal.start("rlzmq serve runs/a --port 0")
     dashboard = terminal.start("rlzmq dashboard runs --port 0 --token-file dash.token", preexec_fn=_few_files)
     server = serve.wait_for(r"http://\S+")[0]
     token = (terminal.cwd / serve.wait_for(r"token +(\S+)")[1]).read_text().strip()

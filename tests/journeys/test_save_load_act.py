@@ -158,7 +158,7 @@ def test_another_script_acts_evaluates_and_goes_on(at_home: Terminal) -> None:
 
 
 def test_a_policy_of_a_script_is_served_and_exported(at_home: Terminal) -> None:
-    serving = at_home.start("rlzmq serve corridor --http 127.0.0.1:0")
+    serving = at_home.start("rlzmq serve corridor --port 0")
     serving.wait_for("http  ")
     serving.signal(signal.SIGTERM)
     assert serving.end().code == 0, serving.end()
