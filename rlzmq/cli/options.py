@@ -133,14 +133,16 @@ def _search_object(text: str, options: list[Any]) -> SearchObject | None:
     """Return what a range of numbers or a list of them stands for: what `rlzmq tune` searches."""
     if int not in options and float not in options:
         return None
+    searched: SearchObject | None = None
     if _LIST.fullmatch(text):
-        return grid_search([json.loads(number) for number in text.split(",")])
-    if (found := _RANGE.fullmatch(text)) is None:
-        return None
-    is_int = int in options and found[1].isdigit() and found[2].isdigit()
-    if is_int:
-        return (lograndint if found[3] else randint)(int(found[1]), int(found[2]) + 1)
-    return (loguniform if found[3] else uniform)(float(found[1]), float(found[2]))
+        searched = grid_search([json.loads(number) for number in text.split(",")])
+    elif (found := _RANGE.fullmatch(text)) is not None:
+        lower, upper, is_log = found.groups()
+        if int in options and lower.isdigit() and upper.isdigit():
+            searched = (lograndint if is_log else randint)(int(lower), int(upper) + 1)
+        else:
+            searched = (loguniform if is_log else uniform)(float(lower), float(upper))
+    return searched
 
 
 def table_from_texts(setting: str, texts: list[str]) -> dict[str, Any]:
