@@ -101,6 +101,9 @@ def test_wheel_and_sdist_pass_their_check_and_have_all_files(distributions: list
         if path.is_file() and path.suffix != ".pyc"
     }
     assert (metadata["Name"], metadata["Version"]) == ("rlzmq", rlzmq.__version__)
+    description = str(metadata.get_payload())
+    assert description.startswith("# rlzmq")
+    assert not re.findall(r"\]\((?!https:)[^)]*\)", description), "an index shows no files of the repository"
 
 
 @pytest.mark.slow
