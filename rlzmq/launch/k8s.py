@@ -115,6 +115,8 @@ class Kubernetes:
             claim, job_set, *objects = objects
             if not _kubectl("get", f"pvc/{self._run}", "--ignore-not-found"):
                 _create(claim)
+            if self._is_over():  # the objects of an ended run are kept for some minutes
+                _kubectl("delete", jobs, "--ignore-not-found", "--cascade=foreground")
             _create(job_set)
             objects.append(self._secret())
         try:

@@ -2,7 +2,8 @@
 
 What Kubernetes promises about the objects that rlzmq makes is done here in the simplest way: Jobs of a JobSet with
 their failure policies, Deployments with the least replicas of their autoscaler, Secrets as files, owners that take
-along what they own. Volumes are directories, the image is this machine, and the head's name is 127.0.0.1.
+along what they own. Volumes are directories, and the image is this machine. Every head has another address, to which
+its pod's name leads: pods see the /etc/hosts of the cluster, which needs root.
 """
 
 from __future__ import annotations
@@ -76,10 +77,20 @@ class Pod:
                     (path / item["path"]).write_text(cluster.local(files[item["key"]]))
                     (path / item["path"]).chmod(secret["defaultMode"])
             paths[mount["mountPath"]] = str(path)
-        env = {each["name"]: each.get("value", "127.0.0.1") for each in container["env"]}
+        env = {each["name"]: each.get("value", f"127.0.1.{self.number}") for each in container["env"]}
+        if self.container == "head":
+            host = f"{owner}-{index}.{owner.removesuffix('-head-0')}"
+            cluster.hosts.write_text(f"127.0.0.1 localhost\n{env['POD_IP']} {host}\n")
         env |= {"HOME": paths["/tmp"], "TMPDIR": paths["/tmp"], "JOB_COMPLETION_INDEX": str(index)}
         mounted = re.compile(rf"(?<!\w)({'|'.join(paths)})(?![\w.])")
-        words = []
+        words = [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            'mount --bind "$0" /etc/hosts && exec "$@"',
+            str(cluster.hosts),
+        ]
         for word in container["command"]:
             word = mounted.sub(lambda found: paths[found[0]], word).replace("$(POD_IP)", env["POD_IP"])
             words.append(sys.executable if word == "python" else cluster.local(word))
@@ -149,6 +160,8 @@ class Cluster:
         self.num_pods = 0
         self.lock = threading.RLock()
         self._is_closed = False
+        self.hosts = directory / "hosts"
+        self.hosts.touch()
         self._counted: set[str] = set()
         self._failures: dict[str, int] = {}
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -184,10 +197,7 @@ class Cluster:
             pod.process.wait()
 
     def local(self, text: str) -> str:
-        """Return a text with the addresses of this machine."""
-        for key in self.objects:
-            if key[0] == "jobsets":
-                text = text.replace(f"{key[1]}-head-0-0.{key[1]}", "127.0.0.1")
+        """Return a text with the ports of this machine."""
         for number, port in enumerate(_PORTS):
             text = text.replace(f":{port}", f":{self._port + number}")
         return text
