@@ -92,6 +92,17 @@ def test_a_run_on_kubernetes_goes_on_whatever_happens_to_its_pods(
     assert third.said.count("resumed") == 1
     pod_that(cluster, "runners", "the run was started again: joining it|joined")
 
+    environ = {**cluster.environ, "TMPDIR": str(third.directory / "tmp")}
+    run = cluster.directory / "rlzmq-cartpole/cartpole"
+    done = terminal.type(
+        line("kubectl exec", "top runs/cartpole")
+        .partition("-- ")[2]
+        .replace("runs/cartpole", f"{run} --count 1"),
+        env=environ,
+    )
+    assert done.code == 0, done
+    assert "runner-" in done.out, done
+
     assert terminal.type("rlzmq scale runs/cartpole --runners 2").code == 0
     until(lambda: len(cluster.running("runners")) == 2, "two runners")
     assert terminal.type("rlzmq scale runs/cartpole --runners 0").code == 0

@@ -48,6 +48,7 @@ class Pod:
 
     Attributes:
         name: Its name.
+        directory: Where its volumes and its log are.
         process: The process of its container.
         is_disrupted: Whether it was evicted.
     """
@@ -57,13 +58,13 @@ class Pod:
         self.name = f"{owner}-{index}-{cluster.num_pods}"
         self.owner, self.index, self.template, self.number = owner, index, template, cluster.num_pods
         self.is_disrupted = False
-        self._directory = cluster.directory / self.name
+        self.directory = cluster.directory / self.name
         (container,) = template["spec"]["containers"]
         self.container: str = container["name"]
         paths = {}
         volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
         for mount in container["volumeMounts"]:
-            path = self._directory / mount["name"]
+            path = self.directory / mount["name"]
             volume = volumes[mount["name"]]
             if claim := volume.get("persistentVolumeClaim"):
                 assert ("persistentvolumeclaims", claim["claimName"]) in cluster.objects, (
@@ -94,11 +95,11 @@ class Pod:
         for word in container["command"]:
             word = mounted.sub(lambda found: paths[found[0]], word).replace("$(POD_IP)", env["POD_IP"])
             words.append(sys.executable if word == "python" else cluster.local(word))
-        self.log = self._directory / "log"
+        self.log = self.directory / "log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 words,
-                cwd=self._directory,
+                cwd=self.directory,
                 env={**cluster.environ, **env},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
