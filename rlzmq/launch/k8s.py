@@ -23,7 +23,7 @@ from typing import Any
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import make_directories, write_private_file
 from rlzmq.driver.join_files import JoinKeys, keys_file
-from rlzmq.launch.engine import LISTEN, Jobs, Role
+from rlzmq.launch.engine import LISTEN, Jobs, Role, command
 from rlzmq.net.join_file import JoinFile
 
 __all__ = ["Kubernetes"]
@@ -59,11 +59,11 @@ class Kubernetes:
         options = dict(map(_option, asked.options))
         here = {str(role.key): f"/join/{role.key.name}", LISTEN: f"tcp://$(POD_IP):{_CHANNELS['data']}"}
         here |= {str(role.key.parents[1]): f"/work/runs/{self._jobs.name}", sys.executable: "python"}
-        command = [*own["before"], *(here.get(word, word.replace("$(", "$$(")) for word in role.argv)]
+        argv = [*own["before"], *(here.get(word, word.replace("$(", "$$(")) for word in role.argv)]
         if role.name == "head":
-            command += ["--advertise", self._host]
+            argv += ["--advertise", self._host]
         elif role.name == "runners":
-            command[6:6] = _PATIENCE  # before the user's arguments
+            argv[6:6] = _PATIENCE  # before the user's arguments
         memory = {"memory": asked.memory} if asked.memory else {}
         values = {
             "run": self._run,
@@ -73,7 +73,7 @@ class Kubernetes:
             "most": options.pop("maxReplicas", asked.count),
             "count": asked.count,
             "image": asked.image or self._head.resources.image,
-            "command": command,
+            "command": argv,
             "key": keys_file(role.key).name if role.name == "head" else role.key.name,
             "cpus": str(asked.cpus),
             "requests": {"cpu": str(asked.cpus), **memory},
@@ -141,13 +141,13 @@ class Kubernetes:
 
     def logs(self, handle: str, *, follow: bool) -> Iterator[str]:
         """Yield the lines of a role's pods, as long as the pods are kept, each with its pod's name."""
-        role = next(name for name, known in self._jobs.handles.items() if known == handle)
+        pods = self._pods(self._jobs.role(handle).name)
         since = 0.0
         while True:
             is_last = self._is_over() or not follow
             past = time.strftime("--since-time=%Y-%m-%dT%H:%M:%SZ", time.gmtime(since))
-            command = ["kubectl", "logs", self._pods(role), *_LOGS, past, f"--follow={not is_last}"]
-            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            argv = ["kubectl", "logs", pods, *_LOGS, past, f"--follow={not is_last}"]
+            with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
                 yield from (line.rstrip("\n") for line in process.stdout or ())
             if is_last:
                 return
@@ -214,16 +214,4 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def _kubectl(*words: str, stdin: str = "") -> str:
-    """Run kubectl; return what it prints.
-
-    Raises:
-        ConfigurationError: It is not there, or refuses.
-    """
-    try:
-        done = subprocess.run(["kubectl", *words], input=stdin, capture_output=True, text=True, check=True)
-    except OSError as error:
-        raise ConfigurationError(f"--on k8s needs kubectl, set to your cluster: {error}") from error
-    except subprocess.CalledProcessError as error:
-        reason = (error.stderr.strip() or f"exit code {error.returncode}").splitlines()[-1]
-        raise ConfigurationError(f"kubectl {words[0]}: {reason}") from error
-    return done.stdout
+    return command("kubectl", *words, stdin=stdin, what=f"kubectl {words[0]}")

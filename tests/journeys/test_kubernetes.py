@@ -121,6 +121,32 @@ def test_a_run_on_kubernetes_goes_on_whatever_happens_to_its_pods(
     assert [plural for plural, _ in cluster.objects] == ["persistentvolumeclaims"]
 
 
+def test_a_living_run_is_not_submitted_twice_and_an_ended_one_is_at_once(
+    terminal: Terminal, cluster: Cluster
+) -> None:
+    cluster.has_nodes = False
+    (terminal.cwd / "cluster.toml").write_text(block("toml", "[head]") + _LEARNERS)
+    train = line("rlzmq train", "cluster.toml")
+    assert terminal.type(train).code == 0
+    created = set(cluster.objects)
+    again = terminal.type(train)
+    assert again.code == 78
+    assert "already exists" in again.err.splitlines()[-1]
+    assert set(cluster.objects) == created
+    cluster.objects["jobsets", "rlzmq-cartpole"]["status"] = {"terminalState": "Completed"}
+    assert terminal.type(f"{train} --resume auto").code == 0
+    assert set(cluster.objects) == created
+    assert not cluster.objects["jobsets", "rlzmq-cartpole"]["status"]
+    done = terminal.type("rlzmq scale runs/cartpole --runners 3 --learners 2")
+    assert done.code == 0, done
+    learners = cluster.objects["jobs", "rlzmq-cartpole-learners-0"]["spec"]
+    assert (learners["parallelism"], learners["completions"]) == (2, 2)
+    autoscaler = cluster.objects["horizontalpodautoscalers", "rlzmq-cartpole-runners"]["spec"]
+    assert (autoscaler["minReplicas"], autoscaler["maxReplicas"]) == (3, 3)
+    assert terminal.type("rlzmq launch stop runs/cartpole").code == 0
+    assert list(cluster.objects) == [("persistentvolumeclaims", "rlzmq-cartpole")]
+
+
 @needs_root
 @pytest.mark.slow
 def test_objects_that_are_applied_by_hand_run_and_are_removed(terminal: Terminal, cluster: Cluster) -> None:
@@ -147,8 +173,8 @@ def test_without_kubectl_or_a_cluster_one_line_says_so(terminal: Terminal) -> No
     terminal.environ["KUBECONFIG"] = "/nowhere"
     done = terminal.type(command)
     assert done.code == 78
-    assert "kubectl get" in done.err.splitlines()[-1], done
+    assert "connection" in done.err.splitlines()[-1], done
     terminal.environ["PATH"] = "/nowhere"
     done = terminal.type(command)
     assert done.code == 78
-    assert "needs kubectl" in done.err.splitlines()[-1], done
+    assert "kubectl cannot be started" in done.err.splitlines()[-1], done

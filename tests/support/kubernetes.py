@@ -151,6 +151,7 @@ class Cluster:
         objects: (plural, name) → the object.
         pods: All pods so far.
         kubeconfig: What ``KUBECONFIG`` names.
+        has_nodes: Whether pods start.
     """
 
     def __init__(self, directory: Path, validate: Callable[[Any], None], port: int) -> None:
@@ -159,6 +160,7 @@ class Cluster:
         self.objects: dict[tuple[str, str], Any] = {}
         self.pods: list[Pod] = []
         self.num_pods = 0
+        self.has_nodes = True
         self.lock = threading.RLock()
         self._is_closed = False
         self.hosts = directory / "hosts"
@@ -262,7 +264,7 @@ class Cluster:
         needed = {("secrets", each["secret"]["secretName"]) for each in volumes if "secret" in each}
         claims = [each["persistentVolumeClaim"] for each in volumes if "persistentVolumeClaim" in each]
         needed |= {("persistentvolumeclaims", claim["claimName"]) for claim in claims}
-        for index in range(count if needed <= self.objects.keys() else 0):
+        for index in range(count if self.has_nodes and needed <= self.objects.keys() else 0):
             if index not in there:
                 self.pods.append(Pod(self, name, owner["spec"]["template"], index))
         for index, pod in there.items():
