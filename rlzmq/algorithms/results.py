@@ -217,9 +217,12 @@ class ResultBuilder:
         if self._replay_buffer:
             result[REPLAY_BUFFER_RESULTS] = self._replay_buffer
         logged = self._metrics.reduce()
-        if NUM_ENV_STEPS_SAMPLED_LIFETIME in logged.get(ENV_RUNNER_RESULTS, {}):
+        # Values of users count, e.g. of an overridden `get_metrics`.
+        own = logged.get(ENV_RUNNER_RESULTS, {})
+        env_runners.update((name, value) for name, value in own.items() if not isinstance(value, Mapping))
+        if NUM_ENV_STEPS_SAMPLED_LIFETIME in own:
             # A custom training step has sampled, and logged the runners' metrics.
-            env_runners |= logged[ENV_RUNNER_RESULTS]
+            env_runners |= own
             result[NUM_ENV_STEPS_SAMPLED_LIFETIME] = env_runners[NUM_ENV_STEPS_SAMPLED_LIFETIME]
         merge_into(result, logged)
         result["bottleneck"] = judge(result).to_dict()

@@ -196,7 +196,7 @@ class AsyncEnvRunnerGroup(RunnerCalls):
             self._watch.attend(runner.env)
             with self._watch.work():
                 return [
-                    sample_with_metrics(runner, options) if with_metrics else runner.sample(**options)
+                    sample_with_metrics(runner, options) if with_metrics else runner.sample_batch(**options)
                     for _, options in calls
                 ]
         if not self.handles:

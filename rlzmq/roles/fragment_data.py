@@ -75,14 +75,13 @@ def by_env(batch: Any, num_envs: int) -> tuple[Any, tuple[int, ...]]:
 
 def sample_with_metrics(runner: Any, options: Mapping[str, Any]) -> Any:
     """Return ``runner.sample(**options)`` with the metrics logged since the last fragment in the batch's meta."""
-    batch = runner.sample(**options)
+    batch = runner.sample_batch(**options)
     _take_metrics(runner, batch)
     return batch
 
 
 def _take_metrics(runner: Any, batch: Any) -> None:
-    custom = runner.metrics.reduce(compile=False) if len(runner.metrics) else None
-    if custom:
+    if custom := runner.take_logged():
         batch.meta["custom_metrics"] = custom
 
 

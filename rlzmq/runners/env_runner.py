@@ -6,10 +6,10 @@ This base class contains what all runners share: sample calls, the vector env's 
 
 from __future__ import annotations
 
-import abc
+import inspect
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from operator import is_
 from typing import Any, NoReturn
 
@@ -26,10 +26,15 @@ from rlzmq.core.seeding import derive_seed
 from rlzmq.core.stage_timers import NUM_VECTOR_STEPS_PER_SAMPLE, StageTimers
 from rlzmq.envs.registry import EnvContext
 from rlzmq.episodes.bad_values import BadValue
+from rlzmq.episodes.columns import DEFAULT_AGENT_ID
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.episode_list import EpisodeList
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.replay.episode_recorder import EpisodeRecorder
 from rlzmq.runners.bad_chunks import BadChunks
 from rlzmq.runners.env_failures import EnvFailures, Reproduction, close_env
-from rlzmq.runners.episode_metrics import EpisodeMetrics
+from rlzmq.runners.episode_metrics import EpisodeMetrics, EpisodeTotals, FinishedEpisodes, add_finished
 from rlzmq.runners.request import SampleRequest
 from rlzmq.runners.runner_state import EnvRunnerState, own_config
 
@@ -40,6 +45,11 @@ _EPISODE_HOOKS = ("on_episode_created", "on_episode_start", "on_episode_step", "
 
 class EnvRunner(EnvRunnerState):
     """Samples episodes with a module in environments.
+
+    To sample from something that is no Gymnasium env, derive from this class, override `make_env` (`env` may be
+    anything) and `sample`, which returns episodes, and set both spaces in the config. `module` has the newest
+    weights at each call; `env_to_module` and `module_to_env` are the config's pipelines. What `sample` returns
+    beyond a run's lease counts for the next one. Overrides of `sample` and `get_metrics` may also call the base's.
 
     Args:
         config: An ``AlgorithmConfig``, or any object with its attributes. The runner keeps an unfrozen copy.
@@ -121,6 +131,15 @@ class EnvRunner(EnvRunnerState):
         self._num_episode_ids = 0
         self._recorder = _recorder_for(config)
         self._is_stopped = False
+        # Of an overridden `sample`: metas of calls of the base class's, the rest of a lease, sums of ongoing episodes.
+        self._samples_itself = type(self).sample is not EnvRunner.sample
+        self._inner_metas: list[dict[str, Any]] = []
+        self._left_over: Any = None
+        self._totals: dict[str, EpisodeTotals] = {}
+        self._told: tuple[dict[str, Any], dict[str, Any]] = (
+            {},
+            {},
+        )  # what `get_metrics` has returned, and logged states
         self.make_env()
         self.make_module()
 
@@ -195,6 +214,8 @@ class EnvRunner(EnvRunnerState):
         self._assert_running()
         if num_vector_steps < 1:
             raise ValueError(f"sample_lease: expected num_vector_steps >= 1, got {num_vector_steps}.")
+        if self._samples_itself:
+            return self._lease_of_own_sample(num_vector_steps * self.num_envs)
         request = SampleRequest(
             explore=self.config.explore if explore is None else explore,
             num_vector_steps=num_vector_steps,
@@ -217,21 +238,9 @@ class EnvRunner(EnvRunnerState):
             raise
         batch, num_left_out = self._bad_chunks.left_out_of(batch)
         finished.leave_out_unusable()
-        num_env_steps = batch.num_env_steps
-        batch.meta = {
-            "worker_index": self.worker_index,
-            "incarnation": self.incarnation,
-            "num_env_steps": num_env_steps,
-            **self._steps_by_agent(batch),
-            "num_vector_steps": num_vector_steps,
-            "weights_version": self.weights_seq_no,
-            "weights_generation": self.weights_generation,
-            "episode_metrics": finished.to_dict(),
-        }
-        self._num_env_steps_since_base += num_env_steps
-        self.episode_metrics.add_fragment(batch.meta)
-        if num_left_out:
-            batch.meta["num_env_steps_not_finite"] = num_left_out
+        batch.meta = self._meta_of(batch, num_vector_steps, finished, num_left_out)
+        if self._samples_itself:
+            self._inner_metas.append(batch.meta)
         if self.callbacks.has("on_sample_end"):
             self.callbacks.call("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=batch)
             batch = batch.updated()
@@ -241,6 +250,30 @@ class EnvRunner(EnvRunnerState):
         self.timers.add(NUM_VECTOR_STEPS_PER_SAMPLE, num_vector_steps)
         batch.meta["timers"] = self._time_sample(start_s)
         return batch
+
+    def _meta_of(
+        self, batch: Any, num_vector_steps: int, finished: FinishedEpisodes, num_left_out: int
+    ) -> Any:
+        """Count a batch; return its meta."""
+        num_env_steps = batch.num_env_steps
+        meta = {
+            "worker_index": self.worker_index,
+            "incarnation": self.incarnation,
+            "num_env_steps": num_env_steps,
+            "num_vector_steps": num_vector_steps,
+            "weights_version": self.weights_seq_no,
+            "weights_generation": self.weights_generation,
+            "episode_metrics": finished.to_dict(),
+        }
+        if isinstance(batch, MultiAgentEpisodeBatch):
+            meta["num_agent_steps"] = batch.num_agent_steps
+            meta["agent_steps"] = batch.agent_steps_by("agent_ids")
+            meta["module_steps"] = batch.agent_steps_by("module_ids")
+        self._num_env_steps_since_base += num_env_steps
+        self.episode_metrics.add_fragment(meta)
+        if num_left_out:
+            meta["num_env_steps_not_finite"] = num_left_out
+        return meta
 
     def _choose_sampler(self) -> Any:
         """Return the sampler for the current env, modules and pipelines."""
@@ -280,35 +313,102 @@ class EnvRunner(EnvRunnerState):
 
     # -- defined by subclasses -----------------------------------------------------------------
 
-    @abc.abstractmethod
     def _make_vector_env(self, context: EnvContext) -> Any:
         """Make and return the vector env."""
+        raise NotImplementedError(
+            f"{type(self).__name__}: override make_env() and sample(), or derive from SingleAgentEnvRunner."
+        )
 
     @property
-    @abc.abstractmethod
     def random_action_space(self) -> gym.Space[Any]:
         """The space of ``env`` that random actions are sampled from."""
+        space: gym.Space[Any] = self._env_spaces()[
+            "__env_single__" if self.config.is_multi_agent else "__env__"
+        ][1]
+        return space
 
-    @abc.abstractmethod
     def _make_sampler(self, plans: tuple[Any, Any] | None) -> Any:
         """Return a sampler: on whole columns with the two pipelines' plans, with real episodes without plans."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
-    def _steps_by_agent(self, batch: Any) -> Mapping[str, Any]:
-        """Return the entries of the batch's meta with step counts by agent and by module."""
-
-    @abc.abstractmethod
     def _way_there(self, index: int) -> Reproduction | None:
         """Return the steps that led environment ``index`` to its current state, if known."""
+        return None
 
-    @abc.abstractmethod
     def _way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
         """Return the steps that led an environment to a value in the last sampled batch, if known."""
+        return None
+
+    # -- overridden methods --------------------------------------------------------------------
+
+    def sample_batch(self, **options: Any) -> Any:
+        """Call `sample`, which may be overridden; return its episodes as a batch with its meta (see `sample_lease`).
+
+        Args:
+            options: Arguments of `sample`. An override gets those that it takes.
+        """
+        if not self._samples_itself:
+            return self.sample(**options)
+        start_s = time.perf_counter()
+        self._inner_metas.clear()
+        parameters = inspect.signature(self.sample).parameters
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        episodes = self.sample(**{name: options[name] for name in options if takes_all or name in parameters})
+        inner, self._inner_metas = self._inner_metas, []
+        if not isinstance(episodes, EpisodeList):
+            episodes = list(episodes)
+            is_multi_agent = any(isinstance(episode, MultiAgentEpisode) for episode in episodes)
+            batch_class: Any = MultiAgentEpisodeBatch if is_multi_agent else EpisodeBatch
+            episodes = batch_class.from_episodes(episodes)
+        batch: Any = episodes.updated()
+        if inner:  # `sample` of the base class has counted
+            batch.meta = inner[-1]
+            for meta in inner[:-1]:
+                add_finished(batch.meta["episode_metrics"], meta["episode_metrics"])
+        else:
+            batch, num_left_out = self._bad_chunks.left_out_of(batch)
+            batch.meta = self._meta_of(batch, 0, self._finished_of(batch), num_left_out)
+            if self._recorder is not None:
+                self._recorder.add(batch)
+            batch.meta["timers"] = self._time_sample(start_s)
+        batch.meta["num_env_steps"] = batch.num_env_steps
+        return batch
+
+    def _lease_of_own_sample(self, num_env_steps: int) -> Any:
+        """Return what an overridden `sample` returned, as far as the lease has room; the next one gets the rest."""
+        batch, self._left_over = self._left_over, None
+        if batch is None:
+            batch = self.sample_batch(num_timesteps=num_env_steps)
+        if batch.num_env_steps > num_env_steps:
+            meta = batch.meta
+            batch, self._left_over = batch.split(num_env_steps)
+            batch.meta = {**meta, "num_env_steps": num_env_steps}
+            rest = self._left_over.num_env_steps
+            self._left_over.meta = {**meta, "num_env_steps": rest, "episode_metrics": {}, "timers": {}}
+        return batch
+
+    def _finished_of(self, batch: Any) -> FinishedEpisodes:
+        """Return the statistics of the episodes that ended, with the sums of their earlier chunks."""
+        finished = FinishedEpisodes()
+        for episode in batch:
+            totals = self._totals.setdefault(episode.id_, EpisodeTotals())
+            parts = getattr(episode, "agent_episodes", {DEFAULT_AGENT_ID: episode})
+            module_ids = (
+                {} if parts.keys() == {DEFAULT_AGENT_ID} else {a: part.module_id for a, part in parts.items()}
+            )
+            totals.add({agent: part.get_return() for agent, part in parts.items()}, module_ids)
+            if episode.is_done:
+                del self._totals[episode.id_]
+                length = getattr(episode, "env_t", None) or episode.t
+                finished.add(totals, length, time.perf_counter() - totals.started_s)
+        return finished
 
     # -- unfinished episodes -------------------------------------------------------------------
 
     def _drop_unfinished_episodes(self) -> None:
         """Drop unfinished episodes. The next sample resets all envs; their random generators continue."""
+        self._left_over = None
+        self._totals.clear()
         if self._sampler is not None:
             self._sampler.forget()
 
@@ -451,7 +551,20 @@ class EnvRunner(EnvRunnerState):
             result["num_env_failures_lifetime"] = self.num_env_failures
         logged = self.metrics.compile()
         result.update(logged)
+        self._told = dict(result), logged.states
         return ReducedMetrics(result, {**states, **logged.states})
+
+    def take_logged(self) -> dict[str, Any]:
+        """Return states: of what callbacks logged since the last call, and of what an overridden `get_metrics` adds."""
+        if type(self).get_metrics is EnvRunner.get_metrics:
+            return self.metrics.reduce(compile=False) if len(self.metrics) else {}
+        self._told = {}, {}
+        reduced, (known, logged) = self.get_metrics(), self._told
+        own = MetricsLogger()
+        for name, value in reduced.items():
+            if value is not known.get(name):
+                own.log_dict({name: value})
+        return {**logged, **own.reduce(compile=False)}
 
     def _time_sample(self, start_s: float) -> dict[str, list[float]]:
         """Finish timing a sample call that began at ``start_s``; return the timers since the previous one."""
@@ -478,10 +591,10 @@ class EnvRunner(EnvRunnerState):
         return "pong"
 
     def assert_healthy(self) -> None:
-        """Raise an error if the runner has no env or no module, or was stopped."""
+        """Raise an error if the runner has no module, or was stopped."""
         self._assert_running()
-        if self.env is None or self.module is None:
-            raise RuntimeError(f"Env runner {self.worker_index} has no environment or no module.")
+        if self.module is None:
+            raise RuntimeError(f"Env runner {self.worker_index} has no module.")
 
     def interrupt(self) -> None:
         """Let a sampling call end with Interrupted before its next vector step, as do later ones.
@@ -501,9 +614,9 @@ class EnvRunner(EnvRunnerState):
         self._is_stopped = True
         if self._recorder is not None:
             self._recorder.close()
-        if self.env is not None:
+        if hasattr(self.env, "close"):
             close_env(self.env, self.worker_index)
-            self.env = None
+        self.env = None
 
     def _assert_running(self) -> None:
         if self._is_stopped:

@@ -22,6 +22,7 @@ __all__ = [
     "EpisodeResults",
     "EpisodeTotals",
     "FinishedEpisodes",
+    "add_finished",
     "add_fragment_metas",
 ]
 
@@ -95,6 +96,15 @@ class FinishedEpisodes:
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists by attribute, for a fragment's meta, without empty returns by id."""
         return {name: value for name, value in vars(self).items() if type(value) is list or value}
+
+
+def add_finished(finished: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Add the lists of another `FinishedEpisodes.to_dict`."""
+    for name, values in more.items():
+        if isinstance(values, Mapping):
+            add_finished(finished.setdefault(name, {}), values)
+        else:
+            finished[name] = [*finished.get(name, ()), *values]
 
 
 class EpisodeTotals:

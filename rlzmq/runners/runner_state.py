@@ -14,9 +14,12 @@ from rlzmq.connectors.defaults import change_modules
 from rlzmq.core.checkpointable import Checkpointable
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID
+from rlzmq.episodes.multi_agent_episode import default_agent_to_module_mapping_fn
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.output_check import check_acting_outputs
 from rlzmq.modules.weights import WeightsLayout
+from rlzmq.runners.multi.module_mapping import module_spaces
 
 __all__ = ["STATE_COMPONENTS", "EnvRunnerState", "own_config"]
 
@@ -49,13 +52,22 @@ class EnvRunnerState(Checkpointable, abc.ABC):
     _num_env_steps_lifetime_base: int
     _num_env_steps_since_base: int
 
-    @abc.abstractmethod
     def _acting_module(self) -> Any:
         """Return the acting module of ``multi_rl_module``, the value of ``module``."""
+        modules = self.multi_rl_module
+        return modules if self.config.is_multi_agent else modules[DEFAULT_MODULE_ID]
 
-    @abc.abstractmethod
     def _module_spaces(self) -> dict[str, tuple[Any, Any]]:
         """Return (observation space, action space) by module id."""
+        action_space = self._env_spaces()["__env_single__"][1]
+        if not self.config.is_multi_agent:
+            return {DEFAULT_MODULE_ID: (self.env_to_module.observation_space, action_space)}
+        return module_spaces(
+            list(self.config.module_ids),
+            getattr(self.config, "policy_mapping_fn", None) or default_agent_to_module_mapping_fn,
+            self.env_to_module.observation_space,
+            action_space,
+        )
 
     @abc.abstractmethod
     def _drop_unfinished_episodes(self) -> None:
@@ -90,6 +102,9 @@ class EnvRunnerState(Checkpointable, abc.ABC):
 
     def _env_spaces(self) -> dict[str, tuple[Any, Any]]:
         env = self.env
+        if not hasattr(env, "single_observation_space"):  # of a runner's own
+            single = self.config.single_spaces()
+            return {"__env__": single, "__env_single__": single}
         return {
             "__env__": (env.observation_space, env.action_space),
             "__env_single__": (env.single_observation_space, env.single_action_space),

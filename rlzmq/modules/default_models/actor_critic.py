@@ -50,6 +50,8 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
         self.pi: PolicyHead = PolicyHead(self.encoder.output_dim, self.action_space, config, where=where)
         self.vf_encoder: Any = None if config.vf_share_layers else self._encoder(space, config, where)
         features = self.encoder if self.vf_encoder is None else self.vf_encoder
+        for name, part in (("actor_encoder", self.encoder), ("critic_encoder", features)):
+            object.__setattr__(self.encoder, name, part)  # RLlib's names for them; not parts of it
         self.vf: MLP = MLP(
             features.output_dim,
             config.head_fcnet_hiddens,

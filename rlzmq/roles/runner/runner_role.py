@@ -89,9 +89,9 @@ class EnvRunnerRole(PeerRole):
     # -- on the actor's thread ------------------------------------------------------------------
 
     def sample(self, **kwargs: Any) -> Any:
-        """See EnvRunner.sample."""
+        """See EnvRunner.sample_batch."""
         with self._work():
-            return self.env_runner.sample(**kwargs)
+            return self.env_runner.sample_batch(**kwargs)
 
     def sample_with_metrics(self, options: Mapping[str, Any]) -> Any:
         """See `roles.fragment_data.sample_with_metrics`."""

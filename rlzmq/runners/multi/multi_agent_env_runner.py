@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
-
-import gymnasium as gym
 
 from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv, make_multi_agent_vec
 from rlzmq.envs.registry import EnvContext
 from rlzmq.episodes.bad_values import BadValue
-from rlzmq.episodes.multi_agent_episode import default_agent_to_module_mapping_fn
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.runners.env_failures import Reproduction
 from rlzmq.runners.env_runner import EnvRunner
 from rlzmq.runners.multi.episode_sampler import MultiAgentEpisodeSampler
 from rlzmq.runners.multi.fused_sampler import FusedMultiAgentSampler
-from rlzmq.runners.multi.module_mapping import module_spaces
 
 __all__ = ["MultiAgentEnvRunner"]
 
@@ -38,13 +33,6 @@ class MultiAgentEnvRunner(EnvRunner):
         >>> len(episodes)
         3
     """
-
-    def _steps_by_agent(self, batch: Any) -> Mapping[str, Any]:
-        return {
-            "num_agent_steps": batch.num_agent_steps,
-            "agent_steps": batch.agent_steps_by("agent_ids"),
-            "module_steps": batch.agent_steps_by("module_ids"),
-        }
 
     def _make_sampler(
         self, plans: tuple[Any, Any] | None
@@ -76,18 +64,5 @@ class MultiAgentEnvRunner(EnvRunner):
         env.recover = self.recover_env
         return env
 
-    @property
-    def random_action_space(self) -> gym.Space[Any]:
-        space: gym.Space[Any] = self.env.single_action_spaces
-        return space
-
     def _acting_module(self) -> Any:
         return self.multi_rl_module
-
-    def _module_spaces(self) -> dict[str, tuple[Any, Any]]:
-        return module_spaces(
-            list(self.config.module_ids),
-            getattr(self.config, "policy_mapping_fn", None) or default_agent_to_module_mapping_fn,
-            self.env_to_module.observation_space,
-            self.env.single_action_spaces,
-        )

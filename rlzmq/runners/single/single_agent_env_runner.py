@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
-
-import gymnasium as gym
 
 from rlzmq.envs.registry import EnvContext
 from rlzmq.envs.vector import make_vec
 from rlzmq.episodes.bad_values import BadValue
-from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.runners.env_failures import Reproduction
 from rlzmq.runners.env_runner import EnvRunner
 from rlzmq.runners.single.episode_sampler import SingleAgentEpisodeSampler
@@ -34,9 +30,6 @@ class SingleAgentEnvRunner(EnvRunner):
         3
     """
 
-    def _steps_by_agent(self, batch: Any) -> Mapping[str, Any]:
-        return {}  # all steps belong to the default agent
-
     def _make_sampler(self, plans: tuple[Any, Any] | None) -> FusedSampler | SingleAgentEpisodeSampler:
         return SingleAgentEpisodeSampler(self) if plans is None else FusedSampler(self, *plans)
 
@@ -58,14 +51,3 @@ class SingleAgentEnvRunner(EnvRunner):
             mode=self.config.gym_env_vectorize_mode,
             context=context,
         )
-
-    @property
-    def random_action_space(self) -> gym.Space[Any]:
-        space: gym.Space[Any] = self.env.action_space
-        return space
-
-    def _acting_module(self) -> Any:
-        return self.multi_rl_module[DEFAULT_MODULE_ID]
-
-    def _module_spaces(self) -> dict[str, tuple[Any, Any]]:
-        return {DEFAULT_MODULE_ID: (self.env_to_module.observation_space, self.env.single_action_space)}
