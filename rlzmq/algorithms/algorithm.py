@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
@@ -14,25 +13,13 @@ from rlzmq.algorithms.registry import config_class_named
 from rlzmq.algorithms.stored_config import Given
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.override import TellsUncalled
 from rlzmq.core.synonyms import AnswersSynonyms, SynonymsOfClass
 from rlzmq.driver.sync_groups import EnvRunnerGroup, LearnerGroup
 from rlzmq.driver.synchronous import Forwarded, Synchronous, blocking, runner_for
 from rlzmq.driver.update_results import Accounting
 
 __all__ = ["Algorithm"]
-
-_logger = logging.getLogger("rlzmq.algorithms")
-
-# Methods that RLlib calls itself, so that overriding them has an effect there.
-_NOT_CALLED = {
-    "cleanup": "override stop(), or use the callback on_algorithm_end",
-    "evaluate": "evaluation(custom_evaluation_function=…); your own code may call an override",
-    "get_state": "store what is yours beside the checkpoint, after save_to_path()",
-    "load_checkpoint": "use the callback on_checkpoint_loaded",
-    "restore_env_runners": "use the callback on_env_runners_recreated",
-    "set_state": "use the callback on_checkpoint_loaded",
-    "step": "override training_step()",
-}
 
 
 class SavedPath(str):
@@ -67,7 +54,7 @@ class _AlgorithmClass(SynonymsOfClass):
             return super().__call__(*args, **kwargs)
 
 
-class Algorithm(Synchronous[AsyncAlgorithm], AnswersSynonyms, metaclass=_AlgorithmClass):
+class Algorithm(TellsUncalled, Synchronous[AsyncAlgorithm], AnswersSynonyms, metaclass=_AlgorithmClass):
     """A run with blocking methods: trains, evaluates, saves and restores.
 
     With ``num_env_runners=0`` and ``num_learners=0`` everything runs in the calling thread, without other
@@ -89,15 +76,20 @@ class Algorithm(Synchronous[AsyncAlgorithm], AnswersSynonyms, metaclass=_Algorit
     config_class: ClassVar[type[BaseConfig] | str] = "AlgorithmConfig"
     """This algorithm's config class, or the name of a built-in one, which is then imported on request."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        for name in sorted(_NOT_CALLED.keys() & vars(cls).keys()):
-            _logger.warning(
-                "%s.%s: no run calls this method of RLlib's; instead: %s.",
-                cls.__name__,
-                name,
-                _NOT_CALLED[name],
-            )
+    _not_called: ClassVar[Mapping[str, str]] = {
+        "cleanup": "override stop(), or use the callback on_algorithm_end",
+        "evaluate": "evaluation(custom_evaluation_function=…); your own code may call an override",
+        "evaluate_offline": "use the callback on_evaluate_offline_end",
+        "get_default_policy_class": "config.rl_module(rl_module_spec=…)",
+        "get_state": "store what is yours beside the checkpoint, after save_to_path()",
+        "load_checkpoint": "use the callback on_checkpoint_loaded",
+        "reset_config": "each trial of a search builds its algorithm",
+        "restore_env_runners": "use the callback on_env_runners_recreated",
+        "save_checkpoint": "store what is yours beside the checkpoint, after save_to_path()",
+        "set_state": "use the callback on_checkpoint_loaded",
+        "step": "override training_step()",
+        "validate_env": "use the callback on_environment_created",
+    }
 
     @classmethod
     def get_default_config(cls) -> Any:

@@ -20,8 +20,7 @@ follows::
     for runner in runners:
         runner.env_to_module.apply_merged_state(merged)   # keeps samples after its last delta
 
-`merge_states(states)` is RLlib's form of it: it takes the states of all runners and returns one merged state for
-everybody's `set_state`.
+By default, the delta is the whole state, and `merge_states(states)` (RLlib's) makes one of those of all runners.
 
 **Whole columns.** `rlzmq.connectors.columnar` documents how a piece supports the fused path:
 declare ``columnar = True`` (and ``writes_episodes``) and implement `transform_observations`.
@@ -249,12 +248,21 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
         """Merge the states of several copies of this piece into one. By default, return the first one."""
         return dict(states[0]) if states else {}
 
+    @property
+    def has_delta(self) -> bool:
+        """Whether `get_delta` may return anything."""
+        return any(
+            getattr(type(self), name) is not getattr(ConnectorV2, name) for name in ("get_state", "get_delta")
+        )
+
     def get_delta(self) -> dict[str, Any]:
-        """Return and reset the delta since the last call (plain data); ``{}`` if there is none."""
-        return {}
+        """Return and reset the delta since the last call (plain data); by default, return the state. ``{}``: none."""
+        return self.get_state()
 
     def merge_deltas(self, deltas: Sequence[dict[str, Any]]) -> None:
-        """Merge the deltas of other copies of this piece into this one's state."""
+        """Merge the deltas of other copies of this piece into this one's state. By default, with `merge_states`."""
+        if merged := self.merge_states(deltas):
+            self.set_state(merged)
 
     def apply_merged_state(self, state: dict[str, Any]) -> None:
         """Load the merged state of all copies, and keep this piece's unsent delta."""

@@ -100,8 +100,7 @@ class PiecesByName(ConnectorV2):
 
     def get_delta(self) -> dict[str, Any]:
         """Return piece name -> delta since the last call, without empty deltas."""
-        none = ConnectorV2.get_delta  # of most pieces
-        deltas = [piece.get_delta() if type(piece).get_delta is not none else {} for piece in self.connectors]
+        deltas = [piece.get_delta() if piece.has_delta else {} for piece in self.connectors]
         if not any(deltas):
             return {}
         return {name: delta for name, delta in zip(self.piece_names, deltas, strict=True) if delta}

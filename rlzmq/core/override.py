@@ -1,13 +1,14 @@
-"""override: a decorator that checks that a method overrides a base class's method."""
+"""Overridden methods: a decorator that checks that there is one, and warnings about those that no run calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
 
 from rlzmq.core.suggest import did_you_mean
 
-__all__ = ["override"]
+__all__ = ["TellsUncalled", "override"]
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -36,3 +37,21 @@ def override(parent_cls: type) -> Callable[[_Method], _Method]:
         return method
 
     return check
+
+
+class TellsUncalled:
+    """Base class that warns when a subclass of a user's overrides a method that RLlib calls and no run here does."""
+
+    _not_called: ClassVar[Mapping[str, str]] = {}
+    """Name of the method -> what to do instead."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = vars(cls).keys() if cls.__module__.partition(".")[0] != "rlzmq" else ()
+        for name in sorted(cls._not_called.keys() & own):
+            logging.getLogger("rlzmq").warning(
+                "%s.%s: no run calls this method of RLlib's; instead: %s.",
+                cls.__name__,
+                name,
+                cls._not_called[name],
+            )

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.plans import flat_pieces
 from rlzmq.core.plain import NotPlainError
 from rlzmq.core.space_plain import space_to_plain
@@ -40,7 +39,7 @@ class ConnectorSync:
         self._lets_envs_stray = config.disable_env_checking
         self._merges = config.merge_env_runner_states is not False
         pieces = [piece for p in self._pipelines.values() for piece in flat_pieces(p.connectors)]
-        self.is_needed: bool = self._merges and any(_has_state(piece) for piece in pieces)
+        self.is_needed: bool = self._merges and any(piece.has_delta for piece in pieces)
 
     @property
     def stores_module_outputs(self) -> bool:
@@ -100,9 +99,3 @@ def _is_finite(delta: Any) -> bool:
     if isinstance(delta, float) or (isinstance(delta, np.ndarray) and delta.dtype.kind == "f"):
         return bool(np.isfinite(delta).all())
     return True
-
-
-def _has_state(piece: ConnectorV2) -> bool:
-    """Return whether the piece has state. Before the first sample, the state may still be empty."""
-    names = ("get_state", "get_delta")
-    return any(getattr(type(piece), name) is not getattr(ConnectorV2, name) for name in names)

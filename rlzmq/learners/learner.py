@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from rlzmq.core import trace
 from rlzmq.core.errors import NotFiniteError
 from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE, REPLAY_BUFFER_RESULTS
+from rlzmq.core.override import TellsUncalled
 from rlzmq.core.plain import decode, encode_supported
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.signatures import check_takes
@@ -75,7 +76,7 @@ class _Trained:
         self.num_minibatches += num_minibatches
 
 
-class Learner(LearnerHooks):
+class Learner(TellsUncalled, LearnerHooks):
     """Owns the modules and their optimizers, and updates them.
 
     Subclasses define `compute_loss_for_module` and may override other hooks.
@@ -116,6 +117,11 @@ class Learner(LearnerHooks):
     num_env_steps_trained_lifetime: int
     num_env_steps_of_all_ranks_lifetime: int
     is_last_epoch: bool
+
+    _not_called: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("filter_param_dict_for_optimizer", "get_optimizer", "get_optimizers_for_module", "get_param_ref"),
+        "override configure_optimizers_for_module(), postprocess_gradients_for_module() or apply_gradients()",
+    )
 
     def __init__(
         self,

@@ -30,6 +30,7 @@ from torch import nn
 
 from rlzmq.config.model_config import model_config_to_dict
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.override import TellsUncalled
 from rlzmq.core.signatures import check_takes
 from rlzmq.core.trust import CALLER, find_code
 from rlzmq.episodes.columns import Columns
@@ -44,7 +45,7 @@ _MULTI_CLASS = "rlzmq.modules.multi_rl_module:MultiRLModule"
 _ACTION_COLUMNS = (Columns.ACTION_DIST_INPUTS, Columns.ACTIONS)
 
 
-class RLModule:
+class RLModule(TellsUncalled):
     """Base class of all modules, single and multi.
 
     Args:
@@ -68,6 +69,11 @@ class RLModule:
     framework = "torch"
     is_multi: ClassVar[bool] = False
     action_dist_cls: type[Distribution] | None = None
+
+    _not_called: ClassVar[Mapping[str, str]] = {
+        "as_multi_rl_module": "override MultiRLModule, and set MultiRLModuleSpec(multi_rl_module_class=…)",
+        "compile": "set framework(torch_compile_learner=True)",
+    }
 
     def __init__(
         self,

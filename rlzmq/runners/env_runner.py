@@ -9,9 +9,9 @@ from __future__ import annotations
 import inspect
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import is_
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import gymnasium as gym
 import torch
@@ -22,6 +22,7 @@ from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.callbacks import CallbackList
 from rlzmq.core.errors import ClosedError, ConfigurationError, Interrupted
 from rlzmq.core.metrics import MetricsLogger, ReducedMetrics
+from rlzmq.core.override import TellsUncalled
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.stage_timers import NUM_VECTOR_STEPS_PER_SAMPLE, StageTimers
 from rlzmq.envs.registry import EnvContext
@@ -40,10 +41,12 @@ from rlzmq.runners.runner_state import EnvRunnerState, own_config
 
 __all__ = ["EnvRunner"]
 
+_KEPT = "connector pieces keep what a checkpoint has of runners, with get_state() and set_state()"
+_WATCHED = "a process that dies or hangs is replaced, see fault_tolerance()"
 _EPISODE_HOOKS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
 
 
-class EnvRunner(EnvRunnerState):
+class EnvRunner(TellsUncalled, EnvRunnerState):
     """Samples episodes with a module in environments.
 
     To sample from something that is no Gymnasium env, derive from this class, override `make_env` (`env` may be
@@ -71,6 +74,13 @@ class EnvRunner(EnvRunnerState):
         generator: The torch generator of all action sampling.
         env_watch: Watches calls of environments; by default without a thread.
     """
+
+    _not_called: ClassVar[Mapping[str, str]] = {
+        "get_state": _KEPT,
+        "set_state": _KEPT,
+        "assert_healthy": _WATCHED,
+        "ping": _WATCHED,
+    }
 
     def __init__(
         self,
