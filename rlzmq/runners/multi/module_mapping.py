@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import gymnasium as gym
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.common.agent_to_module_mapping import agents_of_modules
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.signatures import place_of_code
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.episodes.multi_agent_episode import default_agent_to_module_mapping_fn
 
-if TYPE_CHECKING:
-    from rlzmq.runners.env_runner import EnvRunner
-
 __all__ = ["checked_mapping", "module_spaces"]
 
 
-def checked_mapping(runner: EnvRunner) -> Callable[[Any, Any], str]:
+class _HasConfig(Protocol):
+    config: BaseConfig
+
+
+def checked_mapping(runner: _HasConfig) -> Callable[[Any, Any], str]:
     """Return a function that maps (agent id, episode) to a module id by the runner's ``config.policy_mapping_fn``.
 
     The function raises ConfigurationError for an unknown module id.
