@@ -22,7 +22,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.checkpoint_series import CheckpointSeries
 from rlzmq.core.checkpointable import read_part
 from rlzmq.core.errors import CheckpointError, ConfigurationError
-from rlzmq.learners.learner_base import LearnerBase
+from rlzmq.learners.learner import Learner
 from rlzmq.learners.sources import BatchSource
 from rlzmq.roles.fragment_data import open_steps
 from rlzmq.roles.learner.arrival_log import (
@@ -223,7 +223,7 @@ class Replay:
     def _state_of(self, path: Path) -> dict[str, Any] | None:
         """Return the learner's state in a checkpoint; None if it cannot be read."""
         try:
-            state: dict[str, Any] = read_part(path, LearnerBase.checkpoint_name)
+            state: dict[str, Any] = read_part(path, Learner.checkpoint_name)
         except CheckpointError as error:
             self.notes.append(f"skipped the checkpoint {path}: {error}")
             return None

@@ -15,7 +15,7 @@ from rlzmq.core.checkpointable import read_part
 from rlzmq.core.errors import CheckpointError
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
-from rlzmq.learners.learner_base import LearnerBase
+from rlzmq.learners.learner import Learner
 from rlzmq.learners.sources import FreshBatch
 from rlzmq.roles.learner.learner_role import make_learner
 from rlzmq.wire.values import pack_blob, unpack_blob
@@ -52,7 +52,7 @@ def save_update(
         "is_multi_agent": any(isinstance(one, MultiAgentEpisodeBatch) for batch in listed for one in batch),
         "batches": [[list(one.to_wire()) for one in batch] for batch in listed],
     }
-    components = {LearnerBase.checkpoint_name: state, _CONFIG: config, _UPDATE: update}
+    components = {Learner.checkpoint_name: state, _CONFIG: config, _UPDATE: update}
     return write_checkpoint(path, components, about={"part": _UPDATE})
 
 
@@ -81,7 +81,7 @@ def load_update(
     update = components[_UPDATE]
     config = revive_config(components[_CONFIG], str(path), Given(config, trust), is_mine=stored.is_mine)
     learner = learner_of(config, unpack_blob(update["spaces"]))
-    learner.set_state(read_part(path, LearnerBase.checkpoint_name))
+    learner.set_state(read_part(path, Learner.checkpoint_name))
     learner.source = _GivenBatches([len(batch) for batch in update["batches"]])
     kind: Any = MultiAgentEpisodeBatch if update["is_multi_agent"] else EpisodeBatch
     episodes = [kind.from_wire(header, arrays) for batch in update["batches"] for header, arrays in batch]

@@ -53,7 +53,7 @@ class SerialPipeline:
     async def run_update(self) -> UpdateResult:
         """Sample one batch with the newest weights, train on it, and pass the new weights to the runner."""
         # Small networks are slower on several threads, and very slow if other programs keep one of them waiting.
-        with self._learner.torch_threads(), self._watch.call("an update"):
+        with self._learner.ranks.torch_threads(), self._watch.call("an update"):
             return self._run_update()
 
     def _run_update(self) -> UpdateResult:

@@ -22,61 +22,111 @@ averages gradients with its peers; an update then happens on all ranks or on non
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.connectors.learner.whole_batch_estimator import FORWARD_OUTPUTS
 from rlzmq.core import trace
-from rlzmq.core.errors import NotFiniteError
+from rlzmq.core.checkpointable import Checkpointable
+from rlzmq.core.errors import ConfigurationError, NotFiniteError, PeerLostError
 from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
-from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE, REPLAY_BUFFER_RESULTS
+from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE, LEARNER_PATH, REPLAY_BUFFER_RESULTS
 from rlzmq.core.override import TellsUncalled
 from rlzmq.core.plain import decode, encode_supported
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.signatures import check_takes
-from rlzmq.core.stage_timers import LEARNER_STAGES, StageTimers
+from rlzmq.core.stage_timers import StageTimers
+from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.core.update_plan import ReplayRatio
-from rlzmq.learners.learner_hooks import NUM_ENV_STEPS_LIFETIME, LearnerHooks
-from rlzmq.learners.learner_ranks import UpdateAgreement, UpdateStart
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID
+from rlzmq.learners.compiling import LearnerCompiler, MixedPrecision
+from rlzmq.learners.distributed import DesynchronizedError, parameter_hash
 from rlzmq.learners.minibatches import MinibatchIterator
-from rlzmq.learners.sources import num_env_steps_of
+from rlzmq.learners.optimizers import (
+    DEFAULT_OPTIMIZER,
+    OptimizerRegistry,
+    RegisteredOptimizer,
+    clip_gradients,
+    global_norm,
+    make_adam,
+)
+from rlzmq.learners.ranks import Ranks
+from rlzmq.learners.snapshot import UpdateSnapshot
+from rlzmq.learners.sources import BatchSource, FreshBatch, num_env_steps_of
+from rlzmq.learners.torch_threads import learner_device
 from rlzmq.learners.train_batch import TrainBatch, TrainBatchBuilder
-from rlzmq.modules.default_models.dense_gradients import recorded
+from rlzmq.learners.update_counts import Scalar, UpdateCounts, UpdateStats, UpdateTimes, mean_of
+from rlzmq.modules.apis import SelfSupervisedLossAPI, ValueFunctionAPI
+from rlzmq.modules.default_models.dense_gradients import backward, recorded
+from rlzmq.modules.multi_rl_module import MultiRLModule
+from rlzmq.modules.output_check import check_training_outputs
+from rlzmq.modules.saving import read_module_states
+from rlzmq.modules.structure import StructureCache, parameters_of
 
-__all__ = ["Learner", "TorchLearner"]
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+__all__ = ["NUM_ENV_STEPS_LIFETIME", "Learner", "TorchLearner"]
 
 _logger = logging.getLogger(__name__)
 
+NUM_ENV_STEPS_LIFETIME = "num_env_steps_sampled_lifetime"
+
 # Data that make a loss overflow are rare. After this many updates without a step there must be another cause.
 _MAX_UPDATES_IN_VAIN = 10
-# Number of searches per update: some steps are found only after worse ones are removed.
+
+_COMPONENTS = (
+    "rl_module",
+    "optimizer",
+    "weights_seq_no",
+    "counters",
+    "learner_connector",
+    "metrics",
+    "random",
+    "extra",
+    "source",
+)
+_COUNTERS = (
+    "num_gradient_updates_lifetime",
+    "num_env_steps_trained_lifetime",
+    "num_env_steps_of_all_ranks_lifetime",
+    "num_module_steps_trained_lifetime",
+)
+_CHANGED_BY_UPDATES = ("weights_seq_no", "counters", "metrics", "extra")
+"""Components of a learner's state that each update changes, besides weights, optimizers and source."""
+_OTHER_ALGORITHM = (
+    ". Was it saved by another algorithm? Its weights alone are the component 'rl_module' (of an algorithm: "
+    "'learner_group/learner/rl_module')."
+)
+_DIFFERENTIATED = ("forward_train", "compute_losses", "compute_loss_for_module", "compute_gradients")
+_AFTER_STEPS = ("apply_gradients", "after_gradient_based_update")
 
 
-@dataclass
-class _Trained:
-    """Totals of an update so far. `batch` has the counts of all its batches, but not their rows."""
+@dataclass(frozen=True)
+class _Options:
+    """How an update cuts its batches into minibatches."""
 
-    batch: TrainBatch = field(default_factory=TrainBatch)
-    num_batches: int = 0
-    num_minibatches: int = 0
-    connector_s: float = 0.0
-
-    def add(self, train_batch: TrainBatch, num_minibatches: int) -> None:
-        self.batch.add_counts(train_batch)
-        self.num_batches += 1
-        self.num_minibatches += num_minibatches
+    num_epochs: int = 1
+    minibatch_size: int | None = None
+    shuffle: bool = False
+    num_minibatches: int | None = None
 
 
-class Learner(TellsUncalled, LearnerHooks):
+class Learner(TellsUncalled, Checkpointable):
     """Owns the modules and their optimizers, and updates them.
 
     Subclasses define `compute_loss_for_module` and may override other hooks.
@@ -106,17 +156,14 @@ class Learner(TellsUncalled, LearnerHooks):
         trained_module_ids: Modules that the current (or last) update trains, on any rank.
         num_minibatches_per_epoch: For the current (or last) update.
         is_last_epoch: Whether the current minibatch belongs to the last epoch, whose statistics are reported.
+        ranks: Its peers, if it is one of several.
         was_trained: Whether the last update took a step; False if none of its minibatches was finite.
         num_updates_in_vain: Number of consecutive updates without a step.
+        num_passes: Number of minibatches that went through the loss on this rank, successfully or not.
         device: Device of the modules.
     """
 
-    trained_module_ids: list[str]
-    weights_seq_no: int
-    num_gradient_updates_lifetime: int
-    num_env_steps_trained_lifetime: int
-    num_env_steps_of_all_ranks_lifetime: int
-    is_last_epoch: bool
+    checkpoint_name = LEARNER_PATH
 
     _not_called: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("filter_param_dict_for_optimizer", "get_optimizer", "get_optimizers_for_module", "get_param_ref"),
@@ -132,46 +179,66 @@ class Learner(TellsUncalled, LearnerHooks):
         rank: int = 0,
         num_ranks: int = 1,
     ) -> None:
-        super().__init__(
-            config=config, module_spec=module_spec, module=module, rank=rank, num_ranks=num_ranks
-        )
+        if (module_spec is None) == (module is None):
+            raise ValueError("Learner: expected either module_spec or module, got both or neither.")
+        self.config: BaseConfig = config
+        self.module: Any = None
+        self.device: torch.device = learner_device(config, rank)
         self.metrics: MetricsLogger = MetricsLogger(
             stats_cls_lookup=getattr(config, "custom_stats_cls_lookup", None)
         )
-        self._num_module_steps: dict[str, int] = {}  # of the current update, on all ranks
+        self.weights_seq_no: int = 0
+        self.num_gradient_updates_lifetime: int = 0
+        self.num_env_steps_trained_lifetime: int = 0
+        self.num_env_steps_of_all_ranks_lifetime: int = 0
+        self.num_module_steps_trained_lifetime: dict[str, int] = {}
+        self.trained_module_ids: list[str] = []
+        self.num_minibatches_per_epoch = 1
+        self.is_last_epoch: bool = True
         self.was_trained: bool = True
         self.num_updates_in_vain: int = 0
-        self._ended_at: float | None = None
-        self._seconds: list[tuple[float, ...]] = []  # of each update since the last results
-        self._forward_s = self._backward_s = 0.0
-        self._done = _Trained()
-        self._records_networks = False
+        self.num_passes: int = 0
+        self._module_spec = module_spec
+        self._given_module = module
+        self._module_configs: dict[str, BaseConfig] = {}
+        self._policies_to_train = getattr(config, "policies_to_train", None)
+        seed = getattr(config, "seed", None)
+        self._seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
+        self._learner_connector: Any = None
+        self.source: BatchSource = self.make_source()
+        self.ranks: Ranks = Ranks(self, rank, num_ranks)
+        self._optimizers = OptimizerRegistry()
+        self._snapshot = UpdateSnapshot()
+        self._parameters = StructureCache(
+            lambda modules: [[(p, p.numel()) for p in self.get_parameters(module)] for module in modules]
+        )
+        self._tensors = StructureCache(_tensors)
+        self._compiler: LearnerCompiler | None = None
+        self._mixed_precision: MixedPrecision | None = None
+        self._stats = UpdateStats()
+        self._counts = UpdateCounts()  # of the current or last update
         self._num_batches = 1  # of the current update
+        self._loss_weights: dict[str, float] = {}
+        self._times = UpdateTimes()  # of the updates since the last results
+        self._ended_at: float | None = None
+        self._is_finite: dict[str, bool] = {}  # the gradients of each module
+        self._finite_losses: list[bool] = []
+        self._records_networks = False
+        # A subclass that changes gradients may introduce NaN after the norm was computed.
+        self._recheck_gradients = (
+            type(self).postprocess_gradients_for_module is not Learner.postprocess_gradients_for_module
+            or type(self).postprocess_gradients is not Learner.postprocess_gradients
+        )
 
-    def build(self) -> None:
-        """Create the module, the learner connector and the optimizers. Idempotent.
+    @property
+    def rank(self) -> int:
+        """Index of this learner among its peers."""
+        return self.ranks.rank
 
-        The initial weights depend only on ``config.seed`` and are equal on all ranks. torch's global random state is
-        not changed.
-
-        Raises:
-            ConfigurationError: A module cannot be built.
-            TypeError: A module lacks an interface that this learner requires.
-        """
-        if self.module is None:
-            loss = f"{type(self).__name__}.compute_loss_for_module"
-            check_takes(
-                self.compute_loss_for_module, loss, by_name=("module_id", "config", "batch", "fwd_out")
-            )
-            super().build()
-            # Hooks called by hand before the first update apply to all modules.
-            self.trained_module_ids = list(self._module_configs)
-            self._loss_weights = dict.fromkeys(self.trained_module_ids, 1.0)
-            if self._compiler is not None and self._compiler.compiles_complete_update:
-                self._losses_of = self._compiler.compile_losses(  # type: ignore[assignment,method-assign]
-                    self._losses_of
-                )
-            self._builder = TrainBatchBuilder(self._learner_connector, self.module, self.device)
+    @property
+    def num_ranks(self) -> int:
+        """Number of learners."""
+        return self.ranks.num
 
     # -- one update --------------------------------------------------------------------------------
 
@@ -223,78 +290,101 @@ class Learner(TellsUncalled, LearnerHooks):
             DesynchronizedError: The ranks are not at the same step. The weights are those before the update.
         """
         self._check_built()
-        sources = {"batch": batch, "batches": batches, "episodes": episodes, "data_iterators": data_iterators}
-        given = [name for name, source in sources.items() if source is not None]
-        if len(given) != 1:
-            raise ValueError(
-                f"Learner.update: expected exactly one of {', '.join(sources)}, "
-                f"got {', '.join(given) or 'none'}."
-            )
-        counters = dict(timesteps or {NUM_ENV_STEPS_LIFETIME: self.num_env_steps_of_all_ranks_lifetime})
-        options = {
-            "num_epochs": num_epochs or self._setting("num_epochs", 1),
-            "minibatch_size": minibatch_size or self._setting("minibatch_size", None),
-            "shuffle": self._setting("shuffle_batch_per_epoch", False)
+        given = {"batch": batch, "batches": batches, "episodes": episodes, "data_iterators": data_iterators}
+        options = _Options(
+            num_epochs or self._setting("num_epochs", 1),
+            minibatch_size or self._setting("minibatch_size", None),
+            self._setting("shuffle_batch_per_epoch", False)
             if shuffle_batch_per_epoch is None
             else shuffle_batch_per_epoch,
-            "num_minibatches": num_total_minibatches or None,
-        }
-        began_at = time.perf_counter()
-        waited_s = 0.0 if self._ended_at is None else began_at - self._ended_at
-        self._forward_s = self._backward_s = 0.0
-        reduced_before_s = self._reduced_s()
-        self._set_source_modules()
-
-        def train(drawn: Sequence[Any] | None = None) -> _Trained:
-            self._stats.begin()
-            self._num_skipped = {}
-            self._num_steps_due: Counter[str] = Counter()
-            self._num_module_steps = {}
-            self._num_env_steps_agreed = 0
-            self.is_last_epoch = True
-            self._num_batches = 1 if drawn is None else len(drawn)
-            self.before_gradient_based_update(timesteps=counters)
-            self._records_networks = self._can_record_networks()
-            if drawn is not None:
-                return self._train_on(self._built(drawn, options), options)
-            if data_iterators is not None:
-                self._snapshot.complete()
-                return self._train_on_iterators(data_iterators, num_total_minibatches)
-            if episodes is not None:
-                return self._train_on_source(episodes, options)
-            return self._train_on([self._builder.build(batch=batch, batches=batches)], options)
-
+            num_total_minibatches or None,
+        )
+        data = self._batches_of(_only(given), options, num_total_minibatches)
+        counters = dict(timesteps or {NUM_ENV_STEPS_LIFETIME: self.num_env_steps_of_all_ranks_lifetime})
+        began_at, reduced_before_s = time.perf_counter(), self.ranks.waited_s
         with (
             ShortTraceback(),
-            self.torch_threads(),
+            self.ranks.torch_threads(),
             self._random_stream(),
             self._precision(),
-            self.all_or_nothing() as start,
+            self._all_or_nothing() as source_before,
         ):
-            done = train()
-            takes_in = self.group is not None or (episodes is not None and self.source.keeps_data)
-            self._done = done
-            if not takes_in and not (done.num_minibatches or done.batch.num_env_steps):
+            self._set_source_modules()
+            self._stats.begin()
+            self._counts, self._num_batches, self.is_last_epoch = UpdateCounts(), 1, True
+            self.before_gradient_based_update(timesteps=counters)
+            self._records_networks = self._can_record_networks()
+            for train_batch in data:
+                self._train_on(train_batch, options if data_iterators is None else _Options())
+            if data_iterators is not None:
+                self.num_minibatches_per_epoch = max(1, self._counts.num_minibatches)
+            takes_in = self.ranks.group is not None or (episodes is not None and self.source.keeps_data)
+            if not (takes_in or self._counts.num_minibatches or self._counts.batch.num_env_steps):
                 return self.results()  # no data, no update
             self.weights_seq_no += 1
-            self._leave_out_skipped(done, start)
-            self._count(done)
+            self._leave_out_skipped(source_before)
+            self._count()
             self.after_gradient_based_update(timesteps=counters)
-            self.commit_update(num_skipped=sum(self._num_skipped.values()))
-            self._ended_at = time.perf_counter()
-            updated_s, reduced_s = self._ended_at - began_at, self._reduced_s() - reduced_before_s
-            seconds = waited_s, updated_s, self._forward_s, self._backward_s, reduced_s, done.connector_s
-            self._seconds.append(seconds)
-            if trace.is_on:
-                trace.span("update", began_at, self._ended_at, weights_version=self.weights_seq_no)
-            if not with_results:
-                return {}
-            results = self.results()
-            if self.group is not None:
-                results[ALL_MODULES]["speedup_over_one_rank"] = self.speedup_over_one_rank(
-                    updated_s, reduced_s
+            self.ranks.commit_update(num_skipped=sum(self._counts.num_skipped.values()))
+            return self._end_update(began_at, reduced_before_s, with_results)
+
+    def _batches_of(
+        self, given: tuple[str, Any], options: _Options, limit: int | None
+    ) -> Iterator[TrainBatch]:
+        """Yield the train batches of an update, each built with the weights that the ones before it left."""
+        kind, data = given
+        if kind == "episodes":
+            batches = self._drawn(data, options)
+        elif kind == "data_iterators":
+            if self.ranks.group is not None and limit is None:
+                raise ValueError(
+                    "Learner.update(data_iterators=…) with several ranks needs num_total_minibatches."
                 )
-            return results
+            self._num_batches = 2  # or any other number: it is not known
+            batches = (self._builder.build(batch=one) for one in islice(chain.from_iterable(data), limit))
+        else:
+            batches = iter([self._builder.build(**{kind: data})])
+        num_parameters = self._num_parameters()
+        while True:
+            start = time.perf_counter()
+            train_batch = next(batches, None)
+            end = time.perf_counter()
+            self._times.connector_s += end - start
+            if trace.is_on:
+                trace.span("connector", start, end)
+            if train_batch is None:
+                return
+            for module_id in list(train_batch.columns):
+                is_trainable = num_parameters.get(module_id, (0, 0))[0] > 0
+                if not (is_trainable and self.should_module_be_updated(module_id, train_batch.columns)):
+                    train_batch.drop(module_id)
+            yield train_batch
+
+    def _drawn(self, episodes: Any, options: _Options) -> Iterator[TrainBatch]:
+        """Add fresh episodes to the rank's source and yield the batches that it returns."""
+        source, group = self.source, self.ranks.group
+        num_fresh = num_env_steps_of(episodes)
+        source.set_rank(self.ranks.rank, self.ranks.num)
+        source.add(episodes)
+        if group is not None and source.keeps_data:
+            num_fresh = int(group.all_reduce(torch.tensor([num_fresh]))[0])
+        num_batches = source.plan_batches(num_fresh, self.ranks.num)
+        if group is not None and source.keeps_data:
+            num_batches = int(group.all_reduce(torch.tensor([num_batches]), "min")[0])
+        self._num_batches = num_batches
+        rng = np.random.default_rng(derive_seed(self._seed, "source", self.ranks.rank, self.weights_seq_no))
+        # The estimator's forward pass can serve the loss, too, if nothing happens in between.
+        keeps_forward = (
+            options == _Options(shuffle=options.shuffle)  # one pass over the whole batch
+            and self._forward_is_local
+            and type(self).forward_train is Learner.forward_train
+        )
+        for batch in source.batches(num_batches, rng):
+            yield self._build(batch, keeps_forward)
+
+    def _build(self, episodes: Any, keeps_forward: bool = False) -> TrainBatch:
+        """Return the train batch of drawn episodes; see `TrainBatchBuilder.build`."""
+        return self._builder.build(episodes=episodes, keeps_forward=keeps_forward)
 
     def prepare(self, episodes: Any) -> TrainBatch:
         """Run the learner connector before `update`, e.g. on another thread while an update runs.
@@ -310,91 +400,28 @@ class Learner(TellsUncalled, LearnerHooks):
         self._check_built()
         return self._builder.build(episodes=episodes)
 
-    def _get_metrics_state(self) -> Any:
-        return encode_supported(self.metrics.get_state())
-
-    def _set_metrics_state(self, state: Any) -> None:
-        self.metrics.set_state(decode(state))
-
-    def _drop_untrained(self, train_batch: TrainBatch, num_parameters: Mapping[str, tuple[int, int]]) -> None:
-        for module_id in list(train_batch.columns):
-            known = num_parameters.get(module_id, (0, 0))[0] > 0
-            if not known or not self.should_module_be_updated(module_id, train_batch.columns):
-                train_batch.drop(module_id)
-
-    def _train_on_source(self, episodes: Any, options: Mapping[str, Any]) -> _Trained:
-        """Add fresh episodes to the rank's source and train the batches that it returns."""
-        source = self.source
-        num_fresh = num_env_steps_of(episodes)
-        source.set_rank(self.rank, self.num_ranks)
-        source.add(episodes)
-        if self.group is not None and source.keeps_data:
-            num_fresh = int(self.group.all_reduce(torch.tensor([num_fresh]))[0])
-        num_batches = source.plan_batches(num_fresh, self.num_ranks)
-        if self.group is not None and source.keeps_data:
-            num_batches = int(self.group.all_reduce(torch.tensor([num_batches]), "min")[0])
-        self._num_batches = num_batches
-        rng = np.random.default_rng(derive_seed(self._seed, "source", self.rank, self.weights_seq_no))
-        return self._train_on(self._built(source.batches(num_batches, rng), options), options)
-
-    def _built(self, batches: Iterable[Any], options: Mapping[str, Any]) -> Iterator[TrainBatch]:
-        """Yield the train batches, each built with the weights that the ones before it left."""
-        # The estimator's forward pass can serve the loss, too, if nothing happens in between.
-        is_whole = options["minibatch_size"] is None and not options["num_minibatches"]
-        keeps_forward = (
-            is_whole
-            and options["num_epochs"] == 1
-            and self._forward_is_local
-            and type(self).forward_train is LearnerHooks.forward_train
-        )
-        for batch in batches:
-            yield self._builder.build(episodes=batch, keeps_forward=keeps_forward)
-
-    def _train_on(self, train_batches: Iterable[TrainBatch], options: Mapping[str, Any]) -> _Trained:
-        """Train the batches one after the other. All ranks must have the same number of batches."""
-        done = _Trained()
-        iterator = iter(train_batches)
-        num_parameters = self._num_parameters()
-        while True:
-            start = time.perf_counter()
-            train_batch = next(iterator, None)
-            end = time.perf_counter()
-            done.connector_s += end - start
-            if trace.is_on:
-                trace.span("connector", start, end)
-            if train_batch is None:
-                return done
-            self._drop_untrained(train_batch, num_parameters)
-            num_minibatches = self._train(train_batch, options, done.num_batches)
-            done.add(train_batch, num_minibatches)
-
-    def _train(self, train_batch: TrainBatch, options: Mapping[str, Any], index: int) -> int:
-        minibatches = MinibatchIterator(
-            train_batch.columns,
-            **options,
-            seed=derive_seed(
-                self._seed, "minibatch", self.rank, self.weights_seq_no, *([index] if index else [])
-            )
-            if options["shuffle"]
-            else 0,
-            timesteps=train_batch.num_module_steps,
-            device=self.device,
-        )
+    def _train_on(self, train_batch: TrainBatch, options: _Options) -> None:
+        """Train a batch, minibatch by minibatch. All ranks must have the same number of batches."""
+        counts = self._counts
+        minibatches = self._minibatches_of(train_batch, options)
         rows = {module_id: train_batch.num_module_steps.get(module_id, 0) for module_id in self.module}
-        agreed = self.agree_on_update(rows, minibatches.num_of_modules, train_batch.num_env_steps)
-        self._follow(agreed)
+        agreed = self.ranks.agree_on_update(rows, minibatches.num_of_modules, train_batch.num_env_steps)
+        counts.num_env_steps += agreed.num_env_steps
+        for module_id in agreed.module_ids:
+            before = counts.num_module_steps.get(module_id, 0)
+            counts.num_module_steps[module_id] = before + agreed.num_rows[module_id]
+        self.trained_module_ids, self._loss_weights = agreed.module_ids, agreed.loss_weights
         minibatches.num_of_modules = agreed.num_minibatches
         num_minibatches = len(minibatches)
         if not self._snapshot.is_complete and self._must_undo_steps(self._num_batches * num_minibatches):
             self._snapshot.complete()
-        self.num_minibatches_per_epoch: int = max(1, -(-num_minibatches // options["num_epochs"]))
-        self._minibatch_rows = {m: rows.minibatch_rows for m, rows in minibatches.modules.items()}
+        self.num_minibatches_per_epoch = max(1, -(-num_minibatches // options.num_epochs))
         first_reported = num_minibatches - self.num_minibatches_per_epoch
         num_trained = 0
         for minibatch in minibatches:
             self.is_last_epoch = num_trained >= first_reported
             self.trained_module_ids = minibatches.due(num_trained)
-            self._num_steps_due.update(self.trained_module_ids)
+            counts.num_steps_due.update(self.trained_module_ids)
             self._train_minibatch(minibatch)
             num_trained += 1
             if num_trained % self.num_minibatches_per_epoch == 0:
@@ -402,50 +429,41 @@ class Learner(TellsUncalled, LearnerHooks):
                 if num_trained < num_minibatches and self.ends_update():
                     break
         self.trained_module_ids = agreed.module_ids
-        return num_trained
+        counts.batch.add_counts(train_batch)
+        counts.num_batches += 1
+        counts.num_minibatches += num_trained
 
-    def _train_on_iterators(self, iterators: Iterable[Iterator[Any]], limit: int | None) -> _Trained:
-        if self.group is not None and limit is None:
-            raise ValueError(
-                "Learner.update(data_iterators=…) with several ranks needs num_total_minibatches."
-            )
-        done = _Trained()
-        num_parameters = self._num_parameters()
-        for iterator in iterators:
-            for item in iterator:
-                one = self._builder.build(batch=item)
-                self._drop_untrained(one, num_parameters)
-                agreed = self.agree_on_update(
-                    {mid: one.num_module_steps.get(mid, 0) for mid in self.module},
-                    dict.fromkeys(one.columns, 1),
-                    one.num_env_steps,
-                )
-                self._follow(agreed)
-                self.num_minibatches_per_epoch = done.num_minibatches + 1
-                self._num_steps_due.update(agreed.module_ids)
-                self._train_minibatch(one.on(self.device))
-                done.add(one, 1)
-                if done.num_minibatches == limit:
-                    return done
-        return done
-
-    def _follow(self, agreed: UpdateAgreement) -> None:
-        self.trained_module_ids, self._loss_weights = agreed.module_ids, agreed.loss_weights
-        self._num_env_steps_agreed += agreed.num_env_steps
-        for module_id in agreed.module_ids:
-            before = self._num_module_steps.get(module_id, 0)
-            self._num_module_steps[module_id] = before + agreed.num_rows[module_id]
+    def _minibatches_of(self, train_batch: TrainBatch, options: _Options) -> MinibatchIterator:
+        index = [self._counts.num_batches] if self._counts.num_batches else []
+        minibatches = MinibatchIterator(
+            train_batch.columns,
+            minibatch_size=options.minibatch_size,
+            num_epochs=options.num_epochs,
+            shuffle=options.shuffle,
+            num_minibatches=options.num_minibatches,
+            seed=derive_seed(self._seed, "minibatch", self.ranks.rank, self.weights_seq_no, *index)
+            if options.shuffle
+            else 0,
+            timesteps=train_batch.num_module_steps,
+            device=self.device,
+        )
+        self._counts.minibatch_rows = {m: rows.minibatch_rows for m, rows in minibatches.modules.items()}
+        return minibatches
 
     def _train_minibatch(self, minibatch: dict[str, dict[str, Any]]) -> None:
         """Take one step and time its stages."""
-        start, reduced_s = time.perf_counter(), self._reduced_s()
+        start, reduced_s = time.perf_counter(), self.ranks.waited_s
         self._stats.take_in()
         losses = self._losses_of(minibatch)
-        middle, reduced_until_s = time.perf_counter(), self._reduced_s()
-        self._step_on(losses)
+        middle, reduced_until_s = time.perf_counter(), self.ranks.waited_s
+        gradients = self.compute_gradients(losses)
+        gradients = self.postprocess_gradients(gradients)
+        self.apply_gradients(gradients)
+        self.num_gradient_updates_lifetime += 1
+        self.num_passes += 1
         end = time.perf_counter()
-        self._forward_s += middle - start - (reduced_until_s - reduced_s)
-        self._backward_s += end - middle - (self._reduced_s() - reduced_until_s)
+        self._times.forward_s += middle - start - (reduced_until_s - reduced_s)
+        self._times.backward_s += end - middle - (self.ranks.waited_s - reduced_until_s)
         if trace.is_on:
             trace.span("forward", start, middle)
             trace.span("backward", middle, end)
@@ -455,37 +473,48 @@ class Learner(TellsUncalled, LearnerHooks):
             outputs = self.forward_train(minibatch)
             return self.compute_losses(fwd_out=outputs, batch=minibatch)
 
-    def _step_on(self, losses: dict[str, torch.Tensor]) -> None:
-        gradients = self.compute_gradients(losses)
-        gradients = self.postprocess_gradients(gradients)
-        self.apply_gradients(gradients)
-        self.num_gradient_updates_lifetime += 1
-        self.num_passes += 1
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[Any]:
+        """Restore weights, optimizers, counters, metrics and source if the block raises; yield the source's mark.
 
-    def _reduced_s(self) -> float:
-        """Return the number of seconds spent in collectives with the other ranks so far."""
-        return 0.0 if self.group is None else self.group.waited_s
+        If an interrupt comes after the only optimizer step of an update, whose weights were not copied (see
+        `UpdateSnapshot`), the step stays taken. If the error arose on this rank (e.g. in a loss), the rank also leaves
+        the group, so that its peers fail at once instead of waiting.
+        """
+        parameters, buffers = self._tensors.of(module.unwrapped() for module in self.module.values())
+        self._snapshot.take(parameters, buffers, [entry.optimizer for entry in self._optimizers])
+        counters, source_before = self._state_of(_CHANGED_BY_UPDATES), self.source.checkpoint()
+        try:
+            yield source_before
+        except BaseException as error:
+            self._snapshot.restore()
+            self.set_state(counters)
+            self.source.rollback(source_before)
+            if self.ranks.group is not None and not isinstance(error, (PeerLostError, DesynchronizedError)):
+                self.ranks.leave()
+            raise
 
-    def _leave_out_skipped(self, done: _Trained, start: UpdateStart) -> None:
+    def _leave_out_skipped(self, source_before: Any) -> None:
         """Undo the effects of modules that took no optimizer step.
 
         Raises:
             NotFiniteError: Too many consecutive updates took no step.
         """
-        due = self._num_steps_due
-        skipped = [m for m in self.trained_module_ids if self._num_skipped.get(m, 0) >= due[m] > 0]
+        counts = self._counts
+        due, of_batch = counts.num_steps_due, counts.batch.num_module_steps
+        skipped = [m for m in self.trained_module_ids if counts.num_skipped.get(m, 0) >= due[m] > 0]
         for module_id in skipped:
-            self._num_module_steps.pop(module_id, None)
-            if module_id in done.batch.num_module_steps:
-                done.batch.num_module_steps[module_id] = 0
+            counts.num_module_steps.pop(module_id, None)
+            if module_id in of_batch:
+                of_batch[module_id] = 0
         self.was_trained = not skipped or len(skipped) < len(self.trained_module_ids)
-        start.weights.restore_not_finite()
+        self._snapshot.restore_not_finite()
         if self.was_trained:
             self.num_updates_in_vain = 0
             return
-        start.weights.restore()
-        self.source.rollback(start.source)
-        done.batch.num_env_steps = self._num_env_steps_agreed = 0
+        self._snapshot.restore()
+        self.source.rollback(source_before)
+        counts.batch.num_env_steps = counts.num_env_steps = 0
         self.num_updates_in_vain += 1
         if self.num_updates_in_vain >= _MAX_UPDATES_IN_VAIN:
             raise NotFiniteError(
@@ -495,33 +524,354 @@ class Learner(TellsUncalled, LearnerHooks):
                 "grad_clip."
             )
 
-    # -- counters and results ----------------------------------------------------------------------
-
-    def _count(self, done: _Trained) -> None:
-        self.num_env_steps_trained_lifetime += done.batch.num_env_steps
-        self.num_env_steps_of_all_ranks_lifetime += self._num_env_steps_agreed
-        for module_id, num_steps in self._num_module_steps.items():
+    def _count(self) -> None:
+        counts = self._counts
+        self.num_env_steps_trained_lifetime += counts.batch.num_env_steps
+        self.num_env_steps_of_all_ranks_lifetime += counts.num_env_steps
+        for module_id, num_steps in counts.num_module_steps.items():
             before = self.num_module_steps_trained_lifetime.get(module_id, 0)
             self.num_module_steps_trained_lifetime[module_id] = before + num_steps
-        if self._num_skipped:
+        if counts.num_skipped:
             _logger.warning(
                 "rank %d, weights version %d: NaN or infinite gradients, no step taken on %s of %d "
                 "minibatches. Check for NaN in observations or rewards, reduce the lr, or set grad_clip.",
                 self.rank,
                 self.weights_seq_no,
                 ", ".join(
-                    f"{count} (module {module_id!r})" for module_id, count in self._num_skipped.items()
+                    f"{count} (module {module_id!r})" for module_id, count in counts.num_skipped.items()
                 ),
-                done.num_minibatches,
+                counts.num_minibatches,
             )
+
+    def _end_update(
+        self, began_at: float, reduced_before_s: float, with_results: bool
+    ) -> dict[str, dict[str, Any]]:
+        """Add up the update's times, and return its results if they are wanted."""
+        waited_s = 0.0 if self._ended_at is None else began_at - self._ended_at
+        self._ended_at = time.perf_counter()
+        updated_s, reduced_s = self._ended_at - began_at, self.ranks.waited_s - reduced_before_s
+        self._times.num_updates += 1
+        self._times.waited_s += waited_s
+        self._times.updated_s += updated_s
+        self._times.reduced_s += reduced_s
+        if trace.is_on:
+            trace.span("update", began_at, self._ended_at, weights_version=self.weights_seq_no)
+        if not with_results:
+            return {}
+        results = self.results()
+        if self.ranks.group is not None:
+            speedup = self.ranks.speedup_over_one_rank(updated_s, reduced_s)
+            results[ALL_MODULES]["speedup_over_one_rank"] = speedup
+        return results
+
+    # -- hooks, in the order in which an update calls them -------------------------------------------
+
+    def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
+        """Run before everything else in an update.
+
+        Args:
+            timesteps: The lifetime counters given to `update`.
+        """
+
+    def forward_train(self, batch: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Return the outputs of the modules' training forward pass on a minibatch, by module id."""
+        kept = {
+            module_id: columns.pop(FORWARD_OUTPUTS)
+            for module_id, columns in batch.items()
+            if FORWARD_OUTPUTS in columns
+        }
+        if kept and len(kept) == len(batch):
+            return kept
+        if self.ranks.group is not None:
+            return self.ranks.data_parallel().forward_train(batch)
+        outputs: dict[str, dict[str, Any]] = self.module.forward_train(batch)
+        return outputs
+
+    def compute_losses(
+        self, *, fwd_out: dict[str, dict[str, Any]], batch: dict[str, dict[str, Any]]
+    ) -> dict[str, Tensor]:
+        """Return each module's loss on its minibatch.
+
+        Args:
+            fwd_out: Module id → outputs of `forward_train`.
+            batch: Module id → minibatch.
+
+        Returns:
+            Module id → 0-d tensor.
+        """
+        losses: dict[str, Tensor] = {}
+        for module_id, outputs in fwd_out.items():
+            module = self.module[module_id].unwrapped()
+            config = self._module_configs[module_id]
+            module_batch = batch[module_id]
+            if isinstance(module, SelfSupervisedLossAPI):
+                loss = module.compute_self_supervised_loss(
+                    learner=self, module_id=module_id, config=config, batch=module_batch, fwd_out=outputs
+                )
+                if isinstance(loss, Mapping):
+                    self.log_stats(module_id, loss)
+                    loss = loss["total_loss"]
+            else:
+                loss = self.compute_loss_for_module(
+                    module_id=module_id, config=config, batch=module_batch, fwd_out=outputs
+                )
+            losses[module_id] = self._checked_loss(loss, module_id)
+        return losses
+
+    def _checked_loss(self, loss: Any, module_id: str) -> Tensor:
+        """Return the loss as a 0-d tensor.
+
+        Raises:
+            ConfigurationError: The loss is not a single tensor.
+        """
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            return loss.reshape(()) if loss.dim() else loss
+        module = self.module[module_id].unwrapped()
+        own = isinstance(module, SelfSupervisedLossAPI)
+        method = f"{type(module if own else self).__name__}." + (
+            "compute_self_supervised_loss" if own else "compute_loss_for_module"
+        )
+        if loss is None:
+            what = "None. Does it end with `return loss`?"
+        elif isinstance(loss, Tensor):
+            what = f"a tensor of shape {tuple(loss.shape)}. Take its mean: loss.mean()."
+        else:
+            what = (
+                f"a {type(loss).__name__}. Keep it a tensor, without float(), .item() or .numpy(): gradients flow "
+                "through it."
+            )
+        raise ConfigurationError(
+            f"{method}() of module {module_id!r}: expected one number as a tensor, got {what}"
+        )
+
+    def compute_loss_for_module(
+        self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
+    ) -> Tensor:
+        """Return one module's loss. Subclasses override this.
+
+        Args:
+            module_id: The module.
+            config: The config with the module's own overrides.
+            batch: Its minibatch: column → tensor ``[rows, ...]`` (``[B, T, ...]`` with ``loss_mask`` if
+                stateful).
+            fwd_out: Outputs of the module's `forward_train`.
+
+        Returns:
+            0-d tensor.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no loss for module {module_id!r}: override compute_loss_for_module."
+        )
+
+    def compute_gradients(self, loss_per_module: dict[str, Tensor]) -> dict[Tensor, Tensor]:
+        """Run one backward pass on the sum of all losses; with several ranks, average their gradients.
+
+        Args:
+            loss_per_module: Module id → 0-d tensor.
+
+        Returns:
+            Parameter → gradient, for the parameters of all modules trained in this update.
+        """
+        entries = self._optimizers.of_modules(self.trained_module_ids)
+        for entry in self._optimizers:
+            for parameter in entry.parameters:
+                parameter.grad = None
+        self._finite_losses = self._are_finite(loss_per_module)
+        if self.ranks.group is not None:
+            self.ranks.start_vote(self._verdicts(), num_skipped=sum(self._counts.num_skipped.values()))
+            self.ranks.data_parallel().backward(self._weighted_sum(loss_per_module))
+        elif loss_per_module:
+            first, *others = loss_per_module.values()
+            total: Any = sum(others, first)
+            if not total.requires_grad:
+                raise ConfigurationError(
+                    f"The loss of {', '.join(map(repr, loss_per_module))} depends on no trainable parameter: was it "
+                    "computed under torch.no_grad(), from detached tensors, or from the batch alone?"
+                )
+            backward(total)
+        for module_id, loss in loss_per_module.items():
+            self._stats.log(module_id, {"total_loss": loss})
+        return {p: p.grad for entry in entries for p in entry.parameters if p.grad is not None}
+
+    def _weighted_sum(self, losses: Mapping[str, Tensor]) -> Tensor:
+        """Return the sum of this rank's losses, weighted by its rows. It always requires a gradient."""
+        weighted = [
+            loss if (weight := self._loss_weights[module_id]) == 1.0 else loss * weight
+            for module_id, loss in losses.items()
+        ]
+        total = torch.zeros((), device=self.device)
+        if weighted:
+            total = sum(weighted[1:], weighted[0])
+        return total if total.requires_grad else total.detach().requires_grad_()
+
+    def postprocess_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
+        """Change the gradients before they are applied; by default, separately for each module.
+
+        Args:
+            gradients_dict: Parameter → gradient.
+
+        Returns:
+            Parameter → gradient.
+        """
+        result: dict[Tensor, Tensor] = {}
+        self._is_finite = {}
+        entries_by_module = {
+            module_id: entries
+            for module_id in (*self.trained_module_ids, ALL_MODULES)
+            if (entries := self._optimizers.of_module(module_id))
+        }
+        for module_id, entries in entries_by_module.items():
+            if (
+                len(entries_by_module) == 1
+            ):  # looking up each parameter takes longer than summing its gradient
+                mine = gradients_dict
+            else:
+                mine = {
+                    p: gradient
+                    for entry in entries
+                    for p in entry.parameters
+                    if (gradient := gradients_dict.get(p)) is not None
+                }
+            if mine:
+                config = self._module_configs.get(module_id, self.config)
+                result.update(
+                    self.postprocess_gradients_for_module(
+                        module_id=module_id, config=config, module_gradients_dict=mine
+                    )
+                )
+        return result
+
+    def postprocess_gradients_for_module(
+        self, *, module_id: str, config: BaseConfig, module_gradients_dict: dict[Tensor, Tensor]
+    ) -> dict[Tensor, Tensor]:
+        """Clip one module's gradients, separately for each optimizer, according to ``config.grad_clip(_by)``.
+
+        Logs each optimizer's global norm before clipping.
+
+        Args:
+            module_id: The module.
+            config: The config with the module's own overrides.
+            module_gradients_dict: Parameter → gradient.
+
+        Returns:
+            Parameter → gradient.
+        """
+        entries = self._optimizers.of_module(module_id)
+        for entry in entries:
+            if len(entries) == 1:  # all are its gradients
+                mine = [g for g in module_gradients_dict.values() if g is not None]
+            else:
+                mine = [g for p in entry.parameters if (g := module_gradients_dict.get(p)) is not None]
+            norm = float(global_norm(mine))
+            if getattr(config, "log_gradients", True) and self._is_due(entry):
+                self._stats.log(module_id, {f"gradients_{entry.name}_global_norm": norm})
+            is_finite = math.isfinite(norm)
+            self._is_finite[module_id] = is_finite and self._is_finite.get(module_id, True)
+            if is_finite:
+                clip_gradients(mine, grad_clip=config.grad_clip, grad_clip_by=config.grad_clip_by, norm=norm)
+        return module_gradients_dict
+
+    def apply_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> None:
+        """Step the optimizers of each trained module if its gradients are finite on all ranks.
+
+        A module with a NaN or infinite gradient takes no step on this minibatch, since one such step would corrupt
+        Adam's state. The step is counted (``num_nonfinite_gradients_skipped``), with one warning per update.
+
+        Args:
+            gradients_dict: Parameter → gradient.
+
+        Raises:
+            PeerLostError: Another rank died or hangs before the vote.
+            DesynchronizedError: The ranks are not at the same step.
+        """
+        for parameter, gradient in gradients_dict.items():
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+        module_ids = [*self.trained_module_ids, ALL_MODULES]
+        skipped = self._counts.num_skipped
+        # The ranks' gradients are equal at this point, so every rank reaches the same verdict.
+        agreed = self.ranks.votes(self._verdicts(), num_skipped=sum(skipped.values()))
+        self._finite_losses = []
+        for module_id, is_agreed in zip(module_ids, agreed, strict=True):
+            if not (is_agreed and self._gradients_are_finite(module_id, gradients_dict)):
+                skipped[module_id] = skipped.get(module_id, 0) + 1
+                continue
+            for entry in self._optimizers.of_module(module_id):
+                if self._is_due(entry):
+                    entry.optimizer.step()
+
+    def steps_optimizer(self, module_id: str, optimizer_name: str) -> bool:
+        """Return whether the current minibatch's step includes an optimizer, see ``every`` of `register_optimizer`."""
+        return self._is_due(self._optimizers.entry(module_id, optimizer_name))
+
+    def _is_due(self, entry: RegisteredOptimizer) -> bool:
+        return entry.every == 1 or self.num_gradient_updates_lifetime % entry.every == 0
+
+    def _are_finite(self, losses: Mapping[str, Tensor]) -> list[bool]:
+        return [m not in losses or math.isfinite(losses[m].detach()) for m in self.trained_module_ids]
+
+    def _verdicts(self) -> list[bool]:
+        """Return this rank's verdicts on its losses, even if a subclass has not used `compute_gradients`."""
+        return [*(self._finite_losses or [True] * len(self.trained_module_ids)), True]
+
+    def _gradients_are_finite(self, module_id: str, gradients: Mapping[Tensor, Tensor]) -> bool:
+        if not self._recheck_gradients:
+            return self._is_finite.get(module_id, True)
+        mine = [
+            gradients[p]
+            for entry in self._optimizers.of_module(module_id)
+            for p in entry.parameters
+            if p in gradients
+        ]
+        return math.isfinite(float(global_norm(mine)))
+
+    def ends_update(self) -> bool:
+        """Return whether the update ends with the epoch that has just been trained, on all ranks alike."""
+        return False
+
+    def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
+        """Run once at the end of each update. By default, update the learning rates from their schedules.
+
+        Args:
+            timesteps: The lifetime counters given to `update`.
+        """
+        num_env_steps = self._clock(timesteps)
+        for module_id in (*self.module.keys(), ALL_MODULES):
+            self._optimizers.update_learning_rates(module_id, num_env_steps)
+
+    # -- what an update measured -------------------------------------------------------------------
+
+    def log_stats(self, module_id: str, values: Mapping[str, Scalar]) -> None:
+        """Log scalars of one minibatch; results are means over the last epoch.
+
+        Tensors are not read until then, and functions that return one are not called.
+        """
+        self._stats.log(module_id, values)
+
+    def mean_stats(self, name: str) -> dict[str, float]:
+        """Return module id → mean of one logged scalar over the last epoch, if it was logged in this update."""
+        logged = self._stats.newest(name, self.num_minibatches_per_epoch)
+        return {module_id: mean_of(values) for module_id, values in logged.items()}
+
+    def mean_stats_over_ranks(self, name: str) -> dict[str, float]:
+        """Return module id → mean of one logged scalar over the last epoch and all ranks. A collective.
+
+        Only modules that this update trained are included.
+        """
+        mine = self.mean_stats(name)
+        module_ids = self.trained_module_ids
+        return self.ranks.mean(
+            {module_id: mine.get(module_id, 0.0) for module_id in module_ids},
+            {module_id: float(module_id in mine) for module_id in module_ids},
+        )
+
+    def _clock(self, timesteps: Mapping[str, Any] | None) -> int:
+        return int((timesteps or {}).get(NUM_ENV_STEPS_LIFETIME, self.num_env_steps_of_all_ranks_lifetime))
 
     def results(self) -> dict[str, dict[str, Any]]:
         """Return the results of the last update, see `update`. Times are means over the updates since the last call."""
-        done, train_batch = self._done, self._done.batch
-        seconds, self._seconds = self._seconds or [(0.0,) * 6], []
-        waited_s, updated_s, *stages_s, connector_s = (
-            sum(of_updates) / len(seconds) for of_updates in zip(*seconds, strict=True)
-        )
+        counts, train_batch = self._counts, self._counts.batch
+        times, self._times = self._times, UpdateTimes()
         results: dict[str, dict[str, Any]] = dict(self._stats.means(self.num_minibatches_per_epoch))
         num_parameters = self._num_parameters()
         for module_id, num_steps in train_batch.num_module_steps.items():
@@ -531,8 +881,8 @@ class Learner(TellsUncalled, LearnerHooks):
                 "num_module_steps_trained_lifetime": self.num_module_steps_trained_lifetime.get(module_id, 0),
                 "num_trainable_parameters": num_parameters[module_id][0],
                 "weights_seq_no": self.weights_seq_no,
-                "num_nonfinite_gradients_skipped": self._num_skipped.get(module_id, 0),
-                "module_train_batch_size_mean": self._minibatch_rows.get(module_id, 0),
+                "num_nonfinite_gradients_skipped": counts.num_skipped.get(module_id, 0),
+                "module_train_batch_size_mean": counts.minibatch_rows.get(module_id, 0),
             }
             sampled_with = train_batch.mean_weights_seq_no.get(module_id)
             if sampled_with is not None:
@@ -553,14 +903,12 @@ class Learner(TellsUncalled, LearnerHooks):
             num_module_steps_trained_lifetime=sum(self.num_module_steps_trained_lifetime.values()),
             num_trainable_parameters=sum(trainable for trainable, _ in num_parameters.values()),
             num_non_trainable_parameters=sum(fixed for _, fixed in num_parameters.values()),
-            num_gradient_updates=done.num_minibatches,
+            num_gradient_updates=counts.num_minibatches,
             num_gradient_updates_lifetime=self.num_gradient_updates_lifetime,
-            num_nonfinite_gradients_skipped=sum(self._num_skipped.values()),
+            num_nonfinite_gradients_skipped=sum(counts.num_skipped.values()),
             weights_seq_no=self.weights_seq_no,
-            learner_thread_in_queue_wait_timer=waited_s,
-            learner_thread_update_timer=updated_s,
-            **dict(zip(LEARNER_STAGES, stages_s, strict=True)),
-            learner_connector=self._connector_timers(connector_s),
+            **times.results(),
+            learner_connector=self._connector_timers(times.connector_s / max(1, times.num_updates)),
             learner_connector_sum_episodes_length_in=train_batch.num_env_steps,
             learner_connector_sum_episodes_length_out=train_batch.num_env_steps,
         )
@@ -592,7 +940,7 @@ class Learner(TellsUncalled, LearnerHooks):
     @property
     def num_env_steps_of_update(self) -> int:
         """Number of env steps that the last update trained."""
-        return self._done.batch.num_env_steps
+        return self._counts.batch.num_env_steps
 
     def _connector_timers(self, connector_s: float) -> dict[str, Any]:
         timers = StageTimers()
@@ -600,6 +948,531 @@ class Learner(TellsUncalled, LearnerHooks):
         if self._learner_connector is not None:
             timers.add_pieces(self._learner_connector)
         return timers.reduce()
+
+    @property
+    def progress(self) -> int:
+        """A number that increases while this rank works; may be read from any thread (see `RankGroup.num_entered`)."""
+        return self.num_passes if self.ranks.group is None else self.ranks.group.num_entered
+
+    # -- modules and optimizers --------------------------------------------------------------------
+
+    @classmethod
+    def rl_module_required_apis(cls) -> list[type]:
+        """Return the interfaces that every trained module must implement, classes of `rlzmq.modules.apis`."""
+        return []
+
+    def build(self) -> None:
+        """Create the module, the learner connector and the optimizers. Idempotent.
+
+        The initial weights depend only on ``config.seed`` and are equal on all ranks. torch's global random state is
+        not changed.
+
+        Raises:
+            ConfigurationError: A module cannot be built, or lacks what this learner needs.
+            TypeError: A module lacks an interface that this learner requires.
+        """
+        if self.module is not None:
+            return
+        loss = f"{type(self).__name__}.compute_loss_for_module"
+        check_takes(self.compute_loss_for_module, loss, by_name=("module_id", "config", "batch", "fwd_out"))
+        if self._given_module is not None:
+            self.module = self._given_module.as_multi_rl_module()
+        else:
+            spec = self._module_spec.as_multi_rl_module_spec()
+            self.module = spec.build(seed=getattr(self.config, "seed", None))
+        self.module.to(self.device)
+        if self._setting("torch_compile_learner", False):
+            self._compiler = LearnerCompiler(self.config, self.device)
+        if (amp_dtype := self._setting("torch_amp_dtype", None)) is not None:
+            self._mixed_precision = MixedPrecision(amp_dtype, self.device)
+        observation_space, action_space = self._connector_spaces()
+        self._learner_connector = self.make_learner_connector(observation_space, action_space)
+        for module_id in self.module:
+            self._prepare_module(module_id)
+        self.configure_optimizers()
+        # Hooks called by hand before the first update apply to all modules.
+        self.trained_module_ids = list(self._module_configs)
+        self._loss_weights = dict.fromkeys(self.trained_module_ids, 1.0)
+        if self._compiler is not None and self._compiler.compiles_complete_update:
+            self._losses_of = self._compiler.compile_losses(  # type: ignore[assignment,method-assign]
+                self._losses_of
+            )
+        self._builder = TrainBatchBuilder(self._learner_connector, self.module, self.device)
+
+    def make_source(self) -> BatchSource:
+        """Return this rank's batch source; by default, each fresh step is trained once. Algorithms override this."""
+        return FreshBatch()
+
+    def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
+        """Return the config's learner pipeline. Algorithms that add pieces extend this."""
+        return self.config.build_learner_connector(observation_space, action_space, self.device)
+
+    def _connector_spaces(self) -> tuple[Any, Any]:
+        if len(self.module) == 1 and DEFAULT_MODULE_ID in self.module:
+            only = self.module[DEFAULT_MODULE_ID].unwrapped()
+            return only.observation_space, only.action_space
+        return getattr(self.config, "observation_space", None), getattr(self.config, "action_space", None)
+
+    @classmethod
+    def check_module(cls, module_id: str, module: Any, config: BaseConfig) -> None:
+        """Check that learners of this class can train a module. Also called before a module is added to a run.
+
+        Args:
+            module_id: The module's id.
+            module: The RLModule.
+            config: The run's config.
+
+        Raises:
+            TypeError: The module lacks an interface of `rl_module_required_apis`.
+            ConfigurationError: The config's settings do not fit the module.
+        """
+        if isinstance(module, SelfSupervisedLossAPI) or not _is_trainable(module):
+            return
+        missing = [api.__name__ for api in cls.rl_module_required_apis() if not isinstance(module, api)]
+        if missing:
+            raise TypeError(
+                f"{cls.__name__} needs module {module_id!r} ({type(module).__name__}) to be a "
+                f"{' and a '.join(missing)}: add the mix-in to its base classes, "
+                f"class {type(module).__name__}(TorchRLModule, {', '.join(missing)})."
+            )
+
+    def _prepare_module(self, module_id: str) -> None:
+        module = self.module[module_id].unwrapped()
+        self.check_module(module_id, module, self.config)
+        # Shares nothing with others.
+        is_alone = type(self.module)._forward_train is MultiRLModule._forward_train
+        if is_alone and not isinstance(module, SelfSupervisedLossAPI) and _is_trainable(module):
+            check_training_outputs(module, with_values=ValueFunctionAPI in self.rl_module_required_apis())
+        if self._compiler is not None and not self._compiler.compiles_complete_update:
+            self._compiler.compile_module(module)
+        get_config = getattr(self.config, "get_config_for_module", None)
+        self._module_configs[module_id] = self.config if get_config is None else get_config(module_id)
+
+    def _num_parameters(self) -> dict[str, tuple[int, int]]:
+        """Return module id → numbers of trainable and other parameters."""
+        modules = self.module
+        of_modules = self._parameters.of(module.unwrapped() for module in modules.values())
+        numbers: dict[str, tuple[int, int]] = {}
+        for module_id, parameters in zip(modules.keys(), of_modules, strict=True):
+            num_trainable = num_fixed = 0
+            for parameter, size in parameters:
+                if parameter.requires_grad:
+                    num_trainable += size
+                else:
+                    num_fixed += size
+            numbers[module_id] = num_trainable, num_fixed
+        return numbers
+
+    def config_for_module(self, module_id: str) -> BaseConfig:
+        """Return the config with the module's own overrides."""
+        return self._module_configs[module_id]
+
+    def configure_optimizers(self) -> None:
+        """Register all optimizers after the modules are built; by default one per module."""
+        for module_id in self.module:
+            self.configure_optimizers_for_module(module_id, self._module_configs[module_id])
+
+    def configure_optimizers_for_module(self, module_id: str, config: BaseConfig) -> None:
+        """Register the module's optimizers; by default one Adam for all its parameters, at ``config.lr``.
+
+        Args:
+            module_id: The module.
+            config: The config with the module's own overrides.
+        """
+        parameters = [p for p in self.get_parameters(self.module[module_id]) if p.requires_grad]
+        if parameters:
+            self.register_optimizer(
+                module_id=module_id,
+                optimizer=make_adam(parameters, 0.0),
+                params=parameters,
+                lr_or_lr_schedule=config.lr,
+            )
+
+    def register_optimizer(
+        self,
+        *,
+        module_id: str = ALL_MODULES,
+        optimizer_name: str = DEFAULT_OPTIMIZER,
+        optimizer: Optimizer,
+        params: Sequence[Tensor],
+        lr_or_lr_schedule: float | Sequence[Sequence[float]] | None = None,
+        every: int = 1,
+    ) -> None:
+        """Add an optimizer; call it from `configure_optimizers_for_module`.
+
+        Args:
+            module_id: The module whose updates step the optimizer; by default, the optimizer steps with every
+                minibatch.
+            optimizer_name: Unique within the module.
+            optimizer: A torch optimizer.
+            params: The optimizer's parameters.
+            lr_or_lr_schedule: A number, or ``[(0, v0), (t1, v1), …]`` over lifetime env steps; None: keep the
+                optimizer's own learning rate.
+            every: The optimizer steps with every so many minibatches only, from the first on (delayed updates, as
+                TD3's). A loss for it may be left out of the others: `steps_optimizer` says which they are.
+
+        Raises:
+            ValueError: The name is taken, or `params` are not the optimizer's parameters.
+            ConfigurationError: The schedule is malformed.
+        """
+        self._optimizers.register(module_id, optimizer_name, optimizer, params, lr_or_lr_schedule, every)
+
+    def rl_module_is_compatible(self, module: Any) -> bool:
+        """Return whether the module has parameters to train: whether it is a ``torch.nn.Module``."""
+        return isinstance(module, torch.nn.Module)
+
+    def get_optimizer(
+        self, module_id: str = DEFAULT_MODULE_ID, optimizer_name: str = DEFAULT_OPTIMIZER
+    ) -> Optimizer:
+        """Return one of the module's optimizers.
+
+        Raises:
+            KeyError: There is no optimizer of this name.
+        """
+        return self._optimizers.get(module_id, optimizer_name)
+
+    def get_optimizers_for_module(self, module_id: str = ALL_MODULES) -> list[tuple[str, Optimizer]]:
+        """Return the module's optimizers as (name, optimizer)."""
+        return [(entry.name, entry.optimizer) for entry in self._optimizers.of_module(module_id)]
+
+    def get_parameters(self, module: Any) -> list[Tensor]:
+        """Return the parameters of one module; [] for a plain RLModule, which has no networks."""
+        module = module.unwrapped()
+        return list(module.parameters()) if isinstance(module, nn.Module) else []
+
+    def get_param_ref(self, param: Tensor) -> Tensor:
+        """Return the key of a parameter in gradient dicts: the parameter itself."""
+        return param
+
+    def filter_param_dict_for_optimizer(
+        self, param_dict: Mapping[Tensor, Any], optimizer: Optimizer
+    ) -> dict[Tensor, Any]:
+        """Return the entries of a parameter → value dict that belong to one optimizer."""
+        return {
+            p: param_dict[p] for group in optimizer.param_groups for p in group["params"] if p in param_dict
+        }
+
+    def add_module(
+        self,
+        *,
+        module_id: str,
+        module_spec: Any,
+        config_overrides: Mapping[str, Any] | None = None,
+        new_should_module_be_updated: Any = None,
+    ) -> None:
+        """Add a module with its optimizers. All ranks must do this between the same two updates.
+
+        Args:
+            module_id: The module's id, which must be new.
+            module_spec: Its RLModuleSpec.
+            config_overrides: Settings for this module only.
+            new_should_module_be_updated: New ``policies_to_train``: ids, or ``fn(module_id, batch) -> bool``.
+
+        Raises:
+            ValueError: A module with this id exists.
+        """
+        self._check_built()
+        if module_id in self.module:
+            raise ValueError(
+                f"the Learner already has a module {module_id!r}: remove it first, or use another id."
+            )
+        module = module_spec.build(seed=self._seed, module_id=module_id)
+        self.module.add_module(module_id, module.to(self.device))
+        if config_overrides:
+            overrides = dict(self.config.algorithm_config_overrides_per_module)
+            self.config = self.config.copy(copy_frozen=False)
+            self.config.algorithm_config_overrides_per_module = overrides | {
+                module_id: dict(config_overrides)
+            }
+        self._prepare_module(module_id)
+        self.configure_optimizers_for_module(module_id, self._module_configs[module_id])
+        if new_should_module_be_updated is not None:
+            self._policies_to_train = new_should_module_be_updated
+        self._on_modules_changed()
+
+    def remove_module(self, module_id: str, *, new_should_module_be_updated: Any = None) -> None:
+        """Remove a module and its optimizers. All ranks must do this between the same two updates.
+
+        Raises:
+            KeyError: There is no such module.
+        """
+        self._check_built()
+        self.module.remove_module(module_id)
+        self._optimizers.remove(module_id)
+        self._module_configs.pop(module_id, None)
+        if new_should_module_be_updated is not None:
+            self._policies_to_train = new_should_module_be_updated
+        self._set_source_modules()
+        self._on_modules_changed()
+
+    def _set_source_modules(self) -> None:
+        """Pass the set of modules to a source that stores steps by module.
+
+        If `policies_to_train` is a function, it may choose any of them, depending on the data.
+        """
+        if not self.source.divides_by_module:
+            return
+        module_ids = [
+            module_id for module_id, (num_trainable, _) in self._num_parameters().items() if num_trainable
+        ]
+        is_open = callable(self._policies_to_train)
+        trained = [mid for mid in module_ids if is_open or self.should_module_be_updated(mid)]
+        self.source.set_modules(module_ids, trained)
+
+    def should_module_be_updated(self, module_id: str, multi_agent_batch: Any = None) -> bool:
+        """Return whether ``config.policies_to_train`` includes the module (None: every module).
+
+        Args:
+            module_id: The module.
+            multi_agent_batch: Module id → train batch, for functions that depend on the data.
+        """
+        trained = self._policies_to_train
+        if trained is None:
+            return True
+        return bool(trained(module_id, multi_agent_batch)) if callable(trained) else module_id in trained
+
+    def _on_modules_changed(self) -> None:
+        """React to an added or removed module."""
+        self.ranks.on_modules_changed()
+
+    # -- state -------------------------------------------------------------------------------------
+
+    def get_state(
+        self,
+        components: str | Sequence[str] | None = None,
+        *,
+        not_components: str | Sequence[str] | None = None,
+        inference_only: bool = False,
+    ) -> dict[str, Any]:
+        """Return everything that an equal Learner needs to continue exactly like this one: named arrays, plain values.
+
+        Args:
+            components: Only these components: "rl_module" (or "rl_module/<module_id>"), "optimizer",
+                "weights_seq_no", "counters", "learner_connector", "metrics", "random" (the seed of each update's
+                random numbers), "extra", "source" (the content of the batch source, which differs per rank); None:
+                all but "source".
+            not_components: Components to leave out.
+            inference_only: Whether to leave out the modules' parts that only learners need.
+
+        Raises:
+            ValueError: A component is unknown.
+        """
+        self._check_built()
+        paths = _paths(components, [name for name in _COMPONENTS if name != "source"])
+        skipped = set(_paths(not_components, []))
+        return self._state_of(
+            [path for path in paths if path.partition("/")[0] not in skipped], inference_only
+        )
+
+    def _state_of(self, paths: Iterable[str], inference_only: bool = False) -> dict[str, Any]:
+        state: dict[str, Any] = {}
+        for path in paths:
+            name, _, module_id = path.partition("/")
+            if name == "rl_module":
+                one = self.module.get_state(module_id or None, inference_only=inference_only)
+                state.setdefault(name, {}).update(one)
+            elif name == "optimizer":
+                state[name] = self._optimizers.get_state(self._parameter_names())
+            elif name == "weights_seq_no":
+                state[name] = self.weights_seq_no
+            elif name == "counters":
+                state[name] = self._get_counters()
+            elif name == "learner_connector":
+                pipeline = self._learner_connector
+                state[name] = {} if pipeline is None else pipeline.get_state()
+            elif name == "metrics":
+                state[name] = encode_supported(self.metrics.get_state())
+            elif name == "random":
+                state[name] = {"seed": self._seed}
+            elif name == "source":
+                state[name] = self.source.get_state()
+            else:
+                state[name] = self.get_extra_state()
+        return state
+
+    def _get_counters(self) -> dict[str, Any]:
+        counters: dict[str, Any] = {name: getattr(self, name) for name in _COUNTERS}
+        counters["num_module_steps_trained_lifetime"] = {**self.num_module_steps_trained_lifetime}
+        if self.source.progress is not None:
+            counters["source_progress"] = self.source.progress.get_state()
+        return counters
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Load the components of a state from `get_state`. Missing components keep their state.
+
+        Raises:
+            ValueError: A component is unknown, the weights do not fit, or the counts are another algorithm's.
+            KeyError: The optimizer state is for other modules or optimizers.
+        """
+        self._check_built()
+        _paths(list(state), [])
+        if "counters" in state:
+            self._check_counts(state["counters"])
+        if "rl_module" in state:
+            self.module.set_state(state["rl_module"])
+        if "optimizer" in state:
+            self._optimizers.set_state(state["optimizer"], self._parameter_names())
+        if "weights_seq_no" in state:
+            self.weights_seq_no = int(state["weights_seq_no"])
+        if "counters" in state:
+            counters = state["counters"]
+            for counter in _COUNTERS:
+                value = counters[counter]
+                setattr(self, counter, dict(value) if isinstance(value, Mapping) else int(value))
+            if self.source.progress is not None and "source_progress" in counters:
+                self.source.progress.set_state(counters["source_progress"])
+        if state.get("learner_connector") and self._learner_connector is not None:
+            self._learner_connector.set_state(state["learner_connector"])
+        if "metrics" in state:
+            self.metrics.set_state(decode(state["metrics"]))
+        if "random" in state:
+            self._seed = int(state["random"]["seed"])
+        if "extra" in state:
+            try:
+                self.set_extra_state(state["extra"])
+            except KeyError as error:
+                raise ValueError(
+                    f"{self._does_not_fit} lacks {error} in 'extra'{_OTHER_ALGORITHM}"
+                ) from error
+        if state.get("source"):
+            self.source.set_state(state["source"])
+
+    def _check_counts(self, counters: Mapping[str, Any]) -> None:
+        missing = [name for name in _COUNTERS if name not in counters]
+        if self.source.progress is not None and "source_progress" in counters:
+            wanted = self.source.progress.get_state()
+            missing += [name for name in wanted if name not in counters["source_progress"]]
+        if missing:
+            raise ValueError(f"{self._does_not_fit} lacks the counts {', '.join(missing)}{_OTHER_ALGORITHM}")
+
+    @property
+    def _does_not_fit(self) -> str:
+        return f"{type(self).__name__}: the state does not fit; it"
+
+    def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
+        """Load the state of a checkpoint, or a part of it.
+
+        Args:
+            path: A checkpoint written by `save_to_path`, an algorithm's checkpoint, or a path into one.
+            component: Only this part is at `path`; ``"rl_module/p0"`` also accepts a module's own checkpoint.
+
+        Raises:
+            CheckpointError: There is no such checkpoint, or it is incomplete or altered.
+        """
+        name, _, module_id = (component or "").strip("/").partition("/")
+        if name != "rl_module":
+            super().restore_from_path(path, component)
+            return
+        states = read_module_states(path, module_id or None)
+        self.set_state({"rl_module": {module_id: states} if module_id else states})
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path, *args: Any, **kwargs: Any) -> Self:
+        """Return a built Learner with the state of a checkpoint.
+
+        Args:
+            path: See `restore_from_path`.
+            args, kwargs: Arguments of the constructor. They are needed because a checkpoint contains states but no
+                code.
+        """
+        learner = cls(*args, **kwargs)
+        learner.build()
+        learner.restore_from_path(path)
+        return learner
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return a subclass's state beyond modules and optimizers as plain values and arrays. Override both methods."""
+        return {}
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Load a state from `get_extra_state`."""
+
+    def _parameter_names(self) -> dict[int, str]:
+        names: dict[int, str] = {}
+        for _, module in self.module.items():
+            module = module.unwrapped()
+            if isinstance(module, nn.Module):
+                names.update((id(p), name) for name, p in module.named_parameters())
+        return names
+
+    def parameter_hash(self, *, with_buffers: bool = True) -> str:
+        """Return the SHA-256 (hex) of all weights, for comparison across ranks and runs.
+
+        Args:
+            with_buffers: Whether it covers the modules' buffers, too.
+        """
+        state = self.get_state("rl_module")["rl_module"]
+        left_out: set[str] = set()
+        for module_id, module in self.module.items() if not with_buffers else ():
+            if isinstance(unwrapped := module.unwrapped(), nn.Module):
+                left_out |= {f"{module_id}/{name}" for name, _ in unwrapped.named_buffers()}
+        named = {
+            f"{module_id}/{name}": value for module_id, one in state.items() for name, value in one.items()
+        }
+        return parameter_hash({name: value for name, value in named.items() if name not in left_out})
+
+    # -- internals ---------------------------------------------------------------------------------
+
+    @property
+    def _module(self) -> Any:
+        """Alias of `module` for losses written for RLlib, which use ``self._module[module_id]``."""
+        return self.module
+
+    def _setting(self, name: str, default: Any) -> Any:
+        return self.config.get(name, default)
+
+    def _check_built(self) -> None:
+        if self.module is None:
+            raise RuntimeError(f"{type(self).__name__}: call build() first.")
+
+    def _precision(self) -> AbstractContextManager[None]:
+        """Run networks in ``config.torch_amp_dtype`` in the block."""
+        return nullcontext() if self._mixed_precision is None else self._mixed_precision.on(self.module)
+
+    @contextmanager
+    def _random_stream(self) -> Iterator[None]:
+        """Set torch's global random state for one update (dropout, noise in a loss) and restore it afterwards.
+
+        The state depends only on seed, rank and weights version, so a repeated update draws the same numbers.
+        """
+        seed = derive_seed(self._seed, "learner", self.ranks.rank, self.weights_seq_no)
+        generators = [torch.default_generator]
+        if self.device.type == "cuda":
+            generators.append(torch.cuda.default_generators[self.device.index or 0])
+        before = [generator.get_state() for generator in generators]
+        try:
+            for generator in generators:
+                generator.manual_seed(seed)
+            yield
+        finally:
+            for generator, state in zip(generators, before, strict=True):
+                generator.set_state(state)
+
+    @property
+    def _forward_is_local(self) -> bool:
+        """Whether the training forward pass is just the modules' own."""
+        return self._compiler is None and (
+            self.ranks.group is None or self.ranks.data_parallel().is_forward_local
+        )
+
+    def _can_record_networks(self) -> bool:
+        """Return whether hooks and modules are this package's: others may use torch's graph in any way."""
+        classes = [type(self.module), *(type(module.unwrapped()) for module in self.module.values())]
+        return self._forward_is_local and self._are_ours(_DIFFERENTIATED) and all(map(_is_ours, classes))
+
+    def _must_undo_steps(self, num_steps: int) -> bool:
+        """Return whether an update of so many optimizer steps may fail after the first one, and must then be undone."""
+        return not (
+            num_steps == 1
+            and self.ranks.group is None
+            and len(self.trained_module_ids) == 1
+            and not self._optimizers.of_module(ALL_MODULES)
+            and self._are_ours(_AFTER_STEPS)
+        )
+
+    def _are_ours(self, hooks: tuple[str, ...]) -> bool:
+        """Return whether hooks are this package's."""
+        return _define_hooks(cast(Any, type(self)), hooks) and self.__dict__.keys().isdisjoint(hooks)
 
 
 class TorchLearner(Learner):
@@ -610,3 +1483,45 @@ class TorchLearner(Learner):
         class LogsGradients(Learner): ...
         class MyLearner(TorchLearner, LogsGradients): ...
     """
+
+
+def _only(given: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the name and value of the one source of data that is not None."""
+    named = [(name, data) for name, data in given.items() if data is not None]
+    if len(named) != 1:
+        raise ValueError(
+            f"Learner.update: expected exactly one of {', '.join(given)}, "
+            f"got {', '.join(name for name, _ in named) or 'none'}."
+        )
+    return named[0]
+
+
+def _tensors(modules: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return all parameters and all buffers."""
+    networks = [module for module in modules if isinstance(module, nn.Module)]
+    parameters: list[torch.Tensor] = [p for module in networks for p in module.parameters()]
+    return parameters, [buffer for module in networks for buffer in module.buffers()]
+
+
+def _is_ours(item: Any) -> bool:
+    return bool(item.__module__.startswith("rlzmq."))
+
+
+@functools.cache
+def _define_hooks(learner_class: Any, hooks: tuple[str, ...]) -> bool:
+    return all(_is_ours(getattr(learner_class, name)) for name in hooks)
+
+
+def _is_trainable(module: Any) -> bool:
+    return isinstance(module, nn.Module) and any(p.requires_grad for p in parameters_of(module))
+
+
+def _paths(components: str | Sequence[str] | None, default: list[str]) -> list[str]:
+    paths = (
+        default if components is None else [components] if isinstance(components, str) else list(components)
+    )
+    for path in paths:
+        name = path.partition("/")[0]
+        if name not in _COMPONENTS:
+            raise ValueError(f"a Learner's state has no component {name!r}.{did_you_mean(name, _COMPONENTS)}")
+    return paths

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["ErrorLoss", "error_loss"]
+__all__ = ["ErrorLoss", "MaskedMean", "error_loss", "masked_mean"]
 
 ErrorLoss = Literal["mse", "huber"]
 """How a critic's error counts: squared, or half its square up to 1 and linearly beyond (Huber, δ = 1)."""
@@ -21,3 +21,35 @@ def error_loss(values: Tensor, targets: Tensor, kind: ErrorLoss) -> Tensor:
     else:
         losses = torch.ops.aten.mse_loss.default(values, targets, 0)
     return losses
+
+
+class MaskedMean:
+    """Means of several tensors over the same entries.
+
+    Args:
+        mask: The entries that count; None: all.
+    """
+
+    def __init__(self, mask: Tensor | None) -> None:
+        # Masking without a masked entry is common and would cost a tenth of a small recurrent network's update, so
+        # check for it. On a GPU, the check would wait for the GPU; in a compiled step, it would split the graph.
+        is_read = mask is not None and mask.device.type == "cpu" and not torch.compiler.is_compiling()
+        self._mask = None if mask is None or (is_read and bool(mask.all())) else mask
+        self._share = None if self._mask is None else self._mask.sum().clamp(min=1).reciprocal()
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """Return the mean of `values` where the mask is True; 0 if it is False everywhere."""
+        if self._mask is None or self._share is None:
+            return values.mean()
+        return torch.where(self._mask, values, 0.0).sum() * self._share
+
+    def gradient(self, derivatives: Tensor, factor: float = 1.0) -> Tensor:
+        """Return the gradient of ``factor`` times the mean of values with these derivatives, which are overwritten."""
+        if self._mask is None or self._share is None:
+            return derivatives.mul_(factor / derivatives.numel())
+        return torch.where(self._mask, derivatives, 0.0) * (self._share * factor)
+
+
+def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the mean of `values` where `mask` is True (everywhere if None); 0 if it is False everywhere."""
+    return MaskedMean(mask)(values)

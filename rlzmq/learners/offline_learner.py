@@ -31,9 +31,6 @@ __all__ = ["OfflineLearner", "estimated_returns", "recorded_returns"]
 
 _log = logging.getLogger(__name__)
 
-# Options of a pass over batches that only computes losses.
-_NO_UPDATE = {"num_epochs": 0, "minibatch_size": None, "num_minibatches": None}
-
 Floats = NDArray[np.float64]
 # Bound of a ratio's logarithm, so that no weight overflows.
 _MAX_LOG_RATIO = 500.0
@@ -177,7 +174,7 @@ class OfflineLearner(TorchLearner):
 
         with (
             ShortTraceback(),
-            self.torch_threads(),
+            self.ranks.torch_threads(),
             self._random_stream(),
             self._precision(),
             torch.no_grad(),
@@ -193,8 +190,8 @@ class OfflineLearner(TorchLearner):
     def _mean_losses(self, batches: Iterable[EpisodeBatch], module: Any) -> dict[str, Any]:
         extra_state, num_batches = self.get_extra_state(), 0
         self._stats.clear()
-        for train_batch in self._built(batches, _NO_UPDATE):
-            columns, num_batches = train_batch.on(self.device), num_batches + 1
+        for batch in batches:
+            columns, num_batches = self._build(batch).on(self.device), num_batches + 1
             # Without the other ranks.
             fwd_out = {DEFAULT_MODULE_ID: module.forward_train(columns[DEFAULT_MODULE_ID])}
             for module_id, loss in self.compute_losses(fwd_out=fwd_out, batch=columns).items():

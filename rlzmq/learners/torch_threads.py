@@ -1,9 +1,10 @@
-"""The number of torch threads in runner and learner processes: more than one only in updates that gain from it."""
+"""Where torch runs a learner: its device and the number of threads, more than one only in updates that gain from it."""
 
 from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -14,10 +15,37 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.machine import num_usable_cores
 from rlzmq.modules.structure import has_convolutions
 
-__all__ = ["auto_num_threads", "set_torch_threads", "torch_threads"]
+__all__ = [
+    "auto_num_threads",
+    "learner_device",
+    "set_torch_threads",
+    "torch_threads",
+]
 
 # Of a learner that chooses the number itself. Two were measured; minibatches of images are too small for very many.
 _MAX_AUTO_THREADS = 8
+
+
+def learner_device(config: BaseConfig, rank: int) -> torch.device:
+    """Return the device of a learner: the CPU, or a GPU of this machine, chosen by its rank."""
+    wanted, num_learners = getattr(config, "num_gpus_per_learner", 0), getattr(config, "num_learners", 0)
+    num_gpus = torch.cuda.device_count() if wanted and torch.cuda.is_available() else 0
+    is_auto = wanted == "auto"
+    if is_auto:  # NCCL needs a GPU for each rank, and ranks on other machines must decide alike
+        wanted = num_gpus >= max(1, num_learners) and not getattr(config, "num_remote_learners", 0)
+    if not wanted:
+        return torch.device("cpu")
+    if not num_gpus:
+        raise RuntimeError(
+            f"num_gpus_per_learner={wanted}, but torch sees no CUDA device here: "
+            "set num_gpus_per_learner=0 or install a CUDA build of torch."
+        )
+    local = getattr(config, "local_gpu_idx", 0) if num_learners == 0 else rank
+    device = torch.device("cuda", local % num_gpus)
+    if is_auto:
+        name = torch.cuda.get_device_name(device)
+        print(f"learner {rank} trains on {name} ({device}): num_gpus_per_learner is 'auto'", file=sys.stderr)
+    return device
 
 
 def set_torch_threads(config: BaseConfig) -> None:

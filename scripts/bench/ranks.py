@@ -111,14 +111,14 @@ def run_rank(pipe: Connection, rank: int, num_ranks: int, net: str, exchange: st
             distributed.RankGroup.share_rows = lambda *_: None  # type: ignore[method-assign]
         if exchange == "two hosts":
             distributed.process_space = lambda: f"host {2 * rank // num_ranks}"
-        learner.setup_distributed(
+        learner.ranks.join(
             rank=rank,
             world_size=num_ranks,
             store=dist.FileStore(f"{directory}/store", num_ranks),
             generation=1,
             interface=loopback_interface(),
         )
-        learner.adopt_newest_state()
+        learner.ranks.adopt_newest_state()
     while True:
         pipe.recv()
         learner.update(episodes=batch)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlzmq.learners.adam import LeanAdam
+from rlzmq.learners.optimizers import LeanAdam
 
 
 def step(module: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:

@@ -73,7 +73,7 @@ def test_a_delayed_optimizer_steps_as_rarely_as_asked_and_its_loss_stays_in_resu
 
 def _as_rank(rank: int, world_size: int, path: Path) -> list[dict[str, Any]]:
     learner: Any = square_learner(learner_class=Delayed)
-    learner.setup_distributed(
+    learner.ranks.join(
         store=dist.FileStore(str(path / "store"), world_size),
         rank=rank,
         world_size=world_size,
@@ -81,7 +81,7 @@ def _as_rank(rank: int, world_size: int, path: Path) -> list[dict[str, Any]]:
     )
     results = _updates(learner)
     _check(learner, results)
-    learner.leave_distributed()
+    learner.ranks.leave()
     return results
 
 

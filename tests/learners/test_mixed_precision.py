@@ -22,11 +22,11 @@ from rlzmq import (
     ValueFunctionAPI,
 )
 from rlzmq.core.tree import tree_leaves
-from rlzmq.learners.mixed_precision import MixedPrecision
+from rlzmq.learners.compiling import MixedPrecision
 from tests.learners.all_algorithms import ALGORITHMS, config_of, record_pendulum, trained, weights_of
 from tests.learners.cases import ACTION_SPACE, OBSERVATION_SPACE, episode_batch, ppo_config, ppo_learner
 from tests.learners.ranks import run_ranks
-from tests.learners.test_learner_ranks import join
+from tests.learners.test_ranks import join
 
 # Networks that take other ways than dense layers: atoms, noise, memory.
 VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -170,9 +170,9 @@ def two_ranks_main(
     join(learner, path, rank, world_size)
     for update in range(2):
         results = learner.update(episodes=episode_batch(40 + rank, 24, 10 * update + 3))
-    agree = learner.ranks_agree()
-    kind = type(learner._data_parallel).__name__
-    learner.leave_distributed()
+    agree = learner.ranks.agree()
+    kind = type(learner.ranks._data_parallel).__name__
+    learner.ranks.leave()
     return learner.parameter_hash(), agree, kind, results["default_policy"]["num_nonfinite_gradients_skipped"]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlzmq import DQNConfig, SACConfig
 from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
-from rlzmq.learners.learner_hooks import LearnerHooks
+from rlzmq.learners.learner import Learner
 from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
 from rlzmq.modules.spec import RLModuleSpec
 from tests.learners.cases import ACTION_SPACE, OBSERVATION_SPACE, episode_batch, ppo_config
@@ -94,7 +94,7 @@ def test_replay_learners_train_to_the_same_bits(config: Any, monkeypatch: pytest
     weights = []
     for records in (True, False):
         if not records:
-            monkeypatch.setattr(LearnerHooks, "_can_record_networks", lambda self: False)
+            monkeypatch.setattr(Learner, "_can_record_networks", lambda self: False)
         with config.copy(copy_frozen=False).build_algo() as algo:
             algo.train()
             state = algo.learner_group.get_weights()["default_policy"]

@@ -24,10 +24,9 @@ from rlzmq.core.machine import loopback_interface
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners import distributed
-from rlzmq.learners.data_parallel import DataParallelForward
+from rlzmq.learners.data_parallel import DataParallelForward, SharedGradients
 from rlzmq.learners.distributed import RankGroup
 from rlzmq.learners.learner import Learner
-from rlzmq.learners.shared_gradients import SharedGradients
 from rlzmq.learners.shared_rows import SharedRows
 from tests.learners.cases import SquareLearner, episode_batch, ppo_config, ppo_learner, rows, square_learner
 from tests.learners.ranks import DiedError, form_group, run_ranks
@@ -37,7 +36,7 @@ from tests.support.forked import child_unmaps_only_its_own
 def join(
     learner: Learner, path: Path, rank: int, world_size: int, generation: int = 0, timeout_s: float = 30.0
 ) -> None:
-    learner.setup_distributed(
+    learner.ranks.join(
         rank=rank,
         world_size=world_size,
         store=dist.FileStore(str(path / f"store_{generation}"), world_size),
@@ -127,8 +126,8 @@ def update_main(
         hashes.append(learner.parameter_hash())
         of_module = results["a" if case == "modules" else "default_policy"]
         norms.append(of_module["gradients_default_optimizer_global_norm"])
-    kind = type(learner._data_parallel)
-    learner.leave_distributed()
+    kind = type(learner.ranks._data_parallel)
+    learner.ranks.leave()
     return kind, hashes, norms
 
 
@@ -260,14 +259,14 @@ def fallen_main(
         learner.update(batch=rows(40))
     seconds = time.monotonic() - began_at
     undone = learner.parameter_hash() == before
-    learner.leave_distributed()
+    learner.ranks.leave()
     if frozen and rank == 0:
         psutil.Process(int((path / "pid_1").read_text())).kill()
     join(learner, path, rank // 2, world_size - 1, generation=1)
-    learner.adopt_newest_state()
+    learner.ranks.adopt_newest_state()
     learner.update(batch=rows(40))
-    agree = learner.ranks_agree()
-    learner.leave_distributed()
+    agree = learner.ranks.agree()
+    learner.ranks.leave()
     return undone, agree, learner.weights_seq_no, seconds, str(caught.value)
 
 
@@ -324,8 +323,8 @@ def fallback_main(rank: int, world_size: int, path: Path, failing_rank: int, cal
     learner = square_learner(minibatch_size=4, num_epochs=1)
     join(learner, path, rank, world_size)
     learner.update(batch=rows(20, seed=rank))
-    answer = learner.ranks_agree(), type(learner._data_parallel), learner.weights_seq_no
-    learner.leave_distributed()
+    answer = learner.ranks.agree(), type(learner.ranks._data_parallel), learner.weights_seq_no
+    learner.ranks.leave()
     return answer, records
 
 
@@ -348,8 +347,8 @@ def asked_main(rank: int, world_size: int, path: Path) -> Any:
     learner = ppo_learner(config)
     join(learner, path, rank, world_size)
     learner.update(episodes=episode_batch(40))
-    kind = type(learner._data_parallel)
-    learner.leave_distributed()
+    kind = type(learner.ranks._data_parallel)
+    learner.ranks.leave()
     return kind
 
 
@@ -413,7 +412,7 @@ def speedup_main(rank: int, world_size: int, path: Path, slow_ranks: tuple[int, 
     learner.slow_ranks = slow_ranks
     join(learner, path, rank, world_size)
     results = [learner.update(batch=rows(20))["__all_modules__"] for _ in range(8)]
-    learner.leave_distributed()
+    learner.ranks.leave()
     alone = learner.update(batch=rows(20))["__all_modules__"]
     assert "speedup_over_one_rank" not in alone
     return [result["speedup_over_one_rank"] for result in results], logged

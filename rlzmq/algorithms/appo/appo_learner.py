@@ -15,7 +15,7 @@ from rlzmq.connectors.learner import VTrace
 from rlzmq.connectors.learner.vtrace import TARGET_DIST_INPUTS
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.actor_critic import AdaptiveKLLearner
-from rlzmq.learners.masked import masked_mean
+from rlzmq.learners.losses import masked_mean
 from rlzmq.learners.sources import BatchSource, CircularBuffer, FreshBatch
 from rlzmq.learners.target_network_learner import TargetNetworkUpdates
 from rlzmq.modules.apis import TargetNetworkAPI, ValueFunctionAPI

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlzmq.learners.masked import masked_mean
+from rlzmq.learners.losses import masked_mean
 
 __all__ = ["APPOPolicyTerms", "appo_policy_terms"]
 

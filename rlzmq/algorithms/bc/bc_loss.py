@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rlzmq.learners.masked import masked_mean
+from rlzmq.learners.losses import masked_mean
 
 __all__ = ["bc_loss"]
 

@@ -18,9 +18,9 @@ from rlzmq.algorithms.dqn.dqn_loss import (
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.learner_hooks import Scalar
 from rlzmq.learners.replay_learner import ReplayLearner, importance_weights
 from rlzmq.learners.target_network_learner import discounts, target_outputs
+from rlzmq.learners.update_counts import Scalar
 from rlzmq.modules.apis import QNetAPI, TargetNetworkAPI
 
 __all__ = ["DQNLearner"]

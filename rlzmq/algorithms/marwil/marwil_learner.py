@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 import torch
@@ -77,12 +77,12 @@ class MARWILLearner(OfflineLearner):
                 )
             raise ConfigurationError(f"{where}, config.burnin_len={settings.burnin_len}: {advice}")
 
-    def _built(self, batches: Iterable[Any], options: Mapping[str, Any]) -> Iterator[TrainBatch]:
-        for train_batch in super()._built(batches, options):
-            if self.config.burnin_len:
-                for module_id, columns in train_batch.columns.items():
-                    train_batch.columns[module_id] = with_burn_in(columns, self.config.burnin_len)
-            yield train_batch
+    def _build(self, episodes: Any, keeps_forward: bool = False) -> TrainBatch:
+        train_batch = super()._build(episodes, keeps_forward)
+        if self.config.burnin_len:
+            for module_id, columns in train_batch.columns.items():
+                train_batch.columns[module_id] = with_burn_in(columns, self.config.burnin_len)
+        return train_batch
 
     def _prepare_module(self, module_id: str) -> None:
         super()._prepare_module(module_id)
@@ -124,7 +124,7 @@ class MARWILLearner(OfflineLearner):
         """Set c² to its mean over all ranks. A collective."""
         super().after_gradient_based_update(timesteps=timesteps)
         norms = {m: float(norm) for m, norm in self.moving_avg_sqd_adv_norms_per_module.items()}
-        for module_id, norm in self.mean_over_ranks(norms, dict.fromkeys(norms, 1.0)).items():
+        for module_id, norm in self.ranks.mean(norms, dict.fromkeys(norms, 1.0)).items():
             self._set_norm(module_id, norm)
 
     def remove_module(self, module_id: str, **kwargs: Any) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlzmq.learners.masked import masked_mean
+from rlzmq.learners.losses import masked_mean
 
 __all__ = ["MARWILLossTerms", "marwil_loss_terms"]
 

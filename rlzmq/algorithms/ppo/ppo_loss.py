@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rlzmq.learners.masked import MaskedMean
+from rlzmq.learners.losses import MaskedMean
 
 __all__ = ["PPOLossSettings", "PPOLossTerms", "ppo_loss"]
 

@@ -19,9 +19,9 @@ from rlzmq.algorithms.sac.sac_loss import (
 )
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.learner_hooks import Scalar
 from rlzmq.learners.replay_learner import ReplayLearner, importance_weights
 from rlzmq.learners.target_network_learner import discounts, target_outputs
+from rlzmq.learners.update_counts import Scalar
 
 __all__ = ["SACLearner"]
 

@@ -85,7 +85,7 @@ class LearnerRole(PeerRole):
         """
         self.rank = rank
         with guarded_connections():
-            self.learner.setup_distributed(
+            self.learner.ranks.join(
                 rank=rank,
                 world_size=num_ranks,
                 store=open_store(store_path, num_ranks),
@@ -101,10 +101,10 @@ class LearnerRole(PeerRole):
     ) -> tuple[bytes, int]:
         """Form the group; all ranks adopt the newest state among them, and the memory of its rank."""
         self.join_group(rank, num_ranks, store_path, generation)
-        source = self.learner.adopt_newest_state()
-        if self.learner.group is None:
+        source = self.learner.ranks.adopt_newest_state()
+        if self.learner.ranks.group is None:
             return memory, num_env_steps
-        packed = self.learner.group.broadcast_bytes(pack_blob([memory, num_env_steps]), source)
+        packed = self.learner.ranks.group.broadcast_bytes(pack_blob([memory, num_env_steps]), source)
         memory, num_env_steps = unpack_blob(packed)
         return memory, num_env_steps
 
@@ -155,7 +155,7 @@ class LearnerRole(PeerRole):
 
     def close(self) -> None:
         """Leave the process group and close the arrival log, if any."""
-        self.learner.leave_distributed()
+        self.learner.ranks.leave()
         trace.flush()
         if self._arrivals is not None:
             self._arrivals.close()

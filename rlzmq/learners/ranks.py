@@ -1,36 +1,32 @@
-"""LearnerRanks: a learner's cooperation with its peers: joining, agreeing on updates, undoing failed ones."""
+"""Ranks: a learner's peers. It joins them, agrees with them on updates and votes, and compares the weights."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import statistics
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgpack  # type: ignore[import-untyped]
 import torch
 from torch import nn
 
 from rlzmq.core import faults
-from rlzmq.core.errors import PeerLostError
 from rlzmq.core.machine import num_usable_cores
 from rlzmq.core.plain import from_plain, to_plain
-from rlzmq.learners.distributed import DesynchronizedError, RankGroup, parameter_hash
-from rlzmq.learners.learner_base import LearnerBase
-from rlzmq.learners.snapshot import UpdateSnapshot
+from rlzmq.learners.distributed import RankGroup, Vote
 from rlzmq.learners.torch_threads import auto_num_threads, torch_threads
-from rlzmq.modules.structure import StructureCache
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from rlzmq.learners.data_parallel import DataParallelForward
-    from rlzmq.learners.shared_gradients import SharedGradients
+    from rlzmq.config.base_config import BaseConfig
+    from rlzmq.learners.data_parallel import DataParallelForward, SharedGradients
 
-__all__ = ["COMPARE_EVERY_UPDATES", "LearnerRanks", "UpdateAgreement", "UpdateStart"]
+__all__ = ["COMPARE_EVERY_UPDATES", "Ranks", "UpdateAgreement"]
 
 _log = logging.getLogger("rlzmq.learners")
 
@@ -60,58 +56,47 @@ class UpdateAgreement:
     loss_weights: dict[str, float]
 
 
-class UpdateStart:
-    """The state of a learner at the beginning of an update.
+class _Learner(Protocol):
+    """What `Ranks` uses of its learner."""
+
+    config: BaseConfig
+    module: Any
+    device: torch.device
+    weights_seq_no: int
+    num_gradient_updates_lifetime: int
+
+    def get_state(self, *, not_components: str) -> dict[str, Any]: ...
+    def set_state(self, state: Mapping[str, Any]) -> None: ...
+    def parameter_hash(self, *, with_buffers: bool = True) -> str: ...
+
+
+class Ranks:
+    """The peers of a learner, and its place among them. Without a group, its methods do what one rank alone does.
+
+    Every exchange with peers raises PeerLostError if one of them died or hangs.
 
     Args:
         learner: The Learner.
-
-    Attributes:
-        weights: Snapshot of its weights, buffers and optimizers.
-        source: Checkpoint of its batch source.
-    """
-
-    def __init__(self, learner: LearnerRanks) -> None:
-        self._learner = learner
-        self.weights: UpdateSnapshot = learner._snapshot
-        parameters, buffers = learner._tensors.of(module.unwrapped() for module in learner.module.values())
-        self.weights.take(parameters, buffers, [entry.optimizer for entry in learner._optimizers])
-        self._counters = learner.state_of_counters()
-        self.source: Any = learner.source.checkpoint()
-
-    def restore(self) -> None:
-        """Restore all state."""
-        self.weights.restore()
-        self._learner.set_state(self._counters)
-        self._learner.source.rollback(self.source)
-
-
-class LearnerRanks(LearnerBase):
-    """The part of a Learner that cooperates with peers. Without a group it does nothing.
-
-    Every exchange with peers raises PeerLostError if one of them died or hangs.
+        rank: Its index among its peers.
+        num: Number of ranks.
 
     Attributes:
         group: The RankGroup; None for a single learner.
         num_divergences: How often the ranks held different weights; see `mend_divergence`.
-        num_passes: Number of minibatches that went through the loss on this rank, successfully or not.
     """
 
-    num_ranks: int
-    rank: int
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, learner: _Learner, rank: int, num: int) -> None:
+        self._learner = learner
+        self.rank = rank
+        self.num = num
         self.group: RankGroup | None = None
         self.num_divergences: int = 0
-        self.num_passes = 0
         self._data_parallel: DataParallelForward | SharedGradients | None = None
-        self._snapshot = UpdateSnapshot()
-        self._tensors = StructureCache(_tensors)
+        self._vote: Vote | None = None
         self._speedups: list[float] = []  # in the first updates
         self._num_threads: int | None = None  # with torch_num_threads="auto"
 
-    def setup_distributed(
+    def join(
         self,
         *,
         rank: int | None = None,
@@ -141,49 +126,57 @@ class LearnerRanks(LearnerBase):
             PeerLostError: Not all ranks arrived in time.
             ValueError: A store is needed but missing.
         """
-        self.leave_distributed()
+        self.leave()
         self.rank = self.rank if rank is None else rank
-        self.num_ranks = self.num_ranks if world_size is None else world_size
-        if self.num_ranks == 1:
+        self.num = self.num if world_size is None else world_size
+        if self.num == 1:
             return
         if store is None:
-            raise ValueError(
-                f"setup_distributed: {self.num_ranks} ranks need a store (FileStore, TCPStore) to meet."
-            )
-        timeout = getattr(self.config, "learner_timeout_s", 60.0) if timeout_s is None else timeout_s
+            raise ValueError(f"Ranks.join: {self.num} ranks need a store (FileStore, TCPStore) to meet.")
+        timeout = getattr(self._learner.config, "learner_timeout_s", 60.0) if timeout_s is None else timeout_s
         self.group = RankGroup(
-            backend="nccl" if self.device.type == "cuda" else "gloo",
+            backend="nccl" if self._learner.device.type == "cuda" else "gloo",
             rank=self.rank,
-            world_size=self.num_ranks,
+            world_size=self.num,
             store=store,
             timeout_s=timeout,
             forming_timeout_s=forming_timeout_s,
             generation=generation,
-            device=self.device,
+            device=self._learner.device,
             interface=interface,
             is_called_off=is_called_off,
         )
 
-    def torch_threads(self) -> AbstractContextManager[None]:
-        """Use ``config.torch_num_threads`` torch threads in the block."""
-        wanted = self._setting("torch_num_threads", None)
-        if wanted == "auto":
-            if self._num_threads is None:
-                num_ranks = 1 if self.group is None else len(self.group.host_ranks)
-                modules = self.module.values()
-                self._num_threads = auto_num_threads(self.config, self.device, modules, num_ranks)
-            wanted = self._num_threads
-        return torch_threads(wanted)
-
-    def leave_distributed(self) -> None:
+    def leave(self) -> None:
         """Leave the group, if there is one. Allowed right after a failure of the group."""
-        self._on_modules_changed()
+        self.on_modules_changed()
+        self._vote = None
         if self.group is not None:
             self.group.close()
             self.group = None
-            self.num_ranks = 1
+            self.num = 1
             # DistributedDataParallel is part of reference cycles that keep the group alive; see RankGroup.close.
             gc.collect()
+
+    def on_modules_changed(self) -> None:
+        """Prepare for other modules: the next forward pass is set up anew."""
+        if self._data_parallel is not None:
+            self._data_parallel.close()
+            self._data_parallel = None
+        self._num_threads = None
+
+    def torch_threads(self) -> AbstractContextManager[None]:
+        """Use ``config.torch_num_threads`` torch threads in the block."""
+        wanted = self._learner.config.get("torch_num_threads", None)
+        if wanted == "auto":
+            if self._num_threads is None:
+                num_ranks = 1 if self.group is None else len(self.group.host_ranks)
+                modules = self._learner.module.values()
+                self._num_threads = auto_num_threads(
+                    self._learner.config, self._learner.device, modules, num_ranks
+                )
+            wanted = self._num_threads
+        return torch_threads(wanted)
 
     def broadcast_state(self, source_rank: int) -> None:
         """Make every rank's state (weights, optimizers, counters, …) equal to `source_rank`'s."""
@@ -191,12 +184,14 @@ class LearnerRanks(LearnerBase):
             return
         mine = None
         if self.rank == source_rank:
-            state = self.get_state(not_components="source")  # a source belongs to its rank
+            state = self._learner.get_state(not_components="source")  # a source belongs to its rank
             mine = msgpack.packb(to_plain(state, "learner state"))
         packed = self.group.broadcast_bytes(mine, source_rank)
         if self.rank != source_rank:
             limit = len(packed)
-            self.set_state(from_plain(msgpack.unpackb(packed, max_bin_len=limit, strict_map_key=True)))
+            self._learner.set_state(
+                from_plain(msgpack.unpackb(packed, max_bin_len=limit, strict_map_key=True))
+            )
 
     def adopt_newest_state(self) -> int:
         """Load the state of the rank with the most updates on every rank. A collective.
@@ -209,37 +204,21 @@ class LearnerRanks(LearnerBase):
         group = self.group
         if group is None:
             return self.rank
-        mine = self.weights_seq_no
+        mine = self._learner.weights_seq_no
         newest, minus_oldest = group.all_reduce(torch.tensor([mine, -mine]), "max").tolist()
-        candidate = self.rank if mine == newest else self.num_ranks
+        candidate = self.rank if mine == newest else self.num
         source = int(group.all_reduce(torch.tensor([candidate]), "min")[0])
-        if newest != -minus_oldest or not self.ranks_agree():
+        if newest != -minus_oldest or not self.agree():
             self.broadcast_state(source)
         return source
 
-    def parameter_hash(self, *, with_buffers: bool = True) -> str:
-        """Return the SHA-256 (hex) of all weights, for comparison across ranks and runs.
-
-        Args:
-            with_buffers: Whether it covers the modules' buffers, too.
-        """
-        state = self.get_state("rl_module")["rl_module"]
-        left_out: set[str] = set()
-        for module_id, module in self.module.items() if not with_buffers else ():
-            if isinstance(unwrapped := module.unwrapped(), nn.Module):
-                left_out |= {f"{module_id}/{name}" for name, _ in unwrapped.named_buffers()}
-        named = {
-            f"{module_id}/{name}": value for module_id, one in state.items() for name, value in one.items()
-        }
-        return parameter_hash({name: value for name, value in named.items() if name not in left_out})
-
-    def ranks_agree(self) -> bool:
+    def agree(self) -> bool:
         """Return whether all ranks hold bitwise equal weights. A collective.
 
         Buffers do not count: each rank's own data changes them (e.g. BatchNorm's statistics), and the ranks get those
         of rank 0 before each forward pass, as with DistributedDataParallel.
         """
-        return self.group is None or self.group.agree(self.parameter_hash(with_buffers=False))
+        return self.group is None or self.group.agree(self._learner.parameter_hash(with_buffers=False))
 
     def mend_divergence(self) -> bool:
         """If the ranks hold different weights (e.g. after a bit flip), load rank 0's state on all. A collective.
@@ -247,29 +226,28 @@ class LearnerRanks(LearnerBase):
         Returns:
             Whether the weights differed, which is logged as an error and counted in `num_divergences`.
         """
-        if self.ranks_agree():
+        if self.agree():
             return False
         self.num_divergences += 1
         _log.error(
             "learner rank %d: the ranks hold different weights at update %d; all ranks load those of rank 0.",
             self.rank,
-            self.weights_seq_no,
+            self._learner.weights_seq_no,
         )
         self.broadcast_state(0)
         return True
 
     def data_parallel(self) -> DataParallelForward | SharedGradients:
-        """The forward and backward pass that averages gradients over ranks."""
+        """Return the forward and backward pass that averages gradients over ranks."""
         if self._data_parallel is None:
-            from rlzmq.learners.data_parallel import DataParallelForward
-            from rlzmq.learners.shared_gradients import SharedGradients
+            from rlzmq.learners.data_parallel import DataParallelForward, SharedGradients
 
             assert self.group is not None
-            unwrapped = {module_id: module.unwrapped() for module_id, module in self.module.items()}
+            unwrapped = {module_id: module.unwrapped() for module_id, module in self._learner.module.items()}
             modules = {name: module for name, module in unwrapped.items() if isinstance(module, nn.Module)}
             forward_train, ddp_kwargs = (
-                self.module.forward_train,
-                getattr(self.config, "torch_ddp_kwargs", None),
+                self._learner.module.forward_train,
+                getattr(self._learner.config, "torch_ddp_kwargs", None),
             )
             shared = None if ddp_kwargs else SharedGradients.of(modules, forward_train, self.group)
             self._data_parallel = shared or DataParallelForward(
@@ -304,9 +282,9 @@ class LearnerRanks(LearnerBase):
                 num_env_steps,
                 dict.fromkeys(active, 1.0),
             )
-        self.group.vote([True], step_id=self.weights_seq_no)
+        self.group.vote([True], step_id=self._learner.weights_seq_no)
         # One row per rank; each rank fills its own.
-        counts = torch.zeros((self.num_ranks, 2 * len(module_ids) + 1), dtype=torch.int64)
+        counts = torch.zeros((self.num, 2 * len(module_ids) + 1), dtype=torch.int64)
         counts[self.rank] = torch.tensor(
             [
                 *(num_rows[module_id] for module_id in module_ids),
@@ -324,8 +302,35 @@ class LearnerRanks(LearnerBase):
             {module_id: num_of_modules[module_id] for module_id in active},
             total_rows,
             totals[-1],
-            {module_id: num_rows[module_id] * self.num_ranks / total_rows[module_id] for module_id in active},
+            {module_id: num_rows[module_id] * self.num / total_rows[module_id] for module_id in active},
         )
+
+    def start_vote(self, verdicts: list[bool], *, num_skipped: int) -> None:
+        """Start to vote on the steps of a minibatch, e.g. while its backward pass runs; `votes` ends it.
+
+        Args:
+            verdicts: Whether this rank agrees, for each step.
+            num_skipped: Number of steps that this update has not taken so far.
+        """
+        if self.group is not None:
+            self._vote = self.group.start_vote(
+                verdicts, step_id=self._learner.num_gradient_updates_lifetime, num_skipped=num_skipped
+            )
+
+    def votes(self, verdicts: list[bool], *, num_skipped: int) -> list[bool]:
+        """Return for each step whether all ranks agree; see `start_vote`, which is called if it was not."""
+        if self.group is None:
+            return verdicts
+        if self._vote is None:
+            self.start_vote(verdicts, num_skipped=num_skipped)
+        vote, self._vote = self._vote, None
+        assert vote is not None
+        return vote.result()
+
+    @property
+    def waited_s(self) -> float:
+        """Number of seconds spent in exchanges with peers so far."""
+        return 0.0 if self.group is None else self.group.waited_s
 
     def commit_update(self, *, num_skipped: int) -> None:
         """Take the last vote of an update: either all ranks completed all of its steps, or none keeps any of them.
@@ -334,10 +339,10 @@ class LearnerRanks(LearnerBase):
             DesynchronizedError: The ranks did not take the same steps.
         """
         if self.group is not None:
-            if self.weights_seq_no % COMPARE_EVERY_UPDATES == 0:
+            if self._learner.weights_seq_no % COMPARE_EVERY_UPDATES == 0:
                 self.mend_divergence()
             faults.at("learner.vote")
-            self.group.vote([], step_id=self.num_gradient_updates_lifetime, num_skipped=num_skipped)
+            self.group.vote([], step_id=self._learner.num_gradient_updates_lifetime, num_skipped=num_skipped)
             faults.at("learner.voted")
 
     def speedup_over_one_rank(self, update_s: float, waited_s: float) -> float:
@@ -350,32 +355,29 @@ class LearnerRanks(LearnerBase):
             waited_s: Seconds of these spent on exchanges with peers.
         """
         assert self.group is not None
-        num_at_once = self.num_ranks
+        num_at_once = self.num
         if self.group.device.type == "cpu":
             num_at_once = min(num_at_once, self.group.num_hosts * num_usable_cores())
         speedup = num_at_once * (1.0 - waited_s / update_s)
         if self._num_threads is not None:
             speedup *= self._num_threads / auto_num_threads(
-                self.config, self.device, self.module.values(), num_ranks=1
+                self._learner.config, self._learner.device, self._learner.module.values(), num_ranks=1
             )
         if len(self._speedups) < _NUM_MEASURED_UPDATES:
             self._speedups.append(speedup)
-            is_new_run = self.weights_seq_no <= 2 * _NUM_MEASURED_UPDATES  # otherwise the group was re-formed
+            is_new_run = (
+                self._learner.weights_seq_no <= 2 * _NUM_MEASURED_UPDATES
+            )  # otherwise the group was re-formed
             if len(self._speedups) == _NUM_MEASURED_UPDATES and self.rank == 0 and is_new_run:
                 typical = statistics.median(self._speedups[1:])
                 _log.log(
                     logging.WARNING if typical < 1.0 else logging.INFO,
                     "%d learner ranks train at an estimated %.2f times the rate of one%s.",
-                    self.num_ranks,
+                    self.num,
                     typical,
                     ": num_learners=1 would be faster" if typical < 1.0 else "",
                 )
         return speedup
-
-    @property
-    def progress(self) -> int:
-        """A number that increases while this rank works; may be read from any thread (see `RankGroup.num_entered`)."""
-        return self.num_passes if self.group is None else self.group.num_entered
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's plain value, in rank order. A collective."""
@@ -383,7 +385,7 @@ class LearnerRanks(LearnerBase):
             return [value]
         return [msgpack.unpackb(packed) for packed in self.group.gather_bytes(msgpack.packb(value))]
 
-    def mean_over_ranks(self, values: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
+    def mean(self, values: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
         """Return the weighted mean of each named value over all ranks. The names must be equal on all ranks."""
         if self.group is None:
             return dict(values)
@@ -397,33 +399,3 @@ class LearnerRanks(LearnerBase):
             name: total / weight if weight else 0.0
             for name, total, weight in zip(names, totals, total_weights, strict=True)
         }
-
-    @contextmanager
-    def all_or_nothing(self) -> Iterator[UpdateStart]:
-        """Restore weights, optimizers, counters, metrics and source if the block raises.
-
-        If an interrupt comes after the only optimizer step of an update, whose weights were not copied (see
-        `UpdateSnapshot`), the step stays taken. If the error arose on this rank (e.g. in a loss), the rank also leaves
-        the group, so that its peers fail at once instead of waiting.
-        """
-        start = UpdateStart(self)
-        try:
-            yield start
-        except BaseException as error:
-            start.restore()
-            if self.group is not None and not isinstance(error, (PeerLostError, DesynchronizedError)):
-                self.leave_distributed()
-            raise
-
-    def _on_modules_changed(self) -> None:
-        if self._data_parallel is not None:
-            self._data_parallel.close()
-            self._data_parallel = None
-        self._num_threads = None
-
-
-def _tensors(modules: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return all parameters and all buffers."""
-    networks = [module for module in modules if isinstance(module, nn.Module)]
-    parameters: list[torch.Tensor] = [p for module in networks for p in module.parameters()]
-    return parameters, [buffer for module in networks for buffer in module.buffers()]

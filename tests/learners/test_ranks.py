@@ -20,7 +20,7 @@ from rlzmq.core.errors import PeerLostError
 from rlzmq.core.machine import loopback_interface
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.learners.learner import Learner
-from rlzmq.learners.learner_ranks import COMPARE_EVERY_UPDATES
+from rlzmq.learners.ranks import COMPARE_EVERY_UPDATES
 from rlzmq.learners.replay_source import EpisodeReplay
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.replay import EpisodeReplayBuffer
@@ -40,7 +40,7 @@ from tests.learners.ranks import DiedError, run_ranks
 
 
 def join(learner: Learner, path: Path, rank: int, world_size: int, generation: int = 0) -> None:
-    learner.setup_distributed(
+    learner.ranks.join(
         rank=rank,
         world_size=world_size,
         store=dist.FileStore(str(path / f"store_{generation}"), world_size),
@@ -55,8 +55,8 @@ def equal_data_main(rank: int, world_size: int, path: Path) -> Any:
     join(learner, path, rank, world_size)
     for _ in range(2):
         results = learner.update(episodes=episode_batch(40, 24))
-    agree = learner.ranks_agree()
-    learner.leave_distributed()
+    agree = learner.ranks.agree()
+    learner.ranks.leave()
     return learner.parameter_hash(), agree, results["default_policy"]["curr_kl_coeff"]
 
 
@@ -70,8 +70,8 @@ def test_two_ranks_with_equal_data_do_what_one_learner_does_bit_for_bit(tmp_path
 
 def test_a_group_of_one_is_a_learner_on_its_own(tmp_path: Path) -> None:
     alone, single = ppo_learner(), ppo_learner()
-    single.setup_distributed(rank=0, world_size=1)
-    assert single.group is None
+    single.ranks.join(rank=0, world_size=1)
+    assert single.ranks.group is None
     for learner in (alone, single):
         learner.update(episodes=episode_batch(40, 24))
     assert alone.parameter_hash() == single.parameter_hash()
@@ -88,17 +88,17 @@ def replaying_main(rank: int, world_size: int, path: Path) -> Any:
     join(learner, path, rank, world_size)
     for update in range(3):
         learner.update(episodes=episode_batch(*[10] * (update + rank + 1)))
-    learner.leave_distributed()
+    learner.ranks.leave()
     if rank == 1:
         learner = square_learner(learner_class=ReplayingLearner, minibatch_size=None, num_epochs=1)
     join(learner, path, rank, world_size, generation=1)
-    learner.adopt_newest_state()
+    learner.ranks.adopt_newest_state()
     held = [learner.source.num_env_steps]
     gave = learner.update(episodes=[] if rank == 1 else episode_batch(20))["__all_modules__"]
     held.append(learner.source.num_env_steps)
     learner.update(episodes=episode_batch(20, 20))
-    answer = learner.ranks_agree(), learner.weights_seq_no, held, gave, learner.source.progress.get_state()
-    learner.leave_distributed()
+    answer = learner.ranks.agree(), learner.weights_seq_no, held, gave, learner.source.progress.get_state()
+    learner.ranks.leave()
     return answer
 
 
@@ -124,10 +124,10 @@ def diverging_main(rank: int, world_size: int, path: Path) -> Any:
     if rank == 1:  # a bit flips
         with no_grad():
             next(learner.module["default_policy"].parameters()).view(-1)[0] += 1.0
-    agreed = learner.ranks_agree()
+    agreed = learner.ranks.agree()
     learner.update(episodes=episode_batch(40, 24))
-    answer = agreed, learner.num_divergences, learner.ranks_agree(), learner.weights_seq_no
-    learner.leave_distributed()
+    answer = agreed, learner.ranks.num_divergences, learner.ranks.agree(), learner.weights_seq_no
+    learner.ranks.leave()
     return answer
 
 
@@ -154,8 +154,8 @@ def normalizing_main(rank: int, world_size: int, path: Path, ddp_kwargs: dict[st
     for turn in range(4):  # update 98 to 101
         learner.update(batch=rows(16, seed=10 * turn + rank))
         means.append(learner.module["default_policy"].layer[0].running_mean.tolist())  # type: ignore[attr-defined]
-    answer = learner.num_divergences, learner.ranks_agree(), means
-    learner.leave_distributed()
+    answer = learner.ranks.num_divergences, learner.ranks.agree(), means
+    learner.ranks.leave()
     return answer
 
 
@@ -199,7 +199,7 @@ def uneven_main(rank: int, world_size: int, path: Path) -> Any:
         np.array_equal(value, before[name]) for name, value in learner.module["c"].get_state().items()
     )
     answer = (
-        learner.ranks_agree(),
+        learner.ranks.agree(),
         untouched,
         steps_of_b,
         results["__all_modules__"]["num_gradient_updates"],
@@ -207,7 +207,7 @@ def uneven_main(rank: int, world_size: int, path: Path) -> Any:
         results["a"]["num_nonfinite_gradients_skipped"],
         results["__all_modules__"]["num_env_steps_trained"],
     )
-    learner.leave_distributed()
+    learner.ranks.leave()
     return answer, unpack_blob(pack_blob([results, empty]))
 
 
@@ -239,7 +239,7 @@ def scheduled_main(rank: int, world_size: int, path: Path) -> Any:
     rates = [
         learner.update(episodes=episodes)["default_policy"]["default_optimizer_learning_rate"] for _ in "123"
     ]
-    learner.leave_distributed()
+    learner.ranks.leave()
     return rates, learner.get_state(["counters"])["counters"]
 
 
@@ -267,7 +267,7 @@ def weighted_main(rank: int, world_size: int, path: Path) -> Any:
     data = rows(12)
     part = {name: column[:9] if rank == 0 else column[9:] for name, column in data.items()}
     norm = learner.update(batch=part)["default_policy"]["gradients_default_optimizer_global_norm"]
-    learner.leave_distributed()
+    learner.ranks.leave()
     return norm
 
 
@@ -302,19 +302,19 @@ def survivor_main(rank: int, world_size: int, path: Path) -> Any:
             learner.update(batch=rows(20))
         answer["undone"] = learner.parameter_hash() == before
         answer["counters"] = (learner.weights_seq_no, learner.num_gradient_updates_lifetime)
-        learner.leave_distributed()
+        learner.ranks.leave()
         results = learner.update(batch=rows(20))  # goes on alone, on the same data
         answer["alone"] = (learner.weights_seq_no, learner.num_gradient_updates_lifetime)
         answer["calls"] = results["default_policy"]["calls"]
     # the replacement joins as rank 1 of a new generation and is brought up from the survivor
     join(learner, path, 0 if rank == 0 else 1, 2, generation=1)
-    answer["equal before"] = learner.ranks_agree()
-    learner.broadcast_state(0)
-    answer["equal after"] = learner.ranks_agree()
+    answer["equal before"] = learner.ranks.agree()
+    learner.ranks.broadcast_state(0)
+    answer["equal after"] = learner.ranks.agree()
     learner.update(batch=rows(8, seed=rank))
-    answer["equal at the end"] = learner.ranks_agree()
+    answer["equal at the end"] = learner.ranks.agree()
     answer["seq_no"] = learner.weights_seq_no
-    learner.leave_distributed()
+    learner.ranks.leave()
     return answer
 
 
@@ -357,7 +357,7 @@ def failing_main(rank: int, world_size: int, path: Path) -> Any:
         events.set("seen", "")
     else:
         events.wait(["seen"], timedelta(seconds=40))
-    learner.leave_distributed()
+    learner.ranks.leave()
     assert caught.traceback  # refers to the frames of the failed update all the while
     return learner.parameter_hash() == before, seconds
 
@@ -382,7 +382,7 @@ def slow_main(rank: int, world_size: int, path: Path, ddp_kwargs: dict[str, Any]
     join(learner, path, rank, world_size)
     learner.update(batch=rows(20))
     results = learner.update(batch=rows(20))["__all_modules__"]
-    learner.leave_distributed()
+    learner.ranks.leave()
     return results
 
 
@@ -402,4 +402,4 @@ def test_the_wait_for_a_slow_rank_counts_as_reducing_and_its_work_as_its_forward
 
 def test_several_ranks_need_a_store() -> None:
     with pytest.raises(ValueError, match="2 ranks need a store"):
-        square_learner().setup_distributed(rank=0, world_size=2)
+        square_learner().ranks.join(rank=0, world_size=2)
