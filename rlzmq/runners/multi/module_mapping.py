@@ -20,6 +20,9 @@ __all__ = ["checked_mapping", "module_spaces"]
 class _HasConfig(Protocol):
     config: BaseConfig
 
+    @property
+    def multi_rl_module(self) -> Any: ...
+
 
 def checked_mapping(runner: _HasConfig) -> Callable[[Any, Any], str]:
     """Return a function that maps (agent id, episode) to a module id by the runner's ``config.policy_mapping_fn``.
