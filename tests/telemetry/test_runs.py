@@ -143,6 +143,11 @@ def test_plot_draws_a_curve_for_each_set_of_settings(
     assert "runs/a2: 20.00 at time 1" in capsys.readouterr().out
     drawn = ET.parse(tmp_path / "out.svg").getroot()
     assert drawn.tag.endswith("svg")
+    for place in ("runs/a1", "runs"):
+        assert main(["plot", place]) == 0
+        assert capsys.readouterr().out.endswith(f"plot        {place}/curve.png\n")
+        assert (tmp_path / place / "curve.png").exists()
+    assert not (tmp_path / "curve.png").exists()
     ended(make_run(tmp_path / "runs" / "new", []))
     for arguments, text in (
         (["gone"], "no directory gone"),
@@ -154,11 +159,6 @@ def test_plot_draws_a_curve_for_each_set_of_settings(
     ):
         assert main(["plot", *arguments]) == 78
         assert text in capsys.readouterr().err
-    for place in ("runs/a1", "runs"):
-        assert main(["plot", place]) == 0
-        assert capsys.readouterr().out.endswith(f"plot        {place}/curve.png\n")
-        assert (tmp_path / place / "curve.png").exists()
-    assert not (tmp_path / "curve.png").exists()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["plot", "runs/b"]) == 78
     assert "A plot needs matplotlib: pip install 'rlzmq[plot]'" in capsys.readouterr().err
