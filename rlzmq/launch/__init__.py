@@ -1,1 +1,1 @@
-"""Runs on several machines: the cluster file, the launcher and job files."""
+"""Runs on several machines: the roles of a run, and the engines that start them."""

@@ -92,12 +92,9 @@ class Slurm:
             more = [f"{more[0]}-{head}", f"--dependency=after:{head}", f"--export=ALL,HEAD={head}"]
         return ["sbatch", "--parsable", *more]
 
-    def start(self, role: Role) -> str:
-        """Submit a role."""
+    def start(self, role: Role, places: str = "") -> str:
+        """Submit a role, or these of its places."""
         role.key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return self._submit(role)
-
-    def _submit(self, role: Role, places: str = "") -> str:
         head = self._jobs.handles.get("head", "")
         argv = self._command(role, head)
         job = command(*argv, stdin=self._script(role, places)).strip().partition(";")[0]
@@ -119,7 +116,7 @@ class Slurm:
         if surplus:
             command("scancel", *(tasks[place] for place in surplus))
         elif missing := free[: count - first - len(tasks)]:
-            self._submit(role, ",".join(map(str, missing)))
+            self.start(role, ",".join(map(str, missing)))
 
     def logs(self, handle: str, *, follow: bool) -> Iterator[str]:
         """Yield the lines of a role's files; of an array's with the number of the task."""

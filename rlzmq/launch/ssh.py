@@ -18,13 +18,7 @@ from rlzmq.launch.engine import LISTEN, Jobs, Role, command, loop
 
 __all__ = ["Ssh"]
 
-_SSH = (
-    "ssh",
-    "-oBatchMode=yes",
-    "-oStrictHostKeyChecking=yes",
-    "-oConnectTimeout=10",
-    "-oServerAliveInterval=15",
-)
+_SSH = "ssh -oBatchMode=yes -oStrictHostKeyChecking=yes -oConnectTimeout=10 -oServerAliveInterval=15"
 _UNREACHABLE = 255  # ssh's own exit code
 _POLL_S = 2.0
 _GRACE_S = 60.0  # for a runner's current fragment
@@ -74,7 +68,10 @@ for f in {files}; do
     tail -n "+$((k + 1))" "$log" | head -n "$((n - k))" | sed "s/^/$name /"
 done
 """
-_WAIT = 'while is_up {head}; do sleep 1; done; cat {head}.code || {{ echo "it left no exit code" >&2; exit 1; }}\n'
+_WAIT = """\
+while is_up {head}; do sleep 1; done
+cat {head}.code 2>/dev/null || {{ echo "the head left no exit code: was the machine restarted?" >&2; exit 1; }}
+"""
 
 
 class Ssh:
@@ -108,10 +105,8 @@ class Ssh:
         asked, key = role.resources, shlex.quote(str(role.key))
         argv = shlex.join(role.argv).replace(shlex.quote(LISTEN), '"tcp://$1:0"')
         if role is self._head:  # the keys and ports of one that was killed are kept for it
-            files = shlex.join(
-                str(role.key.with_suffix(end)) for end in (".toml", ".learner.toml", ".observer.toml")
-            )
-            before = f"is_up {self._file(role, host)} || rm -f {files}"
+            stem = shlex.quote(str(role.key.with_suffix("")))
+            before = f"is_up {self._file(role, host)} || rm -f {stem}{{,.learner,.observer}}.toml"
             after = "[ $code -eq 69 -o $code -eq 71 -o $code -gt 130 ] || break # it was not killed"
         else:
             before = f"cat > {key}.new <<'END_OF_KEY'\n{key_text}END_OF_KEY\nmv {key}.new {key}"
@@ -132,12 +127,13 @@ class Ssh:
         role = self._jobs.role(handle)
         listed = self._on_each(role, lambda host: _LIST.format(files=self._files(role, host)))
         living = {int(name.rpartition("-")[2]): host for host in listed for name in listed[host].split()}
-        surplus = [
-            (living[place], self._file(role, living[place], place)) for place in sorted(living)[count:]
-        ]
-        self._on_each(
-            role, lambda host: _stop(" ".join(f"{file}.sh" for at, file in surplus if at == host), _GRACE_S)
-        )
+        surplus = [(living[place], place) for place in sorted(living)[count:]]
+
+        def stop(host: str) -> str:
+            files = (f"{self._file(role, host, place)}.sh" for at, place in surplus if at == host)
+            return _stop(" ".join(files), _GRACE_S)
+
+        self._on_each(role, stop)
         added: dict[int, str] = {}
         for place in itertools.takewhile(lambda _: len(living) < count, itertools.count()):
             if place not in living:
@@ -149,13 +145,13 @@ class Ssh:
     def logs(self, handle: str, *, follow: bool) -> Iterator[str]:
         """Yield the lines of all hosts, each after the number of its process; a host that is away is asked again."""
         role = self._jobs.role(handle)
-        read: dict[str, int] = {}
+        read: dict[tuple[str, str], int] = {}
         is_up = True
         while is_up:
             is_up = False
             for host in role.resources.hosts:
                 files = self._files(role, host)
-                start = " ".join(f"[{name}]={number}" for name, number in read.items())
+                start = " ".join(f"[{name}]={number}" for (at, name), number in read.items() if at == host)
                 try:
                     is_up |= follow and bool(self._on(role, host, _LIST.format(files=files)))
                     text = self._on(role, host, _LOGS.format(read=start, files=files))
@@ -165,7 +161,7 @@ class Ssh:
                     is_up = True
                     continue
                 for name, line in (line.split(" ", 1) for line in text.split("\n")[:-1]):
-                    read[name] = read.get(name, 0) + 1
+                    read[host, name] = read.get((host, name), 0) + 1
                     yield line if role is self._head else f"{name.rpartition('-')[2]}: {line}"
             time.sleep(_POLL_S if is_up else 0.0)
 
@@ -185,15 +181,13 @@ class Ssh:
 
     def dry_run(self) -> str:
         """Return the commands that `start` runs."""
-        lines = []
-        for role in self._jobs.roles.values():
-            for host in role.resources.hosts:
-                script = self._script(
-                    role, host, _spread(role), f"(the text of {role.key} on {self._head_host})\n"
-                )
-                ssh = shlex.join(self._argv(role, host))
-                lines.append(f"{ssh} <<'END_OF_HOST'\n{_IS_UP}{script}END_OF_HOST")
-        return "\n".join(lines)
+        key = f"(the text of the join file on {self._head_host})\n"
+        return "\n".join(
+            f"{shlex.join(self._argv(role, host))} <<'END_OF_HOST'\n{_IS_UP}"
+            f"{self._script(role, host, _spread(role), key)}END_OF_HOST"
+            for role in self._jobs.roles.values()
+            for host in role.resources.hosts
+        )
 
     def _file(self, role: Role, host: str, place: object = "") -> str:
         """Return the path of a process's files, quoted and without suffix."""
@@ -205,15 +199,14 @@ class Ssh:
         return f"{self._file(role, host, '*')}.sh"
 
     def _argv(self, role: Role, host: str) -> list[str]:
-        return [*_SSH, *role.resources.options, "--", host, "bash", "-s"]
+        return [*shlex.split(_SSH), *role.resources.options, "--", host, "bash", "-s"]
 
     def _on_each(self, role: Role, script: Callable[[str], str]) -> dict[str, str]:
         """Run a script on each host of a role; return what each printed."""
         hosts = role.resources.hosts
         with ThreadPoolExecutor(len(hosts)) as pool:
-            return dict(
-                zip(hosts, pool.map(lambda host: self._on(role, host, script(host)), hosts), strict=True)
-            )
+            printed = pool.map(lambda host: self._on(role, host, script(host)), hosts)
+            return dict(zip(hosts, printed, strict=True))
 
     def _on(self, role: Role, host: str, script: str) -> str:
         """Run a script on a host; return what it prints.
@@ -225,10 +218,8 @@ class Ssh:
         try:
             return command(*self._argv(role, host), stdin=_IS_UP + script, what=host)
         except ConfigurationError as error:
-            if (
-                isinstance(failed := error.__cause__, CalledProcessError)
-                and failed.returncode == _UNREACHABLE
-            ):
+            failed = error.__cause__
+            if isinstance(failed, CalledProcessError) and failed.returncode == _UNREACHABLE:
                 raise PeerLostError(str(error)) from None
             raise
 

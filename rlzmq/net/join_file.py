@@ -70,7 +70,7 @@ class JoinFile:
         )
 
     def to_text(self) -> str:
-        """Return the file's text, e.g. for a launcher that writes it to a remote shell's stdin."""
+        """Return the file's text, e.g. for the standard input of a process elsewhere."""
         # JSON strings are TOML basic strings as long as nothing beyond ASCII stays unescaped.
         lines = [f"{key} = {json.dumps(getattr(self, key))}" for key in _KEYS if key != "addresses"]
         for table in ("addresses", "writer"):
