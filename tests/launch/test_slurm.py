@@ -164,20 +164,33 @@ def test_a_living_run_is_scaled_its_logs_are_followed_and_it_is_stopped(slurm: S
     assert "is not a run" in slurm.ctl("rlzmq launch logs runs/none")
 
 
-def test_learners_are_tasks_of_one_job(slurm: Slurm) -> None:
+def test_learners_are_tasks_of_one_job_and_further_ones_are_spares(slurm: Slurm) -> None:
     cluster = f"[head]\n{place('1G', 'n1')}[learners]\n{place('1G', count=2)}[runners]\n{place('1G')}"
-    run = Run(slurm, "learners", cluster, "--stop iterations=3")
-    run.wait_until("head", "JobState", "COMPLETED", "FAILED")
-    assert slurm.state(run.jobs["head"]) == "COMPLETED", slurm.describe()
-    run.wait_until("learners", "JobState", "COMPLETED", "FAILED")
-    assert "is rank 1 of 2" in run.log("learners")
+    run = Run(slurm, "learners", cluster)
+    run.wait_for("is rank 1 of 2", "learners")
+    assert "expected at least 2" in slurm.ctl("rlzmq scale runs/learners --learners 1")
+    slurm.ctl("rlzmq scale runs/learners --learners 3")
+    run.wait_for(" waits for tcp://", "learners-2")
+    slurm.ctl("rlzmq launch stop runs/learners")
+    run.wait_until("learners", "JobState", "COMPLETED", "FAILED", "CANCELLED")
+    assert "iter 1 " in run.log()
+    assert not slurm.ctl("squeue -h").strip()
 
 
-def test_a_step_that_cannot_be_created_ends_the_run(slurm: Slurm) -> None:
+@pytest.mark.parametrize("how", ["refused", "waits"])
+def test_a_step_that_cannot_be_created_ends_the_run(slurm: Slurm, how: str) -> None:
     cluster = f"[head]\n{place('1G', 'n1')}[learners]\ncount = 2\n"
-    run = Run(slurm, "impossible", cluster, before="SLURM_MEM_PER_NODE=9999999 ")
+    before = "SLURM_MEM_PER_NODE=9999999 "
+    if how == "waits":  # what the job was given is taken by another step
+        occupy = slurm.home / "occupy.sh"
+        occupy.write_text(
+            "case $SLURM_JOB_NAME in *learners*) unset BASH_ENV; srun sleep 600 & sleep 3;; esac\n"
+        )
+        before = f"BASH_ENV={occupy} "
+    run = Run(slurm, f"step_{how}", cluster, before=before)
     run.wait_until("head", "JobState", "CANCELLED", "FAILED")
     assert "the run is cancelled" in run.log("learners")
+    until(lambda: not slurm.ctl("squeue -h").strip(), slurm.describe)
 
 
 def test_a_job_that_slurm_refuses_leaves_no_others(slurm: Slurm) -> None:
