@@ -5,7 +5,7 @@
 
 Lines are those without docstrings. An annotation counts as bare if it is exactly `Any`; `dict[str, Any]` does not.
 Circles count imports inside functions and under ``if TYPE_CHECKING``. The spine is what one `Algorithm.train` of a
-serial PPO run with 8 envs calls: files, functions, all lines of these files.
+serial PPO run with 8 envs calls: files, functions, all lines of these files. Words of docs have a letter or a digit.
 """
 
 from __future__ import annotations
@@ -196,6 +196,15 @@ def num_settings() -> int:
     )
 
 
+def words_of_docs() -> int:
+    """Return the words of the pages in ``docs`` that people write; a word has a letter or a digit."""
+    docs = ROOT / "docs"
+    built = re.compile(r"(algorithms|project|reference/\w+)/")  # by docs/generated_pages.py
+    pages = [page for page in docs.rglob("*.md") if not built.match(page.relative_to(docs).as_posix())]
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    return sum(any(map(str.isalnum, word)) for text in texts for word in text.split())
+
+
 def figures() -> dict[str, dict[str, float]]:
     """Return each figure, by table and name of BUDGET.toml."""
     by_package = lines_by_package()
@@ -212,6 +221,7 @@ def figures() -> dict[str, dict[str, float]]:
             "imports_in_functions": imports_in_functions(),
             "import_circles": len(circles()),
         },
+        "docs": {"words": words_of_docs()},
         "tests": {"lines": sum(code_lines(path) for path in (ROOT / "tests").rglob("*.py"))},
         "spine": {
             "files": len(files),
