@@ -1,4 +1,4 @@
-"""Faults other than dying processes: a full disk, a clock that jumps, a leak, a crowd, a slow network, strangers.
+"""Faults other than dying processes: a full disk, a clock that jumps, a leak, a crowd, an overload, strangers.
 
     python scripts/odd_faults.py                    # every case
     python scripts/odd_faults.py disk clock         # these
@@ -109,6 +109,18 @@ class Sleeps(Leaks):
 
     def step(self, action: int) -> Any:
         time.sleep(0.02)
+        return super().step(action)
+
+
+class Spins(Leaks):
+    """Takes 2 ms of the processor per step."""
+
+    bytes_per_step = 0
+
+    def step(self, action: int) -> Any:
+        end = time.thread_time() + 0.002
+        while time.thread_time() < end:
+            pass
         return super().step(action)
 
 
@@ -631,6 +643,27 @@ def crowd(place: Path, options: argparse.Namespace, seen: Seen) -> None:
                 runner.wait()
 
 
+def overload(place: Path, options: argparse.Namespace, seen: Seen) -> None:
+    """Many local runners that all need a core: nobody who is healthy is killed."""
+    place.mkdir(parents=True)
+    arguments = ["--env", "odd_faults:Spins", "--env-runners", str(options.overload), "--learners", "1",
+                 "--batch-size-per-learner", "12800", "--minibatch-size", "6400"]  # fmt: skip
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.hogs)]
+    try:
+        with Run(place, *arguments) as run:
+            seen.expect("overload", run.trains(1, timeout_s=150.0), "it does not begin", run)
+            count, pause = run.iterations, run.longest_pause(options.seconds)
+            killed = [line for line in run.output.splitlines() if "Killing it" in line or "is killed" in line]
+            seen.expect("overload", not killed, f"{len(killed)} were killed: " + "; ".join(killed[:5]), run)
+            text = f"{run.iterations - count} updates in {options.seconds:g} s, longest pause {pause:.1f} s"
+            seen.fact("overload", f"{options.overload} runners, {len(killed)} killed; {text}")
+            seen.ends_well("overload", run)
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+
+
 def store(place: Path, options: argparse.Namespace, seen: Seen) -> None:
     """Strangers at the learners' store: garbage, silence, claims of gigabytes, hang-ups."""
     place.mkdir(parents=True)
@@ -687,7 +720,8 @@ def store(place: Path, options: argparse.Namespace, seen: Seen) -> None:
 
 
 CASES: dict[str, Callable[[Path, argparse.Namespace, Seen], None]] = {
-    case.__name__: case for case in (disk, shm, clock, leak, forkserver, numbers, network, crowd, store)
+    case.__name__: case
+    for case in (disk, shm, clock, leak, forkserver, numbers, network, crowd, overload, store)
 }
 
 
@@ -698,7 +732,11 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)} (default: all)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--runners", type=int, default=64, help="of crowd (default: 64)")
-    parser.add_argument("--seconds", type=float, default=180.0, help="of crowd (default: 180)")
+    parser.add_argument("--overload", type=int, default=128, help="runners of overload (default: 128)")
+    parser.add_argument(
+        "--hogs", type=int, default=0, help="of overload: other processes that want a core each"
+    )
+    parser.add_argument("--seconds", type=float, default=180.0, help="of crowd and overload (default: 180)")
     options = parser.parse_args()
     # `finally` ends what was started, also where this script is ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

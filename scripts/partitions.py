@@ -5,6 +5,7 @@
     python scripts/partitions.py learners --repeat 20          # the same for learner hosts, and the next update
     python scripts/partitions.py heal --cut 60 --repeat 5      # whole runner host cut off, then mended
     python scripts/partitions.py heal --cut 60 --one-way       # what the host sends vanishes, the rest arrives
+    python scripts/partitions.py narrow --runners 2 6          # runners behind 10 Mbit/s, 50 ms, 1 % loss
 
 The machines are network namespaces (tests/support/machines.py), so it needs root. Every run is `rlzmq train` with
 CURVE keys and runners or learners that join by ssh-less commands; seconds are from the fault to the head's own line
@@ -15,6 +16,7 @@ about it, as it is read from its output. `heal` judges the histories of all proc
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
 import signal
@@ -131,7 +133,7 @@ class Cluster:
             "--join-file", str(self.join), "--run-dir", str(directory / "run"), *train, **self.environment,
         )  # fmt: skip
 
-    def start(self, role: str, number: int) -> Program:
+    def start(self, role: str, number: int, *arguments: str) -> Program:
         """A runner or learner on a machine; returns at once."""
         file = self.join if role == "runner" else self.join.with_name("join.learner.toml")
         deadline = time.monotonic() + 60
@@ -139,7 +141,7 @@ class Cluster:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"no {file}:\n{self.head.tail()}")
             time.sleep(0.05)
-        return Program(self.machines[number], role, "--join", str(file), **self.environment)
+        return Program(self.machines[number], role, "--join", str(file), *arguments, **self.environment)
 
     def updates(self, num: int, *, since: float | None = None, timeout_s: float = 60.0) -> float:
         """Wait for so many updates: when the last was committed."""
@@ -349,12 +351,45 @@ def heal(cut_s: float, repeat: int, *, one_way: bool) -> bool:
     return seconds.show({f"{cut_s:g} s cut{way}: usual rate again": 5.0 for way in ("", ", one way")})
 
 
+def narrow(numbers: list[int], seconds: float) -> bool:
+    """Runners behind 10 Mbit/s, 50 ms and 1 % loss: env steps per second by their number."""
+    rates, num_lost = {}, 0
+    for num_runners in numbers:
+        with Cluster(2, "--env-runners", "0") as cluster:
+            head, machine = cluster.head, cluster.machines[1]
+            runners = cluster.start("runner", 1, "--env-runners", str(num_runners))
+            _wait_back(cluster, num_runners)
+            cluster.updates(1)
+            router = machine.slow_down()
+            try:
+                cluster.updates(5)
+                since = time.monotonic()
+                time.sleep(seconds)
+                rates[num_runners] = head.rate(since, time.monotonic())
+                lost = [line for at, line in head.lines if at >= since and re.search(_LOST_RUNNER, line)]
+                num_lost += len(lost)
+                account = cluster.stop()
+            finally:
+                router.kill()
+                router.wait()
+            print(
+                f"{num_runners} runners: {rates[num_runners]:.0f} steps/s, lost {len(lost)} times; {account}"
+            )
+            print("\n".join(sorted({re.sub(r"runner-\S+", "R", line) for line in lost})[:5]), flush=True)
+            runners.process.terminate()
+            runners.process.wait(30)
+    ordered = [rates[num] for num in sorted(rates)]
+    return not num_lost and all(more >= 0.8 * fewer for fewer, more in itertools.pairwise(ordered))
+
+
 def main() -> int:
     """Measure, print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("notice", "local", "learners", "heal"))
+    parser.add_argument("what", choices=("notice", "local", "learners", "heal", "narrow"))
+    parser.add_argument("--runners", type=int, nargs="+", default=[2, 6], help="of `narrow`")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of `narrow`, each")
     parser.add_argument("--repeat", type=int, default=20)
     parser.add_argument("--cut", type=float, default=60.0, help="seconds of each cut of `heal`")
     parser.add_argument("--one-way", action="store_true")
@@ -364,6 +399,8 @@ def main() -> int:
         return 1
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(1))  # nothing stays behind
+    if args.what == "narrow":
+        return not narrow(args.runners, args.seconds)
     if args.what == "heal":
         return not heal(args.cut, args.repeat, one_way=args.one_way)
     if args.what == "learners":

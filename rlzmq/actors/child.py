@@ -48,7 +48,6 @@ def local_options(max_message_bytes: int) -> Any:
         max_message_bytes=max_message_bytes,
         send_high_water_mark=0,
         receive_high_water_mark=0,
-        heartbeat_interval_ms=0,
         linger_ms=_FLUSH_MS,
     )
 

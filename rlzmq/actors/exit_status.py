@@ -96,10 +96,10 @@ class ActorLostError(PeerLostError):
 
     @classmethod
     def describe(
-        cls, role: str, class_name: str, pid: int, status: ExitStatus, during: str
+        cls, role: str, class_name: str, pid: int, status: ExitStatus, during: str, why_killed: str = ""
     ) -> ActorLostError:
         """Return the error for callers: the actor, its exit status, the call and the explanation."""
-        text = f"actor {role!r} ({class_name}, pid {pid}) {status} during {during}"
-        if status.signal_number == signal.SIGKILL:
+        text = f"actor {role!r} ({class_name}, pid {pid}) {why_killed or status} during {during}"
+        if status.signal_number == signal.SIGKILL and not why_killed:
             text += "; if nobody here killed it, the machine may have run out of memory"
         return cls(text + status.explanation, role=role, pid=pid, exit_status=status)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Generator
@@ -17,9 +16,6 @@ from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.tracebacks import ShortTraceback
 
 __all__ = ["ActorHandle", "Exited", "short_name"]
-
-
-_DUMP_S = 0.2
 
 
 class Exited:
@@ -137,26 +133,35 @@ class ActorHandle:
         """
         return await self._link.stop(timeout_s)
 
-    def kill(self) -> None:
-        """Kill the actor's process and the processes that it started. Idempotent."""
-        self._link.kill()
+    def kill(self, why: str = "") -> None:
+        """Kill the actor's process and the processes that it started. Idempotent.
+
+        Args:
+            why: Follows the actor's name in errors, e.g. "was replaced".
+        """
+        self._link.kill(why)
+
+    def kill_hanging(self, why: str) -> None:
+        """Kill a process that hangs, once it has written its stacks to stderr; they are among its ``stderr_lines``.
+
+        Args:
+            why: How it hangs, for the log and errors.
+        """
+        self._link.kill_hanging(why)
+
+    @property
+    def why_killed(self) -> str:
+        """Why this process killed the actor, as far as that was said, or ""."""
+        return self._link.why_killed
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the actor was killed here, or has ended."""
+        return self._link.is_ending
 
     def dump_stacks(self) -> None:
         """Make the actor's process, which seems to hang, write the stacks of all its threads to stderr."""
         self._link.signal(STACKS_TO_STDERR)
-
-    async def kill_hanging(self) -> ExitStatus:
-        """Kill a process that hangs, after it has written its stacks to stderr.
-
-        Returns:
-            The exit status; the stacks are among its ``stderr_lines``.
-        """
-        self.dump_stacks()
-        # Nothing signals the end of the dump; it takes a few ms, and a stopped process writes none.
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._link.exited), _DUMP_S)
-        self.kill()
-        return await self._exited
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the actor's process; do nothing if it has ended."""

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from rlzmq.actors.messages import ActorMessage, Failure, Result, encode_message, pack_snapshot
+from rlzmq.actors.messages import ActorMessage, Failure, Result, encode_message, pack, pack_snapshot
 from rlzmq.actors.remote_errors import pack_error
 from rlzmq.core.errors import ClosedError, ProtocolError
 from rlzmq.core.tracebacks import is_interrupt, run_error
@@ -176,7 +176,9 @@ class ActorHost:
         return result
 
     async def answer(self, method: str, args: Any, kwargs: Any) -> list[Any]:
-        """Run a method; return its packed result, for a caller in another process."""
+        """Run a method; return its packed result, for a caller in another process. "": a beat, answered at once."""
+        if not method:
+            return pack(None, "beat")
         packed: list[Any] = await self.call(
             method, args, kwargs, lambda result: pack_snapshot(result, f"{method}() result")
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
@@ -25,11 +26,15 @@ from rlzmq.actors.messages import (
 )
 from rlzmq.actors.remote_errors import unpack_error
 from rlzmq.core.errors import PeerLostError, ProtocolError
+from rlzmq.core.stack_channel import STACKS_TO_STDERR
 
 __all__ = ["ActorLink", "LocalLink", "ProcessLink"]
 
+_log = logging.getLogger("rlzmq.actors")
+
 # Delay before outstanding calls fail: a child's last answers may still be in the socket when its end is reported.
 _LAST_ANSWERS_S = 0.02
+_DUMP_S = 0.2  # time for stacks to be written; nothing signals their end
 
 
 class ActorLink(Protocol):
@@ -48,7 +53,14 @@ class ActorLink(Protocol):
 
     async def stop(self, timeout_s: float) -> ExitStatus: ...
 
-    def kill(self) -> None: ...
+    why_killed: str
+
+    @property
+    def is_ending(self) -> bool: ...
+
+    def kill(self, why: str = "") -> None: ...
+
+    def kill_hanging(self, why: str) -> None: ...
 
     def signal(self, number: int) -> None: ...
 
@@ -69,6 +81,11 @@ class ProcessLink:
         class_name: Its class, for error texts.
         routing_id: Its address on the system's ROUTER.
         send: Sends frames to it; raises PeerLostError when it is not connected.
+
+    Attributes:
+        has_started: Whether its constructor has returned.
+        why_killed: Why it was killed here, as far as this was said.
+        is_ending: Whether it was killed here, or has ended.
     """
 
     def __init__(
@@ -89,6 +106,9 @@ class ProcessLink:
         self._pending: dict[int, _Pending] = {}
         self._pipe_lock = asyncio.Lock()
         self._is_lost = False
+        self._was_killed = False
+        self.has_started: bool = False
+        self.why_killed: str = ""
         self.exited.add_done_callback(self._on_exit)
 
     @property
@@ -101,6 +121,12 @@ class ProcessLink:
         with self._expect(0, "its constructor") as answer:
             await self._send_privately(settings, bytes(8) + payload)
             await self._value_of(answer, 0)
+        self.has_started = True
+
+    async def beat(self) -> None:
+        """Return once the process's event loop has answered, or the process has ended."""
+        with contextlib.suppress(PeerLostError):
+            await self.call("", (), {})
 
     async def call(self, method: str, args: Any, kwargs: Any) -> Any:
         frames = pack((args, kwargs), f"argument of {method}()")
@@ -141,8 +167,26 @@ class ProcessLink:
             raise failure
         return status
 
-    def kill(self) -> None:
+    @property
+    def is_ending(self) -> bool:
+        return self._was_killed or self.exited.done()
+
+    def kill(self, why: str = "") -> None:
+        if why and not self.is_ending:
+            self.why_killed = why
+        self._was_killed = True
         self._child.kill()
+
+    def kill_hanging(self, why: str) -> None:
+        """Kill it once it has written the stacks of its threads to stderr."""
+        if self.is_ending:
+            return
+        if why:
+            _log.warning("%s (pid %d) hangs: %s. Killing it.", self.role, self.pid, why)
+            self.why_killed = f"hung ({why}), and was killed"
+        self._was_killed = True
+        self.signal(STACKS_TO_STDERR)  # a stopped process writes none
+        self.exited.get_loop().call_later(_DUMP_S, self._child.kill)
 
     def signal(self, number: int) -> None:
         self._child.signal(number)
@@ -211,7 +255,8 @@ class ProcessLink:
                 pending.answer.set_result((None, self._lost_error(call)))
 
     def _lost_error(self, during: str) -> ActorLostError:
-        return ActorLostError.describe(self.role, self.class_name, self.pid, self.exited.result(), during)
+        status, why = self.exited.result(), self.why_killed
+        return ActorLostError.describe(self.role, self.class_name, self.pid, status, during, why)
 
 
 class LocalLink:
@@ -258,7 +303,16 @@ class LocalLink:
                     self.exited.set_result(ExitStatus(0))
         return self.exited.result()
 
-    def kill(self) -> None:
+    why_killed: str = ""
+
+    @property
+    def is_ending(self) -> bool:
+        return self.exited.done()
+
+    def kill_hanging(self, why: str) -> None:
+        self.kill()
+
+    def kill(self, why: str = "") -> None:
         self._host.close()
         if not self.exited.done():
             self.exited.set_result(ExitStatus(None, 9))

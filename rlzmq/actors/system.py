@@ -11,25 +11,25 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from rlzmq.actors import by_value
 from rlzmq.actors.child import local_options
-from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.actors.forkserver import ForkServer, get_fork_server
 from rlzmq.actors.handle import ActorHandle, short_name
 from rlzmq.actors.host import constructed
 from rlzmq.actors.links import LocalLink, ProcessLink
 from rlzmq.actors.messages import decode_message
 from rlzmq.actors.process_state import is_stopped
+from rlzmq.actors.watch import Watched
 from rlzmq.core import faults
 from rlzmq.core.errors import ClosedError, ConfigurationError, DeadlineError, PeerLostError
 from rlzmq.core.files import make_directories
+from rlzmq.core.patience import FairClock, Patience
 from rlzmq.core.socket_directory import SocketDirectory, process_directory
-from rlzmq.core.stack_channel import STACKS_TO_STDERR
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.net.context import Context
 from rlzmq.net.socket import DrainSocket
@@ -39,9 +39,8 @@ __all__ = ["ActorHandle", "ActorSystem"]
 _log = logging.getLogger("rlzmq.actors")
 
 _FORGET_AFTER_S = 1.0
-# Interval between checks of starting processes and of the fork server.
+# Interval between checks of the processes and of the fork server.
 _LOOK_S = 0.5
-_DUMP_S = 0.2  # time for stacks to be written; nothing signals their end
 _MAX_MESSAGE_BYTES = 512 * 1024 * 1024  # peers are this process's own children: room for large weights
 
 
@@ -84,6 +83,7 @@ class ActorSystem:
         self._max_message_bytes = max_message_bytes
         self._log_dir = None if log_dir is None else Path(log_dir)
         self._links: dict[str, ProcessLink] = {}  # by routing id
+        self._watched: list[Watched] = []
         self._local_links: list[LocalLink] = []
         self._routing_ids = itertools.count(1)
         self._name_counts: dict[str, int] = {}
@@ -94,7 +94,7 @@ class ActorSystem:
         self._server: ForkServer | None = None
         self._address = ""
         self._stopping: asyncio.Task[None] | None = None
-        self._waking: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class ActorSystem:
             name="actor system",
         )
         self._address = self._router.bind(self._directory.address("actors"))
-        self._waking = asyncio.create_task(self._wake_server(), name="wake the fork server")
+        self._watching = asyncio.create_task(self._watch(), name="watch the processes")
         return self
 
     async def stop(self) -> None:
@@ -145,8 +145,10 @@ class ActorSystem:
                 *(link.stop(self._stop_timeout_s) for link in links), return_exceptions=True
             )
         finally:
-            if self._waking is not None:
-                self._waking.cancel()
+            if self._watching is not None:
+                self._watching.cancel()
+            for watched in self._watched:
+                watched.close()
             for link in links:
                 link.close()
             if self._router is not None:
@@ -204,6 +206,8 @@ class ActorSystem:
         name: str | None = None,
         in_process: bool = False,
         deadline_s: float | None = None,
+        patience: Patience | None = None,
+        is_spared: Callable[[], bool] = lambda: False,
         **kwargs: Any,
     ) -> ActorHandle:
         """Start an actor: construct ``actor_class(*args, **kwargs)`` in its own process.
@@ -217,6 +221,10 @@ class ActorSystem:
             in_process: Run it on its own thread of this process, with the same handle: for debugging.
                 Arguments and results are then shared objects, not copies.
             deadline_s: Replaces the system's ``spawn_deadline_s``.
+            patience: How long its event loop may be blocked before it counts as hanging and is killed, with the
+                stacks of its threads on stderr; likewise at once if a signal stops it. None: for ever. May be used
+                again for the process that replaces it.
+            is_spared: See `Watched`.
 
         Returns:
             The handle, once the constructor has returned.
@@ -243,7 +251,7 @@ class ActorSystem:
         while True:
             server = get_fork_server()
             try:
-                link = self._fork(server, role, class_name)
+                link = self._fork(server, role, class_name, patience, is_spared)
                 await self._construct(link, link.construct(self._settings(link), payload), deadline_s)
             except PeerLostError as error:  # if the fork server died, that is no failure of the actor's
                 if (delay_s := await server.restart_delay_s(error)) is None:
@@ -253,16 +261,25 @@ class ActorSystem:
                 server.worked()
                 return ActorHandle(link, actor_class, self._call_deadline_s)
 
+    def watch(self, handle: ActorHandle, patience: Patience, is_spared: Callable[[], bool]) -> None:
+        """Watch a process that joined from elsewhere like those that were spawned here; see `spawn`."""
+        link: Any = handle._link
+        self._watched.append(Watched(link, patience, is_spared))
+
     async def _construct(
         self, link: ProcessLink | LocalLink, work: Coroutine[Any, Any, None], deadline_s: float | None
     ) -> None:
         """Wait for a constructor; kill the actor if its constructor fails, hangs or is stopped."""
         constructed = asyncio.ensure_future(work)
+        # Checks are counted instead of reading the clock: time for which this process slept must not count.
+        left_s = (self._spawn_deadline_s if deadline_s is None else deadline_s) or math.inf
         try:
             with ShortTraceback():
-                await self._watch(
-                    link, constructed, self._spawn_deadline_s if deadline_s is None else deadline_s
-                )
+                while not (await asyncio.wait((constructed,), timeout=min(_LOOK_S, left_s)))[0]:
+                    left_s -= _LOOK_S
+                    if left_s <= 0:
+                        raise await self._overdue(link, deadline_s)
+                constructed.result()
         except BaseException as error:
             constructed.cancel()
             link.kill()
@@ -270,41 +287,46 @@ class ActorSystem:
                 await asyncio.shield(link.exited)
             raise
 
-    async def _watch(
-        self, link: ProcessLink | LocalLink, constructed: asyncio.Future[None], deadline_s: float
-    ) -> None:
-        # Checks are counted instead of reading the clock: time for which this process slept must not count.
-        left_s = deadline_s or math.inf
-        while not (await asyncio.wait((constructed,), timeout=min(_LOOK_S, left_s)))[0]:
-            left_s -= _LOOK_S
-            actor = f"actor {link.role!r} ({link.class_name}, pid {link.pid})"
-            if is_stopped(link.pid):
-                text = f"{actor} was stopped by a signal (SIGSTOP) during its constructor, and was killed"
-                raise ActorLostError(text, role=link.role, pid=link.pid)
-            if left_s <= 0:
-                stacks = await self._end_hanging(link)
-                raise DeadlineError(f"{actor} was not ready within {deadline_s:g} s and was killed{stacks}")
-        constructed.result()
-
-    async def _end_hanging(self, link: ProcessLink | LocalLink) -> str:
-        """Kill an actor whose constructor does not return; return its last lines with the stacks of its threads."""
-        if isinstance(link, ProcessLink):
-            link.signal(STACKS_TO_STDERR)
-            await asyncio.wait((link.exited,), timeout=_DUMP_S)
-        link.kill()
+    async def _overdue(self, link: ProcessLink | LocalLink, deadline_s: float | None) -> DeadlineError:
+        """Kill an actor whose constructor does not return; return the error with the stacks of its threads."""
+        text = f"actor {link.role!r} ({link.class_name}, pid {link.pid}) was not ready within "
+        text += f"{self._spawn_deadline_s if deadline_s is None else deadline_s:g} s and was killed"
+        link.kill_hanging("")
         lines = (await asyncio.shield(link.exited)).stderr_lines
-        return "".join(["; its last stderr lines:", *(f"\n  {line}" for line in lines)]) if lines else ""
+        stacks = "".join(["; its last stderr lines:", *(f"\n  {line}" for line in lines)]) if lines else ""
+        return DeadlineError(text + stacks)
 
-    async def _wake_server(self) -> None:
-        """Continue the fork server if it was stopped: without it no process starts or ends."""
+    async def _watch(self) -> None:
+        """Kill processes that hang. Continue the fork server: without it no process starts or ends."""
+        clock = FairClock(_LOOK_S)
         while True:
             await asyncio.sleep(_LOOK_S)
-            server = self._server
+            now, server = clock.now(), self._server
             if server is not None and server.is_usable and is_stopped(server.pid):
                 _log.warning("The fork server (pid %d) was stopped; continuing it.", server.pid)
                 server.send_signal(signal.SIGCONT)
+            for watched in [watched for watched in self._watched if watched.link.exited.done()]:
+                watched.close()
+                self._watched.remove(watched)
+            for watched in self._watched:
+                link = watched.link
+                why = "" if link.is_ending else watched.look(now)
+                if why == "stopped":
+                    _log.warning(
+                        "%s (pid %d) was stopped; continuing it, nobody has what it has.", link.role, link.pid
+                    )
+                    link.signal(signal.SIGCONT)
+                elif why:
+                    link.kill_hanging(why)
 
-    def _fork(self, server: ForkServer, role: str, class_name: str) -> ProcessLink:
+    def _fork(
+        self,
+        server: ForkServer,
+        role: str,
+        class_name: str,
+        patience: Patience | None,
+        is_spared: Callable[[], bool],
+    ) -> ProcessLink:
         if server is not self._server:  # the previous one died
             self._own_directory(server)
         routing_id = f"{role}#{next(self._routing_ids)}"
@@ -318,6 +340,7 @@ class ActorSystem:
 
         link = ProcessLink(child, role, class_name, routing_id, send)
         self._links[routing_id] = link
+        self._watched.append(Watched(link, patience, is_spared))
         link.exited.add_done_callback(
             lambda _: self._loop and self._loop.call_later(_FORGET_AFTER_S, self._forget, routing_id)
         )

@@ -149,11 +149,12 @@ class _Runners:
         await self._supervisor.start(self._count)
         self._places = [asyncio.create_task(self._serve(index)) for index in range(self._count)]
 
-    async def _spawn(self, index: int, incarnation: int) -> Any:
+    async def _spawn(self, index: int, supervision: Any) -> Any:
         return await self._system.spawn(
             "rlzmq.roles.runner.remote_runner:RemoteRunner",
             *self._arguments,
             name=f"runner-{index}",
+            patience=supervision.patience,
             **self._settings,
         )
 

@@ -77,7 +77,7 @@ class FaultToleranceSettings:
         min_learners: Minimum number of learner ranks; with fewer survivors the run stops.
         restart_failed_broker: Whether to replace a broker that died.
         env_step_timeout_s: Maximum duration of a vector step in seconds; a slower env runner is considered hung and
-            is replaced. None: max(30 s, 20 × its slowest usual step), and `env_reset_timeout_s` for the first step.
+            is replaced. None: max(30 s, 5 × its slowest recent step), and `env_reset_timeout_s` for the first step.
         env_reset_timeout_s: Maximum duration in seconds of creating and resetting the environments of an env runner.
         slow_call_warning_s: Seconds after which a call of your code that has not returned (env, callback, evaluation
             function, …) is named in the log, with its stack; again after twice the time, and so on. 0: never.

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from rlzmq.core.patience import Withheld
 from rlzmq.core.tracebacks import format_stack, place_in, user_errors
 
 __all__ = ["CallWatch"]
@@ -27,14 +28,13 @@ __all__ = ["CallWatch"]
 _log = logging.getLogger("rlzmq.calls")
 
 _LOOK_S = 0.1
-# If a check is later than this, the process was frozen, or a call held the GIL.
-_LATE_S = 1.0
 
 
 class CallWatch:
     """Watches the calls of user code of one run in one process.
 
-    A call inside of another one, and each reset and step of an attended environment, counts as progress.
+    A call inside of another one, and each reset and step of an attended environment, counts as progress. Time does not
+    count for which this process was frozen, or got no core.
 
     Args:
         warn_after_s: Seconds without progress after which a warning is logged; again after twice the time, and so on.
@@ -66,7 +66,7 @@ class CallWatch:
         self._begins_episodes = False
         # Used by the watching thread only.
         self._warned_at_s = 0.0
-        self._looked_at = self._forgiven_at = time.monotonic()
+        self._withheld = Withheld(_LOOK_S)
         self._over = threading.Event()
 
     def start(self, name: str) -> None:
@@ -148,9 +148,7 @@ class CallWatch:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        if now - self._looked_at > _LATE_S:
-            self._forgiven_at = now
-        self._looked_at = now
+        self._withheld.look(now, self._moved_at if self._calls else now)
         if (hangs := self._look(now)) and not self._over.is_set():
             self._over.set()
             self._end(hangs)
@@ -168,7 +166,7 @@ class CallWatch:
         return ""
 
     def _silent_s(self, now: float) -> float:
-        return now - max(self._moved_at, self._forgiven_at)
+        return now - self._moved_at - self._withheld.seconds
 
     def _consequence(self) -> str:
         if self._timeout_s is None:

@@ -14,7 +14,8 @@ from rlzmq.core.lazy import LazyModule
 from rlzmq.driver.process_config import config_for_runners
 from rlzmq.driver.runner_calls import RunnerCalls
 from rlzmq.driver.runner_supervision import RunnerSupervisor
-from rlzmq.driver.supervision import attended, spawn_within
+from rlzmq.driver.supervision import spawn_within
+from rlzmq.protocol.supervision import Supervision
 from rlzmq.roles.fragment_data import sample_with_metrics
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class AsyncEnvRunnerGroup(RunnerCalls):
         await self.supervisor.start(max(num, least))
         self.supervisor.prepare.append(self._bring_up_to_date)
 
-    async def spawn_runner(self, index: int, incarnation: int = 0) -> Any:
+    async def spawn_runner(self, index: int, supervision: Supervision) -> Any:
         """Start the runner at index `index` (0-based) and return its handle, ready to sample."""
         local = self.config.num_env_runners == 0
         name = f"{'eval-' if self._is_evaluation else ''}runner-{index}"
@@ -114,16 +115,17 @@ class AsyncEnvRunnerGroup(RunnerCalls):
             _ROLE,
             self._sent_config(),
             self._worker_index(0 if local else index + 1),
-            incarnation,
+            supervision.incarnation,
             is_local=local,
             place=name,
             name=name,
             in_process=local,
             deadline_s=timeout_s,
+            patience=supervision.patience,
         )
         handle = await spawn_within(timeout_s, "process_start_timeout_s or env_reset_timeout_s", spawn)
         if self.synced_module_ids is not None:
-            await attended(handle, self._change_modules_of(handle))
+            await self._change_modules_of(handle)
         return handle
 
     async def _bring_up_to_date(self, index: int, handle: Any, incarnation: int) -> None:

@@ -17,11 +17,12 @@ from rlzmq.driver.episode_sharding import shard_batch, shard_episodes
 from rlzmq.driver.learner_supervision import LearnerSupervisor
 from rlzmq.driver.module_configs import one_less, one_more, weights_to_load
 from rlzmq.driver.process_config import config_for_learners
-from rlzmq.driver.supervision import attended, spawn_within
+from rlzmq.driver.supervision import spawn_within
 from rlzmq.learners.rank_modules import RANK_MODULES
 from rlzmq.learners.replay_source import divide_states
 from rlzmq.learners.sources import num_env_steps_of
 from rlzmq.modules.saving import read_module_states
+from rlzmq.protocol.supervision import Supervision
 from rlzmq.roles.learner.formation import LEARNER_ROLE, form_group
 
 if TYPE_CHECKING:
@@ -94,9 +95,16 @@ class AsyncLearnerGroup:
         self.supervisor = LearnerSupervisor(self.config, self.handles, self._spawn, self._form)
         await self.supervisor.begin(max(num, 1))
 
-    async def _spawn(self, rank: int, incarnation: int = 0) -> Any:
+    async def _spawn(self, rank: int, supervision: Supervision) -> Any:
+        incarnation, name = supervision.incarnation, f"learner-{rank}"
+
+        def is_spared() -> bool:
+            return self.supervisor is not None and self.supervisor.has_only_weights(name)
+
         if self._door is not None:
-            return await self._door.take(self.config, rank, replaces=incarnation > 0)
+            handle = await self._door.take(self.config, rank, replaces=incarnation > 0)
+            self._system.watch(handle, supervision.patience, is_spared)
+            return handle
         local = self.config.num_learners == 0
         timeout_s = self.config.process_start_timeout_s
         spawn = self._system.spawn(
@@ -106,15 +114,17 @@ class AsyncLearnerGroup:
             rank,
             max(self.config.num_learners, 1),
             incarnation,
-            name=f"learner-{rank}",
+            is_local=local,
+            name=name,
             in_process=local,
             deadline_s=timeout_s,
+            patience=supervision.patience,
+            is_spared=is_spared,
         )
         handle = await spawn_within(timeout_s, "process_start_timeout_s", spawn)
         if self.synced_module_ids is not None:
             ids = self.synced_module_ids
-            change = handle.apply(lambda role: role.change_modules(lambda learner: None, ids))
-            await attended(handle, change)
+            await handle.apply(lambda role: role.change_modules(lambda learner: None, ids))
         return handle
 
     async def _form(self, handles: Sequence[Any], registers: bool = True) -> None:
@@ -139,7 +149,6 @@ class AsyncLearnerGroup:
             handles,
             store,
             self.generation,
-            end_if_hanging=self.supervisor.end_if_hanging,
             deadline_s=self.config.learner_timeout_s + _JOIN_SPARE_S,
             registers=registers,
         )

@@ -27,7 +27,6 @@ from rlzmq.driver.broker_supervision import BrokerKeeper
 from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.driver.driver_link import DriverLink
 from rlzmq.driver.join_files import JoinKeys, pack_config
-from rlzmq.driver.process_health import watch_stopped
 from rlzmq.driver.report_reader import MetaCheck, ReportReader
 from rlzmq.driver.supervision import Supervisor
 from rlzmq.driver.update_results import Accounting, UpdateResult
@@ -43,7 +42,6 @@ __all__ = ["BrokerPipeline"]
 _log = logging.getLogger("rlzmq.driver")
 
 _GOODBYE_S = 3.0
-_MISSED = frozenset({"hung", "silent", "lost"})
 
 
 class BrokerPipeline(Supervisor):
@@ -81,7 +79,6 @@ class BrokerPipeline(Supervisor):
         self._driver: DriverLink | None = None
         self._place_of: dict[str, int] = {}
         self._index_of: dict[str, int] = {}
-        self._ranks: list[str] = []
         self._peer_of: dict[int, str] = {}
         self._connector_version = -1
         self._watchdog = Watchdog(
@@ -124,14 +121,12 @@ class BrokerPipeline(Supervisor):
         if self._connectors.is_needed:
             self._send_connector_state(self._connectors.get_state())
         learners.supervisor.prepare = self._connect_learner
-        learners.supervisor.on_group = self._expect_learners
         await asyncio.gather(
             self._register_learners(),
             self._runners.supervisor.prepare_all(self._connect_runner),
         )
         learners.supervisor.begin_lineage = self._begin_lineage
         learners.supervisor.watch_failures()
-        self._start(watch_stopped(self._handles, self._on_stopped), "watch stopped processes")
 
     async def _connect_runner(self, index: int, handle: Any, incarnation: int) -> None:
         assert self._broker is not None
@@ -148,7 +143,6 @@ class BrokerPipeline(Supervisor):
         )
         self._place_of[peer_id] = self._index_of[name] = index
         self._peer_of[index] = peer_id
-        self._driver.expect("runner", name)
         self._start(self._watch(handle, name), f"watch {name}")
 
     async def _connect_learner(self, handle: Any) -> None:
@@ -160,15 +154,6 @@ class BrokerPipeline(Supervisor):
                 stores_module_outputs=self._connectors.stores_module_outputs,
             )
         )
-
-    def _expect_learners(self, handles: list[Any]) -> None:
-        """Expect these ranks, and stop waiting for others."""
-        assert self._driver is not None
-        for name in self._ranks:
-            self._driver.excuse("learner", name)
-        self._ranks = [handle.name for handle in handles]
-        for name in self._ranks:
-            self._driver.expect("learner", name)
 
     async def _register_learners(self, *, begins_lineage: bool = False) -> None:
         """Connect and register the ranks. Repeat it if one dies in the meantime."""
@@ -190,14 +175,11 @@ class BrokerPipeline(Supervisor):
         try:
             reason, detail = await handle.call("run_until_failure")
         except ActorLostError:
-            assert self._driver is not None
-            self._driver.excuse("runner", name)
             return
         except Exception as error:
             self.fail(error)
             return
-        why = f"left the broker ({reason}: {detail})"
-        self._runners.supervisor.replace(self._index_of[name], handle, why)
+        handle.kill(f"left the broker ({reason}: {detail})")
 
     # -- for the watchdog -----------------------------------------------------------------------
 
@@ -225,33 +207,15 @@ class BrokerPipeline(Supervisor):
             self._broker.handle.kill()
 
     def _on_notice(self, notice: Notice) -> None:
-        """Handle a notice: the broker misses a peer, or received unusable data."""
+        """Handle a notice: the broker received unusable data."""
         event, detail = notice.event, notice.detail
-        if notice.role == "learner" and event in _MISSED:
-            self._start(
-                self._learners.supervisor.suspect(notice.name, event, detail), f"suspect {notice.name}"
-            )
-            return
         index = self._index_of.get(notice.name)
         if notice.role != "runner" or index is None:
             return  # an external runner cannot be restarted here
-        runners = self._runners.supervisor
-        if event in _MISSED:
-            self._start(runners.suspect(index, event, detail), f"suspect {notice.name}")
-        elif event in ("bad_fragment", "quarantined") and detail.startswith(f"{self._peer_of.get(index)}/"):
-            runners.blame(index, detail)  # otherwise the notice concerns the previous process
-
-    def _on_stopped(self, handle: Any) -> None:
-        """Replace a process that a signal has stopped; the last rank is continued."""
-        if self._broker is not None and handle is self._broker.handle:
-            self._broker.end_stopped()
-        elif handle in self._learners.handles:
-            self._start(
-                self._learners.supervisor.suspect(handle.name, "lost", "SIGSTOP"), f"suspect {handle.name}"
-            )
-        elif handle in self._runners.handles:
-            index = self._runners.handles.index(handle)
-            self._start(self._runners.supervisor.suspect(index, "lost", "SIGSTOP"), f"suspect {handle.name}")
+        if event in ("bad_fragment", "quarantined") and detail.startswith(f"{self._peer_of.get(index)}/"):
+            self._runners.supervisor.blame(
+                index, detail
+            )  # otherwise the notice concerns the previous process
 
     def _send_connector_state(self, state: Any) -> None:
         assert self._driver is not None
@@ -441,9 +405,8 @@ class BrokerPipeline(Supervisor):
         supervisor = learners.supervisor
         try:
             await supervisor.prepare_all(handles)
-            version = await supervisor.attended(handles, handles[0].ping())
+            version = await handles[0].ping()
             generation = learners.generation = learners.generation + 1
-            self._expect_learners([])
             if begins_lineage:
                 self._driver.reset(generation, version)
                 if self._connectors.is_needed:
@@ -452,8 +415,7 @@ class BrokerPipeline(Supervisor):
                 handle.form(rank, num_ranks, generation, self.accounting.num_consumed, begins_lineage)
                 for rank, handle in enumerate(handles)
             )
-            await supervisor.attended(handles, asyncio.gather(*forming))
-            self._expect_learners(handles)
+            await asyncio.gather(*forming)
         except PeerLostError:
             supervisor.notice()
             return False

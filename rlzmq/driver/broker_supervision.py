@@ -15,10 +15,8 @@ from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.errors import DeadlineError, PeerLostError
 from rlzmq.driver.join_files import JoinKeys, at_host, keys_file, listen_addresses, write_join_files
-from rlzmq.driver.process_health import lost_error
-from rlzmq.driver.supervision import Supervisor, attended, restarted, spawn_within, start_first
+from rlzmq.driver.supervision import Supervisor, lost_error, restarted, spawn_within, start_first
 from rlzmq.protocol.supervision import RestartPolicy, Supervision
 from rlzmq.roles.broker.broker_role import BrokerRole
 
@@ -27,10 +25,6 @@ __all__ = ["BrokerKeeper"]
 _log = logging.getLogger("rlzmq.driver")
 
 _POLICY = RestartPolicy(max_restarts=5, window_s=60.0)
-_BEAT_PERIOD_S = 1.0
-_BEAT_DEADLINE_S = 3.0
-# A broker on a busy machine may need longer: doubled after each kill for silence, until an update was committed.
-_MAX_BEAT_DEADLINE_S = 30.0
 
 
 class BrokerKeeper(Supervisor):
@@ -64,8 +58,6 @@ class BrokerKeeper(Supervisor):
         self._machine = Supervision(_POLICY)
         self._handle: Any = None
         self._incarnation = 0
-        self._num_hangs = 0  # since the last committed update
-        self._killed_for: BaseException | None = None
         directory = system.run_directory
         self.addresses: dict[str, Any] = {name: directory.address(name) for name in ("data", "weights")}
         self._keys = keys
@@ -89,7 +81,7 @@ class BrokerKeeper(Supervisor):
             ConfigurationError: `config.listen` is not available, or the join file cannot be written.
         """
         await start_first(
-            lambda incarnation: self._spawn(),
+            self._spawn,
             self._machine,
             "the broker",
             is_replaced=self._config.restart_failed_broker,
@@ -102,7 +94,6 @@ class BrokerKeeper(Supervisor):
     def worked(self) -> None:
         """Reset the failure count, after an update was committed."""
         self._machine.worked()
-        self._num_hangs = 0
 
     async def stop(self) -> None:
         """Stop the supervision, then the broker."""
@@ -113,13 +104,6 @@ class BrokerKeeper(Supervisor):
             keys_file(self._config.join_file).unlink(missing_ok=True)
         for file in self.join_files.values():
             file.unlink(missing_ok=True)  # the keys in it are now useless
-
-    def end_stopped(self) -> None:
-        """Kill the broker after a signal has stopped it. It will be replaced."""
-        text = f"The broker (pid {self._handle.pid}) is stopped."
-        _log.warning("%s Killing it.", text)
-        self._killed_for = PeerLostError(f"{text} It was killed.")
-        self._handle.kill()
 
     def _write_join_files(self, keys: JoinKeys) -> None:
         config = self._config
@@ -145,7 +129,7 @@ class BrokerKeeper(Supervisor):
         spawn = self._system.spawn(
             BrokerRole,
             self._run_id,
-            _options(self._config),
+            {},
             addresses=self.addresses,
             incarnation=self._incarnation,
             quarantine_dir=self._config.quarantine_dir,
@@ -156,10 +140,11 @@ class BrokerKeeper(Supervisor):
             memory_limit_bytes=self._config.broker_memory_limit_bytes,
             name="broker",
             deadline_s=timeout_s,
+            patience=self._machine.patience,
         )
         handle = await spawn_within(timeout_s, "process_start_timeout_s", spawn)
         try:
-            addresses = await attended(handle, handle.start())
+            addresses = await handle.start()
             if self._listen is not None:  # later brokers use the ports of this one
                 self._listen = {name: addresses[f"remote_{name}"] for name in ("data", "weights")}
                 self.remote_addresses = self._listen
@@ -172,9 +157,21 @@ class BrokerKeeper(Supervisor):
 
     async def _supervise(self) -> None:
         while not self.failed.done():
-            await self._wait_for_end(self._handle)
-            error, self._killed_for = self._killed_for or lost_error(self._handle), None
-            await restarted(self._restart, self._decide, error)
+            await restarted(self._restart, self._decide, await self._failure(self._handle))
+
+    async def _failure(self, handle: Any) -> BaseException:
+        """Wait for the broker's end, or for an internal error of it, which ends it."""
+        try:
+            await handle.call("run_until_failure")
+        except ActorLostError:
+            await handle.exited
+            return lost_error(handle)
+        except Exception as error:
+            handle.kill()
+            await handle.exited
+            return error
+        await handle.exited
+        return lost_error(handle)
 
     def _decide(self, error: BaseException) -> float | None:
         delay_s = self._machine.failed(time.monotonic())
@@ -186,31 +183,3 @@ class BrokerKeeper(Supervisor):
     async def _restart(self) -> None:
         await self._spawn()
         self.num_restarts += 1
-
-    async def _wait_for_end(self, handle: Any) -> None:
-        """Wait for the broker's end; kill it if it does not answer or has failed, and note why."""
-        while not handle.exited.done():
-            deadline_s = min(_BEAT_DEADLINE_S * 2**self._num_hangs, _MAX_BEAT_DEADLINE_S)
-            try:
-                await handle.call("beat", deadline_s=deadline_s)
-                async with asyncio.timeout(_BEAT_PERIOD_S):
-                    await handle.exited
-            except DeadlineError:
-                text = f"The broker (pid {handle.pid}) gave no answer for {deadline_s:g} s"
-                _log.warning("%s: it is killed.", text)
-                self._killed_for = PeerLostError(f"{text}. It was killed.")
-                self._num_hangs += 1
-                await handle.kill_hanging()
-            except TimeoutError:
-                continue
-            except (ActorLostError, PeerLostError):
-                await handle.exited
-            except Exception as error:
-                self._killed_for = error
-                handle.kill()
-                await handle.exited
-
-
-def _options(config: BaseConfig) -> dict[str, Any]:
-    """Return the broker options with which it detects hung ranks."""
-    return {"rank_first_hung_after_s": float(config.learner_timeout_s)}

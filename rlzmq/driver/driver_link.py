@@ -83,14 +83,6 @@ class DriverLink(PeerLink):
         self.give_up_reports()
         self.do(self.core.reset(generation, next_update))
 
-    def expect(self, role: str, name: str) -> None:
-        """Expect a connected process to register. If it does not, `on_notice` is called."""
-        self.core.expected.add((role, name))
-
-    def excuse(self, role: str, name: str) -> None:
-        """Stop expecting a process that has ended or is about to register again."""
-        self.core.expected.discard((role, name))
-
     def handle(self, event: Any) -> None:
         """Pass an event to the core; write traced stages of other hosts, and answer them."""
         if isinstance(event, Received) and isinstance(event.message, TraceEvents):

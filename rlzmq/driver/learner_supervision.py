@@ -6,7 +6,6 @@
 | consumes                             | produces              | waits for         | unblocked by          |
 |--------------------------------------|-----------------------|-------------------|-----------------------|
 | a process's end, a lost collective   | a new generation      | all living ranks  | their `rejoin`, or their deaths |
-| the broker's "hung", "silent", "lost" | SIGKILL of a hanging rank | its answer    | its deadline         |
 | a replacement that is ready          | a new generation      | the update's end  | `admit`               |
 """
 
@@ -21,20 +20,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
-from rlzmq.actors.process_state import is_stopped
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import PeerLostError
-from rlzmq.driver.process_health import (
-    ANSWER_DEADLINE_S,
-    BEAT_DEADLINE_S,
+from rlzmq.driver.supervision import (
+    Supervisor,
+    all_started,
     first_line,
     lost_error,
-    wake,
-    why_hanging,
+    restarted,
+    start_first,
 )
-from rlzmq.driver.supervision import Supervisor, all_started, attended, restarted, start_first
-from rlzmq.protocol.supervision import Patience, RestartPolicy, Supervision
-from rlzmq.roles.learner.formation import connecting_timeout_s
+from rlzmq.protocol.supervision import RestartPolicy, Supervision
 
 __all__ = ["LearnerSupervisor"]
 
@@ -42,9 +38,6 @@ _log = logging.getLogger("rlzmq.driver")
 
 # Number of consecutive failures, without an update in between, after which a rank is no longer replaced.
 _POLICY = RestartPolicy(max_restarts=5, window_s=math.inf, first_delay_s=0.1, max_delay_s=30.0)
-# After a peer is lost, every rank's collective fails, and so does an aborted connection attempt. A rank that does not
-# answer within this time hangs.
-_ANSWER_SPARE_S = 1.0
 # Number of consecutive failed attempts to form a group of ranks that are all alive.
 _MAX_FAILED_FORMINGS = 5
 # Reasons for the end of a rank's connection because the run or its broker ends.
@@ -57,13 +50,12 @@ class LearnerSupervisor(Supervisor):
     Args:
         config: Source of the fault-tolerance settings.
         handles: An empty list, filled with the ranks of the current generation in rank order.
-        spawn: ``await spawn(place, incarnation)`` starts a learner outside of any group, and returns its handle.
+        spawn: ``await spawn(place, supervision)`` starts a learner outside of any group, and returns its handle.
         form: ``await form(handles, registers)`` forms the next generation of these ranks.
 
     Attributes:
         prepare: ``await prepare(handle)``, called before a rank joins a group, e.g. to connect it; None: no
             preparation.
-        on_group: Called with the ranks of each formed group, and with [] while it is being re-formed.
         is_untouched: Whether nothing has been trained or loaded yet, so that a replacement has the others' weights.
         last_resort: The learner state to restore if no rank is left, e.g. from the last checkpoint; or None.
         begin_lineage: ``await begin_lineage(handles)``, called after a restoration: all peers discard work in
@@ -78,7 +70,7 @@ class LearnerSupervisor(Supervisor):
         self,
         config: BaseConfig,
         handles: list[Any],
-        spawn: Callable[[int, int], Awaitable[Any]],
+        spawn: Callable[[int, Supervision], Awaitable[Any]],
         form: Callable[[list[Any], bool], Awaitable[None]],
     ) -> None:
         super().__init__()
@@ -87,7 +79,6 @@ class LearnerSupervisor(Supervisor):
         self._spawn = spawn
         self._form = form
         self._machines: list[Supervision] = []
-        self._patience = Patience()
         self._lock = asyncio.Lock()
         self._is_lost = asyncio.Event()
         self._formed = asyncio.Event()
@@ -95,10 +86,8 @@ class LearnerSupervisor(Supervisor):
         self._ready: list[Any] = []
         self._num_replacing = 0
         self._prepared: set[Any] = set()
-        self._ending: set[Any] = set()
         self._watches_training = False
         self.prepare: Callable[[Any], Awaitable[None]] | None = None
-        self.on_group: Callable[[list[Any]], None] = lambda handles: None
         self.is_untouched: bool = True
         self.num_reforms: int = 0
         self.num_rollbacks: int = 0
@@ -132,7 +121,7 @@ class LearnerSupervisor(Supervisor):
 
     async def _start_first(self, place: int) -> Any:
         return await start_first(
-            lambda incarnation: self._spawn(place, incarnation),
+            lambda: self._spawn(place, self._machines[place]),
             self._machines[place],
             f"learner-{place}",
             is_replaced=self._config.restart_failed_learners,
@@ -168,22 +157,9 @@ class LearnerSupervisor(Supervisor):
             await self.wait_formed()
             handles = list(self._handles)
             try:
-                return await self.attended(handles, call(handles))
+                return await call(handles)
             except PeerLostError:
                 self.notice()  # the watchers may notice later than the caller
-
-    async def attended(self, handles: list[Any], work: Awaitable[Any]) -> Any:
-        """Await the answers of these ranks. Kill those that are stopped or whose event loop is blocked.
-
-        Raises:
-            Exception: The call raised an error.
-        """
-
-        async def end_if_hanging() -> None:
-            ends = (self.end_if_hanging(handle, "a call", deadline_s=BEAT_DEADLINE_S) for handle in handles)
-            await asyncio.gather(*ends)
-
-        return await attended(None, work, end_if_hanging)
 
     @contextlib.asynccontextmanager
     async def steady(self) -> AsyncIterator[list[Any]]:
@@ -204,81 +180,21 @@ class LearnerSupervisor(Supervisor):
         if self.prepare is None:
             return
         for handle in [handle for handle in handles if handle not in self._prepared]:
-            await self.attended([handle], self.prepare(handle))
+            await self.prepare(handle)
             self._prepared.add(handle)
 
     def worked(self) -> None:
         """Reset the failure counts, after an update was committed."""
         self.is_untouched = False
-        self._patience.worked()
         for handle in self._handles:
             self._machines[_place(handle)].worked()
 
-    async def suspect(self, name: str, event: str, why: str) -> None:
-        """Handle the broker's notice that it misses this rank. Kill the rank if it hangs or was stopped.
-
-        Args:
-            name: Name of the rank.
-            event: "hung": other ranks wait for it; "silent": it was at work and does not answer; "lost": unknown.
-            why: Description.
-        """
-        for handle in [handle for handle in self._handles if handle.name == name]:
-            if event == "silent":
-                await self.end_if_hanging(handle, "its work", deadline_s=self._patience.seconds)
-            elif event == "hung":
-                await self.end_if_hanging(handle, f"an update: {why}", is_certain=True)
-            elif is_stopped(handle.pid):
-                await self.end_if_hanging(handle, f"its work ({why})")
-
-    async def end_if_hanging(
-        self,
-        handle: Any,
-        what: str,
-        *,
-        method: str = "beat",
-        deadline_s: float = ANSWER_DEADLINE_S,
-        is_certain: bool = False,
-    ) -> bool:
-        """Kill a rank that is stopped or does not answer.
-
-        The last rank has the only current weights, so it is continued if it was stopped, and gets more time.
-
-        Args:
-            handle: The rank.
-            what: The work that it blocks, for the log.
-            method, deadline_s: See `processes.why_hanging`.
-            is_certain: Whether it certainly hangs, even if it answers.
-
-        Returns:
-            Whether it was hung or has ended.
-        """
-        why = "it takes too long" if is_certain else await why_hanging(handle, method, deadline_s)
-        if why and not handle.exited.done() and not self._others(handle):
-            if is_stopped(handle.pid):
-                _log.warning(
-                    "%s (pid %d) was stopped, and holds the only weights: continuing it.",
-                    handle.name,
-                    handle.pid,
-                )
-                await wake(handle)
-                is_certain = False
-            if not is_certain:
-                why = await why_hanging(handle, method, self._config.learner_timeout_s)
-        if not why or handle.exited.done():
-            return bool(handle.exited.done())
-        self._ending.add(handle)  # before any await, so that one of two hanging ranks is spared
-        _log.warning("%s (pid %d) hangs in %s: %s. Killing it.", handle.name, handle.pid, what, why)
-        await handle.kill_hanging()
-        self._patience.killed()
-        return True
-
-    def _others(self, handle: Any) -> list[Any]:
-        """Return the other ranks of the group that hold the same weights."""
-        return [
-            other
-            for other in self._handles
-            if other is not handle and not other.exited.done() and other not in self._ending
-        ]
+    def has_only_weights(self, name: str) -> bool:
+        """Return whether this rank, by name, is the last of the group, so that nobody else has its weights."""
+        others = (handle for handle in self._handles if handle.name != name)
+        return any(handle.name == name for handle in self._handles) and all(
+            other.is_ending for other in others
+        )
 
     def waits(self) -> list[str]:
         """Return descriptions of what the group waits for; [] if it is formed."""
@@ -349,8 +265,6 @@ class LearnerSupervisor(Supervisor):
         while True:
             self._formed.clear()
             self._is_lost.clear()
-            self.on_group([])
-            await self._end_hanging()
             for handle in [handle for handle in self._handles if handle.exited.done()]:
                 self._handles.remove(handle)
                 self._bury(handle)
@@ -384,7 +298,6 @@ class LearnerSupervisor(Supervisor):
                 continue
             went_back = False
             if not self._is_lost.is_set():
-                self.on_group(self._handles)
                 self._formed.set()
                 return
 
@@ -416,21 +329,11 @@ class LearnerSupervisor(Supervisor):
         if self.last_resort is not None:
             for handle in self._ready:
                 with contextlib.suppress(PeerLostError):
-                    await attended(handle, handle.set_state(self.last_resort))
+                    await handle.set_state(self.last_resort)
 
     async def _wait_for_replacement(self) -> None:
         while not self._ready and self._num_replacing:  # noqa: ASYNC110 (two facts, seldom)
             await asyncio.sleep(0.02)
-
-    async def _end_hanging(self) -> None:
-        """Kill ranks that do not answer although their collective has failed."""
-        deadline_s = max(ANSWER_DEADLINE_S, connecting_timeout_s(self._config) + _ANSWER_SPARE_S)
-        await asyncio.gather(
-            *(
-                self.end_if_hanging(handle, "an update", method="ping", deadline_s=deadline_s)
-                for handle in self._handles
-            )
-        )
 
     def _check_enough(self, num: int) -> None:
         if self.failed.done():
@@ -465,7 +368,7 @@ class LearnerSupervisor(Supervisor):
             return delay_s
 
         try:
-            started = await restarted(lambda: self._spawn(place, machine.incarnation), decide, error)
+            started = await restarted(lambda: self._spawn(place, machine), decide, error)
             if started is not None:
                 self._ready.append(started)
         finally:

@@ -42,9 +42,6 @@ _log = logging.getLogger("rlzmq.driver")
 
 _PROBE_AGAIN_S = 0.2
 _GOODBYE_MS = 2000  # until it has left a busy machine
-_UNACKNOWLEDGED_MS = (
-    1000  # the driver sends no pings: data that is not acknowledged shows that a learner is gone
-)
 
 
 class _BrokenConnection(ExitStatus):
@@ -133,12 +130,9 @@ class RemoteLearnerListener:
             self._context,
             "ROUTER",
             self._on_message,
-            # Learners send the pings: see `SocketOptions.receive_high_water_mark`.
             options=SocketOptions(
                 max_message_bytes=MAX_MESSAGE_BYTES,
                 linger_ms=_GOODBYE_MS,
-                heartbeat_interval_ms=0,
-                unacknowledged_ms=_UNACKNOWLEDGED_MS,
             ),
             curve=self._keys.curve,
             on_event=self._on_event,
@@ -207,6 +201,7 @@ class RemoteLearnerListener:
                 f"{handle.name} ({hello.name}) was not built within {timeout_s:g} s. If it really takes longer, raise "
                 "process_start_timeout_s (config.fault_tolerance)."
             ) from error
+        link.has_started = True
         return handle
 
     def send(self, routing: bytes, frames: list[Any], *, must: bool = False) -> None:

@@ -3,9 +3,9 @@
 | consumes                    | produces                 | waits for          | unblocked by            |
 |-----------------------------|--------------------------|--------------------|-------------------------|
 | a process's end (pidfd)     | a new one, one incarnation later | the back-off | time                 |
-| the broker's "hung", "silent", "lost"; a call without an answer | stacks on stderr, SIGKILL | a beat | its deadline |
 
-A runner whose environments hang ends by itself (see `roles.runner.env_watchdog`).
+A runner whose environments hang ends by itself (`roles.hang_watch`); one that is stopped, or whose event loop is
+blocked, is killed by the actor system (`actors.watch`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
-from rlzmq.actors.process_state import is_stopped
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.errors import DeadlineError, PeerLostError
-from rlzmq.driver.process_health import BEAT_DEADLINE_S, first_line, lost_error, why_hanging
-from rlzmq.driver.supervision import Supervisor, all_started, attended, restarted, start_first
-from rlzmq.protocol.supervision import Patience, RestartPolicy, Supervision
+from rlzmq.core.errors import DeadlineError
+from rlzmq.driver.supervision import (
+    Supervisor,
+    all_started,
+    first_line,
+    lost_error,
+    restarted,
+    start_first,
+)
+from rlzmq.protocol.supervision import RestartPolicy, Supervision
 
 __all__ = ["RunnerSupervisor"]
 
@@ -44,11 +49,9 @@ class _Place:
     index: int
     handle: Any
     machine: Supervision
-    patience: Patience = field(default_factory=Patience)
     up: asyncio.Event = field(default_factory=asyncio.Event)
     has_worked: bool = False
     num_bad: int = 0
-    killed_for: BaseException | None = None
     is_given_up: bool = False
     first_failure: BaseException | None = None
 
@@ -58,7 +61,7 @@ class RunnerSupervisor(Supervisor):
 
     Args:
         config: Source of the fault-tolerance settings.
-        spawn: ``await spawn(index, incarnation)`` starts a runner and returns its handle.
+        spawn: ``await spawn(index, supervision)`` starts a runner and returns its handle.
         handles: An empty list, filled with the current runners by place.
 
     Attributes:
@@ -71,7 +74,7 @@ class RunnerSupervisor(Supervisor):
     def __init__(
         self,
         config: BaseConfig,
-        spawn: Callable[[int, int], Awaitable[Any]],
+        spawn: Callable[[int, Supervision], Awaitable[Any]],
         handles: list[Any],
         *,
         what: str = "",
@@ -107,9 +110,10 @@ class RunnerSupervisor(Supervisor):
             self._start(self._supervise(place), f"supervise {place.handle}")
 
     async def _start_first(self, index: int) -> _Place:
-        config, machine = self._config, Supervision(self._policy)
+        config = self._config
+        machine = Supervision(self._policy, float(config.env_step_timeout_s or 0.0))
         handle = await start_first(
-            lambda incarnation: self._spawn(index, incarnation),
+            lambda: self._spawn(index, machine),
             machine,
             f"{self._what} {index}",
             is_replaced=config.restart_failed_env_runners and config.max_num_env_runner_restarts > 0,
@@ -133,7 +137,7 @@ class RunnerSupervisor(Supervisor):
         handle = place.handle
         if place.up.is_set() and not place.is_given_up:
             try:
-                await attended(handle, prepare(place.index, handle, place.machine.incarnation))
+                await prepare(place.index, handle, place.machine.incarnation)
             except ActorLostError:
                 await handle.exited
                 if place.handle is handle:
@@ -174,8 +178,7 @@ class RunnerSupervisor(Supervisor):
                 return None
             handle = place.handle
             try:
-                suspect = functools.partial(self._suspect_silent, index)
-                result = await attended(handle, call(handle), suspect)
+                result = await call(handle)
             except ActorLostError:
                 await handle.exited
                 if place.handle is handle:
@@ -184,70 +187,21 @@ class RunnerSupervisor(Supervisor):
             self.worked(index)
             return result
 
-    async def _suspect_silent(self, index: int) -> None:
-        event = "silent" if self._places[index].has_worked else "lost"
-        await self.suspect(index, event, "it does not answer")
-
     def worked(self, index: int) -> None:
         """Reset the failure count, after the runner has delivered useful work."""
         place = self._places[index]
         if place.up.is_set() and not place.is_given_up:
             place.machine.worked()
-            place.patience.worked()
             place.has_worked = True
 
     def blame(self, index: int, why: str) -> None:
         """Count an unusable fragment of this runner. After several, restart it with new envs."""
         place = self._places[index]
-        if place.killed_for is not None:
+        if place.handle.is_ending:
             return  # it is already being replaced
         place.num_bad += 1
         if place.num_bad >= _MAX_BAD_FRAGMENTS:
-            text = f"was restarted after {place.num_bad} unusable fragments, the last one: {why}"
-            self.replace(index, place.handle, text)
-
-    def replace(self, index: int, handle: Any, why: str) -> None:
-        """Kill a runner, which is then restarted with new envs.
-
-        Args:
-            index: Its place.
-            handle: The process; no effect if it has ended.
-            why: What happened to it, after its name: the error's text if it is not restarted.
-        """
-        place = self._places[index]
-        if place.handle is handle and place.killed_for is None and not handle.exited.done():
-            place.killed_for = PeerLostError(f"{self._what} {index} {why}.")
-        handle.kill()
-
-    async def suspect(self, index: int, event: str, why: str) -> None:
-        """Handle the broker's notice that it misses this runner. Replace the runner if it hangs or is stopped.
-
-        Args:
-            index: The runner's place.
-            event: "hung": it answers but never registers; "silent": it was at work and does not answer; "lost":
-                unknown.
-            why: Description.
-        """
-        place = self._places[index]
-        handle = place.handle
-        if handle.exited.done():
-            return
-        if event != "hung":
-            deadline_s = place.patience.seconds if event == "silent" else BEAT_DEADLINE_S
-            hangs = await why_hanging(handle, deadline_s=self._config.env_step_timeout_s or deadline_s)
-            if not hangs:
-                return
-            if is_stopped(handle.pid):
-                why = f"{hangs} ({why})"
-            else:
-                place.patience.killed()
-                why = "its event loop is blocked (does a step hold the GIL? see env_step_timeout_s)"
-        if handle.exited.done():
-            return
-        text = f"{self._what} {index} (pid {handle.pid}) hangs: {why}."
-        _log.warning("%s Killing it.", text)
-        place.killed_for = PeerLostError(f"{text} It was killed.")
-        await handle.kill_hanging()
+            place.handle.kill(f"was restarted after {place.num_bad} unusable fragments, the last one: {why}")
 
     # -- the loop of one place ------------------------------------------------------------------
 
@@ -256,8 +210,7 @@ class RunnerSupervisor(Supervisor):
             await place.handle.exited
             noticed_at = time.monotonic()
             place.up.clear()
-            error: BaseException = place.killed_for or lost_error(place.handle)
-            place.killed_for = None
+            error = lost_error(place.handle)
             if not await restarted(
                 functools.partial(self._restart, place), functools.partial(self._decide, place), error
             ):
@@ -300,10 +253,10 @@ class RunnerSupervisor(Supervisor):
         incarnation = place.machine.incarnation
         try:
             async with asyncio.timeout(restore_s or None) as scope:
-                handle = await self._spawn(place.index, incarnation)
+                handle = await self._spawn(place.index, place.machine)
                 try:
                     for prepare in self.prepare:
-                        await attended(handle, prepare(place.index, handle, incarnation))
+                        await prepare(place.index, handle, incarnation)
                 except BaseException:
                     handle.kill()
                     await handle.exited  # until then its name is taken

@@ -4,7 +4,8 @@
 |------------------------------|---------------------------|-----------------|-------------------------------------|
 | a spawn                      | a handle, or the error    | the constructor | its end, SIGSTOP seen, the deadline |
 | a process's end              | a new one, or the run's end | the back-off  | time                                |
-| a call to a process          | its answer                | the answer      | its end, SIGSTOP seen, a late beat  |
+
+Who is stopped or hangs is killed by the actor system (`rlzmq.actors.watch`), and so has simply ended here.
 
 The roles differ in their decisions: `RunnerSupervisor` restarts a runner at its place, `LearnerSupervisor` forms a
 group of the survivors and lets replacements join it, `BrokerKeeper` restarts the broker on the same addresses.
@@ -20,18 +21,23 @@ from typing import Any, TypeVar
 
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError, first_error
-from rlzmq.driver.process_health import BEAT_DEADLINE_S, first_line, why_hanging
 from rlzmq.protocol.supervision import Supervision
-from rlzmq.roles.runner.env_watchdog import EXIT_ENV_HANGS
+from rlzmq.roles.hang_watch import EXIT_HANGS
 
-__all__ = ["Supervisor", "all_started", "attended", "restarted", "spawn_within", "start_first"]
+__all__ = [
+    "Supervisor",
+    "all_started",
+    "first_line",
+    "lost_error",
+    "restarted",
+    "spawn_within",
+    "start_first",
+]
 
 T = TypeVar("T")
 
 _log = logging.getLogger("rlzmq.driver")
 
-# If a call is not answered within this time, the process is checked, and again after each further period.
-_LOOK_S = 1.0
 _MAX_FIRST_STARTS = 6
 
 
@@ -114,12 +120,12 @@ async def restarted(
 
 
 async def start_first(
-    spawn: Callable[[int], Awaitable[Any]], machine: Supervision, name: str, *, is_replaced: bool
+    spawn: Callable[[], Awaitable[Any]], machine: Supervision, name: str, *, is_replaced: bool
 ) -> Any:
     """Start a process for the first time. Repeat it if the process is killed or stopped during the start.
 
     Args:
-        spawn: ``await spawn(incarnation)`` starts the process and returns its handle.
+        spawn: Starts the process and returns its handle.
         machine: Counts its deaths, also after the start.
         name: Name of the process, for messages.
         is_replaced: Whether the process may be replaced at all.
@@ -132,7 +138,7 @@ async def start_first(
 
     def decide(error: BaseException) -> float:
         status = error.exit_status if isinstance(error, ActorLostError) else None
-        has_hung = status is not None and status.exit_code == EXIT_ENV_HANGS
+        has_hung = status is not None and status.exit_code == EXIT_HANGS
         if not isinstance(error, PeerLostError) or not is_replaced or has_hung:
             raise error
         failures.append(error)
@@ -142,7 +148,7 @@ async def start_first(
             raise failures[0] from None
         return delay_s
 
-    return await restarted(lambda: spawn(machine.incarnation), decide)
+    return await restarted(spawn, decide)
 
 
 async def all_started(starts: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -170,32 +176,20 @@ async def spawn_within(timeout_s: float, setting: str, spawn: Awaitable[Any]) ->
         ) from None
 
 
-async def attended(
-    handle: Any, work: Awaitable[T], end_if_hanging: Callable[[], Awaitable[Any]] | None = None
-) -> T:
-    """Await answers of processes. Those that hang are killed, which ends the wait.
+def lost_error(handle: Any) -> ActorLostError:
+    """Return the error for an actor that ended unexpectedly."""
+    status = handle.exited.result()
+    text = f"{handle.name} (pid {handle.pid}) {handle.why_killed or status}.{status.explanation}"
+    return ActorLostError(text, role=handle.name, pid=handle.pid, exit_status=status)
 
-    Args:
-        handle: The process, which is killed if it is stopped or its event loop is blocked.
-        work: Calls of this process.
-        end_if_hanging: Decides instead what hangs. It is called each time a second passes without an answer.
 
-    Raises:
-        PeerLostError: The process ended, killed for hanging or for another reason.
-        Exception: The call raised an error.
+def first_line(error: BaseException) -> str:
+    """Return an error's text for a log line, with a summary of the process's last words, if there are any.
+
+    The process's output on stderr has been forwarded already.
     """
-    answer = asyncio.ensure_future(work)
-    try:
-        while not (await asyncio.wait((answer,), timeout=_LOOK_S))[0]:
-            if end_if_hanging is not None:
-                await end_if_hanging()
-                continue
-            why = await why_hanging(handle, deadline_s=BEAT_DEADLINE_S)
-            if why and not answer.done():
-                _log.warning(
-                    "%s (pid %d) hangs while it starts: %s. Killing it.", handle.name, handle.pid, why
-                )
-                await handle.kill_hanging()
-        return answer.result()
-    finally:
-        answer.cancel()
+    text = str(error).partition("\n")[0]
+    status = error.exit_status if isinstance(error, ActorLostError) else None
+    if status is None or status.last_words is None:
+        return text
+    return f"{text.removesuffix('.')}: {status.last_words.summary.removesuffix('.')}."

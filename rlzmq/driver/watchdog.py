@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from rlzmq.core.errors import StandstillError
-from rlzmq.protocol.progress_deadlines import StandstillWatch
+from rlzmq.core.patience import FairClock, Patience
 from rlzmq.wire.messages import Progress
 
 __all__ = ["Watchdog"]
@@ -24,6 +23,7 @@ _log = logging.getLogger("rlzmq.driver")
 
 _LOOK_EVERY_S = 1.0
 _STATUS_DEADLINE_S = 3.0
+_LEAST_S = 60.0
 
 
 class Watchdog:
@@ -54,30 +54,36 @@ class Watchdog:
         self._handles = handles
         self._form_anew = form_anew
         self._give_up = give_up
-        self._watch = StandstillWatch()
+        self._clock = FairClock(_LOOK_EVERY_S)
+        self._patience = Patience(_LEAST_S)
+        self._num_moves = -1
         self._has_tried = False
 
     @contextlib.asynccontextmanager
     async def update(self) -> Any:
         """Watch for progress in the block, in which an update is awaited."""
-        self._watch.begin(time.monotonic())
+        self._patience.begin(self._clock.now())
         task = asyncio.create_task(self._run(), name="watchdog")
         try:
             yield
             self._has_tried = False
         finally:
-            self._watch.end(time.monotonic())
             task.cancel()
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            progress, now = self._progress(), time.monotonic()
-            self._watch.look(progress.num_moves if progress is not None else 0, now)
-            patience_s = max(self._patience_s(), progress.patience_s if progress is not None else 0.0)
-            still_s = self._watch.still_s(now)
-            if self._watch.is_still(patience_s, now):
-                await self._act(still_s)
+            progress, now = self._progress(), self._clock.now()
+            num_moves = progress.num_moves if progress is not None else 0
+            if num_moves != self._num_moves:
+                self._num_moves = num_moves
+                self._patience.moved(now)
+            # Processes at work are replaced first.
+            others_s = max(self._patience_s(), progress.patience_s if progress is not None else 0.0)
+            silent_s = self._patience.silent_s(now)
+            if self._patience.is_over(now) and silent_s >= 2 * others_s:
+                self._patience.begin(now)
+                await self._act(silent_s)
 
     async def _act(self, still_s: float) -> None:
         report = await self._report()

@@ -60,7 +60,7 @@ class DataParallelForward:
         Raises:
             PeerLostError: A peer died or hangs.
         """
-        with self._group.typed_errors("forward pass", computes=True):
+        with self._group.typed_errors("forward pass", computes=True, waits=False):
             outputs: dict[str, Any] = self._ddp(batch)
         return outputs
 

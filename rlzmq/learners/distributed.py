@@ -80,8 +80,8 @@ class RankGroup:
     Attributes:
         host_ranks: The ranks on this rank's host, in increasing order.
         num_hosts: Number of hosts that have ranks.
-        num_entered: Number of waits for peers that this rank has entered. It is equal on all ranks after each wait,
-            so the others wait for a rank with a lower number.
+        num_entered: Number of waits for peers that this rank has entered.
+        num_waits: Number of waits for peers that this rank is in.
         waited_s: Seconds spent on exchanges with peers.
 
     Raises:
@@ -112,6 +112,7 @@ class RankGroup:
         self.timeout_s = timeout_s
         self.device: torch.device = device or torch.device("cuda" if backend == "nccl" else "cpu")
         self.num_entered: int = 0
+        self.num_waits: int = 0
         self.waited_s: float = 0.0
         self.host_ranks: list[int] = [rank]
         self.num_hosts: int = 1
@@ -339,24 +340,28 @@ class RankGroup:
     def _barrier(self) -> None:
         dist.all_reduce(torch.zeros(1, device=self.device), group=self.process_group)
 
-    def typed_errors(self, what: str, *, computes: bool = False) -> AbstractContextManager[None]:
+    def typed_errors(
+        self, what: str, *, computes: bool = False, waits: bool = True
+    ) -> AbstractContextManager[None]:
         """Convert failures of the block's waits for peers into PeerLostError that names the operation.
 
         Args:
             what: The operation.
             computes: Whether the block also computes; that part of its time does not count in `waited_s`.
+            waits: Whether the block counts in `num_waits`; False if nearly all of it is user code.
         """
-        return _Exchange(self, what, computes)
+        return _Exchange(self, what, computes, waits)
 
 
 class _Exchange:
     """The context of `RankGroup.typed_errors`. It is a class because it is entered several times per minibatch."""
 
-    def __init__(self, group: RankGroup, what: str, computes: bool) -> None:
-        self._group, self._what, self._computes = group, what, computes
+    def __init__(self, group: RankGroup, what: str, computes: bool, waits: bool) -> None:
+        self._group, self._what, self._computes, self._waits = group, what, computes, waits
 
     def __enter__(self) -> None:
         self._group.num_entered += 1
+        self._group.num_waits += self._waits
         self._used_s = time.thread_time() if self._computes else 0.0
         self._began_at = time.perf_counter()
 
@@ -364,6 +369,7 @@ class _Exchange:
         group = self._group
         computed_s = time.thread_time() - self._used_s if self._computes else 0.0
         ended_at = time.perf_counter()
+        group.num_waits -= self._waits
         group.waited_s += ended_at - self._began_at - computed_s
         if trace.is_on:
             trace.span("reduce", self._began_at + computed_s, ended_at, operation=self._what)

@@ -379,6 +379,11 @@ class Ranks:
                 )
         return speedup
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether this rank waits for its peers; may be read from any thread."""
+        return self.group is not None and self.group.num_waits > 0
+
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's plain value, in rank order. A collective."""
         if self.group is None:

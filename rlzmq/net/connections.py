@@ -1,7 +1,11 @@
-"""The TCP connections of a socket that listens: what each has sent that nobody has read yet, and which are cut.
+"""The TCP connections of a socket: which are silent, what each has sent that nobody has read yet, and which are cut.
 
-libzmq queues whole messages only, so its high-water marks bound neither a message that never ends nor the frame of a
-handshake. What arrived on a connection is known to the kernel (``TCP_INFO``), though, whatever libzmq does with it:
+A peer is there as long as its bytes arrive, whatever they are: clients ping, but a ping may wait behind their own data
+for longer than any fixed time. So the limit follows what was measured on the connection (`rlzmq.core.patience`).
+
+On a socket that listens, there are bounds as well. libzmq queues whole messages only, so its high-water marks bound
+neither a message that never ends nor the frame of a handshake. What arrived on a connection is known to the kernel
+(``TCP_INFO``), though, whatever libzmq does with it:
 
 ```
 unread = received by the kernel - waiting in the kernel - received when one of its messages was last read
@@ -22,8 +26,9 @@ import os
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from rlzmq.core.patience import FIRST_S, LINK_S, FairClock, Patience
 from rlzmq.net.events import SocketEvent
 
 with contextlib.suppress(ModuleNotFoundError):  # runs in several processes need it, clients do not
@@ -54,6 +59,8 @@ class _Connection:
         inode: Tells this connection from a later one with its descriptor.
         read: Bytes that had arrived when a message was last read, and those of commands.
         was_read: Whether a message was read since the last look without one.
+        received: Bytes that had arrived at the last look.
+        silence: How long none may arrive.
     """
 
     socket: socket.socket
@@ -64,6 +71,8 @@ class _Connection:
     has_spoken: bool = False
     was_read: bool = False
     is_cut: bool = False
+    received: int = 0
+    silence: Patience = field(default_factory=lambda: Patience(LINK_S, FIRST_S))
 
     def num_received(self) -> int:
         info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_OFFSET + _RECEIVED.size)
@@ -75,15 +84,19 @@ class _Connection:
 
 
 class Connections:
-    """Looks at the connections of one listening socket, on its event loop, and cuts those beyond a bound.
+    """Looks at the connections of one socket, on its event loop, and ends those that are silent or beyond a bound.
 
     Args:
         on_cut: Called with the descriptor, address and reason of a connection that is cut, and whether its key was
-            let in.
+            let in; not for silence.
+        is_bounded: Whether the bounds hold, of a socket that listens.
     """
 
-    def __init__(self, on_cut: Callable[[int, str, str, bool], None]) -> None:
+    def __init__(self, on_cut: Callable[[int, str, str, bool], None], *, is_bounded: bool) -> None:
         self._on_cut = on_cut
+        self._is_bounded = is_bounded
+        self._moving: set[int] = set()
+        self._clock = FairClock(_LOOK_S)
         self._open: dict[int, _Connection] = {}
         self._read: set[int] = set()  # descriptors of which a message was read since the last look
         self._loop = asyncio.get_running_loop()
@@ -92,7 +105,7 @@ class Connections:
 
     def on_event(self, event: SocketEvent) -> None:
         """Note a connection that came or went."""
-        if event.kind == "accepted":
+        if event.kind in ("accepted", "opened"):
             self._forget(event.code)
             with contextlib.suppress(OSError):  # it is gone already
                 inode = os.fstat(event.code).st_ino
@@ -102,7 +115,9 @@ class Connections:
                 except (OSError, IndexError):
                     borrowed.detach()
                     return
-                self._open[event.code] = _Connection(borrowed, inode, address, self._loop.time())
+                connection = _Connection(borrowed, inode, address, self._loop.time())
+                connection.silence.begin(self._clock.now())
+                self._open[event.code] = connection
         elif event.kind == "disconnected":
             self._read.discard(event.code)
             self._forget(event.code)
@@ -110,6 +125,11 @@ class Connections:
     def read(self, fd: int) -> None:
         """Note that a message was read."""
         self._read.add(fd)
+
+    def take_moving(self) -> set[int]:
+        """Return the descriptors of the connections on which data arrived since the last call, complete or not."""
+        moving, self._moving = self._moving, set()
+        return moving
 
     def cut(self, fd: int, reason: str, *, is_let_in: bool = True) -> None:
         """End a connection. Idempotent."""
@@ -136,7 +156,7 @@ class Connections:
             connection.socket.detach()
 
     def _look(self) -> None:
-        now = self._loop.time()
+        now, fair_now = self._loop.time(), self._clock.now()
         commands = _COMMANDS_BYTES_PER_S * (now - self._looked_at)
         self._looked_at = now
         # Events come late: of a connection that is not known yet, a message may have been read already.
@@ -144,11 +164,20 @@ class Connections:
         new: list[tuple[float, int]] = []
         young: list[int] = []
         for fd, connection in list(self._open.items()):
-            if fd in read:
-                connection.has_spoken = connection.was_read = True
-                continue
             with contextlib.suppress(OSError):
                 received = connection.num_received()
+                num_new, connection.received = received - connection.received, received
+                if num_new > commands:
+                    self._moving.add(fd)
+                if num_new:
+                    connection.silence.moved(fair_now)
+                elif connection.silence.is_over(fair_now) and not connection.is_cut:
+                    connection.is_cut = True
+                    connection.socket.shutdown(socket.SHUT_RDWR)
+                if fd in read:
+                    connection.has_spoken = connection.was_read = True
+                if fd in read or not self._is_bounded:
+                    continue
                 if connection.was_read:
                     connection.read, connection.was_read = received, False
                 connection.read = min(connection.read + commands, received)

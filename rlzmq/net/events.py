@@ -16,10 +16,13 @@ __all__ = ["EventHandler", "SocketEvent", "SocketMonitor"]
 _EVENT_AND_VALUE = struct.Struct("=HI")
 _PAUSE_S = 0.05  # between two reads: thousands of unauthenticated connections must not wake the loop for each
 
-EventKind = Literal["accept_failed", "accepted", "connected", "disconnected", "handshake_failed", "retrying"]
+EventKind = Literal[
+    "accept_failed", "accepted", "connected", "disconnected", "handshake_failed", "opened", "retrying"
+]
 
 _KINDS: dict[int, tuple[EventKind, str]] = {
     zmq.EVENT_ACCEPTED: ("accepted", ""),
+    zmq.EVENT_CONNECTED: ("opened", ""),
     zmq.EVENT_ACCEPT_FAILED: ("accept_failed", ""),
     zmq.EVENT_HANDSHAKE_SUCCEEDED: ("connected", ""),
     zmq.EVENT_DISCONNECTED: ("disconnected", ""),
@@ -36,7 +39,8 @@ class SocketEvent:
 
     Attributes:
         kind: ``accept_failed`` (a connection could not be accepted, e.g. because of the limit of open files:
-            `code` is the errno), ``accepted`` (a connection is open, its key not checked yet), ``connected``
+            `code` is the errno), ``accepted``, ``opened`` (a connection from or to a peer is open, no key is checked
+            yet), ``connected``
             (handshake done, keys accepted), ``disconnected``, ``handshake_failed`` (it was never connected;
             a client that sends no greeting causes no such event), ``retrying`` (a connect is repeated later).
         address: The endpoint as libzmq names it.

@@ -16,7 +16,7 @@ class SocketOptions:
     """Bounds and timers of one socket.
 
     Every value is finite on purpose: libzmq's defaults wait forever (linger), accept messages of any
-    size, and never notice a half-open connection (heartbeats off).
+    size. Half-open connections are found by `rlzmq.net.connections`.
 
     Attributes:
         max_message_bytes: Largest frame that is sent or accepted, in bytes. libzmq counts per frame
@@ -27,19 +27,13 @@ class SocketOptions:
             make one slow peer block the others, and memory is bounded by credits instead.
         receive_high_water_mark: Messages that libzmq queues per peer before it stops reading; 0: no limit. libzmq
             aborts the process if a connection breaks while it does not read from it and a ping is due there: so a
-            socket with both pings and a limit is for peers that stay far below it.
+            client, which pings, stays far below it.
         max_queued_messages: Messages that the socket's own send queue holds while peers are slow.
         max_queued_bytes: Bytes that the socket's own send queue holds while peers are slow.
         linger_ms: How long ``close`` keeps delivering what was sent, in milliseconds.
-        heartbeat_interval_ms: ZMTP pings are this far apart; 0 switches them off, for channels
-            whose peer's death is reported by the operating system (local processes).
-        heartbeat_timeout_ms: A ping unanswered for this long disconnects its peer. The sum of both bounds the
-            time until a pulled cable is noticed: below 2 s, even on a busy machine.
         handshake_interval_ms: A client that does not complete its handshake in this time is dropped.
         reconnect_interval_ms: First delay before connecting again; it doubles ...
         reconnect_interval_max_ms: ... up to this.
-        unacknowledged_ms: TCP data that the peer's system does not acknowledge for this long disconnects the peer
-            (the kernel's ``TCP_USER_TIMEOUT``); 0: the kernel's default, about 15 minutes.
         connect_timeout_ms: An attempt to connect is abandoned after this time and repeated. The system's own
             retries become rare: after a cut of a minute they would wait for another half.
         immediate: Queue messages only for peers that are connected now (``ZMQ_IMMEDIATE``).
@@ -51,13 +45,10 @@ class SocketOptions:
     max_queued_messages: int = 1024
     max_queued_bytes: int = 64 * _MIB
     linger_ms: int = 0
-    heartbeat_interval_ms: int = 100
-    heartbeat_timeout_ms: int = 1200
     handshake_interval_ms: int = 2000
     reconnect_interval_ms: int = 100
     reconnect_interval_max_ms: int = 5000
-    unacknowledged_ms: int = 0
-    connect_timeout_ms: int = 1000
+    connect_timeout_ms: int = 2500
     immediate: bool = False
 
     def __post_init__(self) -> None:
@@ -77,12 +68,6 @@ class SocketOptions:
         socket.set(zmq.RECONNECT_IVL, self.reconnect_interval_ms)
         socket.set(zmq.RECONNECT_IVL_MAX, self.reconnect_interval_max_ms)
         socket.set(zmq.CONNECT_TIMEOUT, self.connect_timeout_ms)
-        if self.unacknowledged_ms:
-            socket.set(zmq.TCP_MAXRT, self.unacknowledged_ms)
-        if self.heartbeat_interval_ms:
-            socket.set(zmq.HEARTBEAT_IVL, self.heartbeat_interval_ms)
-            socket.set(zmq.HEARTBEAT_TIMEOUT, self.heartbeat_timeout_ms)
-            socket.set(zmq.HEARTBEAT_TTL, self.heartbeat_timeout_ms)
         if self.immediate:
             socket.set(zmq.IMMEDIATE, 1)
         if is_router:

@@ -53,6 +53,9 @@ _TYPES = {
 _MORE, _LAST = int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.NOBLOCK)
 _EVENTS, _POLLIN, _POLLOUT = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.POLLOUT)
 _CANNOT_RECEIVE = (zmq.PUB, zmq.PUSH)
+# Clients ping, since libzmq aborts where a listening socket would ping a flooding peer. Who is there is decided in
+# `rlzmq.net.connections`, by any byte.
+_PING_MS, _NEVER_MS = 100, 2**31 - 1
 _Messages: TypeAlias = list[tuple[Sequence[Any], list[int]]]  # frames and their sizes
 _MAX_BATCH = 64  # messages that leave as one: its receiver begins while the next ones are made
 _COPY_BELOW_BYTES = 16 * 1024  # measured: below this size copying is faster than passing the buffer
@@ -207,8 +210,11 @@ class DrainSocket(EdgeReader):
                 max_per_tick=max_per_tick,
                 max_frames=None if self._partial is None else self._num_ids + 2,
             )
-            if isinstance(curve, CurveServer):
-                self._connections = Connections(self._cut)
+            if isinstance(curve, CurveClient):
+                raw.set(zmq.HEARTBEAT_IVL, _PING_MS)
+                raw.set(zmq.HEARTBEAT_TIMEOUT, _NEVER_MS)
+            if curve is not None:
+                self._connections = Connections(self._cut, is_bounded=isinstance(curve, CurveServer))
             if on_event is not None or self._connections is not None:
                 self._monitor = SocketMonitor(raw, self._connection_changed)
         except BaseException:
@@ -515,13 +521,19 @@ class DrainSocket(EdgeReader):
     def _connection_changed(self, event: SocketEvent) -> None:
         if self._connections is not None:
             self._connections.on_event(event)
-            if event.kind == "disconnected":
+            if event.kind == "disconnected" and self._num_ids:
                 for peer in [peer for peer, fd in self._fds.items() if fd == event.code]:
                     del self._fds[peer]
                     if self._partial is not None:
                         self._partial.forget(peer)
-        if self._on_event is not None:
+        if self._on_event is not None and event.kind != "opened":
             self._on_event(event)
+
+    def take_moving(self) -> list[bytes]:
+        """Return the TCP peers from which data arrived since the last call, complete or not; b"" on a DEALER."""
+        if self._connections is None or not (moving := self._connections.take_moving()):
+            return []
+        return [peer for peer, fd in self._fds.items() if fd in moving]
 
     @property
     def closed(self) -> bool:

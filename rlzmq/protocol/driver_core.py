@@ -78,7 +78,6 @@ class DriverCore(PeerCore):
         self.min_generation: int = -1
         self._watermarks: dict[tuple[str, int], int] = {}
         self._is_paused = False
-        self.expected: set[tuple[str, str]] = set()
         self.bottleneck = ""
 
     # ------------------------------------------------------------------ calls
@@ -214,11 +213,7 @@ class DriverCore(PeerCore):
         return hello, tuple(pack_ranges(settled))
 
     def _state(self) -> DriverState:
-        runners, learners = (
-            tuple(sorted(name for role, name in self.expected if role == wanted))
-            for wanted in ("runner", "learner")
-        )
-        return DriverState(self.min_generation, self.next_report, runners, learners, self.bottleneck)
+        return DriverState(self.min_generation, self.next_report, self.bottleneck)
 
 
 def parse_report(message: UpdateReport, payload: tuple[Buffer, ...]) -> Report:

@@ -111,6 +111,7 @@ class LearnerCore(PeerCore):
         self.is_forming: bool = False
         self.next_update: int = 0
         self.progress = 0
+        self.patience_s = 0.0
         self._at_hand: dict[int, _AtHand] = {}
         self._running: int | None = None
         self._memory = LearnerMemory()
@@ -407,4 +408,5 @@ class LearnerCore(PeerCore):
             num_held=tuple(len(item.shards) for _, item in at_hand),
             phases=tuple(item.phase for _, item in at_hand),
             progress=self.progress,
+            patience_s=self.patience_s,
         )

@@ -25,6 +25,7 @@ def plan_lease(
     pace: float = 1.0,
     leased_env_steps: int = 0,
     held_env_steps: int = 0,
+    travel_steps: int = 0,
 ) -> int:
     """Return the number of vector steps of the next lease of a batch; 0 if the batch is covered.
 
@@ -41,6 +42,8 @@ def plan_lease(
         pace: Env steps per second of the asking runner, divided by the mean of all runners.
         leased_env_steps: Env steps of this batch leased to all runners, including the asking one.
         held_env_steps: Env steps of this batch leased to the asking runner.
+        travel_steps: Env steps that the asking runner samples while a lease and its data are on their way: a smaller
+            lease would take longer to travel than to sample.
 
     Example:
         >>> plan_lease(1000, 1, 8, 50), plan_lease(100, 1, 8, 50), plan_lease(0, 1, 8, 50)
@@ -52,7 +55,7 @@ def plan_lease(
         return 0
     covering = -(-remaining_env_steps // num_envs)
     part = (remaining_env_steps + leased_env_steps) * pace / max(1, num_runners) - held_env_steps
-    least = max(1, int(small_lease(fragment_length) * min(1.0, pace)))
+    least = max(1, int(small_lease(fragment_length) * min(1.0, pace)), travel_steps // num_envs)
     return min(fragment_length, covering, max(math.ceil(part / num_envs), least))
 
 
@@ -247,9 +250,3 @@ class LeaseBook:
         """Extend the leases of a peer that shows progress by their time-out, or by `patience_s` if that is longer."""
         for lease in self.of_peer(peer):
             lease.deadline = max(lease.deadline, now + max(lease.timeout_s, patience_s))
-
-    def extend(self, seconds: float) -> None:
-        """Shift all times by a period in which nobody could fulfil a lease."""
-        for lease in self.leases.values():
-            lease.granted_at += seconds
-            lease.deadline += seconds

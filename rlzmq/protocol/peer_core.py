@@ -6,6 +6,7 @@ import abc
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rlzmq.core.patience import ANSWER_S, Patience
 from rlzmq.protocol.events import Instruction, Received, Send, Stop
 from rlzmq.wire.codec import Buffer
 from rlzmq.wire.messages import BrokerBeat, Goodbye, Hello, Refused, Welcome, WireMessage
@@ -19,14 +20,15 @@ class PeerTimers:
 
     Attributes:
         hello_retry_s: Time between HELLOs until WELCOME.
-        broker_silence_s: Time without any message from the broker after which the peer registers again.
+        broker_silence_s: Time without any message from the broker after which the peer registers again, or longer if
+            it often is silent; see `Patience`.
         resend_s: Time after which an unanswered message is sent again.
         snapshot_wait_s: How long a lease waits for its weights on PUB before the runner requests them. Doubled with
             each request, up to `resend_s`.
     """
 
     hello_retry_s: float = 1.0
-    broker_silence_s: float = 3.0
+    broker_silence_s: float = ANSWER_S
     resend_s: float = 2.0
     snapshot_wait_s: float = 0.05
 
@@ -56,6 +58,7 @@ class PeerCore(abc.ABC):
         self._hello_id = 0
         self._hello_at = self._state_at = self._heard_at = float("-inf")
         self._heartbeat_s = float("inf")
+        self._silence = Patience(self.timers.broker_silence_s)
 
     @abc.abstractmethod
     def _hello(self) -> tuple[Hello, tuple[Buffer, ...]]:
@@ -87,16 +90,22 @@ class PeerCore(abc.ABC):
         """When the last message from the broker arrived, by the clock of `handle`."""
         return self._heard_at
 
+    def data_moves(self, now: float) -> None:
+        """Note that parts of the broker's messages have arrived: it is there, its messages take long."""
+        self._heard_at = now
+        self._silence.moved(now)
+
     def start(self, now: float) -> list[Instruction]:
         """Register with the broker."""
         self._hello_at = self._heard_at = now
+        self._silence.begin(now)
         self.is_welcome = False
         self._hello_id += 1
         message, payload = self._hello()
         return [Send(b"", replace(message, hello_id=self._hello_id), payload)]
 
     def _tick_peer(self, now: float) -> list[Instruction]:
-        if not self.is_welcome or now - self._heard_at >= self.timers.broker_silence_s:
+        if not self.is_welcome or self._silence.is_over(now):
             return self.start_again(now) if now - self._hello_at >= self.timers.hello_retry_s else []
         if now - self._state_at < self._heartbeat_s:
             return []
@@ -113,6 +122,7 @@ class PeerCore(abc.ABC):
     def _handle_peer(self, event: Received, now: float) -> list[Instruction] | None:
         """Handle registration messages; return None if the message is for the subclass."""
         self._heard_at = now
+        self._silence.moved(now)
         message = event.message
         if isinstance(message, Welcome):
             return self._on_welcome(message, now)
@@ -138,6 +148,8 @@ class PeerCore(abc.ABC):
         self._state_at = now
         if not is_new:
             return []
+        self._silence = Patience(self.timers.broker_silence_s)
+        self._silence.begin(now)
         self.incarnation = message.incarnation
         return self._on_new_broker(now)
 

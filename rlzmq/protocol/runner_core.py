@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
+from rlzmq.core.patience import Patience
 from rlzmq.protocol.events import (
     ApplyConnectorState,
     ApplyWeights,
@@ -66,6 +67,7 @@ class _Kept:
     frames: tuple[Buffer, ...]
     num_bytes: int
     sent_at: float
+    num_sends: int = 1
     is_accepted: bool = False
 
 
@@ -101,6 +103,7 @@ class RunnerCore(PeerCore):
         self.weights: WeightsReceiver = WeightsReceiver(run_id, layout_digest)
         self.connector_version: int = -1
         self.progress = 0
+        self.pace_s = 0.0
         self.num_env_steps_sampled: int = 0
         self.rejected: dict[str, int] = {}
         self._num_envs = num_envs
@@ -117,8 +120,15 @@ class RunnerCore(PeerCore):
         self._ask_after_s = self.timers.snapshot_wait_s
         self._leaving: str | None = None
         self._free_since = float("-inf")
+        self._started_at = self._behind_s = 0.0  # the current lease: when, and its wait for the one before
+        self._delivery = Patience(self.timers.resend_s)
         self._num_returns = 0  # registrations since a large message has passed
         self._has_passed = False
+
+    def data_moves(self, now: float) -> None:
+        """Ask for no weights while they may be arriving."""
+        super().data_moves(now)
+        self._asked_at = now
 
     # ------------------------------------------------------------------ facts
 
@@ -221,6 +231,7 @@ class RunnerCore(PeerCore):
         for kept in self._kept.values():
             kept.is_accepted = False
             kept.sent_at = now
+            kept.num_sends = 1
             instructions.append(Send(b"", kept.fragment, whole=kept.frames))
         return instructions
 
@@ -240,6 +251,7 @@ class RunnerCore(PeerCore):
             connector_version=event.connector_version,
             batch=event.batch,
             env_steps=event.env_steps,
+            busy_s=now - self._started_at + self._behind_s,
         )
         try:
             frames = tuple(encode_fragment(fragment, event.arrays, event.meta))
@@ -293,6 +305,7 @@ class RunnerCore(PeerCore):
             connector_version=self.connector_version,
             progress=self.progress,
             num_env_steps_sampled=self.num_env_steps_sampled,
+            pace_s=self.pace_s,
         )
 
     def _next_lease(self, now: float) -> list[Instruction]:
@@ -321,6 +334,7 @@ class RunnerCore(PeerCore):
             self._ask_after_s = self.timers.snapshot_wait_s
             self._queue.popleft()
             self._current = lease
+            self._started_at, self._behind_s = now, max(0.0, self._free_since - since)
             return [*instructions, *self._apply_news(), self._start(lease)]
         return instructions
 
@@ -382,8 +396,9 @@ class RunnerCore(PeerCore):
             return []
         instructions: list[Instruction] = []
         for kept in self._kept.values():
-            if not kept.is_accepted and now - kept.sent_at >= self.timers.resend_s:
+            if not kept.is_accepted and now - kept.sent_at >= self._delivery.limit_s * kept.num_sends:
                 kept.sent_at = now
+                kept.num_sends += 1
                 instructions.append(Send(b"", kept.fragment, whole=kept.frames))
         return instructions
 
@@ -396,9 +411,11 @@ class RunnerCore(PeerCore):
 
     def _mark_accepted(self, spans: Spans) -> None:
         for first, last in spans:
-            for seq in self._seqs_within(first, last):
-                self._kept[seq].is_accepted = True
-                self._passed(self._kept[seq].num_bytes)
+            for kept in map(self._kept.__getitem__, self._seqs_within(first, last)):
+                if not kept.is_accepted and kept.sent_at > float("-inf"):
+                    self._delivery.note(self._heard_at - kept.sent_at)
+                kept.is_accepted = True
+                self._passed(kept.num_bytes)
 
     def _passed(self, num_bytes: int) -> None:
         if num_bytes >= LARGE_BYTES:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["Patience", "RestartPolicy", "Supervision"]
+from rlzmq.core.patience import ANSWER_S, FIRST_S, Patience
+
+__all__ = ["RestartPolicy", "Supervision"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +40,18 @@ class RestartPolicy:
 class Supervision:
     """Restart state of one supervised process.
 
+    Args:
+        policy: How often it is restarted.
+        least_s: See `patience`.
+
     Attributes:
         incarnation: Number of the current start, from 0, and so of the restarts decided so far.
+        patience: How long its event loop may be blocked.
     """
 
-    def __init__(self, policy: RestartPolicy) -> None:
+    def __init__(self, policy: RestartPolicy, least_s: float = ANSWER_S) -> None:
         self.policy = policy
+        self.patience: Patience = Patience(max(ANSWER_S, least_s), FIRST_S)
         self.incarnation: int = 0
         self._failures: deque[float] = deque()
         self._num_doublings = 0
@@ -62,6 +70,7 @@ class Supervision:
         """Record useful work, which clears earlier failures."""
         self._failures.clear()
         self._num_doublings = 0
+        self.patience.is_known = True
 
     def failed(self, now: float) -> float | None:
         """Record a death or a failed start.
@@ -70,6 +79,7 @@ class Supervision:
             Seconds until the restart, as the next `incarnation`; None: the restart budget is exhausted.
         """
         policy = self.policy
+        self.patience.start_again()
         if self._started_at is not None and now - self._started_at >= policy.window_s:
             self._num_doublings = 0
         self._started_at = None
@@ -83,32 +93,3 @@ class Supervision:
         self._num_doublings += 1
         self.incarnation += 1
         return delay_s
-
-
-class Patience:
-    """Time that a silent process has to answer before it is killed.
-
-    Each kill doubles it, since the process may only have been slow. Useful work restores it.
-
-    Args:
-        first_s, max_s: Initial and largest value, seconds.
-        restored_after: Number of calls of `worked` until it is `first_s` again.
-    """
-
-    def __init__(self, first_s: float = 1.0, max_s: float = 30.0, restored_after: int = 100) -> None:
-        self.seconds: float = first_s
-        self._first_s = first_s
-        self._max_s = max_s
-        self._restored_after = restored_after
-        self._num_missing = 0
-
-    def killed(self) -> None:
-        """Record that the process did not answer in time and was killed."""
-        self.seconds = min(2 * self.seconds, self._max_s)
-        self._num_missing = self._restored_after
-
-    def worked(self) -> None:
-        """Record useful work."""
-        self._num_missing -= 1
-        if self._num_missing <= 0:
-            self.seconds = self._first_s

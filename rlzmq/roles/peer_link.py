@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from rlzmq.core import faults, trace
+from rlzmq.core.patience import FairClock
 from rlzmq.net.context import Context
 from rlzmq.net.keys import CurveClient, KeyPair
 from rlzmq.net.options import SocketOptions
@@ -85,6 +86,7 @@ class PeerLink(abc.ABC):
             self._segments = SegmentPool()
             self._shared = SharedFrames(lambda _, frames: self._send(frames), self._on_frames_needed)
         self._loop = asyncio.get_running_loop()
+        self._clock = FairClock(TICK_S)
         self._timer: asyncio.TimerHandle | None = None
         self._trace = RemoteTrace(lambda message, payload: self.do([Send(b"", message, tuple(payload))]))
         self.num_refused: Counter[str] = Counter()
@@ -142,8 +144,8 @@ class PeerLink(abc.ABC):
         self.do(self.core.start(self.now()))
 
     def now(self) -> float:
-        """Return the loop's monotonic time, in seconds."""
-        return self._loop.time()
+        """Return the time of the core, in seconds in which this process ran."""
+        return self._clock.now()
 
     def handle(self, event: Any) -> None:
         """Pass an event to the core and perform its instructions; refuse a payload that it cannot decode."""
@@ -210,6 +212,8 @@ class PeerLink(abc.ABC):
 
     @ends_link
     def _tick(self) -> None:
+        if self._socket is not None and self._socket.take_moving():
+            self.core.data_moves(self.now())
         self.handle(Tick())
         if trace.is_remote() and self.core.is_welcome:
             self._trace.tick()
@@ -250,9 +254,6 @@ class PeerRole:
     def use_actor_thread(self, run: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]) -> None:
         """Set the function that runs another one on the actor's thread; called by the actor's host."""
         self._run_blocking = lambda function: asyncio.ensure_future(run(function))
-
-    async def beat(self) -> None:
-        """Return at once, which shows that the event loop runs."""
 
     async def disconnect(self) -> None:
         """Send GOODBYE to the broker, after data that was not sent yet."""

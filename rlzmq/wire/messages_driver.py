@@ -96,7 +96,7 @@ class Progress(WireMessage):
         is_paused: Whether the broker is paused.
         num_moves: Increases with any progress of the next update: env steps while it is collected, rank steps while
             it is trained.
-        patience_s: How long a peer working on the update may be silent before it counts as hung.
+        patience_s: How long a peer at work on the update may make no progress before it counts as hung.
     """
 
     next_open: int

@@ -127,7 +127,8 @@ class RunnerState(WireMessage):
         leases: Ids of leases received and not yet answered by a fragment.
         unaccepted: Sequence numbers sent but not accepted yet.
         is_sampling: Whether a lease is being sampled. If not, the runner is idle or waits for weights.
-        progress: Increases while sampling. A sampling runner without progress hangs.
+        progress: Increases while sampling.
+        pace_s: The longest recent time between two vector steps, or 0.
     """
 
     first_unacked: int
@@ -140,6 +141,7 @@ class RunnerState(WireMessage):
     connector_version: int
     progress: int
     num_env_steps_sampled: int
+    pace_s: float = 0.0
 
 
 @message(7, "learner")
@@ -149,7 +151,8 @@ class LearnerState(WireMessage):
     Attributes:
         next_update: First update not trained.
         update_ids, attempts, num_held, phases: One entry per received update. Phases: 0 receiving, 1 ready, 2 training.
-        progress: Number of collectives entered in this generation; for a single rank, number of minibatches trained.
+        progress: Increases while training.
+        patience_s: Seconds without progress after which the rank hangs, and ends by itself.
     """
 
     generation: int
@@ -159,6 +162,7 @@ class LearnerState(WireMessage):
     num_held: tuple[int, ...]
     phases: tuple[int, ...]
     progress: int
+    patience_s: float = 0.0
 
 
 @message(8, "driver")
@@ -168,14 +172,11 @@ class DriverState(WireMessage):
     Attributes:
         min_generation: Generation of the driver's last RESET. The state of another lineage is ignored.
         next_report: First update without a report. Earlier reports need not be kept.
-        runners, learners: Names of the driver's live processes, which should be registered.
         bottleneck: What limited the newest iteration, for observers; "" if unknown.
     """
 
     min_generation: int
     next_report: int
-    runners: tuple[str, ...] = ()
-    learners: tuple[str, ...] = ()
     bottleneck: str = ""
 
 

@@ -64,6 +64,8 @@ class Fragment(WireMessage):
         weights_version: The oldest version used for any of its actions.
         batch: The header of ``EpisodeBatch.to_wire()``.
         env_steps: Env steps of each environment, in order, if the lease asks for them.
+        busy_s: How long the runner sampled, and sampled what it was asked for before: the rest of the lease's time
+            was needed by messages, weights and data on their way.
     """
 
     runner: str
@@ -76,6 +78,7 @@ class Fragment(WireMessage):
     connector_version: int
     batch: dict[str, Any]
     env_steps: tuple[int, ...] = ()
+    busy_s: float = 0.0
 
     @property
     def fragment_id(self) -> FragmentId:

@@ -14,7 +14,7 @@ import pytest
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.actors.system import ActorSystem
 from rlzmq.core.last_words import LastWords, end_process, leave
-from rlzmq.driver.process_health import first_line, lost_error
+from rlzmq.driver.supervision import first_line, lost_error
 
 # Writes when its parent has ended: the parent's pipe to it is closed.
 ECHO = "import sys; sys.stdin.read(); print('OOM hangs: the child\\'s line', file=sys.stderr, flush=True)"

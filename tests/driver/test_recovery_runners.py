@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
-import os
 import re
 import time
 from pathlib import Path
@@ -19,7 +17,6 @@ from recovery_runs import check_account, kill, small, until
 
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.driver.process_health import why_hanging
 
 RECREATED: list[tuple[list[int], bool]] = []
 
@@ -123,26 +120,6 @@ async def test_a_stopped_evaluation_runner_is_replaced_and_the_round_completes()
         assert result["env_runners"]["num_episodes"] == 2
         assert group.handles[0].pid != old.pid
         assert group.num_restarts == 1
-
-
-async def test_an_answer_that_came_while_the_driver_was_busy_counts() -> None:
-    loop = asyncio.get_running_loop()
-    answer = loop.create_future()
-
-    class Runner:
-        pid = os.getpid()
-
-        def call(self, method: str) -> Any:
-            loop.call_soon(block)
-            return answer
-
-    def block() -> None:
-        busy_until = time.monotonic() + 0.2
-        while time.monotonic() < busy_until:
-            pass
-        loop.call_soon(loop.call_soon, answer.set_result, None)
-
-    assert not await why_hanging(Runner(), deadline_s=0.1)
 
 
 class Spinning(gym.Env[Any, Any]):

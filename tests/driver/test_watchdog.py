@@ -11,11 +11,11 @@ from recovery_runs import small
 
 from rlzmq.core.checkpoint_series import find_checkpoint
 from rlzmq.core.errors import StandstillError
-from rlzmq.protocol.progress_deadlines import StandstillWatch
+from rlzmq.core.patience import Patience
 
 
 def impatient(algo: Any, min_s: float) -> None:
-    algo.session._pipeline._watchdog._watch = StandstillWatch(min_s=min_s, num_paces=0.0)
+    algo.session._pipeline._watchdog._patience = Patience(min_s)
 
 
 async def test_a_standstill_is_reported_formed_anew_and_ends_the_run_with_a_checkpoint(

@@ -20,7 +20,13 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    "arguments", ["notice --repeat 1", "learners --repeat 1", "heal --cut 10 --repeat 1"]
+    "arguments",
+    [
+        "notice --repeat 1",
+        "learners --repeat 1",
+        "heal --cut 10 --repeat 1",
+        "narrow --runners 3 --seconds 15",
+    ],
 )
 def test_what_the_reliability_page_says_of_partitions(arguments: str) -> None:
     result = subprocess.run(

@@ -16,8 +16,10 @@ from inbox import CHUNKS, DEADLINE_S, Inbox
 
 from rlzmq.core.errors import ClosedError, ConfigurationError, PeerLostError, ProtocolError
 from rlzmq.core.socket_directory import SocketDirectory
+from rlzmq.net.authenticator import Authenticator
 from rlzmq.net.context import Context
 from rlzmq.net.events import SocketEvent
+from rlzmq.net.keys import CurveClient, CurveServer, KeyPair
 from rlzmq.net.options import CONTROL, SocketOptions
 from rlzmq.net.socket import DrainSocket, SendTicket
 
@@ -316,23 +318,31 @@ async def test_a_silent_client_is_dropped_at_the_handshake_interval(context: Con
     await writer.wait_closed()
 
 
-async def test_a_black_hole_is_noticed_by_heartbeats(context: Context, directory: SocketDirectory) -> None:
-    inbox = Inbox()
-    options = replace(CONTROL, heartbeat_interval_ms=100, heartbeat_timeout_ms=300)
-    connected, disconnected = asyncio.Event(), asyncio.Event()
-    router = DrainSocket(context, "ROUTER", inbox, options=options)
-    server = router.bind(directory.address("server"))
-    async with ChaosProxy(server, listen=directory.address("proxy")) as proxy:
+async def test_who_is_silent_over_tcp_is_cut_off_and_comes_back(context: Context) -> None:
+    """Its pings are answered; then nothing passes, for longer than nothing ever came."""
+    keys = KeyPair.generate(), KeyPair.generate()
+    come, gone = asyncio.Event(), asyncio.Event()
 
-        def on_event(event: SocketEvent) -> None:
-            {"connected": connected, "disconnected": disconnected}.get(event.kind, asyncio.Event()).set()
+    def on_event(event: SocketEvent) -> None:
+        {"connected": come, "disconnected": gone}.get(event.kind, asyncio.Event()).set()
 
-        dealer = DrainSocket(context, "DEALER", None, options=options, on_event=on_event)
+    authenticator = Authenticator(context, {keys[1].public: "runner"})
+    router = DrainSocket(context, "ROUTER", lambda frames: None, curve=CurveServer(keys[0]))
+    async with ChaosProxy(router.bind("tcp://127.0.0.1:0")) as proxy:
+        curve = CurveClient(keys[0].public, keys[1])
+        dealer = DrainSocket(context, "DEALER", None, curve=curve, on_event=on_event)
         dealer.connect(proxy.address)
-        await asyncio.wait_for(connected.wait(), DEADLINE_S)
+        await asyncio.wait_for(come.wait(), DEADLINE_S)
+        await asyncio.sleep(1.5)
+        assert not gone.is_set(), "pings pass"
         proxy.to_server.black_hole = proxy.to_client.black_hole = True
-        await asyncio.wait_for(disconnected.wait(), 5)
-        assert proxy.fired["black_hole"]
+        await asyncio.wait_for(gone.wait(), DEADLINE_S)
+        come.clear()
+        proxy.to_server.black_hole = proxy.to_client.black_hole = False
+        await asyncio.wait_for(come.wait(), DEADLINE_S)
+        dealer.close(0)
+    router.close(0)
+    authenticator.close()
 
 
 async def test_closing_inside_the_handler_ends_the_delivery(

@@ -27,7 +27,7 @@ from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.protocol.weights import new_publication_buffer, seal_publication
 from rlzmq.wire.fragment_message import FragmentRange
-from rlzmq.wire.messages import Fragment, Notice, OpenUpdate, Weights, decode_message
+from rlzmq.wire.messages import Fragment, OpenUpdate, Weights, decode_message
 from rlzmq.wire.values import pack_blob
 
 RUN = "run"
@@ -289,8 +289,6 @@ class Simulation:
                 self.train(process, item)
             elif isinstance(item, E.Report):
                 self.reported(item)
-            elif isinstance(item, E.Tell) and isinstance(item.message, Notice):
-                self.supervise(item.message)
             elif isinstance(item, E.Stop) and process.name.startswith("runner") and process.alive:
                 # Refused: in this world only as fenced; its supervisor starts a new process.
                 self.kill(process)
@@ -316,12 +314,7 @@ class Simulation:
         )
         process = self.runners[name] = Process(name, uuid.encode(), core)
         self.by_routing[process.routing] = process
-        self.expected.add(("runner", name))
         self.do(process, core.start(self.now))
-
-    @property
-    def expected(self) -> set[tuple[str, str]]:
-        return self.driver.core.expected  # type: ignore[no-any-return]
 
     def restart_runner(self, dead: Process) -> None:
         if self.runners.get(dead.name) is dead:
@@ -363,8 +356,6 @@ class Simulation:
     def form_group(self) -> None:
         """Survivors adopt the furthest state; replacements get it from them; a new generation."""
         members = [self.learners[name] for name in sorted(self.learners) if self.learners[name].alive]
-        for member in self.learners.values():
-            self.expected.discard(("learner", member.name))
         if self.fails_to_form(members):
             self.after(1.2, self.form_group)
             return
@@ -386,7 +377,6 @@ class Simulation:
             event = E.GroupFormed(
                 self.generation, rank, len(members), len(member.chain), memory, begins_lineage=is_rollback
             )
-            self.expected.add(("learner", member.name))
             self.do(member, member.core.handle(event, self.now))
         self.new_weights(members[0])
 
@@ -532,7 +522,9 @@ class Simulation:
                 for member in list(self.group):
                     self.kill_learner(member)
         if kind.startswith("freeze"):
-            rng.choice([*self.runners.values(), *self.learners.values()]).is_frozen = True
+            frozen = rng.choice([*self.runners.values(), *self.learners.values()])
+            frozen.is_frozen = True
+            self.after(rng.uniform(0.5, 4.0), lambda: frozen.is_frozen and self.end_frozen(frozen))
             kind = kind.rpartition(" ")[2]
         if kind == "broker" and self.plan.allow_broker_crash and self.broker is not None:
             self.broker = None
@@ -547,15 +539,8 @@ class Simulation:
         self.history.num_faults += 1
         self.after(rng.expovariate(1 / self.plan.mean_time_between_crashes), self.crash)
 
-    def supervise(self, notice: Notice) -> None:
-        """The driver hears that someone is missed: who is frozen does not answer, whoever else does."""
-        everyone: dict[str, Process] = {**self.runners, **self.learners}
-        process = everyone.get(notice.name)
-        if notice.event in ("silent", "lost", "hung") and process is not None and process.is_frozen:
-            self.end_frozen(process)
-
     def end_frozen(self, process: Process) -> None:
-        """Kill it, unless it has the only state of the learners."""
+        """The supervisor kills who does not answer, unless it has the only state of the learners."""
         if not process.alive:
             return
         if not isinstance(process, LearnerProcess):
@@ -571,7 +556,6 @@ class Simulation:
 
     def kill(self, process: Process) -> None:
         process.alive = False
-        self.expected.discard(("learner" if isinstance(process, LearnerProcess) else "runner", process.name))
         if self.broker is not None and self.rng.random() < 0.5:
             event = E.PeerLost(process.routing)
             self.after(0.01, lambda: self.broker and self.do_broker(self.broker.handle(event, self.now)))

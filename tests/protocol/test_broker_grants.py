@@ -11,7 +11,6 @@ from rlzmq.wire.messages import (
     ConnectorState,
     DriverState,
     Goodbye,
-    LearnerState,
     LeaseReturned,
     Notice,
     Pause,
@@ -184,8 +183,8 @@ def test_expired_leases_go_to_someone_else_and_the_late_fragment_still_counts():
     assert bench.sent("learner-0", ShardPlan)[0].num_env_steps == 20
 
 
-def _says(lease_ids, *, progress=0, is_sampling=True, unaccepted=()):
-    return RunnerState(0, 0, unaccepted, tuple(lease_ids), is_sampling, 1, 0, -1, progress, 0)
+def _says(lease_ids, *, progress=0, is_sampling=True, unaccepted=(), pace_s=0.0):
+    return RunnerState(0, 0, unaccepted, tuple(lease_ids), is_sampling, 1, 0, -1, progress, 0, pace_s)
 
 
 def _two_runners(batch=20, **terms):
@@ -204,7 +203,7 @@ def _work(bench, lease_ids, until, *, every=1.0, progress=1, runner="a"):
     while bench.now < until:
         bench.now += every
         progress += 1
-        bench.send(runner, _says(lease_ids, progress=progress))
+        bench.send(runner, _says(lease_ids, progress=progress, pace_s=every))
         bench.event(Tick())
         told += [notice.event for notice in bench.sent("driver", Notice)]
     return told
@@ -335,73 +334,6 @@ def test_a_lease_that_never_arrived_is_granted_anew():
     assert len(bench.leases()) == 1
 
 
-def test_a_runner_at_work_that_falls_silent_is_told_once():
-    bench = Bench(late_after_s=2.0)
-    bench.ready_run(batch=20)
-    bench.runner("a")
-    (lease,) = bench.leases("a")
-    bench.runner("before its first samples")
-    bench.now = 0.5
-    bench.fragment(lease.lease_id, steps=4, runner="a")
-    told = []
-    for now in (2.4, 2.6, 2.7):
-        bench.now = now
-        bench.event(Tick())
-        told.append([notice.event for notice in bench.sent("driver", Notice)])
-    assert told == [[], ["silent"], []]
-
-
-def test_a_silent_runner_from_outside_counts_as_lost_and_may_come_back():
-    """What it sends may be stuck at its host: the transport tells only much later."""
-    bench = Bench(late_after_s=2.0)
-    bench.ready_run(batch=20)
-    bench.send("driver", DriverState(-1, 0, ("own",), ("learner-0",)))
-    bench.runner("a")
-    (lease,) = bench.leases("a")
-    bench.fragment(lease.lease_id, steps=4, runner="a")
-    held = bench.leases("a")
-    bench.runner("own")
-    bench.now = 1.9
-    bench.event(Tick())
-    assert "uuid-a" in bench.state.runners
-    bench.now = 2.1
-    bench.event(Tick())
-    assert [(notice.event, notice.name) for notice in bench.sent("driver", Notice)] == [("lost", "a")]
-    assert bench.leases("own"), "it samples what the other one held"
-    assert held[0].lease_id not in bench.state.leases.leases
-    bench.runner("a")
-    assert bench.sent("a", Welcome)
-
-
-def test_the_rank_that_the_other_waits_for_is_told():
-    bench = Bench(late_after_s=2.0)
-    bench.driver()
-    for rank in (0, 1):
-        bench.learner(rank, num_ranks=2)
-    told = []
-    for tenths in range(5, 40, 5):
-        bench.now = tenths / 10
-        for rank in (0, 1):
-            progress = min(tenths, 10 if rank else 11)
-            bench.send(f"learner-{rank}", LearnerState(1, int(tenths > 5), (0,), (0,), (1,), (2,), progress))
-        bench.event(Tick())
-        told += [(bench.now, notice.event, notice.name) for notice in bench.sent("driver", Notice)]
-    assert told == [(3.5, "hung", "learner-1")]
-
-
-def test_the_only_rank_hangs_by_its_own_pace():
-    bench = Bench(first_hung_after_s=100.0, peer_timeout_s=1000.0)
-    bench.driver()
-    bench.learner()
-    told = []
-    for now in range(1, 60):
-        bench.now = float(now)
-        bench.send("learner-0", LearnerState(1, 1, (1,), (0,), (1,), (2,), min(now, 10)))
-        bench.event(Tick())
-        told += [(bench.now, notice.event, notice.name) for notice in bench.sent("driver", Notice)]
-    assert told == [(40.0, "hung", "learner-0")], "thirty seconds after its last minibatch"
-
-
 def test_more_than_a_share_of_the_memory_is_not_taken_without_a_lease():
     bench = Bench(window_bytes=1000, memory_bytes=1000, resent_bytes=500)
     bench.driver()
@@ -501,3 +433,24 @@ def test_a_lease_ends_before_what_it_samples_is_too_old():
     (new,) = bench.state.leases.of_peer("uuid-slow")
     assert 0.0 < new.max_s <= 0.5
     assert new.max_s < old.max_s
+
+
+def test_a_batch_that_takes_less_time_than_its_way_is_not_split_among_those_who_are_far():
+    bench = Bench(peer_timeout_s=1e4)
+    bench.ready_run(batch=80, fragment_length=20)
+    names, plans = ("a@far", "b@far"), []
+    for name in names:
+        bench.runner(name)
+    while not plans:
+        for name in names:
+            for lease in bench.state.leases.of_peer(f"uuid-{name}"):
+                bench.now += 1.0
+                bench.fragment(lease.lease_id, steps=lease.num_env_steps, runner=name, busy_s=0.01)
+                plans += bench.sent("learner-0", ShardPlan)
+    (plan,) = plans
+    bench.send("learner-0", ShardReady(plan.update_id, plan.attempt, plan.generation, 0))
+    bench.done(plan)
+    bench.weights(1)
+    bench.open(1, batch=80, fragment_length=20)
+    held = {f"uuid-{name}": bench.state.leases.held_env_steps(f"uuid-{name}") for name in names}
+    assert held == {uuid: 80 * (uuid == bench.state.last_delivery) for uuid in held}

@@ -12,7 +12,6 @@ from rlzmq.wire.messages import (
     DriverState,
     Goodbye,
     Hello,
-    LearnerState,
     Notice,
     Pause,
     Progress,
@@ -312,34 +311,6 @@ def _ticks(bench: Bench, until: float) -> list:
         bench.now += 0.5
         out += bench.event(Tick())
     return out
-
-
-def test_a_broker_that_was_stopped_for_long_does_not_take_its_peers_for_gone():
-    bench = _running()
-    _ticks(bench, 2.0)
-    bench.now += 60.0
-    bench.event(Tick())
-    assert bench.state.driver is not None
-    assert len(bench.state.runners) == len(bench.state.ranks) == 1
-    _ticks(bench, bench.now + 30.0)
-    assert bench.state.driver is None, "silent in good time: gone"
-
-
-def test_a_broker_that_was_stopped_for_long_does_not_take_its_peers_for_hanging():
-    bench = _running()
-    (lease,) = bench.leases()
-    for rank in (0, 1):
-        bench.learner(rank, num_ranks=2, generation=2)
-    bench.event(Tick())
-    bench.now = 0.5
-    bench.send("runner", RunnerState(0, 0, (), (lease.lease_id,), True, 1, 0, -1, 7, 0))
-    for rank in (0, 1):  # rank 0 has just entered the next collective
-        bench.send(f"learner-{rank}", LearnerState(2, 1, (1,), (0,), (1,), (2,), 7 - rank))
-    bench.now += 5000.0
-    bench.event(Tick())
-    assert bench.sent("driver", Notice) == [], "it was away, not they"
-    assert bench.state.leases.of_peer("uuid-runner"), "nor is the lease over"
-    assert not bench.state.runners["uuid-runner"].is_suspect
 
 
 def test_the_driver_sees_whether_the_broker_is_paused():

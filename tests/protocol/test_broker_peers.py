@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from core_fakes import Bench, bench_with_runner
 
-from rlzmq.protocol.events import Malformed, PeerLost, Tick
+from rlzmq.protocol.events import Malformed, PeerLost
 from rlzmq.wire.fragment_message import pack_ranges, unpack_ranges
 from rlzmq.wire.messages import (
     DriverState,
     Goodbye,
-    LearnerState,
     Notice,
     Refused,
     StatusRequest,
@@ -132,48 +131,6 @@ def test_what_is_known_of_a_runner_outlives_its_connection():
     assert bench.state.most_envs == 4, "what it has shown"
 
 
-def test_a_runner_that_has_worked_is_listened_for_after_it_came_back():
-    bench = Bench(late_after_s=2.0)
-    bench.ready_run(batch=400)
-    bench.runner()
-    bench.fragment(bench.leases()[0].lease_id, steps=20)
-    bench.now = 0.5
-    bench.runner()
-    told = []
-    for now in (1.0, 1.5, 2.0, 2.5, 3.0):
-        bench.now = now
-        bench.event(Tick())
-        told += [(now, notice.event, notice.name) for notice in bench.sent("driver", Notice)]
-    assert told == [(2.5, "silent", "runner")], "from its HELLO on"
-
-
-def test_how_long_a_peer_may_be_silent_is_an_option():
-    bench = Bench(late_after_s=5.0, heartbeat_s=0.5)
-    bench.ready_run(batch=400)
-    bench.runner()
-    bench.fragment(bench.leases()[0].lease_id, steps=20)
-    told = []
-    for halves in range(1, 12):
-        bench.now = halves / 2
-        bench.event(Tick())
-        told += [(bench.now, notice.event) for notice in bench.sent("driver", Notice)]
-    assert told == [(5.0, "silent")]
-
-
-def test_a_rank_that_is_alone_may_take_long_for_its_first_minibatch():
-    bench = Bench(first_hung_after_s=100.0, peer_timeout_s=1000.0)
-    bench.driver()
-    bench.learner()
-    told = []
-    for now in range(1, 140):
-        bench.now = float(now)
-        bench.learner()  # it registers again now and then: that is no progress
-        bench.send("learner-0", LearnerState(1, 1, (1,), (0,), (1,), (2,), 0))
-        bench.event(Tick())
-        told += [(bench.now, notice.event) for notice in bench.sent("driver", Notice)]
-    assert told[0] == (101.0, "hung")
-
-
 def test_ranks_are_told_what_a_runner_said_it_holds_when_it_registered():
     bench = Bench()
     bench.ready_run(batch=20)
@@ -214,126 +171,3 @@ def test_the_reason_of_an_expulsion_is_cut():
         bench.event(Malformed(b"runner", "dtype", "x" * 2000))
     (refused,) = bench.sent("runner", Refused)
     assert (refused.reason, len(refused.detail)) == ("expelled", 1000)
-
-
-# ------------------------------------------------------------------ who hangs
-
-
-def _state(
-    progress: int, *, generation: int = 1, next_update: int = 1, is_training: bool = True
-) -> LearnerState:
-    return LearnerState(generation, next_update, (next_update,), (0,), (1,), (1 + is_training,), progress)
-
-
-def _told(bench: Bench, until: float) -> list[tuple[float, str, str]]:
-    """Notices to the driver, with their times, while nothing but ticks happens."""
-    told = []
-    while bench.now < until:
-        bench.now += 0.5
-        bench.event(Tick())
-        told += [(bench.now, notice.event, notice.name) for notice in bench.sent("driver", Notice)]
-    return told
-
-
-@pytest.mark.parametrize(("progress", "is_listened_for"), [(0, False), (1, True)])
-def test_a_rank_is_listened_for_once_it_has_entered_a_collective(progress, is_listened_for):
-    bench = Bench(late_after_s=2.0)
-    bench.driver()
-    bench.learner()
-    bench.send("learner-0", _state(progress))
-    assert _told(bench, 3.0) == [(2.0, "silent", "learner-0")] * is_listened_for
-
-
-def test_a_peer_that_falls_silent_again_is_told_of_again():
-    bench = Bench(late_after_s=2.0, heartbeat_s=0.5, peer_timeout_s=1e4)
-    bench.driver()
-    bench.learner()
-    bench.send("learner-0", _state(1))
-    assert _told(bench, 2.5) == [(2.0, "silent", "learner-0")]
-    bench.send("learner-0", _state(1))
-    assert _told(bench, 20.0) == [(13.0, "silent", "learner-0")], "five times as late as before"
-
-
-def test_a_rank_of_a_new_generation_has_not_worked_yet():
-    bench = Bench(late_after_s=2.0)
-    bench.driver()
-    bench.learner()
-    bench.send("learner-0", _state(1))
-    bench.learner(generation=2)
-    bench.event(Tick())
-    assert _told(bench, 5.0) == []
-
-
-def test_ranks_of_a_new_generation_are_not_judged_by_what_they_did_in_the_last():
-    bench = Bench(late_after_s=2.0, rank_first_hung_after_s=2.0, peer_timeout_s=1e4)
-    bench.driver()
-    for rank in (0, 1):
-        bench.learner(rank, num_ranks=2)
-        bench.send(f"learner-{rank}", _state(9 - rank))
-    for rank in (0, 1):
-        bench.learner(rank, num_ranks=2, generation=2)
-    assert _told(bench, 5.0) == []
-    for rank in (0, 1):
-        bench.send(f"learner-{rank}", _state(1, generation=2))
-    assert [event for _, event, _ in _told(bench, 30.0)] == ["silent", "silent"], "none waits for another"
-
-
-@pytest.mark.parametrize("is_there", [True, False])
-def test_nobody_waits_for_a_rank_while_another_has_left(is_there):
-    bench = Bench(late_after_s=2.0, rank_first_hung_after_s=2.0, peer_timeout_s=1e4)
-    bench.driver()
-    for rank in (0, 1):
-        bench.learner(rank, num_ranks=2)
-        bench.send(f"learner-{rank}", _state(9 - rank))
-    if not is_there:
-        bench.event(PeerLost(b"learner-0"))
-    assert ((2.0, "hung", "learner-1") in _told(bench, 10.0)) is is_there
-
-
-def test_the_time_between_two_updates_is_not_the_only_ranks_pace():
-    bench = Bench(first_hung_after_s=100.0, peer_timeout_s=1e4, late_after_s=1e4)
-    bench.driver()
-    bench.learner()
-    for progress in (1, 2):
-        bench.now += 1.0
-        bench.send("learner-0", _state(progress))
-    for now in (100.0, 1000.0):
-        bench.now = now
-        bench.send("learner-0", _state(2, is_training=False))
-    bench.send("learner-0", _state(2))
-    assert _told(bench, 1029.5) == []
-    assert _told(bench, 1030.0) == [(1030.0, "hung", "learner-0")]
-
-
-def test_what_a_stopped_broker_missed_is_no_pause_of_the_only_rank():
-    bench = Bench(peer_timeout_s=20.0, late_after_s=1e4)
-    bench.driver()
-    bench.learner()
-    for progress in (1, 2):
-        bench.now += 1.0
-        bench.send("learner-0", _state(progress))
-    bench.event(Tick())
-    bench.now = 1000.0
-    bench.event(Tick())
-    assert bench.sent("driver", Notice) == []
-    bench.send("learner-0", _state(2))
-    assert _told(bench, 1019.5) == []
-
-
-def test_a_peer_that_was_heard_after_the_brokers_pause_has_its_time_from_then():
-    for heard, lost_at in ((None, 6.0), (4.0, 8.0)):
-        bench = Bench(peer_timeout_s=4.0)
-        bench.runner()
-        bench.event(Tick())
-        bench.now = 0.5
-        bench.event(Tick())
-        bench.now = 2.0
-        bench.event(Tick())
-        bench.now = 4.0
-        if heard is not None:
-            bench.runner()
-        bench.event(Tick())
-        while bench.state.runners:
-            bench.now += 0.5
-            bench.event(Tick())
-        assert bench.now == lost_at

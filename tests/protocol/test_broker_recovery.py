@@ -8,9 +8,6 @@ from rlzmq.protocol.broker.recovery import Recovery
 from rlzmq.protocol.events import Tick
 from rlzmq.wire.fragment_message import FragmentRange, pack_ranges
 from rlzmq.wire.messages import (
-    DriverState,
-    Goodbye,
-    Notice,
     ShardPlan,
     ShardReady,
     Train,
@@ -93,62 +90,6 @@ def test_a_new_broker_waits_for_no_data_of_a_runner_that_has_been_replaced():
     assert report.accounting == {"sampled": 20, "trained": 20, "pending": 0}
     bench.runner("impostor", incarnation=1, replaces="uuid-runner-1")
     assert "uuid-runner-1" in bench.state.runners, "who is registered is not replaced by another name"
-
-
-def missed(bench: Bench) -> list[tuple[str, str]]:
-    return [(notice.event, notice.name) for notice in bench.sent("driver", Notice)]
-
-
-def test_a_new_broker_misses_whom_the_driver_expects_and_who_does_not_register():
-    bench = Bench()
-    bench.driver()
-    bench.runner("runner-0")
-    expects = DriverState(-1, 0, ("runner-0", "runner-1"), ("learner-0",))
-    bench.send("driver", expects)
-    reports = []
-    for _ in range(14):
-        bench.now += 1.0
-        bench.runner("runner-0")  # it is heard
-        bench.send("driver", expects)
-        bench.event(Tick())
-        reports += missed(bench)
-    assert reports[:2] == [("silent", "learner-0"), ("silent", "runner-1")]
-    assert len(reports) == 8, "again every three seconds"
-    bench.hello("runner-1", "runner", num_envs=4, incarnation=1)
-    bench.learner()
-    bench.now += 1.5
-    bench.event(Tick())
-    assert missed(bench) == []
-
-
-def test_who_does_not_register_for_long_hangs_whatever_it_answers():
-    bench = Bench(peer_timeout_s=1e9)
-    bench.driver()
-    bench.send("driver", DriverState(-1, 0, ("runner-0",), ()))
-    events = []
-    for _ in range(40):
-        bench.now += 1.0
-        bench.event(Tick())
-        events += [event for event, _ in missed(bench)]
-    assert events[:10] == ["silent"] * 10
-    assert set(events[10:]) == {"hung"}
-
-
-def test_nobody_is_missed_where_the_broker_itself_was_stopped_or_the_driver_is_gone():
-    bench = Bench(peer_timeout_s=4.0)
-    bench.driver()
-    bench.send("driver", DriverState(-1, 0, ("runner-0",), ()))
-    bench.event(Tick())
-    bench.now += 60.0
-    bench.event(Tick())
-    assert missed(bench) == []
-    bench.send("driver", Goodbye("done"))
-    bench.now += 1.0
-    bench.driver(uuid="another", incarnation=9)
-    for _ in range(3):
-        bench.now += 1.5
-        bench.event(Tick())
-        assert missed(bench) == [], "this driver has not said whom it expects"
 
 
 def test_an_update_that_is_kept_keeps_its_part_of_a_fragment():

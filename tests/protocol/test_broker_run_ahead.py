@@ -48,24 +48,6 @@ def test_an_idle_runner_that_had_let_a_lease_expire_gets_another():
     assert bench.leases("a")
 
 
-def test_the_time_that_a_runner_is_idle_is_not_its_pace():
-    bench = Bench(peer_timeout_s=1e4)
-    bench.ready_run(batch=400, lease_timeout_s=30.0)
-    bench.runner()
-    (lease, _) = bench.leases()
-    for progress, now in ((1, 0.0), (2, 1.0)):
-        bench.now = now
-        bench.send("runner", RunnerState(0, 0, (), (lease.lease_id,), True, 1, 0, -1, progress, 0))
-    bench.fragment(lease.lease_id, steps=20)
-    usual_s = bench.state.runners["uuid-runner"].watch.usual_s()
-    for now in (2.0, 500.0):
-        bench.now = now
-        bench.send("runner", RunnerState(0, 1, (), (), False, 1, 0, -1, 2, 0))
-    bench.now = 501.0
-    bench.send("runner", RunnerState(0, 1, (), (9,), True, 1, 0, -1, 3, 0))
-    assert bench.state.runners["uuid-runner"].watch.usual_s() == usual_s == 1.0
-
-
 def test_a_lease_that_is_on_its_way_is_not_granted_anew():
     bench = Bench(resend_s=2.0)
     bench.now = 10.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from core_fakes import Bench
 
 from rlzmq.protocol.events import Tick
@@ -49,35 +48,6 @@ def test_the_first_look_at_the_clock_is_no_absence():
     bench.now = 1.5
     bench.event(Tick())
     assert not bench.state.runners
-
-
-@pytest.mark.parametrize(("away_s", "is_there"), [(2.0, True), (1.9375, False)])
-def test_half_of_its_patience_without_a_tick_is_an_absence(away_s, is_there):
-    bench = Bench(peer_timeout_s=4.0)
-    bench.runner()
-    _ticks(bench, 2.0)
-    bench.now += away_s
-    bench.event(Tick())
-    bench.now = 4.0
-    bench.event(Tick())
-    assert bool(bench.state.runners) is is_there, "as much longer as the broker was away"
-
-
-def test_an_absence_of_the_broker_ends_no_lease_though_others_are_free():
-    bench = Bench(peer_timeout_s=100.0)
-    bench.ready_run(batch=20, lease_timeout_s=10.0)
-    bench.runner("a")
-    (lease,) = bench.leases("a")
-    bench.runner("b")
-    bench.event(Tick())
-    bench.now = 60.0
-    bench.event(Tick())
-    assert list(bench.state.leases.leases) == [lease.lease_id]
-    _ticks(bench, 69.5)
-    assert list(bench.state.leases.leases) == [lease.lease_id]
-    _ticks(bench, 70.0)
-    assert lease.lease_id not in bench.state.leases.leases, "it has its whole time, no more"
-    assert len(bench.leases("b")) == 1
 
 
 def test_runners_that_are_away_are_looked_for_every_ten_seconds():

@@ -58,7 +58,7 @@ def test_a_report_lets_go_of_fragments_also_of_a_runner_that_has_left(is_away):
     bench.done(bench.make_ready())
     if is_away:
         bench.send("runner", Goodbye("leaving"))
-    bench.send("driver", DriverState(-1, 1, (), ()))
+    bench.send("driver", DriverState(-1, 1))
     assert bench.sent("runner", Committed) == ([] if is_away else [Committed(1, 1, ())])
     bench.runner()
     assert bench.sent("runner", Welcome)

@@ -128,11 +128,23 @@ def test_a_fragment_is_sent_again_at_its_pace():
     receive(core, _lease(1), 1.0)
     _sampled(core, now=1.0)
     repeats = []
-    for quarters in range(4, 24):
+    for quarters in range(4, 60):
         made = core.handle(E.Tick(), quarters / 4)
         repeats += [quarters / 4 for _ in messages_in(made, m.Fragment)]
         receive(core, m.BrokerBeat(5), quarters / 4)
-    assert repeats == [3.0, 5.0]
+    assert repeats == [3.0, 7.0, 13.0], "it waits longer each time"
+
+
+def test_on_a_slow_path_a_fragment_is_not_sent_again_while_it_travels():
+    core = _ready()
+    for number in (1, 2):
+        receive(core, _lease(number), 10.0 * number)
+        _sampled(core, lease_id=number, now=10.0 * number)
+        receive(core, m.Accepted(1, ((number - 1, number - 1),)), 10.0 * number + 1.9)
+    receive(core, _lease(3), 30.0)
+    _sampled(core, lease_id=3, now=30.0)
+    assert messages_in(core.handle(E.Tick(), 39.0), m.Fragment) == []
+    assert len(messages_in(core.handle(E.Tick(), 39.6), m.Fragment)) == 1
 
 
 def test_a_fragment_sampled_before_the_broker_knows_its_runner_is_sent_once_it_does():

@@ -5,68 +5,7 @@ from __future__ import annotations
 from core_fakes import Bench, bench_with_runner
 
 from rlzmq.protocol.events import Tick
-from rlzmq.protocol.progress_deadlines import StandstillWatch
 from rlzmq.wire.messages import Lease, Progress, RunnerState
-
-
-def still_after(
-    watch: StandstillWatch, *, moves: int = 0, patience_s: float = 0.0, limit: int = 2000
-) -> int | None:
-    """Seconds without a move from 1000 on until it is told; None: never."""
-    watch.begin(1000.0)
-    for second in range(1, limit):
-        watch.look(moves, 1000.0 + second)
-        if watch.is_still(patience_s, 1000.0 + second):
-            return second
-    return None
-
-
-def test_a_minute_without_any_move_is_a_standstill():
-    assert still_after(StandstillWatch()) == 61  # the first look is a move
-
-
-def test_a_run_of_slow_updates_gets_ten_times_its_pace():
-    watch = StandstillWatch()
-    for number in range(20):
-        watch.begin(number * 40.0)
-        watch.end(number * 40.0 + 30.0)
-    assert still_after(watch) == 301
-
-
-def test_whoever_at_work_may_be_silent_for_long_is_given_twice_that_time():
-    assert still_after(StandstillWatch(), patience_s=300.0) == 601
-
-
-def test_envs_that_step_once_a_minute_are_no_standstill_however_long_the_batch_takes():
-    watch = StandstillWatch()
-    watch.begin(0.0)
-    for second in range(1, 3600):
-        watch.look(second // 55, float(second))
-        assert not watch.is_still(0.0, float(second))
-
-
-def test_nothing_counts_between_two_updates_nor_while_nobody_looked():
-    watch = StandstillWatch()
-    watch.begin(0.0)
-    watch.look(0, 1.0)
-    watch.end(2.0)
-    assert not watch.is_still(0.0, 5000.0), "evaluation, a pause"
-    watch.begin(5000.0)
-    watch.look(0, 5001.0)
-    watch.look(0, 9001.0)  # this process was stopped
-    assert not watch.is_still(0.0, 9001.0)
-
-
-def test_it_is_told_again_after_as_long_again():
-    watch = StandstillWatch()
-    assert still_after(watch) == 61
-    assert not watch.is_still(0.0, 1062.0)
-    watch.look(0, 1062.0)
-    for second in range(1063, 1121):
-        watch.look(0, float(second))
-        assert not watch.is_still(0.0, float(second))
-    watch.look(0, 1121.0)
-    assert watch.is_still(0.0, 1121.0)
 
 
 def progress_of(bench: Bench) -> Progress:

@@ -282,7 +282,6 @@ async def test_the_quarantine_is_bounded_and_keeps_the_first_fragments(tmp_path:
 async def test_a_broker_that_fails_says_so_and_does_nothing_more(monkeypatch: pytest.MonkeyPatch, caplog):
     broker = BrokerRole("run", _OPTIONS)
     await broker.start()
-    await broker.beat()
     failures = []
 
     def fail(event, now):
@@ -293,7 +292,7 @@ async def test_a_broker_that_fails_says_so_and_does_nothing_more(monkeypatch: py
     with pytest.raises(AssertionError, match="half done"):
         await broker.ended
     with pytest.raises(AssertionError, match="half done"):
-        await broker.beat()
+        await broker.run_until_failure()
     broker._tick()
     assert len(failures) == 1
     assert "the broker fails" in caplog.text
@@ -351,5 +350,5 @@ async def test_a_broker_that_fails_over_a_peer_that_does_not_read_says_so_too(
     with pytest.raises(AssertionError, match="half done"):
         await asyncio.wait_for(broker.ended, 5.0)
     with pytest.raises(AssertionError, match="half done"):
-        await broker.beat()
+        await broker.run_until_failure()
     await broker.stop()

@@ -13,7 +13,7 @@ import pytest
 from rlzmq.actors.exit_status import ExitStatus
 from rlzmq.core.errors import PeerLostError
 from rlzmq.driver.learner_supervision import LearnerSupervisor
-from rlzmq.protocol.supervision import RestartPolicy
+from rlzmq.protocol.supervision import RestartPolicy, Supervision
 from rlzmq.roles.learner.formation import form_group
 
 
@@ -21,6 +21,7 @@ class FakeRank:
     """Answers as it is told; `rejoin` waits until the test says what comes of it."""
 
     pid = -1
+    why_killed = ""
 
     def __init__(self, place: int) -> None:
         self.name = f"learner-{place}"
@@ -40,16 +41,17 @@ class FakeRank:
     def die(self) -> None:
         self.exited.set_result(ExitStatus(None, 9))
 
-    async def kill_hanging(self) -> None:
-        self.die()
+    @property
+    def is_ending(self) -> bool:
+        return self.exited.done()
 
-    def kill(self) -> None:
+    def kill_hanging(self, why: str) -> None:
+        self.kill(why)
+
+    def kill(self, why: str = "") -> None:
         if not self.exited.done():
+            self.why_killed = why
             self.die()
-
-
-async def never_hangs(handle: Any, what: str, *, is_certain: bool) -> bool:
-    return False
 
 
 async def test_the_first_death_calls_off_all_others() -> None:
@@ -57,7 +59,7 @@ async def test_the_first_death_calls_off_all_others() -> None:
     ranks[1].rejoined.set_exception(PeerLostError("learner-1 was killed"))
     with pytest.raises(PeerLostError, match="learner-1 was killed"):
         async with asyncio.timeout(5):
-            await form_group(ranks, "store", 1, end_if_hanging=never_hangs, deadline_s=60)
+            await form_group(ranks, "store", 1, deadline_s=60)
     assert [rank.was_called_off for rank in ranks] == [True, False, True]
 
 
@@ -66,27 +68,33 @@ async def test_an_error_of_the_users_comes_before_its_consequences() -> None:
     ranks[0].rejoined.set_exception(PeerLostError("peer closed"))
     ranks[1].rejoined.set_exception(KeyError("mine"))
     with pytest.raises(KeyError, match="mine"):
-        await form_group(ranks, "store", 1, end_if_hanging=never_hangs, deadline_s=60)
+        await form_group(ranks, "store", 1, deadline_s=60)
 
 
-@pytest.mark.parametrize("is_certain", [False, True])
-async def test_who_hangs_is_ended_and_the_others_called_off(
-    is_certain: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rlzmq.roles.learner.formation._LOOK_EVERY_S", 0.01)
+async def test_who_does_not_answer_in_time_is_ended_and_the_others_called_off() -> None:
     ranks = [FakeRank(place) for place in range(2)]
-    asked = []
+    ranks[0].rejoined.set_result(0)
+    with pytest.raises(PeerLostError, match="learner-1 did not answer"):
+        await form_group(ranks, "store", 1, deadline_s=0.01)
+    assert ranks[1].was_called_off
+    assert [rank.is_ending for rank in ranks] == [False, True]
 
-    async def end_if_hanging(handle: Any, what: str, *, is_certain: bool) -> bool:
-        asked.append((handle.name, is_certain))
-        return handle.name == "learner-1"
 
-    with pytest.raises(PeerLostError, match="learner-1 hung while the learner group was formed"):
-        await form_group(
-            ranks, "store", 1, end_if_hanging=end_if_hanging, deadline_s=0.0 if is_certain else 60.0
-        )
-    assert sorted(asked) == [("learner-0", is_certain), ("learner-1", is_certain)]
-    assert all(rank.was_called_off for rank in ranks)
+async def test_of_ranks_that_do_not_answer_one_is_kept_with_its_weights() -> None:
+    ranks = [FakeRank(place) for place in range(3)]
+    with pytest.raises(PeerLostError, match="learner-0, learner-1, learner-2 did not answer"):
+        await form_group(ranks, "store", 1, deadline_s=0.01)
+    assert [rank.is_ending for rank in ranks] == [False, True, True]
+
+
+async def test_the_last_rank_has_the_only_weights() -> None:
+    group, handles = supervisor(lambda handles: None)
+    await group.begin(2)
+    assert not group.has_only_weights("learner-0")
+    handles[1].kill()
+    assert group.has_only_weights("learner-0")
+    assert not group.has_only_weights("learner-1")
+    await group.stop()
 
 
 def supervisor(
@@ -98,7 +106,7 @@ def supervisor(
     for name, value in settings.items():
         setattr(config, name, value)
 
-    async def spawn(place: int, incarnation: int) -> FakeRank:
+    async def spawn(place: int, supervision: Supervision) -> FakeRank:
         return FakeRank(place)
 
     async def try_to_form(handles: list[FakeRank], registers: bool = True) -> None:
@@ -163,39 +171,4 @@ async def test_a_replacement_that_always_dies_while_forming_is_given_up(
         await group.begin(2)
     assert [rank.name for rank in handles] == ["learner-0"]
     assert len(deaths) == 6
-    await group.stop()
-
-
-class StoppedRank(FakeRank):
-    """Its process was stopped by a signal, until it is continued."""
-
-    def __init__(self, place: int) -> None:
-        super().__init__(place)
-        self.pid = 4711 + place
-        self.is_stopped = True
-
-    def send_signal(self, number: int) -> None:
-        asyncio.get_running_loop().call_later(0.05, setattr, self, "is_stopped", False)
-
-
-@pytest.mark.parametrize("num_stopped", [1, 2])
-async def test_of_stopped_ranks_the_last_one_is_continued(
-    num_stopped: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ranks = [StoppedRank(place) for place in range(num_stopped)]
-
-    def stopped(pid: int) -> bool:
-        return any(rank.pid == pid and rank.is_stopped for rank in ranks)
-
-    monkeypatch.setattr("rlzmq.driver.process_health.is_stopped", stopped)
-    monkeypatch.setattr("rlzmq.driver.learner_supervision.is_stopped", stopped)
-    group, handles = supervisor(lambda handles: None)
-    await group.begin(2)
-    handles[1].die()
-    handles[:num_stopped] = ranks
-    ended = await asyncio.gather(*(group.end_if_hanging(rank, "a test") for rank in ranks))
-    assert sum(ended) == num_stopped - 1
-    assert [rank.exited.done() for rank in ranks] == ended
-    (spared,) = [rank for rank in ranks if not rank.exited.done()]
-    assert not spared.is_stopped
     await group.stop()

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -122,6 +123,30 @@ class Machine:
     def mend_towards(self, other: Machine) -> None:
         """Undo `cut_towards`."""
         _ip("-n", other.name, "rule", "del", "pref", "5")
+
+    def slow_down(self, *options: str) -> subprocess.Popen[str]:
+        """Replace its cable by a slow one (`tests.support.slow_path`); return the process, which is to be killed."""
+        _ip("-n", self.switch, "link", "set", self._port, "nomaster")
+        _ip("-n", self.switch, "link", "add", "slow0", "type", "veth", "peer", "name", "slow1")
+        _ip("-n", self.switch, "link", "set", "slow0", "master", "br0", "up")
+        _ip("-n", self.switch, "link", "set", "slow1", "up")
+        program = str(Path(__file__).with_name("slow_path.py"))
+        names = _ip("netns", "list").split()
+        for name in (
+            name for name in names if name.startswith(self.switch.removesuffix("sw")) and name != self.switch
+        ):
+            subprocess.run(
+                ["ip", "netns", "exec", name, sys.executable, program, "eth0", "-", "--whole-packets"],
+                check=True,
+            )
+        router = subprocess.Popen(
+            ["ip", "netns", "exec", self.switch, sys.executable, program, self._port, "slow1", *options],
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert router.stdout is not None
+        if router.stdout.readline() != "ready\n":
+            raise RuntimeError(f"the slow path ended with {router.wait()}")
+        return router
 
     def limit_rate(self, rate: str) -> None:
         """What it sends is no faster than this, e.g. ``10mbit``."""

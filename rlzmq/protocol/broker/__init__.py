@@ -11,7 +11,6 @@
 | `updates`         | which steps an update trains, and when it is committed        | runs, ledger                  |
 | `recovery`        | which updates are kept when ranks die or the broker restarts  | runs, ledger                  |
 | `reports`         | reports of committed updates, until the driver has them       | reports, receipts             |
-| `hang_detection`  | which peers hang                                              | its own                       |
 | `status`          | STATUS for observers and PROGRESS for the driver              | none                          |
 
 The parts share one `state`, which also collects the instructions; `options` holds timers and limits.

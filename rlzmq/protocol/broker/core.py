@@ -17,12 +17,11 @@ runners, learners and the driver.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 from rlzmq.protocol.broker.admission import Admission
 from rlzmq.protocol.broker.grants import Grants
-from rlzmq.protocol.broker.hang_detection import HangDetection
 from rlzmq.protocol.broker.intake import Intake
 from rlzmq.protocol.broker.options import BrokerOptions
 from rlzmq.protocol.broker.published_state import PublishedState
@@ -101,10 +100,8 @@ class BrokerCore:
         requests = self._requests = Requests(state, recovery, self._reports)
         self._updates = Updates(state, self._store, recovery, self._delivery, self._reports)
         self._admission = Admission(state, self._registration, self._intake, recovery, requests)
-        self._hang_detection = HangDetection(state, self._registration)
         self._beat_at = float("-inf")
         self._forgot_at = float("-inf")
-        self._ticked_at: float | None = None
         self._handlers: dict[type[WireMessage], Callable[[Peer, Any, Received, float], None]] = {
             Fragment: self._intake.on_fragment,
             RunnerState: self._on_runner_state,
@@ -135,7 +132,7 @@ class BrokerCore:
 
         Args:
             event: The event. Messages must have been decoded by `messages.decode_message`.
-            now: Seconds of a monotonic clock; never decreases.
+            now: Seconds of a `FairClock`, so that nobody is missed for a time in which this process did not run.
         """
         state = self.state
         state.now = now
@@ -160,6 +157,11 @@ class BrokerCore:
         self._intake.acknowledge()
         out, state.out = state.out, []
         return out
+
+    def data_moves(self, peers: Iterable[bytes], now: float) -> None:
+        """Note that parts of messages of these peers have arrived: they are there, their messages take long."""
+        for routing in peers:
+            self.state.by_routing[routing].heard(now)
 
     def stop(self, reason: str) -> list[Instruction]:
         """Return a GOODBYE for every peer."""
@@ -191,11 +193,13 @@ class BrokerCore:
 
     def _on_learner_state(self, peer: Peer, message: LearnerState, event: Received, now: float) -> None:
         self._delivery.on_learner_state(peer, message, now)
-        self._hang_detection.learner_reports(peer, message, now)
+        if message.generation == self.state.generation:
+            if 2 in message.phases and message.progress != peer.progress:
+                self.state.moved("training", now)
+            peer.progress, peer.pace_s = message.progress, message.patience_s
 
     def _on_driver_state(self, peer: Peer, message: DriverState, event: Received, now: float) -> None:
         self._requests.on_driver_state(message)
-        self._hang_detection.driver_expects(peer, message)
 
     def _on_shard_ready(self, peer: Peer, message: ShardReady, event: Received, now: float) -> None:
         if message.rank == peer.hello.rank:
@@ -211,11 +215,9 @@ class BrokerCore:
 
     def _on_tick(self, now: float) -> None:
         state, options = self.state, self.options
-        self._forgive_absence(now)
         self._grants.expire(now)
-        self._hang_detection.tick(now)
-        for peer in [p for p in state.by_routing.values() if now - p.heard_at >= options.peer_timeout_s]:
-            self._registration.forget(peer, "lost", f"silent for {options.peer_timeout_s:g} s")
+        for peer in [peer for peer in state.by_routing.values() if peer.silence.is_over(now)]:
+            self._registration.forget(peer, "lost", f"silent for {peer.silence.silent_s(now):.1f} s")
         if now - self._forgot_at >= _FORGET_EVERY_S:
             self._forgot_at = now
             state.forget_absent(now)
@@ -230,14 +232,4 @@ class BrokerCore:
         state.out.extend(Send(peer.routing, beat, whole=encoded) for peer in others)
         if state.driver is not None:
             state.send(state.driver, beat)
-            state.send(state.driver, progress_of(state, self._hang_detection.patience_s()))
-
-    def _forgive_absence(self, now: float) -> None:
-        """Discount a time without ticks, in which this process was stopped, not its peers."""
-        away = now - self._ticked_at if self._ticked_at is not None else 0.0
-        self._ticked_at = now
-        if away < self.options.peer_timeout_s / 2:
-            return
-        state = self.state
-        self._hang_detection.forgive(away, now)
-        state.leases.extend(away)
+            state.send(state.driver, progress_of(state))

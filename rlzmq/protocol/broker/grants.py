@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
+from rlzmq.core.patience import FACTOR
 from rlzmq.protocol.broker.published_state import PublishedState
 from rlzmq.protocol.broker.state import BrokerState, Peer
 from rlzmq.protocol.leases import GrantedLease, Turn, plan_lease, small_lease, step_allowance
@@ -16,8 +17,8 @@ __all__ = ["Grants"]
 
 _LEAST_MAX_S = 0.05
 _SLACK = 2.0  # times the expected duration of a lease
+_FAST = 0.7  # of the mean pace; a runner below it is not preferred
 _FRESH = 0.75  # fraction of the time until data is too old
-_PATIENCE = 5.0  # times the 99th percentile of a runner's vector steps
 _PACE_UNIT = 2.0**-60  # paces are added up as integers: exactly, in any order
 
 
@@ -73,20 +74,21 @@ class Grants:
         """Renew the leases of a runner that makes progress. End those that it never received."""
         state = self._state
         was_suspect = peer.is_suspect
+        peer.pace_s = message.pace_s
         if not message.is_sampling:
-            peer.watch.idle(now)
             peer.is_suspect = peer.is_overdue
-        elif peer.watch.stamp(message.progress, now):
+        elif message.progress != peer.progress:
+            peer.progress = message.progress
             peer.is_suspect = peer.is_overdue
-            state.leases.renew(peer.uuid, now, _PATIENCE * peer.watch.usual_s())
+            state.leases.renew(peer.uuid, now, FACTOR * peer.pace_s)
             state.moved("collecting", now)
         if peer.is_suspect != was_suspect:
             state.leases.changed.add(peer.uuid)
         if message.unaccepted:
             return  # a fragment is on its way and may answer a lease
-        held = set(message.leases)
+        held, lost_s = set(message.leases), max(state.options.resend_s, FACTOR * peer.travel.usual_s)
         for lease in state.leases.of_peer(peer.uuid):
-            if lease.lease_id not in held and now - lease.granted_at >= state.options.resend_s:
+            if lease.lease_id not in held and now - lease.granted_at >= lost_s:
                 state.leases.end(lease.lease_id)
 
     def expire(self, now: float) -> None:
@@ -120,7 +122,7 @@ class Grants:
         if not expected_s:  # granted while this was the only runner
             pace = holder.pace.env_steps_per_s
             expected_s = _SLACK * lease.num_env_steps / pace if pace else lease.timeout_s
-        late_s = max(lease.timeout_s, _PATIENCE * holder.watch.usual_s())
+        late_s = max(lease.timeout_s, FACTOR * holder.pace_s)
         return max(lease.granted_at, holder.fragment_at) + expected_s + late_s
 
     def progress(self, now: float) -> None:
@@ -170,6 +172,7 @@ class Grants:
                 pace=(peer.pace.env_steps_per_s or mean_pace) / mean_pace if mean_pace else 1.0,
                 leased_env_steps=state.leases.leased_env_steps(update.update_id),
                 held_env_steps=state.leases.held_env_steps(peer.uuid),
+                travel_steps=self._travel_steps(peer),
             )
             if not num_steps or (state.leases.num_of_peer(peer.uuid) and num_steps < length):
                 # No second lease near the end of a batch: the rest is granted to free runners once it is known
@@ -183,7 +186,7 @@ class Grants:
         while remaining > 0 and (
             first := self._first(kind for kind in self._queues if all_in_turn or not kind.num_leases)
         ):
-            if not grant(first[0]):
+            if not grant(self._at_hand(remaining) or first[0]):
                 return
         while remaining > (length - 1) * min((kind.num_envs for kind in self._queues), default=0):
             batch = (remaining + state.leases.leased_env_steps(update.update_id)) / num_runners
@@ -340,6 +343,23 @@ class Grants:
         if terms.staleness == 0 or terms.max_policy_lag < 0 or not pace:
             return float("inf")
         return _FRESH * max(1, terms.max_policy_lag - 1) * self._state.batch_of(terms) / pace
+
+    def _at_hand(self, remaining: int) -> Peer | None:
+        """Return the external runner that delivered last, if all that is left takes less time than its weights' way.
+
+        Then several runners would only share the path, and not be done any sooner.
+        """
+        peer = self._state.runners.get(self._state.last_delivery)
+        if peer is None or peer.is_suspect or self._state.leases.num_of_peer(peer.uuid):
+            return None
+        is_fast = peer.pace.env_steps_per_s >= _FAST * self._mean_pace()
+        return peer if is_fast and remaining <= self._travel_steps(peer) else None
+
+    def _travel_steps(self, peer: Peer) -> int:
+        """Return the number of env steps that an external runner samples while the data of a lease travels."""
+        if "@" not in peer.hello.name:
+            return 0
+        return int(peer.travel.usual_s * peer.sampling.env_steps_per_s)
 
     def _counted_envs(self, peer: Peer) -> int:
         """Return the expected env steps per vector step; before the first delivery at most those of other runners."""

@@ -134,6 +134,9 @@ class Intake:
         leases.end(message.lease_id)
         self._state.moved("collecting", now)
         peer.pace.note(message.num_env_steps, now - max(lease.granted_at, peer.fragment_at))
+        peer.travel.note(max(0.0, now - lease.granted_at - message.busy_s))
+        peer.sampling.note(message.num_env_steps, message.busy_s)
+        self._state.last_delivery = peer.uuid
         peer.fragment_at = now
         return lease
 

@@ -17,7 +17,8 @@ class BrokerOptions:
         run_id: Id of the run; peers of another run are refused.
         incarnation: Increases with every start of the run's broker, e.g. milliseconds of wall time.
         heartbeat_s: Interval of all heartbeats.
-        peer_timeout_s: A peer silent for this long is lost (the transport usually notices sooner).
+        peer_timeout_s: A peer silent for this long is lost, or for longer if it often is; see `Patience`. Usually the
+            transport notices sooner.
         resend_s: Time after which an unanswered message is sent again.
         recovery_grace_s: How long a restarted broker waits for runners to send fragments again that were used by an
             update trained in the meantime, so that its report is complete. It does not wait for runners that have been
@@ -32,11 +33,6 @@ class BrokerOptions:
         forget_after_s: A runner absent for this long is forgotten and may not come back.
         death_limit: Number of learner deaths during its training after which a fragment is quarantined.
         push_weights_below_bytes: Larger weights are only announced; receivers request them.
-        first_hung_after_s: Lower bound of the hang limit before the first minibatch of a single rank;
-            later limits follow its pace (see `ProgressWatch`).
-        late_after_s: Minimum silence of a working peer, or minimum wait for a rank, that is reported; see
-            `SilenceWatch` and `SlowRankDetector`.
-        rank_first_hung_after_s: The limit of `SlowRankDetector` until every rank has trained an update.
     """
 
     run_id: str
@@ -53,6 +49,3 @@ class BrokerOptions:
     forget_after_s: float = 3600.0
     death_limit: int = 3
     push_weights_below_bytes: int = 32 * 1024 * 1024
-    first_hung_after_s: float = 300.0
-    late_after_s: float = 2.0
-    rank_first_hung_after_s: float = 60.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 
+from rlzmq.core.patience import Patience
 from rlzmq.protocol.broker.newcomers import Newcomer
 from rlzmq.protocol.broker.published_state import PublishedState
 from rlzmq.protocol.broker.state import BrokerState, Peer
 from rlzmq.protocol.narrow_path import NARROW_PATH
-from rlzmq.protocol.progress_deadlines import ProgressWatch, SilenceWatch
 from rlzmq.wire.messages import Hello, Refused, Welcome
 
 __all__ = ["Registration"]
@@ -67,14 +67,15 @@ class Registration:
             state.by_routing.pop(previous.routing, None)
         peer = Peer(routing, hello, incarnation, now, next_update=hello.next_update)
         if previous is not None:
-            peer.sampled, peer.num_bad, peer.watch = previous.sampled, previous.num_bad, previous.watch
-            peer.silence, peer.pace = previous.silence, previous.pace
+            peer.sampled, peer.num_bad, peer.progress = previous.sampled, previous.num_bad, previous.progress
+            peer.silence, peer.pace, peer.pace_s = previous.silence, previous.pace, previous.pace_s
+            peer.travel, peer.sampling = previous.travel, previous.sampling
             peer.is_overdue, peer.shown_envs = previous.is_overdue, previous.shown_envs
             peer.num_offences, peer.num_unusable = previous.num_offences, previous.num_unusable
-            peer.has_worked = previous.has_worked and hello.role == "runner"  # a new group has not worked yet
+            peer.has_worked = previous.has_worked
         else:
-            peer.silence = SilenceWatch(state.options.heartbeat_s, state.options.late_after_s)
-        peer.silence.heard(now)
+            peer.silence = Patience(state.options.peer_timeout_s)
+        peer.silence.begin(now)
         state.by_routing[routing] = peer
         self._welcome(peer)
         self._seat(peer, is_new=not is_same)
@@ -83,7 +84,6 @@ class Registration:
     def forget(self, peer: Peer, event: str, detail: str = "") -> None:
         """Unregister a peer that left or was lost. Its leases are freed, its fragments kept."""
         state = self._state
-        state.is_roll_new = True
         state.by_routing.pop(peer.routing, None)
         role = peer.hello.role
         if role == "runner" and state.runners.get(peer.uuid) is peer:
@@ -204,7 +204,6 @@ class Registration:
 
     def _seat(self, peer: Peer, *, is_new: bool) -> None:
         state, hello = self._state, peer.hello
-        state.is_roll_new = True
         if hello.role == "runner":
             state.runners[hello.uuid] = peer
             state.leases.changed.add(hello.uuid)
@@ -218,8 +217,6 @@ class Registration:
                 state.num_ranks = hello.num_ranks
                 state.ranks.clear()
             state.ranks[hello.rank] = peer
-            if is_new:
-                peer.watch = ProgressWatch(first_timeout_s=state.options.first_hung_after_s)
         elif hello.role == "driver":
             state.driver = peer
             for field in ("package_version", "config_digest", "spaces_digest"):

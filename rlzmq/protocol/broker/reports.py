@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rlzmq.core.patience import FACTOR, STEP_S
 from rlzmq.protocol.broker.state import BrokerState, KeptReport, OpenedUpdate, Peer, Run
 from rlzmq.wire.fragment_message import FragmentRange, pack_blobs, pack_ranges
 from rlzmq.wire.messages import Progress, UpdateCommitted, UpdateReport
@@ -160,7 +161,7 @@ def status_of(state: BrokerState, now: float) -> dict[str, Any]:
     }
 
 
-def progress_of(state: BrokerState, patience_s: float) -> Progress:
+def progress_of(state: BrokerState) -> Progress:
     """Return what the broker has of the driver, and whether it moves."""
     next_open = state.next_commit or 0
     while next_open in state.open:
@@ -171,8 +172,16 @@ def progress_of(state: BrokerState, patience_s: float) -> Progress:
         state.min_generation,
         is_paused=state.is_paused,
         num_moves=state.num_moves,
-        patience_s=patience_s,
+        patience_s=_patience_s(state),
     )
+
+
+def _patience_s(state: BrokerState) -> float:
+    """Return how long a peer that works on the next update may make no progress."""
+    if state.next_commit in state.runs:
+        return max((peer.pace_s for peer in state.ranks.values()), default=0.0)
+    at_work = (peer for peer in state.runners.values() if state.leases.num_of_peer(peer.uuid))
+    return max((max(STEP_S, FACTOR * peer.pace_s) for peer in at_work), default=0.0)
 
 
 def waits_of(state: BrokerState, now: float) -> list[str]:

@@ -102,7 +102,6 @@ class Requests:
         state.min_generation = message.generation
         if state.generation < message.generation:
             state.ranks.clear()
-            state.is_roll_new = True
             state.generation = -1
         self._recovery.release()
         for entry in list(state.ledger.entries.values()):

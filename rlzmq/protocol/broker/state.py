@@ -7,6 +7,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
+from rlzmq.core.patience import Patience
 from rlzmq.protocol.accounting import DropReason
 from rlzmq.protocol.broker.newcomers import Newcomer, Newcomers
 from rlzmq.protocol.broker.options import BrokerOptions
@@ -15,7 +16,6 @@ from rlzmq.protocol.events import Instruction, Send
 from rlzmq.protocol.leases import LeaseBook, Pace
 from rlzmq.protocol.ledger import Entry, Ledger
 from rlzmq.protocol.narrow_path import Retries
-from rlzmq.protocol.progress_deadlines import ProgressWatch, SilenceWatch
 from rlzmq.protocol.weights import Publication
 from rlzmq.wire.codec import Buffer
 from rlzmq.wire.fragment_message import FragmentRange
@@ -47,11 +47,16 @@ class Peer:
     Attributes:
         routing: Routing id, which changes when the peer reconnects.
         next_update: For a learner: the first update that it has not trained.
-        is_suspect: Whether it let a lease expire, or hangs, without progress since then.
+        is_suspect: Whether it let a lease expire, without progress since then.
         is_overdue: For a runner: whether a lease expired despite its progress, and it has delivered nothing since then.
         shown_envs: For a runner: env steps of its largest fragment, at most its `num_envs`; 0 before the first.
-        has_worked: Whether the runner's samples were accepted, or the rank has entered a collective.
-        is_late: Whether one of its reports is overdue.
+        has_worked: Whether the runner's samples were accepted.
+        progress: What it last reported.
+        pace_s: For a runner, the longest recent time between two of its vector steps; for a rank, how long it may make
+            no progress.
+        silence: How long it may send nothing.
+        travel: For a runner, how long messages, weights and data are on their way for a lease.
+        sampling: For a runner, its speed without that.
         first_unacked: For a runner: the value in its last heartbeat.
         sampled: For a runner: number of env steps accepted from it.
         num_offences: Number of protocol violations; see `Admission.offend`.
@@ -69,9 +74,11 @@ class Peer:
     is_overdue: bool = False
     shown_envs: int = 0
     has_worked: bool = False
-    is_late: bool = False
-    watch: ProgressWatch = field(default_factory=ProgressWatch)
-    silence: SilenceWatch = field(default_factory=lambda: SilenceWatch(0.5, 2.0))
+    progress: int = -1
+    pace_s: float = 0.0
+    silence: Patience = field(default_factory=Patience)
+    travel: Patience = field(default_factory=Patience)
+    sampling: Pace = field(default_factory=Pace)
     first_unacked: int = 0
     sampled: int = 0
     num_bad: int = 0
@@ -90,14 +97,7 @@ class Peer:
     def heard(self, now: float) -> None:
         """Record a message from the peer."""
         self.heard_at = now
-        self.silence.heard(now)
-        self.is_late = False
-
-    def forgive(self, away_s: float, now: float) -> None:
-        """Discount a time in which this broker was stopped."""
-        self.heard_at = min(now, self.heard_at + away_s)
-        self.silence.forgive(away_s, now)
-        self.watch.forgive(away_s, now)
+        self.silence.moved(now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +181,7 @@ class BrokerState:
         self.runners: dict[str, Peer] = {}
         self.most_envs: int = 0  # largest `shown_envs` of the registered runners
         self.ranks: dict[int, Peer] = {}
-        self.is_roll_new: bool = (
-            True  # whether a peer has come, left, or is newly expected since the last look
-        )
+        self.last_delivery = ""  # the runner that fulfilled a lease last
         self.forgetters: dict[str, None] = {}  # runners that hold fewer fragments since learners were told
         self.driver: Peer | None = None
         self.names: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()

@@ -40,6 +40,7 @@ from typing import Any
 from rlzmq.core import faults, trace
 from rlzmq.core.errors import PeerLostError, ProtocolError
 from rlzmq.core.files import make_directories, opener, write_text
+from rlzmq.core.patience import FairClock
 from rlzmq.core.process_memory import end_if_out_of_memory, limit_memory
 from rlzmq.core.socket_directory import SocketDirectory
 from rlzmq.net.keys import CurveServer
@@ -168,6 +169,7 @@ class BrokerRole:
             wanted = {name: self._directory.address(name) for name in ("data", "weights")}
         self._listeners = BrokerListeners(self._on_message, self._on_broken)
         addresses = self._listeners.open(wanted, self._listen, self._curve, self._roles)
+        self._clock = FairClock(_TICK_S)
         self._tick_due = self._loop.time()
         self._tick()
         return addresses
@@ -190,10 +192,9 @@ class BrokerRole:
         if not self.ended.done():
             self.ended.set_result(("stopped", ""))
 
-    async def beat(self) -> None:
-        """Return at once if the event loop runs; raise the error if the broker has failed."""
-        if self.ended.done() and self.ended.exception() is not None:
-            self.ended.result()
+    async def run_until_failure(self) -> tuple[str, str]:
+        """Return (reason, detail) once the broker has been stopped; raise its error if it fails."""
+        return await asyncio.shield(self.ended)
 
     async def status(self) -> dict[str, Any]:
         """Return `BrokerCore.status` with statistics of the event loop and connections."""
@@ -264,6 +265,8 @@ class BrokerRole:
         now = self._loop.time()
         self.loop_lag_s = max(0.0, now - self._tick_due)
         self.max_loop_lag_s = max(self.max_loop_lag_s, self.loop_lag_s)
+        if self._listeners is not None:
+            self._core.data_moves(self._listeners.take_moving(self._core.state.by_routing), self._clock.now())
         self._handle(Tick())
         if self._listeners is not None:
             self._listeners.flush()
@@ -290,7 +293,7 @@ class BrokerRole:
             return
         num_accepted = self._core.state.ledger.num_accepted
         try:
-            instructions = self._core.handle(event, self._loop.time())
+            instructions = self._core.handle(event, self._clock.now())
         except Exception as error:  # the state may be inconsistent: a new broker rebuilds it from the peers
             end_if_out_of_memory(error, "broker")
             _log.exception("the broker fails")

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -39,8 +39,6 @@ _PROBES_S = (0.01, 0.1)
 _MAX_MESSAGE_BYTES = 1 << 30
 # Unread messages of an external peer after which libzmq stops reading from it.
 _MAX_UNREAD_MESSAGES = 64
-# Heartbeats are sent twice a second, so an unreachable peer is noticed within 1.5 s.
-_UNACKNOWLEDGED_MS = 1000
 # Of an external peer; all its frames together.
 _MAX_REMOTE_MESSAGE_BYTES = 1 << 29
 
@@ -109,6 +107,16 @@ class BrokerListeners:
     def when_read(self, peer: bytes, callback: Callable[[], None]) -> None:
         """Call a function once, after all messages that have arrived at the peer's door by now were handled."""
         self._routers[peer[:1]].when_read(callback)
+
+    def take_moving(self, peers: Iterable[bytes]) -> list[bytes]:
+        """Return the external peers from which data arrived since the last call, complete or not.
+
+        Args:
+            peers: The peers.
+        """
+        if _REMOTE not in self._routers or not (moving := self._routers[_REMOTE].take_moving()):
+            return []
+        return [peer for peer in peers if self.is_from_outside(peer) and peer.partition(b"|")[2] in moving]
 
     def flush(self) -> None:
         """Send deferred large messages; to be called regularly."""
@@ -190,12 +198,7 @@ class BrokerListeners:
         data = SocketOptions(max_message_bytes=max_message_bytes, linger_ms=500, receive_high_water_mark=0)
         weights = SocketOptions(max_message_bytes=max_message_bytes, send_high_water_mark=1)
         if door == _REMOTE:
-            # A peer that floods the broker and disconnects would make libzmq abort (see `SocketOptions`), so the broker
-            # sends no ZMTP heartbeats. Peers send them; unacknowledged answers reveal an unreachable peer.
-            data, weights = (
-                replace(options, heartbeat_interval_ms=0, unacknowledged_ms=_UNACKNOWLEDGED_MS)
-                for options in (replace(data, receive_high_water_mark=_MAX_UNREAD_MESSAGES), weights)
-            )
+            data = replace(data, receive_high_water_mark=_MAX_UNREAD_MESSAGES)
         sockets = [
             DrainSocket(
                 self._context,

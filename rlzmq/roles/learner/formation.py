@@ -19,8 +19,7 @@ import os
 import socket
 import stat
 import struct
-import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +49,6 @@ LEARNER_ROLE = "rlzmq.roles.learner.learner_role:LearnerRole"
 _KEEPALIVE_S, _NUM_KEEPALIVES = 1, 3
 # The request for all IPv4 addresses of this machine, from Linux's headers (netdevice(7)).
 _SIOCGIFCONF, _IFREQ_BYTES, _MAX_INTERFACES = 0x8912, 40, 1024
-
-_LOOK_EVERY_S = 1.0
 
 
 class StoreServer:
@@ -183,20 +180,17 @@ async def form_group(
     store: str,
     generation: int,
     *,
-    end_if_hanging: Callable[..., Awaitable[bool]],
     deadline_s: float,
     registers: bool = True,
 ) -> None:
     """Form a group of these ranks, all with the newest state among them.
 
-    A rank that hangs is killed: its event loop does not answer, or the attempt takes longer than `deadline_s`
-    (transferring a large state takes time).
+    Ranks without an answer at the deadline are killed, unless all have none.
 
     Args:
         handles: The ranks in rank order.
         store: The rendezvous store; see `LearnerRole.rejoin`.
         generation: Higher than all earlier ones.
-        end_if_hanging: ``await end_if_hanging(handle, what, is_certain=…)``; see `LearnerSupervisor`.
         deadline_s: Seconds for the whole attempt.
         registers: See `LearnerRole.rejoin`.
 
@@ -208,24 +202,18 @@ async def form_group(
         asyncio.ensure_future(handle.call("rejoin", rank, len(handles), store, generation, registers)): handle
         for rank, handle in enumerate(handles)
     }
-    deadline = time.monotonic() + deadline_s
     pending = set(calls)
     try:
-        while pending:
-            done, pending = await asyncio.wait(
-                pending, timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_EXCEPTION
-            )
-            failures = [error for call in done if (error := call.exception()) is not None]
-            for failure in sorted(failures, key=lambda failure: isinstance(failure, PeerLostError)):
-                raise failure  # an error of the user's code before its consequences
-            late = [calls[call] for call in pending]
-            is_over = time.monotonic() >= deadline
-            hanging = await asyncio.gather(
-                *(end_if_hanging(handle, "the forming of the group", is_certain=is_over) for handle in late)
-            )
-            if any(hanging):
-                names = ", ".join(handle.name for handle, hangs in zip(late, hanging, strict=True) if hangs)
-                raise PeerLostError(f"{names} hung while the learner group was formed")
+        done, pending = await asyncio.wait(pending, timeout=deadline_s, return_when=asyncio.FIRST_EXCEPTION)
+        failures = [error for call in done if (error := call.exception()) is not None]
+        for failure in sorted(failures, key=lambda failure: isinstance(failure, PeerLostError)):
+            raise failure  # an error of the user's code before its consequences
+        if pending:
+            late = [handle for call, handle in calls.items() if call in pending]
+            for handle in late if done else late[1:]:
+                handle.kill_hanging(f"the group was not formed within {deadline_s:g} s")
+            names = ", ".join(handle.name for handle in late)
+            raise PeerLostError(f"{names} did not answer while the learner group was formed")
     finally:
         for call in pending:
             call.cancel()

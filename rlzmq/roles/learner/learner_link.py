@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -39,6 +40,7 @@ from rlzmq.protocol.events import (
 from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.protocol.weights import PUBLICATION_PREFIX_BYTES, new_publication_buffer, seal_publication
 from rlzmq.roles.fragment_data import open_steps
+from rlzmq.roles.hang_watch import UpdateWatch
 from rlzmq.roles.learner.arrival_log import ArrivalLog
 from rlzmq.roles.learner.batch_check import BatchCheck
 from rlzmq.roles.learner.module_outputs import module_outputs
@@ -64,6 +66,7 @@ class LearnerLink(PeerLink):
         stores_module_outputs: Whether no custom connector piece changes the modules' outputs before they are stored.
         curve: Keys for a broker reached by TCP.
         arrivals: Log of the trained fragments; None: no log.
+        watch: Watches the updates.
     """
 
     def __init__(
@@ -80,10 +83,12 @@ class LearnerLink(PeerLink):
         stores_module_outputs: bool = False,
         curve: Curve = None,
         arrivals: ArrivalLog | None = None,
+        watch: UpdateWatch | None = None,
     ) -> None:
         super().__init__(LearnerCore(run_id, name, new_peer_id()), data_address, curve)
         self._learner = learner
         self._run_blocking = run_blocking
+        self._watch = watch
         self._run_id = run_id
         self._is_multi_agent = is_multi_agent
         self.num_env_steps_before = num_env_steps_before
@@ -138,6 +143,8 @@ class LearnerLink(PeerLink):
     @ends_link
     def _tick(self) -> None:
         self.core.progress = self._learner.progress
+        if self._watch is not None:
+            self.core.patience_s = self._watch.patience_s
         super()._tick()
 
     def act(self, instruction: Instruction) -> None:
@@ -204,7 +211,8 @@ class LearnerLink(PeerLink):
             start = time.perf_counter()
             if trace.is_on and self._trained_at is not None:
                 trace.span("wait", self._trained_at, start)
-            results = self._learner.update(episodes=batches, timesteps=timesteps)
+            with nullcontext() if self._watch is None else self._watch.call("an update"):
+                results = self._learner.update(episodes=batches, timesteps=timesteps)
             if self._arrivals is not None:
                 self._arrivals.end_update(self._learner)
             weights = self._snapshot(num_steps) if self._rank == 0 else None

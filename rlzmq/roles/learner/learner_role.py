@@ -14,13 +14,14 @@ from typing import Any
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults, trace
-from rlzmq.core.errors import PeerLostError
+from rlzmq.core.errors import DeadlineError, PeerLostError
 from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.process_memory import keep_freed_memory, limit_memory
 from rlzmq.learners.rank_modules import import_for_ranks
 from rlzmq.learners.torch_threads import set_torch_threads
 from rlzmq.modules.structure import has_convolutions
 from rlzmq.modules.weights import WeightsLayout
+from rlzmq.roles.hang_watch import UpdateWatch
 from rlzmq.roles.learner.arrival_log import ArrivalLog
 from rlzmq.roles.learner.formation import (
     connecting_timeout_s,
@@ -50,7 +51,14 @@ class LearnerRole(PeerRole):
     """
 
     def __init__(
-        self, config: BaseConfig, module_spec: Any, rank: int = 0, num_ranks: int = 1, incarnation: int = 0
+        self,
+        config: BaseConfig,
+        module_spec: Any,
+        rank: int = 0,
+        num_ranks: int = 1,
+        incarnation: int = 0,
+        *,
+        is_local: bool = False,
     ) -> None:
         set_torch_threads(config)
         apply_log_level(config)
@@ -69,6 +77,16 @@ class LearnerRole(PeerRole):
         self._synced_module_ids: list[str] | None = None
         self._arrivals: Any = None
         self._called_off: set[int] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        learner = self.learner
+        self.update_watch: UpdateWatch = UpdateWatch(
+            config,
+            f"learner-{rank}",
+            lambda: learner.progress,
+            lambda: learner.ranks.is_waiting,
+            lambda: learner.ranks.group is None,
+            self._report_hang if is_local else None,
+        )
         faults.at("learner.started")
 
     # -- on the actor's thread ------------------------------------------------------------------
@@ -114,7 +132,8 @@ class LearnerRole(PeerRole):
 
     def update(self, **kwargs: Any) -> dict[str, Any]:
         """See Learner.update."""
-        return self.learner.update(**kwargs)  # type: ignore[no-any-return]
+        with self.update_watch.call("an update"):
+            return self.learner.update(**kwargs)  # type: ignore[no-any-return]
 
     def get_state(self) -> dict[str, Any]:
         """See Learner.get_state."""
@@ -155,6 +174,7 @@ class LearnerRole(PeerRole):
 
     def close(self) -> None:
         """Leave the process group and close the arrival log, if any."""
+        self.update_watch.close()
         self.learner.ranks.leave()
         trace.flush()
         if self._arrivals is not None:
@@ -171,9 +191,11 @@ class LearnerRole(PeerRole):
         faults.at("learner.connect")
         if self.config.record_dir is not None:
             self._arrivals = ArrivalLog(self.config.record_dir, link["run_id"], self.config)
+        self._loop = asyncio.get_running_loop()
         self._link = LearnerLink(
             self.learner,
             self._run_blocking,
+            watch=self.update_watch,
             is_multi_agent=self.config.is_multi_agent,
             arrivals=self._arrivals,
             **link,
@@ -249,3 +271,9 @@ class LearnerRole(PeerRole):
         if not link.ended.done():
             raise PeerLostError(link.group_lost.result())
         return await link.ended  # type: ignore[no-any-return]
+
+    def _report_hang(self, error: DeadlineError) -> None:
+        """End the link because user code hangs; called on the watching thread."""
+        link = self._link
+        if self._loop is not None and link is not None:
+            self._loop.call_soon_threadsafe(link.fail, error)

@@ -37,7 +37,7 @@ __all__ = ["RemoteLearner"]
 # The only methods that the driver may call: other methods of LearnerRole take functions.
 _METHODS = frozenset(
     {
-        "beat",
+        "",
         "connect",
         "disconnect",
         "form",

@@ -65,9 +65,6 @@ class RemoteRunner:
         link = self._role._link if self._role is not None else None
         return int(link.core.num_env_steps_sampled) if link is not None else 0
 
-    async def beat(self) -> None:
-        """Return at once, which shows that the event loop runs."""
-
     async def start(self) -> str:
         """Make the envs and the module; return the name once the broker has registered this runner, or refused it.
 

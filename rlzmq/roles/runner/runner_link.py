@@ -34,13 +34,14 @@ from rlzmq.protocol.events import (
     LeaseFailed,
     ReceivedWeights,
     StartLease,
+    Tick,
 )
 from rlzmq.protocol.narrow_path import NARROW_PATH
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.protocol.weights import PUBLICATION_TOPIC
 from rlzmq.roles.fragment_data import by_env
+from rlzmq.roles.hang_watch import EnvWatch
 from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, Curve, PeerLink, ends_link, new_peer_id
-from rlzmq.roles.runner.env_watchdog import EnvWatch
 from rlzmq.wire.values import unpack_blob
 
 __all__ = ["IdleTime", "RunnerLink"]
@@ -223,6 +224,8 @@ class RunnerLink(PeerLink):
     def handle(self, event: Any) -> None:
         """Pass an event to the core after updating its progress; record accepted and committed fragments."""
         self.core.progress = self._role.env_watch.progress
+        if isinstance(event, Tick):
+            self.core.pace_s = self._role.env_watch.pace_s
         super().handle(event)
         idle, core = self._idle, self.core
         if core.path_is_narrow and not self._has_told_path:

@@ -23,8 +23,8 @@ from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.process_memory import limit_memory
 from rlzmq.learners.torch_threads import set_torch_threads
 from rlzmq.roles.fragment_data import sample_with_metrics, take_fragment
+from rlzmq.roles.hang_watch import EnvWatch
 from rlzmq.roles.peer_link import PeerRole
-from rlzmq.roles.runner.env_watchdog import EnvWatch
 from rlzmq.roles.runner.runner_link import RunnerLink
 from rlzmq.roles.runner.sampling_round import UntilEnd
 from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rlzmq.core.errors import DeadlineError
-from rlzmq.roles.runner.env_watchdog import EnvWatch
+from rlzmq.roles.hang_watch import EnvWatch, UpdateWatch
 from scripts import hangs
 
 # -- the watch alone ----------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def test_the_first_call_that_never_returns_is_noticed_in_its_time(
     }[call]
     text = str(sampling.hang[0])
     assert text.startswith(f"runner hangs: {what} has not returned for ")
-    place = r"\S+test_env_watchdog\.py:\d+ in _wait"
+    place = r"\S+test_hang_watch\.py:\d+ in _wait"
     assert re.search(rf" s \({setting}\), at {place}\. Its stack is on stderr\.$", text)
     assert "in _wait" in capfd.readouterr().err
 
@@ -183,3 +183,52 @@ async def test_a_hang_in_the_drivers_own_process_ends_the_run(tmp_path: Path) ->
         with pytest.raises(DeadlineError, match="a vector step has not returned for 1"):
             async with asyncio.timeout(60):
                 await algo.train()
+
+
+# -- updates ------------------------------------------------------------------------------------------
+
+
+class Rank:
+    """A learner whose progress the test sets, and its watch."""
+
+    def __init__(self, **settings: float) -> None:
+        self.progress, self.is_waiting, self.is_alone = 0, False, False
+        self.hang: list[DeadlineError] = []
+        self.noticed = threading.Event()
+        config: Any = SimpleNamespace(slow_call_warning_s=0, **settings)
+        self.watch = UpdateWatch(
+            config,
+            "learner-1",
+            lambda: self.progress,
+            lambda: self.is_waiting,
+            lambda: self.is_alone,
+            self._on_hang,
+        )
+
+    def _on_hang(self, error: DeadlineError) -> None:
+        self.hang.append(error)
+        self.noticed.set()
+
+
+def test_an_update_that_never_returns_is_noticed_and_waiting_for_others_is_none() -> None:
+    rank = Rank(learner_timeout_s=0, process_start_timeout_s=0)
+    rank.is_waiting = True
+    with rank.watch.call("an update"):
+        assert not rank.noticed.wait(4.0)
+        rank.is_waiting = False
+        assert rank.noticed.wait(10.0)
+    assert "learner-1 hangs: an update has not returned for" in str(rank.hang[0])
+    rank.watch.close()
+
+
+def test_how_long_an_update_may_make_no_progress() -> None:
+    rank = Rank(learner_timeout_s=60.0, process_start_timeout_s=300.0)
+    assert rank.watch.patience_s == 60.0, "its first one"
+    rank.is_alone = True
+    assert rank.watch.patience_s == 300.0
+    with rank.watch.call("an update"):
+        time.sleep(1.0)
+    assert rank.watch.patience_s == 30.0
+    rank.is_alone = False
+    assert 4.0 <= rank.watch.patience_s < 20.0, "five times its longest"
+    rank.watch.close()
