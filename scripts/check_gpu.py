@@ -23,10 +23,10 @@ import torch
 
 import rlzmq
 from rlzmq import PPOConfig, SingleAgentEnvRunner
+from rlzmq.algorithms.registry import ALGORITHMS
 from rlzmq.learners.distributed import RankGroup
 from rlzmq.replay import write_shard
 
-ALGORITHMS = ("ppo", "impala", "appo", "dqn", "sac", "tqc", "bc", "marwil", "cql", "iql")
 _WITH_CARTPOLE = ("ppo", "impala", "appo", "dqn")
 _OFFLINE = ("bc", "marwil", "cql", "iql")
 

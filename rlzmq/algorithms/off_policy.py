@@ -231,12 +231,12 @@ def check_no_compiled_update(config: AlgorithmConfig) -> None:
 
 
 def check_no_lr(config: AlgorithmConfig, instead: str) -> None:
-    """Check that `lr` is not set, for algorithms with three optimizers.
+    """Check that `lr` is not set, for algorithms with several optimizers.
 
     Raises:
         ConfigurationError: It is set.
     """
     if config.lr is not None:
         raise ConfigurationError(
-            f"config.lr={config.lr!r} has no effect: {config._algorithm} has three optimizers. Set {instead}."
+            f"config.lr={config.lr!r} has no effect: {config._algorithm} has several optimizers. Set {instead}."
         )

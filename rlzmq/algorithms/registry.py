@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlzmq.algorithms import ALGORITHMS
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.suggest import did_you_mean
@@ -20,18 +21,6 @@ __all__ = [
     "get_config_class",
 ]
 
-ALGORITHMS: dict[str, str] = {
-    "appo": "rlzmq.algorithms.appo:APPOConfig",
-    "bc": "rlzmq.algorithms.bc:BCConfig",
-    "cql": "rlzmq.algorithms.cql:CQLConfig",
-    "dqn": "rlzmq.algorithms.dqn:DQNConfig",
-    "impala": "rlzmq.algorithms.impala:IMPALAConfig",
-    "iql": "rlzmq.algorithms.iql:IQLConfig",
-    "marwil": "rlzmq.algorithms.marwil:MARWILConfig",
-    "ppo": "rlzmq.algorithms.ppo:PPOConfig",
-    "sac": "rlzmq.algorithms.sac:SACConfig",
-    "tqc": "rlzmq.algorithms.tqc:TQCConfig",
-}
 BASE_CONFIG = "rlzmq.algorithms.algorithm_config:AlgorithmConfig"
 
 

@@ -6,10 +6,9 @@ import dis
 import importlib
 import itertools
 import sys
-from collections.abc import Callable
 from typing import Any
 
-__all__ = ["GetName", "LazyModule", "lazy_names", "names_to_load"]
+__all__ = ["LazyModule", "names_to_load"]
 
 
 class LazyModule:
@@ -23,26 +22,6 @@ class LazyModule:
 
     def __getattr__(self, attribute: str) -> Any:
         return getattr(importlib.import_module(self._name), attribute)
-
-
-GetName = Callable[[str], Any]
-"""A module's ``__getattr__``, which returns the value of a name."""
-
-
-def lazy_names(package: str, /, **modules: str) -> GetName:
-    """Return a package's ``__getattr__``, which imports each name from its module on first use.
-
-    Args:
-        package: The package's ``__name__``, for error messages.
-        **modules: Name -> the module to import it from.
-    """
-
-    def get_name(name: str) -> Any:
-        if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(modules[name]), name)
-
-    return get_name
 
 
 def names_to_load(package: str) -> dict[str, str]:

@@ -802,7 +802,8 @@ class Learner(TellsUncalled, Checkpointable):
 
     def steps_optimizer(self, module_id: str, optimizer_name: str) -> bool:
         """Return whether the current minibatch's step includes an optimizer, see ``every`` of `register_optimizer`."""
-        return self._is_due(self._optimizers.entry(module_id, optimizer_name))
+        entries = self._optimizers.of_module(module_id)
+        return all(self._is_due(entry) for entry in entries if entry.name == optimizer_name)
 
     def _is_due(self, entry: RegisteredOptimizer) -> bool:
         return entry.every == 1 or self.num_gradient_updates_lifetime % entry.every == 0

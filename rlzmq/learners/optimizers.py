@@ -89,11 +89,7 @@ class OptimizerRegistry:
         names[name] = RegisteredOptimizer(module_id, name, optimizer, tuple(parameters), schedule, every)
 
     def get(self, module_id: str, name: str = DEFAULT_OPTIMIZER) -> Optimizer:
-        """Return one optimizer, or raise KeyError as `entry` does."""
-        return self.entry(module_id, name).optimizer
-
-    def entry(self, module_id: str, name: str) -> RegisteredOptimizer:
-        """Return one optimizer with the facts of its registration.
+        """Return one optimizer.
 
         Raises:
             KeyError: There is no optimizer of this name.
@@ -101,7 +97,7 @@ class OptimizerRegistry:
         names = self._by_module.get(module_id, {})
         if name not in names:
             raise KeyError(f"module {module_id!r} has no optimizer {name!r}.{did_you_mean(name, names)}")
-        return names[name]
+        return names[name].optimizer
 
     def of_module(self, module_id: str) -> list[RegisteredOptimizer]:
         """Return the module's optimizers in order of registration."""

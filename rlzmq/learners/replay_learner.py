@@ -23,6 +23,10 @@ from rlzmq.replay import EpisodeReplayBuffer, MultiAgentEpisodeReplayBuffer, Rep
 __all__ = ["ReplayLearner", "importance_weights"]
 
 
+# Share of the largest TD error in a sequence's priority, as in R2D2.
+_ETA = 0.9
+
+
 class _ReplaySettings(Protocol):
     """The config settings that ReplayLearner reads."""
 
@@ -51,7 +55,7 @@ class ReplayLearner(TargetNetworkLearner):
     Columns of a train batch: ``obs``, ``actions``, ``rewards`` (sums of ``n_step`` rewards), ``new_obs``,
     ``terminateds``, ``truncateds``, ``n_step`` (int64), ``weights`` (float32), ``replay_key`` (int64). Stateful modules
     get sequences ``[B, T, …]`` with ``state_in`` ``[B, …]`` and ``loss_mask``, which is False in the padding and in the
-    burn-in, without ``n_step`` and ``weights``.
+    burn-in; ``rewards`` are those of single steps, and with priorities there are ``weights`` and ``priority_key``.
     """
 
     trains_sequences: ClassVar[bool] = False
@@ -124,16 +128,11 @@ class ReplayLearner(TargetNetworkLearner):
                 "(FrameStackingEnvToModule and FrameStackingLearner)."
             )
         kind = settings.replay_buffer_class
-        if kind.uses_priorities:
+        if not kind.draws_sequences:
             raise ConfigurationError(
-                f"{where} is stateful, config.replay_buffer_config['type']={kind.__name__!r}: priorities are "
-                "those of single steps, but a stateful module is trained on sequences. Set "
-                "replay_buffer_config={'type': 'EpisodeReplayBuffer'}."
-            )
-        if settings.n_step not in (1, (1, 1)):
-            raise ConfigurationError(
-                f"{where} is stateful, config.n_step={settings.n_step}: sums of rewards are for single transitions, "
-                "but a stateful module is trained on sequences. Set n_step=1."
+                f"{where} is stateful, config.replay_buffer_config['type']={kind.__name__!r}: it draws "
+                "transitions, but a stateful module is trained on sequences. Use 'EpisodeReplayBuffer' or "
+                "'PrioritizedEpisodeReplayBuffer'."
             )
         longest = max_seq_len(module)
         if longest - burn_in_len < 2:
@@ -176,10 +175,30 @@ class ReplayLearner(TargetNetworkLearner):
         source.burn_ins = burn_ins
         return source
 
+    def drawn_n(self, batch: Mapping[str, Any]) -> Tensor:
+        """Return the n of each sequence's sums of rewards, int64 [B]."""
+        n, rewards = self._replay_settings.n_step, batch[Columns.REWARDS]
+        least, most = (n, n) if isinstance(n, int) else n
+        if least == most:
+            return torch.full(rewards.shape[:1], least, device=rewards.device)
+        return torch.randint(least, most + 1, rewards.shape[:1], device=rewards.device)
+
     def note_td_errors(self, module_id: str, batch: Mapping[str, Any], td_errors_B: Tensor) -> None:
-        """Set the TD errors of a module's rows, float [B]. They become priorities if the minibatch's step is taken."""
-        if REPLAY_KEY in batch:  # absent in batches made by the user
-            self._td_errors[module_id] = (batch[REPLAY_KEY], td_errors_B.detach())
+        """Set the TD errors of a module's rows, float [B], which become priorities if the minibatch's step is taken.
+
+        Of sequences, they are those of the trained steps, in the order of ``loss_mask``.
+        """
+        keys_B, td_errors_B = (
+            batch.get(REPLAY_KEY),
+            td_errors_B.detach(),
+        )  # absent in batches made by the user
+        if (mask := batch.get(Columns.LOSS_MASK)) is not None:
+            keys_B = batch.get("priority_key")  # absent if sequences are drawn uniformly
+            if keys_B is not None:
+                keys_B = keys_B[:, 0]
+                td_errors_B = sequence_priorities(td_errors_B, mask)
+        if keys_B is not None:
+            self._td_errors[module_id] = keys_B, td_errors_B
 
     def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
         super().before_gradient_based_update(timesteps=timesteps)
@@ -194,6 +213,45 @@ class ReplayLearner(TargetNetworkLearner):
             td_errors: NDArray[np.float32] = td_errors_B.cpu().numpy()
             is_finite = np.isfinite(td_errors)
             self.source.update_priorities(module_id, td_errors[is_finite], keys[is_finite])
+
+
+def with_n_step_sums(batch: Mapping[str, Any], n_B: Tensor, gamma: float) -> tuple[dict[str, Any], Tensor]:
+    """Return a batch of sequences with sums of rewards, and the index of the last step in each sum, int64 [B, T].
+
+    The sum of step t is Σ_{k<n} γ^k r_{t+k}. It ends with the sequence, so that ``n_step`` may be smaller than n.
+
+    Args:
+        batch: The batch: ``rewards``, ``terminateds``, ``truncateds``, [B, T], and ``seq_lens`` [B], by default T.
+        n_B: Numbers of rewards in a sum, int64 [B].
+        gamma: γ.
+    """
+    rewards_BT = batch[Columns.REWARDS].float()
+    num_steps = rewards_BT.shape[1]
+    steps_T = torch.arange(num_steps, device=rewards_BT.device)
+    lengths_B = batch.get(Columns.SEQ_LENS, torch.full_like(n_B, num_steps))
+    left_BT = (lengths_B[:, None] - steps_T).clamp(min=1)
+    counts_BT = torch.minimum(n_B[:, None], left_BT)
+    sums_BT = rewards_BT
+    for k in range(1, int(counts_BT.max())):
+        later_BT = torch.nn.functional.pad(rewards_BT[:, k:], (0, k))
+        sums_BT = sums_BT + gamma**k * later_BT * (counts_BT > k)
+    ends_BT = (steps_T + counts_BT - 1).clamp(max=num_steps - 1)
+    flags = {name: batch[name].gather(1, ends_BT) for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS)}
+    return {**batch, Columns.REWARDS: sums_BT, "n_step": counts_BT, **flags}, ends_BT
+
+
+def sequence_priorities(td_errors_N: Tensor, mask_BT: Tensor) -> Tensor:
+    """Return the priorities of sequences, η max |δ| + (1 - η) mean |δ| (R2D2), float [B].
+
+    Args:
+        td_errors_N: TD errors of the trained steps.
+        mask_BT: Which steps these are; at least one of each sequence.
+    """
+    errors_BT = torch.zeros(mask_BT.shape, device=td_errors_N.device).masked_scatter(
+        mask_BT, td_errors_N.abs()
+    )
+    means_B = errors_BT.sum(1) / mask_BT.sum(1)
+    return _ETA * errors_BT.amax(1) + (1.0 - _ETA) * means_B
 
 
 def importance_weights(batch: Mapping[str, Any]) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,16 +51,23 @@ class BurnIn:
     def options(self) -> dict[str, Any]:
         """Arguments of `EpisodeReplayBuffer.sample`. They include the ``state_out`` of the step before the burn-in."""
         return {
+            "n_step": None,  # the loss sums the rewards of a sequence
+            "full_length": True,
             "batch_length_T": self.num_drawn,
             "lookback": self.num_steps + 1,
             "include_extra_model_outputs": True,
         }
 
-    def extend(self, batch: EpisodeBatch) -> None:
+    def extend(self, batch: EpisodeBatch, state_before: Callable[[int], Any]) -> None:
         """Extend a sample's sequences to the burn-in, where ``loss_mask`` is False, and set their initial states.
 
-        The initial state is the ``state_out`` of the step before. If that step is not stored, e.g. at the beginning
-        of an episode, it is the state of a new episode.
+        The initial state is the ``state_out`` of the step before, or what the buffer knows of it if that step is not
+        stored. At the beginning of an episode, and in data that was recorded without states, it is that of a new
+        episode.
+
+        Args:
+            batch: The sample.
+            state_before: See `EpisodeReplayBuffer.state_before`.
         """
         num_before = np.minimum(batch.lookback, self.num_steps)
         for name, change in (
@@ -81,6 +88,9 @@ class BurnIn:
             return rows
 
         batch.initial_state = tree_map(states, batch.columns[Columns.STATE_OUT], self.initial_state)
+        for c in np.flatnonzero(~is_known & (batch.t_started > 0)).tolist():
+            if (known := state_before(int(batch.columns[REPLAY_KEY][batch.start[c]]))) is not None:
+                tree_map(lambda rows, state, c=c: rows.__setitem__(c, state), batch.initial_state, known)
 
 
 def divide_states(states: Sequence[Mapping[str, Any]], num_ranks: int) -> list[dict[str, Any]] | None:
@@ -189,12 +199,14 @@ class EpisodeReplay(BatchSource):
         self, module_id: str, num_items: int, rng: np.random.Generator, most: int
     ) -> Sequence[EpisodeBatch]:
         """Draw items from the steps of one module: a batch, or up to `most` if the buffer can draw them at once."""
-        burn_in, buffer = self.burn_ins.get(module_id), self.buffer
+        burn_in = self.burn_ins.get(module_id)
+        buffer: ReplayBuffer = self.buffer
         options = {**self.options, "rng": rng, **({} if burn_in is None else burn_in.options)}
         if self._beta is not None:
             options["beta"] = self._beta.value(self.progress.num_sampled)
         if isinstance(buffer, MultiAgentEpisodeReplayBuffer):
             batch = buffer.sample_modules(num_items, modules_to_sample=[module_id], **options)[module_id]
+            buffer = buffer.buffers[module_id]
         elif (
             isinstance(buffer, EpisodeReplayBuffer)
             and type(buffer).sample is EpisodeReplayBuffer.sample
@@ -205,7 +217,8 @@ class EpisodeReplay(BatchSource):
         else:
             batch = buffer.sample(num_items, **options)
         if burn_in is not None:
-            burn_in.extend(batch)
+            assert isinstance(buffer, EpisodeReplayBuffer)
+            burn_in.extend(batch, buffer.state_before)
         return [batch]
 
     @property

@@ -1,8 +1,9 @@
-"""StructureCache: values that depend on the submodules and tensors of modules."""
+"""StructureCache: values that depend on the submodules and tensors of modules; and their parameters as constants."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from operator import is_
 from typing import Any, Generic, TypeVar
@@ -10,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-__all__ = ["StructureCache", "has_convolutions", "parameters_of"]
+__all__ = ["StructureCache", "frozen", "has_convolutions", "parameters_of"]
 
 T = TypeVar("T")
 
@@ -90,3 +91,16 @@ def has_convolutions(modules: Iterable[Any]) -> bool:
         if isinstance(module, nn.Module)
         for part in module.modules()
     )
+
+
+@contextmanager
+def frozen(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Use parameters as constants in the block: a policy's loss does not train the critics that it asks."""
+    trained = [p for p in parameters if p.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)

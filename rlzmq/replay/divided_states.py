@@ -12,7 +12,7 @@ from rlzmq.core.tree import tree_map
 
 __all__ = ["divide_buffers"]
 
-_PER_STRETCH = ("episode_ids", "t_started", "length")
+_PER_STRETCH = ("episode_ids", "t_started", "length", "initial_state")
 _FLAGS = ("terminated", "truncated")
 
 

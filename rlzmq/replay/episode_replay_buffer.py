@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,8 @@ class EpisodeReplayBuffer(ReplayBuffer):
         on_removed: Called with the slots of steps that were removed.
         on_episode: Called with an episode's id and 1 when its first step is stored, -1 when its last one is removed.
     """
+
+    draws_sequences: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -123,6 +125,10 @@ class EpisodeReplayBuffer(ReplayBuffer):
     def num_bytes(self) -> int:
         """Size of the stored steps in bytes."""
         return self._store.num_bytes
+
+    def state_before(self, key: int) -> Any:
+        """Return the module's state before a step that begins a stored part of an episode; None: it is not known."""
+        return self._store.states.get(key & _SLOT_MASK)
 
     def get_metrics(self) -> dict[str, float]:
         """Return the current counts, the lifetime counts, and ``actual_n_step``: the mean number of rewards in a sum.
@@ -200,6 +206,7 @@ class EpisodeReplayBuffer(ReplayBuffer):
         include_extra_model_outputs: bool = False,
         lookback: int = 0,
         min_batch_length_T: int = 0,
+        full_length: bool = False,
         rng: np.random.Generator | None = None,
         sample_episodes: bool = True,
         to_numpy: bool = True,
@@ -226,6 +233,8 @@ class EpisodeReplayBuffer(ReplayBuffer):
             include_extra_model_outputs: Whether the items have the extra model outputs of their steps.
             lookback: Number of steps before each sequence to include, as far as they are stored.
             min_batch_length_T: Sequences shorter than this are redrawn.
+            full_length: Whether sequences drawn near the end of a stored part begin so much earlier that they have
+                ``batch_length_T`` steps, or as many as the part has.
             rng: Random generator; None: the buffer's generator.
             sample_episodes, to_numpy: As in RLlib, and always True: the result is a list of episodes of numpy arrays.
 
@@ -242,15 +251,18 @@ class EpisodeReplayBuffer(ReplayBuffer):
         length = self.batch_length_T if batch_length_T is None else batch_length_T
         num = self._num_to_draw(num_items, batch_size_B, length)
         self._check_sample(n_step, length)
-        starts = self._draw(num, rng)
+        starts = drawn = self._draw(num, rng)
         if min_batch_length_T > 1:
             starts = self._redraw_short(starts, min(min_batch_length_T, length), rng)
         if length == 1:
-            drawn = self._transitions(starts, n_step, drawn_n(n_step, num, rng), gamma, beta)
-            return self._filled(drawn, drawn.slots(), include_infos, include_extra_model_outputs)
-        return self._filled(
-            *self._sequences(starts, length, lookback), include_infos, include_extra_model_outputs
-        )
+            items = self._transitions(starts, n_step, drawn_n(n_step, num, rng), gamma, beta)
+            return self._filled(items, items.slots(), include_infos, include_extra_model_outputs)
+        if full_length:
+            starts = self._moved_back(starts, length)
+        batch, slots = self._sequences(starts, length, lookback)
+        for name, values in self._of_drawn(drawn, beta).items():
+            batch.columns[name] = values.repeat(batch.lookback + batch.length + 1)
+        return self._filled(batch, slots, include_infos, include_extra_model_outputs)
 
     def sample_transitions(
         self,
@@ -316,6 +328,10 @@ class EpisodeReplayBuffer(ReplayBuffer):
         """Draw steps; return their slots, int64 [num]."""
         return self._store.steps(rng.integers(self._store.num_steps, size=num))
 
+    def _of_drawn(self, slots: IntArray, beta: float) -> dict[str, NDArray[Any]]:
+        """Return further columns of sequences, a value for each, that follow from the drawn steps."""
+        return {}
+
     def _weights(self, slots: IntArray, beta: float) -> NDArray[np.float32]:
         return np.ones(len(slots), np.float32)
 
@@ -333,6 +349,14 @@ class EpisodeReplayBuffer(ReplayBuffer):
             f"{type(self).__name__}.sample: expected stretches of min_batch_length_T={least} steps, the longest "
             f"stored one has {self._store.longest}, and few or none are long enough."
         )
+
+    def _moved_back(self, starts: IntArray, length: int) -> IntArray:
+        """Return starts with at least `length` steps after them, as far as there are so many."""
+        num_missing = (self._walk(starts, length)[:, 1:] == NONE).sum(1)
+        for k in range(1, length):
+            before = self._store.previous[starts]
+            starts = np.where((num_missing >= k) & (before != NONE), before, starts)
+        return starts
 
     def _walk(self, starts: IntArray, num: int) -> IntArray:
         """Return the slots of the observations from each start, int64 [K, num + 1]; -1 after the last."""
@@ -436,6 +460,7 @@ class EpisodeReplayBuffer(ReplayBuffer):
             "episode_ids": [stretch.episode_id for stretch in stretches],
             "t_started": [stretch.t_started for stretch in stretches],
             "length": [stretch.num_steps for stretch in stretches],
+            "initial_state": [store.states.get(int(stretch.slots[0][0])) for stretch in stretches],
             "terminated": store.terminated[slots[last_steps]],
             "truncated": store.truncated[slots[last_steps]],
             "infos": {numbered[slot]: info for slot, info in store.infos.items() if slot in numbered},
@@ -467,6 +492,7 @@ class EpisodeReplayBuffer(ReplayBuffer):
                     truncated=state["truncated"],
                     episode_ids=list(state["episode_ids"]),
                     infos=dict(state["infos"]),
+                    initial_state=_stacked(state["initial_state"]),
                     observation_space=old.observation_space,
                     action_space=old.action_space,
                 ),
@@ -483,6 +509,17 @@ class EpisodeReplayBuffer(ReplayBuffer):
 
     def _add_stored(self, batch: EpisodeBatch, state: Mapping[str, Any]) -> IntArray:
         return self._store.add(batch, join=False)
+
+
+def _stacked(states: Sequence[Any]) -> Any:
+    """Return states as one tree with a row for each, zeros for None; None if all are None."""
+    known = [state for state in states if state is not None]
+    if not known:
+        return None
+    zeros = tree_map(np.zeros_like, known[0])
+    return tree_map(
+        lambda *leaves: np.stack(leaves), *(zeros if state is None else state for state in states)
+    )
 
 
 def check_samples_episodes(where: str, sample_episodes: bool, to_numpy: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, Self, cast
+from typing import Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
 
@@ -42,6 +42,8 @@ class HindsightEpisodeReplayBuffer(EpisodeReplayBuffer):
         compute_terminated: The same for a single step: whether it ends the episode; None: it ends as recorded.
         n_sampled_goal: Number of transitions with another goal for each one with the recorded goal, >= 0.
     """
+
+    draws_sequences: ClassVar[bool] = False
 
     def __init__(
         self,

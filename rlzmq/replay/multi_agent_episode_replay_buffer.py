@@ -66,6 +66,8 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
         keeps_extra_model_outputs: The argument; changes apply to modules without a buffer.
     """
 
+    draws_sequences: ClassVar[bool] = True
+
     def __init__(
         self,
         capacity: int = 10_000,

@@ -24,7 +24,8 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
 
     A new step gets the highest priority of any step so far (initially 1), and none has less than 1e-6. Draws are
     stratified: each comes from another of equal parts of Σ p_j^α. The column ``weights`` of samples is (N P_i)^-β
-    divided by the largest such weight in the sample.
+    divided by the largest such weight in the sample. A sequence has the weight of the drawn step, whose key is in the
+    column ``priority_key``.
 
     Args:
         capacity, batch_size_B, batch_length_T, metrics_num_episodes_for_smoothing, keeps_extra_model_outputs, seed: See
@@ -96,6 +97,9 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
         priorities = self._tree.get(slots)
         weights: NDArray[np.float32] = ((priorities / priorities.min()) ** -beta).astype(np.float32)
         return weights
+
+    def _of_drawn(self, slots: IntArray, beta: float) -> dict[str, NDArray[Any]]:
+        return {"weights": self._weights(slots, beta), "priority_key": self._keys(slots)}
 
     def update_priorities(self, td_errors: Any, keys: Any = None) -> None:
         """Update the priorities of steps. Steps that have been evicted in the meantime are ignored.

@@ -25,6 +25,9 @@ class ReplayBuffer(ABC):
     uses_priorities: ClassVar[bool] = False
     """Whether `sample` takes ``beta``, the exponent of importance weights, and `update_priorities` is called."""
 
+    draws_sequences: ClassVar[bool] = False
+    """Whether `sample` has the further arguments of `EpisodeReplayBuffer.sample`, for modules with a state."""
+
     @classmethod
     def from_config(cls, config: object, **arguments: Any) -> Self:
         """Return a learner's buffer.

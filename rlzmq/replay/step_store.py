@@ -82,6 +82,7 @@ class StepStore:
         serial: int64 [num_slots], number of the step among all added steps; distinguishes steps that used the same
             slot.
         infos: Non-empty info dicts by slot.
+        states: The module's states before stretches that begin in mid-episode, by their first slots.
         bytes_per_slot: Size of one slot of all columns.
         num_steps, num_evicted, num_episodes_evicted, num_added, num_episodes_added: Counts.
     """
@@ -116,6 +117,7 @@ class StepStore:
         self.next = self.previous = self.t = self.serial = np.empty(0, np.int64)
         self.terminated = self.truncated = np.empty(0, np.bool_)
         self.infos: dict[int, dict[str, Any]] = {}
+        self.states: dict[int, Any] = {}
         self.observation_space: Any = None
         self.action_space: Any = None
         self.num_steps = self.num_added = self.num_evicted = 0
@@ -263,6 +265,10 @@ class StepStore:
             self.next[path[-1]] = NONE
             if is_new:
                 self.previous[path[0]] = NONE
+                if self._keeps_extra_model_outputs and batch.initial_state is not None and t_starts[c]:
+                    self.states[int(path[0])] = tree_map(
+                        lambda leaf, c=c: leaf[c].copy(), batch.initial_state
+                    )
         steps, following = _joined([path[:-1] for path in paths]), _joined([path[1:] for path in paths])
         counts = np.array(list(map(len, fresh)), np.int64)
         # In the order of the chunks, so that a chunk that continues another chunk of this batch sets the link last.
@@ -364,9 +370,9 @@ class StepStore:
     def _give_back(self, slots: IntArray) -> None:
         self._free[self._num_free : self._num_free + len(slots)] = slots
         self._num_free += len(slots)
-        if self.infos:
-            for slot in slots.tolist():
-                self.infos.pop(slot, None)
+        for by_slot in (self.infos, self.states):
+            for slot in slots.tolist() if by_slot else ():
+                by_slot.pop(slot, None)
 
     def _reserve(self, num: int) -> None:
         """Reserve `num` free slots. Most systems do not allocate memory before it is written."""

@@ -20,6 +20,7 @@ from rlzmq import (
 )
 from rlzmq.algorithms.registry import get_config_class
 from rlzmq.replay import write_shard
+from tests.learners.all_algorithms import REPLAYING
 
 OBSERVATIONS = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
 DISCRETE = gym.spaces.Discrete(3)
@@ -40,6 +41,7 @@ USABLE = {
     "dqn": ["Discrete"],
     "sac": ["Discrete", "Box"],
     "tqc": ["Box"],
+    "td3": ["Box"],
     "cql": ["Box"],
     "iql": ["Box"],
     "bc": [name for name in SPACES if name != "Text"],
@@ -209,7 +211,7 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "sac", "tqc"])
+@pytest.mark.parametrize("algorithm", REPLAYING)
 @pytest.mark.parametrize(("training", "text"), SETTINGS)
 def test_replay_settings_that_cannot_work_are_refused(
     algorithm: str, training: dict[str, Any], text: str

@@ -221,7 +221,7 @@ def test_other_action_spaces_and_settings_without_effect_are_refused(config_clas
     config = config_class().environment("Pendulum-v1").offline_data(input_="data")
     config.copy().validate()
     for change, words in (
-        (lambda c: c.training(lr=0.1), f"{name} has three optimizers. Set actor_lr, critic_lr and"),
+        (lambda c: c.training(lr=0.1), f"{name} has several optimizers. Set actor_lr, critic_lr and"),
         (lambda c: c.environment(normalize_actions=False), "normalize_actions=False"),
         (lambda c: c.offline_data(input_=None), "input_ is None"),
     ):

@@ -14,16 +14,10 @@ import pytest
 import rlzmq
 from rlzmq import (
     AlgorithmConfig,
-    APPOConfig,
     ConfigurationError,
-    CQLConfig,
-    DQNConfig,
-    IMPALAConfig,
-    IQLConfig,
     PPOConfig,
-    SACConfig,
-    TQCConfig,
 )
+from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
 
 # What the library does not read itself, and what is so whatever the value.
 _OF_USERS = {"learner_config_dict"}
@@ -44,10 +38,7 @@ def test_each_setting_is_read_or_fixed() -> None:
         assert field.default in field.only, name
 
 
-@pytest.mark.parametrize(
-    "config_class",
-    [PPOConfig, IMPALAConfig, APPOConfig, DQNConfig, SACConfig, TQCConfig, CQLConfig, IQLConfig],
-)
+@pytest.mark.parametrize("config_class", [get_config_class(name) for name in ALGORITHMS])
 def test_each_setting_is_declared_once_and_explained(config_class: type[AlgorithmConfig]) -> None:
     config = config_class()
     assert config.keys() == list(config_class._fields)

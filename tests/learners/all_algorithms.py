@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 import rlzmq
-from rlzmq import PPOConfig, SingleAgentEnvRunner
+from rlzmq import OffPolicyConfig, PPOConfig, SingleAgentEnvRunner
+from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
 from rlzmq.replay import write_shard
 
-ALGORITHMS = ("ppo", "impala", "appo", "dqn", "sac", "tqc", "bc", "marwil", "cql", "iql")
-ON_POLICY = ("ppo", "impala", "appo")
-REPLAYING = ("dqn", "sac", "tqc")
-NUM_OPTIMIZERS = {"sac": 3, "tqc": 3, "cql": 3, "iql": 3}
+REPLAYING = tuple(name for name in ALGORITHMS if issubclass(get_config_class(name), OffPolicyConfig))
+ON_POLICY = tuple(name for name in ALGORITHMS if get_config_class(name)().is_online and name not in REPLAYING)
+NUM_OPTIMIZERS = {"sac": 3, "tqc": 3, "cql": 3, "iql": 3, "td3": 2}
 
 
 def record_pendulum(folder: Path) -> Path:

@@ -14,6 +14,7 @@ from rlzmq import ConfigurationError
 from tests.learners.all_algorithms import (
     ALGORITHMS,
     NUM_OPTIMIZERS,
+    REPLAYING,
     config_of,
     record_pendulum,
     trained,
@@ -103,7 +104,7 @@ def test_a_compiled_forward_pass_trains_the_same(algorithm: str, data: Path) -> 
         assert np.allclose(weights_of(compiled)[name], value, atol=1e-5), name
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "sac", "tqc", "cql", "iql"])
+@pytest.mark.parametrize("algorithm", [*REPLAYING, "cql", "iql"])
 def test_a_complete_update_with_target_networks_is_not_compiled(algorithm: str, data: Path) -> None:
     config = config_of(algorithm, data).framework(
         torch_compile_learner=True, torch_compile_learner_what_to_compile="complete_update"

@@ -26,6 +26,11 @@ from rlzmq.core.tree import tree_leaves
 from rlzmq.learners.replay_source import BurnIn
 from rlzmq.replay import EpisodeReplayBuffer
 
+
+class OnlyTransitions(EpisodeReplayBuffer):
+    draws_sequences = False
+
+
 CELL, LONGEST, BURN_IN, GAMMA = 4, 6, 3, 0.9
 OBSERVATIONS = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
 
@@ -89,7 +94,7 @@ def extended(episodes: list[SingleAgentEpisode], num: int = 200, num_steps: int 
     buffer.add(episodes)
     batch = buffer.sample(batch_size_B=num, **burn_in.options)
     drawn = batch.t_started.copy(), batch.length.copy()
-    burn_in.extend(batch)
+    burn_in.extend(batch, buffer.state_before)
     for one, t_drawn, num_drawn in zip(batch, *drawn, strict=True):
         mask = one.get_extra_model_outputs(Columns.LOSS_MASK)
         expected = min(num_steps, t_drawn - min(e.t_started for e in episodes))
@@ -131,6 +136,75 @@ def test_where_no_step_before_is_stored_sequences_begin_with_a_new_episodes_stat
     assert (batch.initial_state["c"] == 7.0).all()
 
 
+def test_a_part_that_begins_in_mid_episode_begins_with_the_state_that_it_was_recorded_with() -> None:
+    burn_in = BurnIn(1, {"h": np.zeros(CELL, np.float32), "c": np.zeros(CELL, np.float32)}, 4)
+    whole = EpisodeBatch.from_episodes([episode(40)])
+    whole.initial_state = {"h": np.zeros((1, CELL), np.float32), "c": np.zeros((1, CELL), np.float32)}
+    buffer = EpisodeReplayBuffer(30, seed=1)
+    for begin in range(0, 40, 7):  # a stretch may have a quarter of 30 steps
+        buffer.add(whole.slice_steps(begin, min(begin + 7, 40)))
+    other = EpisodeReplayBuffer(30)
+    other.set_state(buffer.get_state())
+    for each in (buffer, other):
+        batch = each.sample(batch_size_B=300, **burn_in.options)
+        burn_in.extend(batch, each.state_before)
+        assert (batch.t_started > 0).all()  # the first part was evicted
+        assert batch.length.min() >= 4
+        assert (batch.initial_state["h"] == batch.t_started[:, None]).all()
+        assert (batch.initial_state["c"] == -batch.t_started[:, None]).all()
+
+
+def test_sequences_have_the_priorities_of_r2d2() -> None:
+    buffer = {"type": "PrioritizedEpisodeReplayBuffer", "capacity": 1000, "alpha": 1.0, "beta": 1.0}
+    learner = learner_with_steps(episode(13), episode(9, first=100), replay_buffer_config=buffer, n_step=2)
+    batch = drawn(learner)
+    columns = learner._builder.build(episodes=batch).columns["default_policy"]
+    outputs = learner.forward_train({"default_policy": columns})["default_policy"]
+    noted = {}
+    learner.note_td_errors = lambda module_id, batch, errors: noted.update(errors=errors)
+    options = {"module_id": "default_policy", "config": learner.config, "batch": columns, "fwd_out": outputs}
+    learner.compute_loss_for_module(**options)
+    del learner.note_td_errors
+    learner.compute_loss_for_module(**options)
+    keys, priorities = learner._td_errors["default_policy"]
+    errors, first = noted["errors"].abs().numpy(), 0
+    for c, mask in enumerate(columns[Columns.LOSS_MASK].numpy()):
+        mine = errors[first : first + mask.sum()]
+        first += mask.sum()
+        assert abs(float(priorities[c]) - (0.9 * mine.max() + 0.1 * mine.mean())) < 1e-6
+    assert first == len(errors)
+    stored = learner.source.buffer
+    (again,) = learner.source.batches(1, np.random.default_rng(5))
+    learner.source.update_priorities("default_policy", priorities.numpy(), keys.numpy())
+    (again,) = learner.source.batches(1, np.random.default_rng(5))
+    firsts = again.start
+    weights, keys_again = again.columns["weights"][firsts], again.columns["priority_key"][firsts]
+    slots = keys_again & 0xFFFFFFFF
+    of_slots = stored._tree.get(slots)
+    np.testing.assert_allclose(weights, of_slots.min() / of_slots, rtol=1e-6)
+
+
+@pytest.mark.parametrize("burn_in_len", [0, 2])
+def test_a_run_never_begins_a_sequence_in_mid_episode_without_a_state(burn_in_len: int) -> None:
+    made: Any = config(burn_in_len=burn_in_len, model={"max_seq_len": 8})
+    made.environment("CartPole-v1", observation_space=None, action_space=None)
+    made.env_runners(num_env_runners=0, num_envs_per_env_runner=8)
+    made.training(replay_buffer_config={"type": "EpisodeReplayBuffer", "capacity": 200}, train_batch_size=24)
+    made.training(num_steps_sampled_before_learning_starts=200)
+    made.reporting(min_sample_timesteps_per_iteration=500, min_time_s_per_iteration=0)
+    with made.build() as algo:
+        algo.train()
+        source = algo.learner_group.foreach_learner(lambda learner: learner)[0].source
+        source.batch_size = 2000
+        (batch,) = source.batches(1, np.random.default_rng(0))
+    is_zero = (batch.initial_state["h"] == 0.0).all(1)
+    assert not (is_zero & (batch.t_started > 0)).any()
+    assert is_zero.any()
+    mask = batch.columns[Columns.LOSS_MASK][batch.step_slots()]
+    num_trained = np.bincount(batch.step_chunks()[mask], minlength=len(batch))
+    assert num_trained.mean() > 0.95 * (8 - burn_in_len)
+
+
 def learner_with_steps(*episodes: SingleAgentEpisode, **settings: Any) -> Any:
     learner = config(**settings).build_learner()
     learner.source.add(EpisodeBatch.from_episodes(episodes))
@@ -169,10 +243,12 @@ def unrolled(one: SingleAgentEpisode, state: Any, encoder: Any, af: Any, vf: Any
     return torch.cat(values)
 
 
-@pytest.mark.parametrize("double_q", [True, False])
-def test_the_loss_is_that_of_lstms_unrolled_by_hand(double_q: bool) -> None:
+@pytest.mark.parametrize(("double_q", "n_step"), [(True, 1), (False, 1), (True, 3), (False, 20)])
+def test_the_loss_is_that_of_lstms_unrolled_by_hand(double_q: bool, n_step: int) -> None:
     learner = learner_with_steps(
-        episode(13), episode(2, first=100), episode(5, first=200, terminated=False), double_q=double_q
+        *(episode(13), episode(2, first=100), episode(5, first=200, terminated=False)),
+        double_q=double_q,
+        n_step=n_step,
     )
     module, batch = learner.module["default_policy"], drawn(learner)
     losses = []
@@ -183,9 +259,11 @@ def test_the_loss_is_that_of_lstms_unrolled_by_hand(double_q: bool) -> None:
             target = unrolled(one, state, module._target_encoder, module._target_af, module._target_vf)
         mask = one.get_extra_model_outputs(Columns.LOSS_MASK)
         for t in np.flatnonzero(mask).tolist():
-            is_end = one.is_terminated and t == len(one) - 1
-            best = (online if double_q else target)[t + 1].argmax()
-            y = float(one.get_rewards(t)) + GAMMA * (not is_end) * target[t + 1, best]
+            end = min(t + n_step, len(one))
+            best = (online if double_q else target)[end].argmax()
+            y = sum(GAMMA**k * float(one.get_rewards(t + k)) for k in range(end - t))
+            if not (one.is_terminated and end == len(one)):
+                y += GAMMA ** (end - t) * target[end, best]
             losses.append(functional.mse_loss(online[t, int(one.get_actions(t))], y))
     train_batch = learner._builder.build(episodes=batch)
     columns = train_batch.columns["default_policy"]
@@ -221,9 +299,10 @@ def test_both_paths_give_the_same_sequences() -> None:
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (config(replay_buffer_config={}), r"replay_buffer_config\['type'\]='Prioritized.*Set replay_buffer"),
-        (config(n_step=3), r"n_step=3: .* Set n_step=1\."),
-        (config(n_step=(1, 2)), r"n_step=\(1, 2\)"),
+        (
+            config(replay_buffer_config={"type": OnlyTransitions}),
+            r"\['type'\]='OnlyTransitions'.*Use 'EpisodeReplayBuffer' or",
+        ),
         (config(burn_in_len=LONGEST - 1), r"burn_in_len=5: .* max_seq_len=6, .* at most max_seq_len - 2"),
         (config(burn_in_len=0, model={"max_seq_len": 1}), "max_seq_len=1"),
         (
@@ -238,10 +317,8 @@ def test_settings_that_do_not_fit_stateful_modules_are_refused(made: DQNConfig, 
 
 
 def test_a_run_with_such_settings_is_refused_when_it_is_built() -> None:
-    made = config(replay_buffer_config={}).environment(
-        "CartPole-v1", observation_space=None, action_space=None
-    )
-    with pytest.raises(ConfigurationError, match="Set replay_buffer_config"):
+    made = config(burn_in_len=LONGEST).environment("CartPole-v1", observation_space=None, action_space=None)
+    with pytest.raises(ConfigurationError, match="burn_in_len=6"):
         made.build()
 
 
@@ -372,3 +449,39 @@ def test_sac_refuses_stateful_modules() -> None:
     )
     with pytest.raises(ConfigurationError, match="use_lstm"):
         made.rl_module(model_config={"use_lstm": True}).build_learner()
+
+
+class Corridor(gym.Env[Any, Any]):
+    """A cue in the first observation; six steps later the action that it names is worth 1, the other -1."""
+
+    def __init__(self, config: Any = None) -> None:
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t, self.cue = 0, int(self.np_random.integers(2))
+        return np.array([2 * self.cue - 1, 0], np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        is_end = self.t == 7
+        reward = (1.0 if action == self.cue else -1.0) if is_end else 0.0
+        return np.array([0, self.t == 6], np.float32), reward, is_end, False, {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_was_seen_six_steps_ago_is_remembered() -> None:
+    made: Any = DQNConfig().environment(Corridor).debugging(seed=1)
+    made.env_runners(num_env_runners=0, num_envs_per_env_runner=8)
+    made.rl_module(
+        model_config={"fcnet_hiddens": [32], "use_lstm": True, "lstm_cell_size": 32, "max_seq_len": 8}
+    )
+    made.training(n_step=3, lr=2e-3, gamma=0.95, epsilon=[(0, 1.0), (6000, 0.05)], train_batch_size=256)
+    made.training(target_network_update_freq=200)
+    made.reporting(min_sample_timesteps_per_iteration=2000, min_time_s_per_iteration=0)
+    with made.build() as algo:
+        for _ in range(6):
+            result = algo.train()
+    assert result["env_runners"]["episode_return_mean"] > 0.6  # without memory 0

@@ -18,7 +18,7 @@ from rlzmq.algorithms.dqn.dqn_loss import (
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.replay_learner import ReplayLearner, importance_weights
+from rlzmq.learners.replay_learner import ReplayLearner, importance_weights, with_n_step_sums
 from rlzmq.learners.target_network_learner import discounts, target_outputs
 from rlzmq.learners.update_counts import Scalar
 from rlzmq.modules.apis import QNetAPI, TargetNetworkAPI
@@ -58,13 +58,18 @@ class DQNLearner(ReplayLearner):
         settings = cast(DQNTrainingSettings, config)
         module = self.module[module_id].unwrapped()
         # The trained steps of a stateful module's sequences become rows.
-        mask = batch[Columns.LOSS_MASK] if module.is_stateful() else None
+        mask: Tensor | None = None
+        if module.is_stateful():
+            batch, ends_BT = with_n_step_sums(batch, self.drawn_n(batch), config.gamma)
+            mask = batch[Columns.LOSS_MASK]
+            assert mask is not None
+            sequences_B, next_steps_B = mask.nonzero()[:, 0], ends_BT[mask] + 1
 
         def rows(values: Tensor) -> Tensor:
             return values if mask is None else values[:, : mask.shape[1]][mask]
 
         def next_rows(values: Tensor) -> Tensor:
-            return values if mask is None else values[:, 1:][mask]
+            return values if mask is None else values[sequences_B, next_steps_B]
 
         q_BA = rows(module.require_output(fwd_out, "qf_preds"))
         # A Discrete space may begin at another number than 0.
@@ -106,8 +111,7 @@ class DQNLearner(ReplayLearner):
             )
             probs_BAZ = rows(module.require_output(fwd_out, "qf_probs"))
             self.log_stats(module_id, distribution_stats(probs_BAZ, target["atoms"]))
-        if mask is None:  # sequences are drawn uniformly
-            self.note_td_errors(module_id, batch, td_errors_B)
+        self.note_td_errors(module_id, batch, td_errors_B)
         values_BA = q_BA.detach()
         stats: dict[str, Scalar] = {
             "qf_loss": loss,

@@ -1,16 +1,11 @@
 """IQL: implicit Q-learning (Kostrikov et al. 2021, arXiv:2110.06169)."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
-from rlzmq.algorithms.iql.iql_config import IQLConfig
-from rlzmq.core.lazy import GetName, lazy_names
+from rlzmq.algorithms.iql.iql_config import IQLConfig as IQLConfig
+from rlzmq.core.lazy import LazyModule
 
 if TYPE_CHECKING:
-    from rlzmq.algorithms.classes import IQL
+    from rlzmq.algorithms.classes import IQL as IQL
 
-__all__ = ["IQL", "IQLConfig"]
-
-# These import torch, which configs do not need.
-__getattr__: GetName = lazy_names(__name__, IQL="rlzmq.algorithms.classes")
+__getattr__ = LazyModule("rlzmq.algorithms.classes").__getattr__

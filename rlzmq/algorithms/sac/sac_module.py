@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -22,7 +21,7 @@ from rlzmq.modules.default_models.mlp import MLP
 from rlzmq.modules.default_models.streams import MultiStreamEncoder, build_encoder
 from rlzmq.modules.distributions import TorchSquashedGaussian
 from rlzmq.modules.rl_module import TorchRLModule
-from rlzmq.modules.structure import StructureCache, parameters_of
+from rlzmq.modules.structure import StructureCache, frozen, parameters_of
 
 __all__ = ["Critic", "DefaultSACModule", "critic_values", "require_box"]
 
@@ -46,12 +45,17 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
     has_temperature: ClassVar[bool] = True
     """Whether the module has `log_alpha`."""
 
+    own_settings: ClassVar[Mapping[str, Any]] = {}
+    """Further settings in `model_config`, with their defaults; they become attributes."""
+
     def setup(self) -> None:
         where = self.describe()
         model = dict(self.model_config)
         alpha = float(model.pop("initial_alpha", 1.0))
         num_critics = int(model.pop("n_critics", 2 if model.pop("twin_q", True) else 1))
         num_outputs = int(model.pop("n_quantiles", 1))
+        for name, default in self.own_settings.items():
+            setattr(self, name, model.pop(name, default))
         config = DefaultModelConfig.from_dict(model, where=f"model_config of the {where}")
         if config.use_lstm:
             raise ConfigurationError(
@@ -73,7 +77,7 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
         self._mask = ObservationMask(observation_space, action_space, where=where)
         space = self._mask.space
         self.pi_encoder: Any = _encoder(space, config, where)
-        self.pi: PolicyHead = PolicyHead(self.pi_encoder.output_dim, action_space, config, where=where)
+        self.pi: Any = self.make_policy_head(config, where)
         if not self.inference_only:
             inputs = space if self._is_discrete else gym.spaces.Tuple((space, action_space))
             if isinstance(action_space, gym.spaces.Discrete):
@@ -85,6 +89,11 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
                 self.log_alpha: nn.Parameter = nn.Parameter(torch.tensor(math.log(alpha)))
             self.make_target_networks()
             self._critic_parameters = StructureCache(_parameters_of)
+
+    def make_policy_head(self, config: DefaultModelConfig, where: str) -> nn.Module:
+        """Return the network `pi`, from features to the inputs of the action distribution."""
+        assert self.action_space is not None
+        return PolicyHead(self.pi_encoder.output_dim, self.action_space, config, where=where)
 
     def make_target_networks(self) -> None:
         self.target_qfs: nn.ModuleList = copy.deepcopy(self.qfs).requires_grad_(False)
@@ -117,7 +126,7 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
             qf_preds = q.gather(-1, index[:, None, None].expand(-1, q.shape[1], 1)).squeeze(-1)
         else:
             qf_preds = self._predictions(q)
-        with _without_gradients(self._critic_parameters.of([self.qfs])):
+        with frozen(self._critic_parameters.of([self.qfs])):
             q_curr, logp = self._soft_values(logits, obs, self.qfs)
         return {
             Columns.ACTION_DIST_INPUTS: logits,
@@ -205,19 +214,6 @@ def critic_values(critics: nn.ModuleList, inputs: Any) -> Tensor:
 
 def _parameters_of(modules: list[nn.Module]) -> list[Tensor]:
     return [parameter for module in modules for parameter in parameters_of(module)]
-
-
-@contextmanager
-def _without_gradients(parameters: list[Tensor]) -> Iterator[None]:
-    """Use parameters as constants in the block."""
-    parameters = [p for p in parameters if p.requires_grad]
-    for parameter in parameters:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in parameters:
-            parameter.requires_grad_(True)
 
 
 def require_box(module: TorchRLModule, algorithm: str, others: str, *, or_discrete: bool = False) -> None:
