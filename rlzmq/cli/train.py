@@ -112,6 +112,8 @@ def run(arguments: Sequence[str]) -> int:
             faults.arm("driver")
             open_stack_channel("driver")
             options = _parse(algorithm, list(arguments[1:]))
+            if options.on == "local" and (options.cluster or options.dry_run):
+                raise ConfigurationError("--cluster and --dry-run are for --on ENGINE, e.g. --on ssh.")
             options.quiet |= options.dry_run  # it prints a script
             with _taken(algorithm, options) as (directory, config):
                 if options.on == "local":

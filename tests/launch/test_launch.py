@@ -16,8 +16,14 @@ _SUBMIT = ["train", "ppo", "--env", "CartPole-v1", "--run-dir", "runs/x", "--on"
 
 def submitted(directory: Path, cluster: str, *more: str) -> subprocess.CompletedProcess[str]:
     (directory / "cluster.toml").write_text(cluster)
-    command = [sys.executable, "-m", "rlzmq", *_SUBMIT, "--cluster", "cluster.toml", *more]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return rlzmq(directory, *_SUBMIT, "--cluster", "cluster.toml", *more)
+
+
+def rlzmq(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command, environment = (
+        [sys.executable, "-m", "rlzmq", *arguments],
+        {**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     return subprocess.run(
         command, cwd=directory, env=environment, capture_output=True, text=True, check=False
     )
@@ -53,9 +59,25 @@ def test_jobs_for_slurm_are_a_shell_script(tmp_path: Path) -> None:
         ("", ("--overwrite",), "--overwrite"),
         ("", ("--on", "slrum"), "Did you mean 'slurm'"),
         ("", ("--on", "ssh"), r"\[head\] needs hosts"),
+        ("", ("--on", "local"), "--on ENGINE"),
     ],
 )
 def test_wrong_jobs_are_refused(tmp_path: Path, cluster: str, more: tuple[str, ...], problem: str) -> None:
     done = submitted(tmp_path, cluster, *more)
     assert done.returncode == 78
     assert re.search(problem, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "problem"),
+    [
+        ("scale runs/none --runners 2", 78, "was not started with --on"),
+        ("scale runs/none", 78, "expected --runners or --learners"),
+        ("launch logs runs/none", 78, "is not a run"),
+        ("launch cluster.toml", 2, "expected logs or stop"),
+    ],
+)
+def test_runs_that_no_engine_runs_are_named(tmp_path: Path, command: str, code: int, problem: str) -> None:
+    done = rlzmq(tmp_path, *command.split())
+    assert done.returncode == code
+    assert problem in done.stderr
