@@ -257,12 +257,13 @@ class OfflineDataSettings:
     """Recorded data for offline algorithms, and recording of sampled episodes.
 
     Args:
-        input_: Directory with shards at any depth, or a list of directories and files, on each learner's machine.
+        input_: Directory with shards or Parquet files at any depth, or a list of directories and files, on each
+            learner's machine.
             Required by offline algorithms (BC, MARWIL, CQL, IQL), and only for these.
         dataset_num_iters_per_learner: Batches that each learner trains in an update; None: one epoch.
         input_read_method: Must be None: data are shards.
-        input_read_episodes: Must be True: shards hold episodes.
-        input_read_sample_batches: Must be False.
+        input_read_episodes: Has no effect; accepted for compatibility with RLlib. A file's columns tell what it holds.
+        input_read_sample_batches: Has no effect; see `input_read_episodes`.
         materialize_data: Has no effect; accepted for compatibility with RLlib. Files are mapped into memory.
         materialize_mapped_data: Has no effect; accepted for compatibility with RLlib. Batches are built for each
             update, with the current weights.
@@ -276,8 +277,8 @@ class OfflineDataSettings:
     input_: str | list[str] | None = None
     dataset_num_iters_per_learner: PositiveInt | None = None
     input_read_method: Any = fixed(default=None, instead=_WRITE)
-    input_read_episodes: bool = fixed(default=True, instead=_WRITE)
-    input_read_sample_batches: bool = fixed(default=False, instead=_WRITE)
+    input_read_episodes: bool = fixed(default=True, others=(False,))
+    input_read_sample_batches: bool = fixed(default=False, others=(True,))
     materialize_data: bool = fixed(default=False, others=(True,))
     materialize_mapped_data: bool = fixed(default=False, others=(True,))
     output: str | None = None

@@ -37,6 +37,7 @@ from rlzmq.core.space_plain import space_from_plain, space_to_plain
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.episode_joining import join_chunks
+from rlzmq.replay.parquet_data import read_parquet
 
 __all__ = ["OpenedShards", "SkippedShard", "column_form", "find_shards", "open_shards", "write_shard"]
 
@@ -44,7 +45,7 @@ _MAGIC = b"rlzmqep1"
 _PREFIX = struct.Struct("<8sIIQ")
 _FIRST_CHECKED = 12  # the CRC covers the bytes from here on
 _ALIGNMENT = 64
-_SUFFIX, _UNFINISHED = ".shard", ".shard.part"
+_SUFFIX, _UNFINISHED, _PARQUET = ".shard", ".shard.part", ".parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ def open_shards(paths: str | Path | Sequence[str | Path]) -> OpenedShards:
     skipped.
 
     Args:
-        paths: A directory with shards at any depth, a shard's file, or a list of these.
+        paths: A directory with shards or Parquet files (see `read_parquet`) at any depth, one file, or a list of these.
 
     Raises:
         ConfigurationError: A path does not exist, no shard is usable, or their columns do not fit together.
@@ -199,7 +200,7 @@ def find_shards(place: Path) -> list[Path]:
     """Return the files of all shards below a directory, complete or not, by name; a file is returned itself."""
     if place.is_file():
         return [place]
-    return sorted([*place.rglob(f"*{_SUFFIX}"), *place.rglob(f"*{_UNFINISHED}")])
+    return sorted(file for end in (_SUFFIX, _UNFINISHED, _PARQUET) for file in place.rglob(f"*{end}"))
 
 
 def _open(path: Path) -> EpisodeBatch:
@@ -208,6 +209,10 @@ def _open(path: Path) -> EpisodeBatch:
     Raises:
         ProtocolError: The file is torn, altered, or not of this release.
     """
+    if path.suffix == _PARQUET:
+        batch = read_parquet(path)
+        batch.meta["normalize_actions"] = None
+        return batch
     if path.name.endswith(_UNFINISHED):
         raise ProtocolError("unfinished: its writer is still at work, or was killed")
     with path.open("rb") as file:

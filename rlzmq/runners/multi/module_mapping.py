@@ -19,6 +19,7 @@ __all__ = ["checked_mapping", "module_spaces"]
 
 class _HasConfig(Protocol):
     config: BaseConfig
+    multi_rl_module: Any
 
     @property
     def multi_rl_module(self) -> Any: ...

@@ -1,0 +1,139 @@
+"""Recorded data in Parquet: RLlib's rows of episodes, and rows of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+
+from rlzmq import BCConfig, ConfigurationError, CQLConfig, IQLConfig, MARWILConfig
+from rlzmq.replay import open_shards
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+LENGTHS = (5, 7, 6)
+
+
+def packed(value: Any) -> Any:
+    """Encode arrays and numbers of numpy as msgpack-numpy does."""
+    if isinstance(value, np.ndarray):
+        kind, shape = value.dtype.str, list(value.shape)
+        return {b"nd": True, b"type": kind, b"kind": b"", b"shape": shape, b"data": value.tobytes()}
+    if isinstance(value, np.generic):
+        return {b"nd": False, b"type": value.dtype.str, b"data": value.tobytes()}
+    raise TypeError(type(value))
+
+
+def steps(action: Callable[[np.random.Generator], Any]) -> list[dict[str, Any]]:
+    """Return rows of steps: three episodes, of which the second is truncated."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for e, length in enumerate(LENGTHS):
+        obs = rng.uniform(-1, 1, (length + 1, 3)).astype(np.float32)
+        for t in range(length):
+            is_over = t == length - 1
+            row = {"eps_id": f"e{e}", "t": t, "obs": obs[t], "new_obs": obs[t + 1], "actions": action(rng)}
+            row |= {"rewards": float(t), "terminateds": is_over and e != 1, "truncateds": is_over and e == 1}
+            rows.append(row | {"action_logp": np.float32(-0.5)})
+    return rows
+
+
+def write_steps(path: Path, rows: list[dict[str, Any]], without: tuple[str, ...] = ()) -> Path:
+    names = [name for name in rows[0] if name not in without]
+    plain = {name: [np.asarray(row[name]).tolist() for row in rows] for name in names}
+    pq.write_table(pa.table(plain), path)
+    return path
+
+
+def write_episodes(path: Path, rows: list[dict[str, Any]], lookback: int = 0) -> Path:
+    """Write the steps as RLlib writes episodes; every second one in lists instead of arrays."""
+    items = []
+    for e in range(len(LENGTHS)):
+        mine = [row for row in rows if row["eps_id"] == f"e{e}"]
+        columns = {name: [row[name] for row in mine] for name in ("obs", "actions", "rewards", "action_logp")}
+        columns["obs"].append(mine[-1]["new_obs"])
+
+        def buffer(values: list[Any], is_list: bool = bool(e % 2)) -> dict[str, Any]:
+            data = values if is_list else np.asarray(values)
+            return {"data": data, "lookback": lookback, "finalized": not is_list, "space": None}
+
+        state = {
+            name: buffer(columns[column])
+            for name, column in (("observations", "obs"), ("actions", "actions"), ("rewards", "rewards"))
+        }
+        state |= {"id_": f"e{e}", "t_started": lookback, "t": len(mine), "infos": buffer([{}], True)}
+        state |= {
+            "is_terminated": bool(mine[-1]["terminateds"]),
+            "is_truncated": bool(mine[-1]["truncateds"]),
+        }
+        state["extra_model_outputs"] = {"action_logp": buffer(columns["action_logp"])}
+        items.append(msgpack.packb(state, default=packed))
+    pq.write_table(pa.table({"item": items}), path)
+    return path
+
+
+def test_both_forms_hold_the_same_episodes(tmp_path: Path) -> None:
+    rows = steps(lambda rng: int(rng.integers(2)))
+    shuffled = [rows[i] for i in np.random.default_rng(1).permutation(len(rows))]
+    for path in (write_episodes(tmp_path / "a.parquet", rows), write_steps(tmp_path / "b.parquet", shuffled)):
+        (batch,) = open_shards(path).shards
+        episodes = {episode.id_: episode for episode in batch}
+        assert {name: len(episode) for name, episode in episodes.items()} == {"e0": 5, "e1": 7, "e2": 6}
+        for name, episode in episodes.items():
+            mine = [row for row in rows if row["eps_id"] == name]
+            np.testing.assert_array_equal(
+                episode.get_observations(slice(0, -1)), [row["obs"] for row in mine]
+            )
+            np.testing.assert_array_equal(episode.get_observations(-1), mine[-1]["new_obs"])
+            assert list(episode.get_actions()) == [row["actions"] for row in mine]
+            assert list(episode.get_rewards()) == [row["rewards"] for row in mine]
+            assert set(episode.get_extra_model_outputs("action_logp")) == {-0.5}
+            assert (episode.is_terminated, episode.is_truncated) == (name != "e1", name == "e1")
+    (batch,) = open_shards(write_episodes(tmp_path / "a.parquet", rows, lookback=2)).shards
+    assert [(episode.t_started, len(episode)) for episode in batch] == [(2, 3), (2, 5), (2, 4)]
+
+
+def test_columns_that_are_missing_are_inferred(tmp_path: Path) -> None:
+    rows = steps(lambda rng: int(rng.integers(2)))
+    path = write_steps(tmp_path / "a.parquet", rows, without=("eps_id", "t", "new_obs"))
+    (batch,) = open_shards(path).shards
+    # The last step of the truncated one has no next observation.
+    assert [len(episode) for episode in batch] == [5, 6, 6]
+
+
+def test_what_is_no_recorded_data_is_skipped_with_the_reason(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "other.parquet")
+    evil = msgpack.packb({b"nd": True, b"type": "|O", b"kind": b"O", b"shape": [1], b"data": b"x"})
+    pq.write_table(pa.table({"item": [evil]}), tmp_path / "objects.parquet")
+    (tmp_path / "torn.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ConfigurationError) as raised:
+        open_shards(tmp_path)
+    text = str(raised.value)
+    assert "expected the column 'item', or obs, actions, rewards; got x" in text
+    assert "Python objects" in text
+    assert "torn.parquet" in text
+
+
+@pytest.mark.parametrize("kind", [BCConfig, MARWILConfig, CQLConfig, IQLConfig])
+@pytest.mark.parametrize("write", [write_episodes, write_steps])
+def test_offline_algorithms_train_on_both_forms(tmp_path: Path, kind: Any, write: Any) -> None:
+    continuous = kind in (CQLConfig, IQLConfig)
+    rows = steps(
+        (lambda rng: rng.uniform(-1, 1, 2).astype(np.float32))
+        if continuous
+        else lambda rng: int(rng.integers(2))
+    )
+    path = write(tmp_path / "data.parquet", rows)
+    actions = gym.spaces.Box(-1.0, 1.0, (2,)) if continuous else gym.spaces.Discrete(2)
+    config = kind().environment(observation_space=gym.spaces.Box(-1.0, 1.0, (3,)), action_space=actions)
+    config.offline_data(input_=str(path), dataset_num_iters_per_learner=1).rl_module(
+        model_config={"fcnet_hiddens": [8]}
+    )
+    with config.training(train_batch_size_per_learner=8).build() as algo:
+        assert algo.train()["num_env_steps_trained_lifetime"] >= 8
