@@ -79,7 +79,7 @@ def _array(item: dict[Any, Any]) -> Any:
     if b"nd" not in item:
         return item
     kind = item[b"type"]
-    if not isinstance(kind, str | bytes) or np.dtype(kind).hasobject or item.get(b"kind") == b"O":
+    if not isinstance(kind, str) or np.dtype(kind).hasobject:
         raise ValueError("an array of Python objects")
     found = np.frombuffer(item[b"data"], np.dtype(kind))
     return found.reshape(item[b"shape"]) if item[b"nd"] else found[0]

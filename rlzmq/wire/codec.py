@@ -60,7 +60,7 @@ WIRE_VERSION = 5
 # small, their containers are bounded, and large data has separate frames.
 MAX_HEADER_BYTES = 64 * 1024
 MAX_ARRAYS = 1024
-MAX_DEPTH = 16
+MAX_DEPTH = 64  # a column's tree of 16 levels takes three for each
 _MAX_CONTAINER_LENGTH = 16 * 1024
 _MAX_MAP_LENGTH = 4 * 1024
 _MAX_NDIM = 32
