@@ -1138,7 +1138,7 @@ class Learner(TellsUncalled, Checkpointable):
 
     def get_parameters(self, module: Any) -> list[Tensor]:
         """Return the parameters of one module; [] for a plain RLModule, which has no networks."""
-        module = module.unwrapped()
+        module = module.unwrapped() if hasattr(module, "unwrapped") else module  # or a part of one
         return list(module.parameters()) if isinstance(module, nn.Module) else []
 
     def get_param_ref(self, param: Tensor) -> Tensor:
@@ -1391,7 +1391,7 @@ class Learner(TellsUncalled, Checkpointable):
     def _parameter_names(self) -> dict[int, str]:
         names: dict[int, str] = {}
         for _, module in self.module.items():
-            module = module.unwrapped()
+            module = module.unwrapped() if hasattr(module, "unwrapped") else module  # or a part of one
             if isinstance(module, nn.Module):
                 names.update((id(p), name) for name, p in module.named_parameters())
         return names
