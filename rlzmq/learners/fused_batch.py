@@ -136,7 +136,7 @@ def _module_columns(
         episodes = episodes.select(np.flatnonzero(episodes.length))
     if len(episodes) == 0:
         return {}
-    module = module.unwrapped() if hasattr(module, "unwrapped") else module  # or a part of one
+    module = module.unwrapped()
     if module.is_stateful() and Columns.STATE_OUT not in episodes.columns:
         return None
     rows = _Rows(episodes, plan.add_one_ts)

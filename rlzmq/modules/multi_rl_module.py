@@ -248,7 +248,7 @@ class MultiRLModule(RLModule):
         wanted, without = _by_module(components), _by_module(not_components) or {}
         state = {}
         for module_id, module in self._rl_modules.items():
-            module = module.unwrapped() if hasattr(module, "unwrapped") else module  # or a part of one
+            module = module.unwrapped()
             if (wanted is not None and module_id not in wanted) or without.get(module_id, True) is None:
                 continue
             if inference_only and module.learner_only:

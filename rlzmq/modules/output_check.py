@@ -85,7 +85,7 @@ class _TrialCall:
     @classmethod
     def of(cls, module: RLModule, *, num_steps: int) -> _TrialCall | None:
         """Return a trial; None for the library's own modules, or if there is no input to try."""
-        module = module.unwrapped() if hasattr(module, "unwrapped") else module  # or a part of one
+        module = module.unwrapped()
         if type(module).__module__.startswith("rlzmq.modules.default_models"):
             return None
         if module.observation_space is None or module.action_space is None:

@@ -45,7 +45,7 @@ def save_module(module: Any, path: str | Path) -> Path:
     module in ``rl_module/weights``.
     """
     about = {"module": type(module).__qualname__}
-    module = module.unwrapped() if hasattr(module, "unwrapped") else module  # or a part of one
+    module = module.unwrapped()
     kind = "multi" if module.is_multi else "single"
     components = {_ROOT: {"kind": kind, "spec": _spec_class(kind).from_module(module).to_dict()}}
     state = module.get_state()

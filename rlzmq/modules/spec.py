@@ -186,7 +186,7 @@ class RLModuleSpec:
     @classmethod
     def from_module(cls, module: RLModule) -> Self:
         """Return a spec that builds modules like this one (without the weights)."""
-        module = module.unwrapped() if hasattr(module, "unwrapped") else module  # or a part of one
+        module = module.unwrapped()
         return cls(
             module_class=type(module),
             observation_space=module.observation_space,

@@ -19,7 +19,6 @@ __all__ = ["checked_mapping", "module_spaces"]
 
 class _HasConfig(Protocol):
     config: BaseConfig
-    multi_rl_module: Any
 
     @property
     def multi_rl_module(self) -> Any: ...
