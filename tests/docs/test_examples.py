@@ -25,3 +25,11 @@ def test_a_league_that_grows_and_drops_its_oldest_player_plays_connect_four(
         runpy.run_path(str(script), run_name="__main__")
     assert " of 4 games won" in (said := capsys.readouterr().out)
     assert "league: ['random', 'main_2']" in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", ["td3", "crossq"])
+def test_an_algorithm_outside_of_the_package_learns(name: str) -> None:
+    result = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](iterations=14, seed=1)
+    assert result["env_runners"]["episode_return_mean"] > -250.0
