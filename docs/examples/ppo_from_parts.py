@@ -4,7 +4,7 @@
 # ///
 """Write PPO yourself, from an env runner, a module, an advantage estimator and a learner, in one file.
 
-Its weights are to the last bit those of ``PPOConfig().build()`` with the same settings.
+Its weights are those of ``PPOConfig().build()`` with the same settings, up to the rounding of the loss.
 """
 
 import argparse
@@ -42,9 +42,7 @@ class ClippedSurrogateLearner(TorchLearner):
         values = module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS))
         value_loss = (values - batch[Columns.VALUE_TARGETS]).square().mean()
         entropy = dist.entropy().mean()
-        self.log_stats(
-            module_id, {"policy_loss": policy_loss, "vf_loss": value_loss, "entropy": entropy}
-        )
+        self.log_stats(module_id, {"policy_loss": policy_loss, "vf_loss": value_loss, "entropy": entropy})
         return policy_loss + config.vf_loss_coeff * value_loss - config.entropy_coeff * entropy
 
 
