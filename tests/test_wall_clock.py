@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "rlzmq"
 ALLOWED = {
     "algorithms/checkpoint_keeper.py",
     "net/join_file.py",
+    "launch/k8s.py",
     "core/run_lock.py",
     "core/socket_directory.py",
     "roles/broker/broker_role.py",

@@ -5,7 +5,7 @@
 | the actor system     | each process          | the answer to a beat  | `ANSWER_S`, at first `FIRST_S`          |
 | a runner, a rank     | its own user code     | a return, a minibatch | `STEP_S`; a rank with peers `ANSWER_S`  |
 | a peer, the broker   | the broker, its peers | any message           | `ANSWER_S`, and their options           |
-| a socket             | another machine       | any byte              | `LINK_S`                                |
+| a socket             | another machine       | any byte              | `LINK_S`, at first `ANSWER_S`           |
 | the driver           | the run               | any progress          | twice the others', and a minute         |
 
 The limit is the least time, or `FACTOR` times the longest recent interval if that is more. Time for which the machine

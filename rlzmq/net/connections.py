@@ -28,7 +28,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rlzmq.core.patience import FIRST_S, LINK_S, FairClock, Patience
+from rlzmq.core.patience import ANSWER_S, LINK_S, FairClock, Patience
 from rlzmq.net.events import SocketEvent
 
 with contextlib.suppress(ModuleNotFoundError):  # runs in several processes need it, clients do not
@@ -72,7 +72,7 @@ class _Connection:
     was_read: bool = False
     is_cut: bool = False
     received: int = 0
-    silence: Patience = field(default_factory=lambda: Patience(LINK_S, FIRST_S))
+    silence: Patience = field(default_factory=lambda: Patience(LINK_S, ANSWER_S))
 
     def num_received(self) -> int:
         info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_OFFSET + _RECEIVED.size)

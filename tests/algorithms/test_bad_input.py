@@ -129,7 +129,7 @@ DATA: dict[str, tuple[Callable[[Path, Any], None], str]] = {
     "nothing": (lambda path, actions: None, r"expected shards .* got none\s+Record episodes"),
     "no directory": (lambda path, actions: path.rmdir(), "does not exist. Name the directory"),
     "other files": (
-        lambda path, actions: (path / "data.parquet").touch(),
+        lambda path, actions: (path / "data.csv").touch(),
         r"expected shards .* got none\s+Record",
     ),
     "a torn shard": (torn, "got 1 of which none is usable"),

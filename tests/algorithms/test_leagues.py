@@ -13,7 +13,6 @@ from rlzmq import (
     Algorithm,
     AlgorithmConfig,
     APPOConfig,
-    ConfigurationError,
     DQNConfig,
     PPOConfig,
     RLModuleSpec,
@@ -230,11 +229,6 @@ def test_a_module_that_the_algorithm_cannot_train_is_refused_and_nothing_changes
         needed = "QNetAPI" if algorithm == "dqn" else "ValueFunctionAPI"
         with pytest.raises(TypeError, match=f"needs module 'new' .WithoutValues. to be a {needed}"):
             algo.add_module("new", RLModuleSpec(module_class=WithoutValues))
-        if algorithm == "dqn":
-            with pytest.raises(
-                ConfigurationError, match=r"'new'.*is stateful.*priorities are those of single steps"
-            ):
-                algo.add_module("new", RLModuleSpec(model_config={"use_lstm": True}))
         assert sorted(algo.config.module_ids) == ["p0", "p1"]
         assert trained_of(algo.train()) == {"p0", "p1"}
         algo.add_module("new", RLModuleSpec(module_class=WithoutValues), add_to_learners=False)

@@ -152,7 +152,6 @@ def test_an_unknown_preset_names_the_closest() -> None:
     ("given", "advice"),
     [
         ("CartPole-v1", "PPOConfig().environment('CartPole-v1').build()"),
-        ({"env": "CartPole-v1"}, "PPOConfig.from_dict({…}).build()"),
         (PPOConfig, "PPOConfig().environment(…).build()"),
     ],
 )

@@ -21,6 +21,7 @@ BY_NUMBER = {
     "rlzmq/actors/fork_main.py": "children that it has not waited for",
     "scripts/mutate.py": "children that it has not waited for",
     "scripts/resume_exactly.py": "a child that it has not waited for",
+    "tests/support/kubernetes.py": "groups of children that it has not waited for",
 }
 LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 

@@ -106,7 +106,7 @@ async def test_a_runner_that_sends_nothing_else_ends_the_run_with_what_it_sent(
             await algo.train()
     text = "\n".join([str(caught.value), *caught.value.__notes__])
     assert re.fullmatch(
-        rf"env runner 0 {what}\.\n"
+        rf"(env runner 0|runner-0 \(pid \d+\)) {what}\.\n"
         r"env runner 0 is not restarted: max_num_env_runner_restarts=1 is spent\.",
         text,
     ), text

@@ -14,9 +14,11 @@ from gymnasium.spaces import Box, Discrete
 from recovery_runs import check_account, kill, small, until
 
 from rlzmq import RLModuleSpec
+from rlzmq.actors import system
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.core.errors import DeadlineError, PeerLostError
-from rlzmq.driver import broker_supervision, supervision
+from rlzmq.driver import broker_supervision
+from rlzmq.driver.supervision import spawn_within
 from rlzmq.envs.registry import register_env
 from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
 from rlzmq.protocol.supervision import RestartPolicy
@@ -87,7 +89,7 @@ async def test_who_dies_or_is_stopped_while_starting_is_replaced(
 
 async def test_processes_that_are_slow_to_start_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver asks them at once, and again and again, whether their loop runs; the broker, too."""
-    monkeypatch.setattr(supervision, "_LOOK_S", 0.0)
+    monkeypatch.setattr(system, "_LOOK_S", 0.01)
     async with small(1, 1).build_async() as algo:
         check_account(await algo.train(), 1)
         await kill(algo.session._pipeline._broker.handle)
@@ -102,14 +104,23 @@ async def test_a_broker_that_cannot_be_used_has_ended_before_the_next_one_takes_
 ) -> None:
     failed: list[Any] = []
 
-    async def fails_once(handle: Any, work: Any) -> Any:
-        if not failed:
-            failed.append(handle)
-            work.close()
-            raise PeerLostError("as asked")
-        return await supervision.attended(handle, work)
+    class FailsOnce:
+        def __init__(self, handle: Any) -> None:
+            self._handle = handle
+            self.exited = handle.exited
 
-    monkeypatch.setattr(broker_supervision, "attended", fails_once)
+        async def start(self) -> None:
+            failed.append(self._handle)
+            raise PeerLostError("as asked")
+
+        def kill(self) -> None:
+            self._handle.kill()
+
+    async def spawn(*args: Any) -> Any:
+        handle = await spawn_within(*args)
+        return handle if failed else FailsOnce(handle)
+
+    monkeypatch.setattr(broker_supervision, "spawn_within", spawn)
     monkeypatch.setattr(broker_supervision, "_POLICY", RestartPolicy(first_delay_s=1e-9))
     async with small(1, 1).build_async() as algo:
         check_account(await algo.train(), 1)

@@ -83,6 +83,7 @@ IMPORTERS = {
     "core/trust.py",
     "envs/envpool_env.py",
     "envs/extras.py",
+    "launch/engine.py",
     "learners/rank_modules.py",
 }
 
