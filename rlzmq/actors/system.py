@@ -149,6 +149,7 @@ class ActorSystem:
                 self._watching.cancel()
             for watched in self._watched:
                 watched.close()
+            self._watched.clear()
             for link in links:
                 link.close()
             if self._router is not None:
@@ -301,23 +302,26 @@ class ActorSystem:
         clock = FairClock(_LOOK_S)
         while True:
             await asyncio.sleep(_LOOK_S)
-            now, server = clock.now(), self._server
-            if server is not None and server.is_usable and is_stopped(server.pid):
-                _log.warning("The fork server (pid %d) was stopped; continuing it.", server.pid)
-                server.send_signal(signal.SIGCONT)
-            for watched in [watched for watched in self._watched if watched.link.exited.done()]:
-                watched.close()
-                self._watched.remove(watched)
-            for watched in self._watched:
-                link = watched.link
-                why = "" if link.is_ending else watched.look(now)
-                if why == "stopped":
-                    _log.warning(
-                        "%s (pid %d) was stopped; continuing it, nobody has what it has.", link.role, link.pid
-                    )
-                    link.signal(signal.SIGCONT)
-                elif why:
-                    link.kill_hanging(why)
+            self._look(clock.now())
+
+    def _look(self, now: float) -> None:
+        server = self._server
+        if server is not None and server.is_usable and is_stopped(server.pid):
+            _log.warning("The fork server (pid %d) was stopped; continuing it.", server.pid)
+            server.send_signal(signal.SIGCONT)
+        for watched in [watched for watched in self._watched if watched.link.exited.done()]:
+            watched.close()
+            self._watched.remove(watched)
+        for watched in self._watched:
+            link = watched.link
+            why = "" if link.is_ending else watched.look(now)
+            if why == "stopped":
+                _log.warning(
+                    "%s (pid %d) was stopped; continuing it, nobody has what it has.", link.role, link.pid
+                )
+                link.signal(signal.SIGCONT)
+            elif why:
+                link.kill_hanging(why)
 
     def _fork(
         self,
