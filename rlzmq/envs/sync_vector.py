@@ -79,7 +79,7 @@ class ActionHistory:
         if self._rows is None:
             num_bytes = sum(leaf.nbytes for leaf in tree_leaves(actions))
             self._num_kept = num = max(1, min(_STEPS_KEPT, _BYTES_KEPT // max(num_bytes, 1)))
-            self._rows = tree_map(lambda leaf: np.empty((num, *leaf.shape), leaf.dtype), actions)
+            self._rows = tree_map(lambda leaf: np.zeros((num, *leaf.shape), leaf.dtype), actions)
         pairs = zip(tree_leaves(self._rows), tree_leaves(actions), strict=True)
         if not all(np.can_cast(leaf.dtype, rows.dtype) for rows, leaf in pairs):
             self._rows = tree_map(
