@@ -48,7 +48,7 @@ def ensure_venv(*, dev: bool) -> Path:
         str(CONSTRAINTS),
     ]
     subprocess.run([*pip, pin], check=True)
-    extras = "marl,minari,video,plot,tb,tune,onnx,serve,dash"
+    extras = "marl,minari,offline,video,plot,tb,tune,onnx,serve,dash"
     subprocess.run([*pip, "--editable", f"{ROOT}[{extras}]" if dev else str(ROOT)], check=True)
     if dev:
         subprocess.run([*pip, *_dev_tools()], check=True)
