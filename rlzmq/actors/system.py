@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import logging
@@ -115,7 +116,8 @@ class ActorSystem:
         server = get_fork_server()
         self._context = Context()
         self._directory = SocketDirectory()
-        self._own_directory(server)
+        with contextlib.suppress(PeerLostError):  # it has died: the next one owns the directory
+            self._own_directory(server)
         self._router = DrainSocket(
             self._context,
             "ROUTER",

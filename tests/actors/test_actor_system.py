@@ -363,7 +363,8 @@ async def test_a_fork_server_that_is_killed_again_and_again_fails_no_start(
                 server.send_signal(signal.SIGKILL)
             await asyncio.sleep(0.01)
         for actor in await asyncio.gather(*starts):
-            assert await actor.add(1) == 1
+            with contextlib.suppress(ActorLostError):  # its server was killed when it had started
+                assert await actor.add(1) == 1
 
 
 async def test_fork_servers_that_all_die_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
