@@ -352,38 +352,33 @@ _INSTEAD = {
 # Of these, what an import accepts all the same, with one warning that says what is written above: where each one is.
 _HELPERS = "algorithms.rllib_helpers"
 _ACCEPTED = {
-    **dict.fromkeys(
-        (
-            "DEFAULT_POLICY_ID",
-            "DefaultBCTorchRLModule",
-            "DefaultCallbacks",
-            "ENCODER_OUT",
-            "ENV_STATE",
-            "EnvType",
-            "FLOAT_MAX",
-            "FLOAT_MIN",
-            "NetworkType",
-            "PPOTorchRLModule",
-            "PolicySpec",
-            "SampleBatch",
-            "TARGET_NETWORK_ACTION_DIST_INPUTS",
-            "batch",
-            "convert_to_numpy",
-            "convert_to_torch_tensor",
-            "flatten_space",
-            "get_activation_fn",
-            "make_target_network",
-            "normc_initializer",
-            "one_hot",
-            "same_padding",
-            "softmax",
-            "try_import_tf",
-            "update_global_seed_if_necessary",
-            "valid_padding",
-            "wrap_atari_for_new_api_stack",
-        ),
-        _HELPERS,
-    )
+    "DEFAULT_POLICY_ID",
+    "DefaultBCTorchRLModule",
+    "DefaultCallbacks",
+    "ENCODER_OUT",
+    "ENV_STATE",
+    "EnvType",
+    "FLOAT_MAX",
+    "FLOAT_MIN",
+    "NetworkType",
+    "PPOTorchRLModule",
+    "PolicySpec",
+    "SampleBatch",
+    "TARGET_NETWORK_ACTION_DIST_INPUTS",
+    "batch",
+    "convert_to_numpy",
+    "convert_to_torch_tensor",
+    "flatten_space",
+    "get_activation_fn",
+    "make_target_network",
+    "normc_initializer",
+    "one_hot",
+    "same_padding",
+    "softmax",
+    "try_import_tf",
+    "update_global_seed_if_necessary",
+    "valid_padding",
+    "wrap_atari_for_new_api_stack",
 }
 _BY_ENDING = {  # whole families
     "Catalog": _NETWORKS,
@@ -421,7 +416,7 @@ def accepted_name(name: str, exports: Mapping[str, str]) -> tuple[str, str] | No
         exports: Public name -> its module.
     """
     if name in _ACCEPTED:
-        return _ACCEPTED[name], name
+        return _HELPERS, name
     learner = name.replace("TorchLearner", "Learner")
     return (exports[learner], learner) if learner != name and learner in exports else None
 

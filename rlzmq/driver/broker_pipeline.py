@@ -212,10 +212,9 @@ class BrokerPipeline(Supervisor):
         index = self._index_of.get(notice.name)
         if notice.role != "runner" or index is None:
             return  # an external runner cannot be restarted here
+        # Otherwise the notice concerns the previous process.
         if event in ("bad_fragment", "quarantined") and detail.startswith(f"{self._peer_of.get(index)}/"):
-            self._runners.supervisor.blame(
-                index, detail
-            )  # otherwise the notice concerns the previous process
+            self._runners.supervisor.blame(index, detail)
 
     def _send_connector_state(self, state: Any) -> None:
         assert self._driver is not None
