@@ -64,7 +64,7 @@ def test_a_name_that_is_not_there_is_told_where_it_lives(statement: str, text: s
     assert str(caught.value) == text
 
 
-@pytest.mark.parametrize("name", [*_ACCEPTED, "DQNTorchLearner", "CQLTorchLearner"])
+@pytest.mark.parametrize("name", [*sorted(_ACCEPTED), "DQNTorchLearner", "CQLTorchLearner"])
 def test_a_name_of_rllibs_that_works_is_warned_about_once(
     name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
