@@ -16,7 +16,6 @@ SCRIPT = Path(learn.__file__)
 SEED = 1
 
 
-@pytest.mark.timeout(60)
 def test_cartpole_gets_to_150_within_40k_env_steps() -> None:
     outcome = learn.learn("cartpole", "serial", SEED, target=150.0, budget=40_000)
     assert outcome.reached, outcome

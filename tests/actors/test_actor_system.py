@@ -38,8 +38,6 @@ from rlzmq.core.errors import (
 )
 from rlzmq.protocol.supervision import RestartPolicy, Supervision
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 async def system() -> AsyncIterator[ActorSystem]:

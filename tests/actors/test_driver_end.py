@@ -15,8 +15,6 @@ import psutil
 import pytest
 from actor_checks import is_gone
 
-pytestmark = pytest.mark.timeout(90)
-
 # The class is defined in __main__, in a script without a guard. Preloading nothing makes it quick.
 SCRIPT = """
 import asyncio, os, sys

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -85,7 +84,6 @@ def _as_rank(rank: int, world_size: int, path: Path) -> list[dict[str, Any]]:
     return results
 
 
-@pytest.mark.timeout(120)
 def test_so_it_does_with_several_ranks(tmp_path: Path) -> None:
     first, second = run_ranks(_as_rank, 2, tmp_path)
     assert first[-1]["rare_loss"] == second[-1]["rare_loss"]

@@ -23,8 +23,6 @@ from rlzmq.net.keys import CurveClient, CurveServer, KeyPair
 from rlzmq.net.options import CONTROL, SocketOptions
 from rlzmq.net.socket import DrainSocket, SendTicket
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @contextlib.asynccontextmanager
 async def until_event(kind: str, num: int = 1) -> AsyncIterator[Callable[[SocketEvent], None]]:

@@ -17,8 +17,6 @@ from rlzmq.net.options import CONTROL
 from rlzmq.net.socket import DrainSocket, SendTicket
 from rlzmq.wire.packed_frames import PACKED, pack_frames, sizes_of
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def address(directory: SocketDirectory) -> str:

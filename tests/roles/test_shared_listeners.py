@@ -31,7 +31,6 @@ from rlzmq.wire.errors import SchemaError
 from rlzmq.wire.messages import decode_message
 from rlzmq.wire.schema import FOLDED, FRAMES_NEEDED
 
-pytestmark = pytest.mark.timeout(60)
 LARGE = SocketOptions(max_message_bytes=1 << 26, linger_ms=500)
 HEADER = b"\2\7shard"
 
