@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -38,8 +39,10 @@ class SocketDirectory:
 
     Args:
         base: Parent directory; None: chosen as above.
+        name: Its name, for processes that find each other by it; the first of them owns it. "": a new one.
 
     Raises:
+        BlockingIOError: Another process owns the directory of this name; ``filename`` is a file in it.
         ConfigurationError: No base directory is writable and short enough.
 
     Example:
@@ -48,9 +51,10 @@ class SocketDirectory:
         True
     """
 
-    def __init__(self, base: str | os.PathLike[str] | None = None) -> None:
-        self.path: Path = _make_directory(base)
+    def __init__(self, base: str | os.PathLike[str] | None = None, *, name: str = "") -> None:
+        self.path: Path = _make_directory(base, name)
         self._lock = lock_file(self.path / _LOCK_NAME)
+        _remove_stale(self.path.parent, keep=self.path)
 
     def address(self, name: str) -> str:
         """Return the ipc address of the socket ``name`` in this directory.
@@ -81,7 +85,7 @@ class SocketDirectory:
         self.close()
 
 
-def _make_directory(base: str | os.PathLike[str] | None) -> Path:
+def _make_directory(base: str | os.PathLike[str] | None, name: str) -> Path:
     if base is not None:
         candidates = [Path(base)]
     else:
@@ -91,17 +95,19 @@ def _make_directory(base: str | os.PathLike[str] | None) -> Path:
     reasons = []
     for candidate in candidates:
         root = candidate.absolute()
-        path = root / f"{_PREFIX}{secrets.token_hex(4)}"
+        path = root / f"{_PREFIX}{name or secrets.token_hex(4)}"
         if len(os.fsencode(path)) + _ROOM_BYTES > MAX_IPC_PATH_BYTES:
             reasons.append(f"{root}: its path is too long for Unix sockets")
             continue
         try:
-            path.mkdir(mode=0o700)
+            path.mkdir(mode=0o700, exist_ok=bool(name))
+            status = path.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+                raise FileExistsError(errno.EEXIST, f"{path} is not this user's directory")
+            path.chmod(0o700)  # independent of the umask
         except OSError as error:
             reasons.append(f"{root}: {error.strerror}")
             continue
-        path.chmod(0o700)  # independent of the umask
-        _remove_stale(root, keep=path)
         return path
     raise ConfigurationError(
         "no place for the run directory (" + "; ".join(reasons) + "): set XDG_RUNTIME_DIR to a short, "

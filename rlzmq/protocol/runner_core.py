@@ -167,6 +167,11 @@ class RunnerCore(PeerCore):
         return self._current is None and bool(self._queue)
 
     @property
+    def lacks_connector_state(self) -> bool:
+        """Whether the next lease requires a newer connector state."""
+        return bool(self._queue) and self._queue[0][0].connector_version > self._held_connector_version()
+
+    @property
     def path_is_narrow(self) -> bool:
         """Whether the runner had to register again and again because large messages do not pass."""
         return self._num_returns >= _MAX_RETURNS

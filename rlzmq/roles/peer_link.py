@@ -210,10 +210,14 @@ class PeerLink(abc.ABC):
         self.num_refused[error.reason] += 1
         _log.warning("%s refused a message: %s", self.core.name, error)
 
+    def data_moves(self) -> None:
+        """Note that a part of a message of the broker has arrived."""
+        self.core.data_moves(self.now())
+
     @ends_link
     def _tick(self) -> None:
         if self._socket is not None and self._socket.take_moving():
-            self.core.data_moves(self.now())
+            self.data_moves()
         self.handle(Tick())
         if trace.is_remote() and self.core.is_welcome:
             self._trace.tick()

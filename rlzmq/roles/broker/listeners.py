@@ -27,7 +27,6 @@ from rlzmq.net.shared_frames import SharedFrames
 from rlzmq.net.socket import DrainSocket, SendTicket
 from rlzmq.protocol.weights import notice_of, open_publication
 from rlzmq.roles.broker.outbox import Outbox
-from rlzmq.wire.packed_frames import PART_BYTES
 
 __all__ = ["BrokerListeners"]
 
@@ -41,6 +40,9 @@ _MAX_MESSAGE_BYTES = 1 << 30
 _MAX_UNREAD_MESSAGES = 64
 # Of an external peer; all its frames together.
 _MAX_REMOTE_MESSAGE_BYTES = 1 << 29
+
+# Larger weights are announced to external runners, of which one for each host requests them.
+_MAX_PUSHED_BYTES = 16 * 1024
 
 _LOCAL, _REMOTE = b"L", b"R"
 # Learners and the driver are trusted, and messages to them are bounded by credits.
@@ -126,10 +128,10 @@ class BrokerListeners:
         """Publish to all subscribers, local and external.
 
         Local ones get the place of a frame in shared memory, until a peer cannot open one; a runner then requests it.
-        External ones get a notice of large weights, and request them for their next lease.
+        External ones get a notice of weights that are not small, and request them for their next lease.
         """
         for door, publisher in self._publishers.items():
-            if door == _REMOTE and memoryview(frame).nbytes > PART_BYTES:
+            if door == _REMOTE and memoryview(frame).nbytes > _MAX_PUSHED_BYTES:
                 publisher.send([notice_of(open_publication(frame)[0])])
                 continue
             folded = self._shared.fold(b"", [b"", frame]) if door == _LOCAL else [frame]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from rlzmq.core import faults, trace
@@ -32,7 +33,9 @@ from rlzmq.protocol.events import (
     FragmentSampled,
     Instruction,
     LeaseFailed,
+    Received,
     ReceivedWeights,
+    Send,
     StartLease,
     Tick,
 )
@@ -42,6 +45,8 @@ from rlzmq.protocol.weights import PUBLICATION_TOPIC
 from rlzmq.roles.fragment_data import by_env
 from rlzmq.roles.hang_watch import EnvWatch
 from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, Curve, PeerLink, ends_link, new_peer_id
+from rlzmq.roles.runner.neighbors import Neighbors
+from rlzmq.wire.messages import Snapshot, SnapshotRequest, encode_message
 from rlzmq.wire.values import unpack_blob
 
 __all__ = ["IdleTime", "RunnerLink"]
@@ -162,6 +167,7 @@ class RunnerLink(PeerLink):
         self._run_blocking = run_blocking
         self._weights_address = weights_address
         self._weights_socket: DrainSocket | None = None
+        self._neighbors: Neighbors | None = None
         self._has_told_path = False
         self._timers = StageTimers()  # of the event loop, for the next fragment
         self._idle = IdleTime(self._timers)
@@ -182,12 +188,41 @@ class RunnerLink(PeerLink):
             name=f"{self.core.name} weights",
         )
         self._weights_socket.connect(self._weights_address)
+        if not self.is_local:
+            self._neighbors = Neighbors(
+                self.core,
+                context,
+                replace(options, receive_high_water_mark=64),
+                now=self.now,
+                ask=lambda request: self._send(encode_message(request)),
+                take=lambda frame: self.handle(ReceivedWeights(frame)),
+            )
+
+    def do(self, instructions: list[Instruction]) -> None:
+        """Perform a core's instructions, in order; requests of weights go to a neighbor first."""
+        for instruction in instructions:
+            if (
+                self._neighbors is not None
+                and isinstance(instruction, Send)
+                and isinstance(instruction.message, SnapshotRequest)
+            ):
+                self._neighbors.request(instruction.message)
+            else:
+                super().do([instruction])
+
+    def data_moves(self) -> None:
+        """Note that a part of a message of the broker has arrived."""
+        super().data_moves()
+        if self._neighbors is not None:
+            self._neighbors.moved_at = self.now()
 
     @ends_link
     def _on_weights(self, received: list[Any]) -> None:
         frames = received if self._shared is None else self._shared.unfold(b"", received)
         if frames is not None:
             self.handle(ReceivedWeights(frames[-1]))
+            if self._neighbors is not None:
+                self._neighbors.offer(frames[-1])
 
     def act(self, instruction: Instruction) -> None:
         """Load weights and connector states, and sample leases, in order on the sampler thread."""
@@ -227,6 +262,9 @@ class RunnerLink(PeerLink):
         if isinstance(event, Tick):
             self.core.pace_s = self._role.env_watch.pace_s
         super().handle(event)
+        is_snapshot = isinstance(event, Received) and isinstance(event.message, Snapshot) and event.payload
+        if self._neighbors is not None and is_snapshot:
+            self._neighbors.offer(event.payload[0])
         idle, core = self._idle, self.core
         if core.path_is_narrow and not self._has_told_path:
             self._has_told_path = True
@@ -311,4 +349,6 @@ class RunnerLink(PeerLink):
         """Close the sockets. Idempotent."""
         if self._weights_socket is not None:
             self._weights_socket.close()
+        if self._neighbors is not None:
+            self._neighbors.close()
         await super().close()

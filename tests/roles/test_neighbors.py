@@ -1,0 +1,101 @@
+"""Neighbors: one runner of a host asks the broker for weights, the others ask it, and do without it if need be."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlzmq.net.context import Context
+from rlzmq.net.options import SocketOptions
+from rlzmq.protocol.runner_core import RunnerCore
+from rlzmq.protocol.weights import new_publication_buffer, notice_of, open_publication, seal_publication
+from rlzmq.roles.runner.neighbors import Neighbors
+from rlzmq.wire.messages import SnapshotRequest
+
+_OPTIONS = SocketOptions(max_message_bytes=1 << 20, reconnect_interval_max_ms=100)
+
+
+@pytest.fixture(autouse=True)
+def a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+class Runner:
+    """A runner of run "run" as its neighbors see it; ``asked``: its requests to the broker, ``got``: versions."""
+
+    def __init__(self, context: Context, name: str) -> None:
+        self.now, self.asked, self.got = 0.0, list[SnapshotRequest](), list[int]()
+        self.core = RunnerCore("run", name, name, num_envs=1)
+        self.neighbors = Neighbors(
+            self.core,
+            context,
+            _OPTIONS,
+            now=lambda: self.now,
+            ask=self.asked.append,
+            take=lambda frame: self.got.append(open_publication(frame)[0].version),
+        )
+
+
+def weights(version: int) -> bytes:
+    buffer = new_publication_buffer(400_000)
+    seal_publication(buffer, run_id="run", generation=0, version=version, layout_digest="")
+    return buffer.tobytes()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 (other sockets)
+            await asyncio.sleep(0.005)
+
+
+async def test_weights_are_asked_of_the_broker_once_and_reach_all(tmp_path: Path) -> None:
+    context = Context()
+    first, *others = runners = [Runner(context, f"runner-{number}") for number in range(4)]
+    first.core._heard_at = 0.0
+    for version in (1, 2, 3):
+        frame = weights(version)
+        for runner in runners:
+            runner.neighbors.offer(notice_of(open_publication(frame)[0]))
+            runner.neighbors.request(SnapshotRequest(0, version - 1))
+        await asyncio.sleep(0.05)
+        first.neighbors.offer(frame)
+        await until(lambda version=version: all(runner.got[-1:] == [version] for runner in others))
+        assert len(first.asked) == version
+    assert not any(runner.asked for runner in others)
+    for runner in reversed(runners):
+        runner.neighbors.close()
+    assert not os.listdir(tmp_path)
+    context.close()
+
+
+async def test_the_next_runner_that_lacks_weights_takes_the_place_of_one_that_ended() -> None:
+    context = Context()
+    first, second, third = runners = [Runner(context, f"runner-{number}") for number in range(3)]
+    for runner in runners:
+        runner.neighbors.request(SnapshotRequest(0, 0))
+    first.neighbors.close()
+    second.neighbors.request(SnapshotRequest(0, 0))
+    assert second.asked == [SnapshotRequest(0, 0)]
+    second.neighbors.offer(weights(1))
+    await until(lambda: third.got or third.neighbors.request(SnapshotRequest(0, 0)))  # as the core repeats it
+    for runner in (third, second):
+        runner.neighbors.close()
+    context.close()
+
+
+async def test_a_neighbor_that_does_not_answer_is_passed_over() -> None:
+    context = Context()
+    first, second = (Runner(context, f"runner-{number}") for number in range(2))
+    first.neighbors.request(SnapshotRequest(0, 0))
+    first.now = 100.0  # it has not heard from the broker, either
+    for _ in range(3):
+        second.neighbors.request(SnapshotRequest(0, 0))
+        await asyncio.sleep(0.02)
+    assert second.asked == [SnapshotRequest(0, 0)]
+    second.neighbors.close()
+    first.neighbors.close()
+    context.close()
