@@ -11,9 +11,8 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rlzmq.algorithms import ALGORITHMS
-from rlzmq.core.import_errors import MissingNameFinder, import_failure
-from rlzmq.core.lazy import names_to_load
+from rlzmq.core.imports import MissingNameFinder, import_failure
+from rlzmq.core.imports import names_to_load
 from rlzmq.core.synonyms import accepted_name
 from rlzmq.core.version import __version__
 
@@ -22,6 +21,28 @@ if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `
     from rlzmq.algorithms.algorithm import Algorithm as Algorithm
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig as AlgorithmConfig
     from rlzmq.algorithms.async_algorithm import AsyncAlgorithm as AsyncAlgorithm
+    from rlzmq.algorithms.appo import APPO as APPO, APPOConfig as APPOConfig
+    from rlzmq.algorithms.appo.appo_learner import APPOLearner as APPOLearner
+    from rlzmq.algorithms.bc import BC as BC, BCConfig as BCConfig
+    from rlzmq.algorithms.bc.bc_learner import BCLearner as BCLearner
+    from rlzmq.algorithms.cql import CQL as CQL, CQLConfig as CQLConfig
+    from rlzmq.algorithms.cql.cql_learner import CQLLearner as CQLLearner
+    from rlzmq.algorithms.dqn import DQN as DQN, DQNConfig as DQNConfig
+    from rlzmq.algorithms.dqn.dqn_learner import DQNLearner as DQNLearner
+    from rlzmq.algorithms.impala import IMPALA as IMPALA, IMPALAConfig as IMPALAConfig
+    from rlzmq.algorithms.impala.impala_learner import IMPALALearner as IMPALALearner
+    from rlzmq.algorithms.iql import IQL as IQL, IQLConfig as IQLConfig
+    from rlzmq.algorithms.iql.iql_learner import IQLLearner as IQLLearner
+    from rlzmq.algorithms.marwil import MARWIL as MARWIL, MARWILConfig as MARWILConfig
+    from rlzmq.algorithms.marwil.marwil_learner import MARWILLearner as MARWILLearner
+    from rlzmq.algorithms.ppo import PPO as PPO, PPOConfig as PPOConfig
+    from rlzmq.algorithms.ppo.ppo_learner import PPOLearner as PPOLearner
+    from rlzmq.algorithms.sac import SAC as SAC, SACConfig as SACConfig
+    from rlzmq.algorithms.sac.sac_learner import SACLearner as SACLearner
+    from rlzmq.algorithms.td3 import TD3 as TD3, TD3Config as TD3Config
+    from rlzmq.algorithms.td3.td3_learner import TD3Learner as TD3Learner
+    from rlzmq.algorithms.tqc import TQC as TQC, TQCConfig as TQCConfig
+    from rlzmq.algorithms.tqc.tqc_learner import TQCLearner as TQCLearner
     from rlzmq.algorithms.checkpoint_evaluation import (
         CheckpointScores as CheckpointScores,
         evaluate_checkpoint as evaluate_checkpoint,
@@ -147,7 +168,7 @@ if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `
         target_outputs as target_outputs,
     )
     from rlzmq.algorithms.ppo.ppo_learner import PPOTorchLearner as PPOTorchLearner
-    from rlzmq.modules.apis import (
+    from rlzmq.modules.rl_module import (
         InferenceOnlyAPI as InferenceOnlyAPI,
         QNetAPI as QNetAPI,
         SelfSupervisedLossAPI as SelfSupervisedLossAPI,
@@ -169,7 +190,7 @@ if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `
     from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec as MultiRLModuleSpec
     from rlzmq.modules.rl_module import RLModule as RLModule, TorchRLModule as TorchRLModule
     from rlzmq.modules.spec import RLModuleSpec as RLModuleSpec
-    from rlzmq.modules.structure import frozen as frozen
+    from rlzmq.modules.weights import frozen as frozen
     from rlzmq.replay import (
         EpisodeReplayBuffer as EpisodeReplayBuffer,
         HindsightEpisodeReplayBuffer as HindsightEpisodeReplayBuffer,
@@ -187,15 +208,8 @@ if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `
     from rlzmq.telemetry.runs import Run as Run, find_runs as find_runs
     from rlzmq.tune.result_grid import ResultGrid as ResultGrid
 
-if TYPE_CHECKING:
-    from rlzmq.algorithms.classes import *
-
 # public name -> module that defines it, relative to this package
 _EXPORTS: dict[str, str] = names_to_load(__name__)
-for _name in ALGORITHMS:
-    _EXPORTS[_name.upper()] = "algorithms.classes"
-    _EXPORTS[f"{_name.upper()}Config"] = f"algorithms.{_name}"
-    _EXPORTS[f"{_name.upper()}Learner"] = f"algorithms.{_name}.{_name}_learner"
 
 __all__ = sorted([*_EXPORTS, "__version__"])
 

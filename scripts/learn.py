@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlzmq.algorithms.presets import Preset, presets_of, short_name
-from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
+from rlzmq.algorithms.registry import ALGORITHMS, Preset, get_config_class, presets_of, short_name
 from rlzmq.telemetry.run_directory import RunDirectory
 
 

@@ -18,8 +18,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from rlzmq.algorithms.presets import Preset, find_preset
-from rlzmq.algorithms.registry import get_config_class
+from rlzmq.algorithms.registry import Preset, find_preset, get_config_class
 from rlzmq.cli.main import main as rlzmq
 from rlzmq.replay import open_shards
 from scripts.learn import TASKS as ONLINE

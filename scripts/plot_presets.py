@@ -7,8 +7,7 @@ import sys
 
 import matplotlib.pyplot as plt
 
-from rlzmq.algorithms.presets import presets_of
-from rlzmq.algorithms.registry import ALGORITHMS
+from rlzmq.algorithms.registry import ALGORITHMS, presets_of
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import psutil
 
-from rlzmq.core.stack_channel import find_stack_channel
+from rlzmq.core.process import find_stack_channel
 
 DOCS = Path(__file__).parents[1] / "docs"
 COMMAND = "rlzmq train ppo --env CartPole-v1 --num-env-runners 2 --run-dir demo"

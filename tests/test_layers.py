@@ -47,7 +47,6 @@ NOT_IN_PROTOCOL = (
 LAZY_IMPORTS = {
     "a command prints its help without importing what it needs to run": ("cli/",),
     "a broker does not read the episodes that it forwards": ("wire/values.py",),
-    "torch.distributed is imported by the runs that use it": ("learners/ranks.py",),
     "the fork server imports only what its children share": ("actors/fork_main.py",),
     "uvicorn is an optional package": ("deploy/http_interface.py",),
 }

@@ -21,7 +21,7 @@ from rlzmq import (
     frozen,
     importance_weights,
 )
-from rlzmq.algorithms.sac.sac_loss import critic_loss
+from rlzmq.algorithms.sac.sac_learner import critic_loss
 
 
 def mlp(num_inputs, num_outputs, norm=torch.nn.Identity):

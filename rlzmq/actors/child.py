@@ -17,17 +17,19 @@ from typing import Any
 import numpy as np
 
 from rlzmq.actors import by_value
-from rlzmq.actors.event_loop import new_event_loop
 from rlzmq.actors.host import ActorHost, CallServer, constructed
+from rlzmq.actors.loop_thread import new_event_loop
 from rlzmq.actors.messages import Call, Cancel, Result, Shutdown, decode_message, pack, pack_snapshot
-from rlzmq.core.closed_output import outlive_readers
-from rlzmq.core.ending_signals import default_in_forks
+from rlzmq.core.addresses import process_directory, set_multiprocessing_directory
 from rlzmq.core.errors import ProtocolError
-from rlzmq.core.process_memory import share_one_arena
-from rlzmq.core.socket_directory import process_directory, set_multiprocessing_directory
-from rlzmq.core.stack_channel import STACKS_TO_STDERR, open_stack_channel
-from rlzmq.net.context import Context
-from rlzmq.net.options import CONTROL
+from rlzmq.core.process import (
+    STACKS_TO_STDERR,
+    default_in_forks,
+    open_stack_channel,
+    outlive_readers,
+    share_one_arena,
+)
+from rlzmq.net.context import CONTROL, Context
 from rlzmq.net.socket import DrainSocket
 
 __all__ = ["CONSTRUCT_CALL_ID", "local_options", "run_child"]

@@ -22,10 +22,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlzmq.actors.exit_status import MAX_REPORT_BYTES, ActorLostError, ExitStatus
-from rlzmq.actors.process_state import end_family
-from rlzmq.core.ending_signals import blocked
+from rlzmq.actors.process_state import MAX_REPORT_BYTES, ActorLostError, ExitStatus, end_family
 from rlzmq.core.errors import PeerLostError
+from rlzmq.core.process import blocked
 from rlzmq.protocol.supervision import RestartPolicy, Supervision
 
 __all__ = ["PRELOAD", "ForkServer", "ForkedChild", "get_fork_server", "prestart", "shutdown"]
@@ -42,8 +41,8 @@ PRELOAD = (
     "rlzmq.roles.runner.runner_role",
     "rlzmq.roles.learner.learner_role",
     "rlzmq.roles.broker.broker_role",
-    "rlzmq.algorithms.appo.appo_config",
-    "rlzmq.algorithms.ppo.ppo_config",
+    "rlzmq.algorithms.appo",
+    "rlzmq.algorithms.ppo",
 )
 """Modules that children find imported. They are names, because this package must not import the layers above it."""
 

@@ -18,12 +18,26 @@ from contextvars import ContextVar, copy_context
 from typing import Any, Generic, TypeVar
 
 from rlzmq.actors import forkserver  # noqa: F401  (imported first so that it stops last: see the end of this file)
-from rlzmq.actors.event_loop import new_event_loop
 from rlzmq.actors.host import awaited
 from rlzmq.core.errors import ClosedError
 from rlzmq.core.tracebacks import ShortTraceback, user_errors
 
-__all__ = ["LoopThread", "get_loop_thread", "in_calling_thread"]
+__all__ = [
+    "LoopThread",
+    "get_loop_thread",
+    "in_calling_thread",
+    "new_event_loop",
+]
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return a new event loop: uvloop's if it is installed, else asyncio's."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
 
 T = TypeVar("T")
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rlzmq.algorithms import module_specs
-from rlzmq.algorithms.presets import find_preset
+from rlzmq.algorithms.registry import find_preset
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors import defaults
-from rlzmq.core.lazy import LazyModule
+from rlzmq.core.imports import LazyModule
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.core.trust import CALLER, find_code
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID

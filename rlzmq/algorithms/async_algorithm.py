@@ -27,24 +27,27 @@ from rlzmq.algorithms.checkpoints import (
     read_algorithm,
     read_component,
     run_to_resume,
+    select,
+    to_parts,
+    to_tree,
+    wants,
     write_algorithm,
 )
 from rlzmq.algorithms.evaluation import Evaluation
 from rlzmq.algorithms.module_changes import NewRules
 from rlzmq.algorithms.offline_to_online import online_state, starts_online_run
 from rlzmq.algorithms.run_modules import RunModules
-from rlzmq.algorithms.state_tree import select, to_parts, to_tree, wants
 from rlzmq.algorithms.stored_config import Given
 from rlzmq.algorithms.training_loop import Iterations, TrainingLoop
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import trace as run_trace
-from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.checkpoint_series import CheckpointSeries
 from rlzmq.core.errors import ClosedError
+from rlzmq.core.imports import LazyModule
 from rlzmq.core.last_words import LastWords, end_process
-from rlzmq.core.lazy import LazyModule
-from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.metrics import MetricsLogger
+from rlzmq.core.patience import CallWatch
+from rlzmq.core.process import apply_log_level
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.driver.module_configs import PLACES
 from rlzmq.driver.session import Session

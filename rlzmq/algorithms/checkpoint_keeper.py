@@ -21,8 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlzmq.algorithms.checkpoints import to_components
-from rlzmq.algorithms.state_tree import to_parts
+from rlzmq.algorithms.checkpoints import to_components, to_parts
 from rlzmq.core import faults
 from rlzmq.core.checkpoint_series import CheckpointSeries
 from rlzmq.core.errors import CheckpointError, ConfigurationError, RlzmqError

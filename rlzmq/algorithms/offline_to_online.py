@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlzmq.algorithms.checkpoints import to_parts
 from rlzmq.algorithms.registry import config_class_named
-from rlzmq.algorithms.state_tree import to_parts
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.checkpoint import find_inside, read_manifest
 from rlzmq.core.errors import CheckpointError

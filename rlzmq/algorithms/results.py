@@ -9,8 +9,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rlzmq.algorithms.health import HealthWatch
-from rlzmq.algorithms.verdict import judge
+from rlzmq.algorithms.health import HealthWatch, judge
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
 from rlzmq.core.names import (
@@ -22,9 +21,9 @@ from rlzmq.core.names import (
     REPLAY_BUFFER_RESULTS,
 )
 from rlzmq.core.plain import decode, encode_supported
-from rlzmq.core.stage_timers import LEARNER_STAGES
 from rlzmq.core.svg_curve import svg_curve
 from rlzmq.core.synonyms import missing_key
+from rlzmq.core.trace import LEARNER_STAGES
 from rlzmq.driver.update_results import Accounting, UpdateResult
 from rlzmq.runners.episode_metrics import EpisodeMetrics, add_fragment_metas
 

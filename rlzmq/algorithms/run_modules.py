@@ -15,7 +15,7 @@ from rlzmq.algorithms.module_changes import (
     plan_removal,
     plan_training,
 )
-from rlzmq.algorithms.stored_modules import modules_to_store, stored_spec
+from rlzmq.algorithms.stored_config import modules_to_store, stored_spec
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.driver.module_configs import PLACES, ModuleConfigs

@@ -86,8 +86,8 @@ def place_of(options: CheckpointOptions, name: str, flag: str) -> Path:
     Raises:
         ConfigurationError: There is no such directory on this machine.
     """
+    from rlzmq.core.checkpoint_series import run_of
     from rlzmq.core.errors import ConfigurationError
-    from rlzmq.core.run_lock import run_of
 
     if not options.checkpoint.is_dir():
         raise ConfigurationError(

@@ -162,8 +162,7 @@ def _places() -> dict[str, list[str]]:
 
     A position is the command (with its algorithm), then ``-`` for the flags, or the flag whose value is being typed.
     """
-    from rlzmq.algorithms.presets import presets_of
-    from rlzmq.algorithms.registry import ALGORITHMS
+    from rlzmq.algorithms.registry import ALGORITHMS, presets_of
 
     places = {
         "": list(_COMMANDS),

@@ -17,8 +17,8 @@ from rlzmq.cli.parsing import parse
 from rlzmq.cli.token_file import token_in
 from rlzmq.core.addresses import is_loopback
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.extras import import_optional
 from rlzmq.core.files import make_directories
+from rlzmq.core.imports import import_optional
 
 __all__ = ["DashboardOptions", "check_installed", "dashboard_of", "run"]
 

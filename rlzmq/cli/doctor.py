@@ -17,9 +17,8 @@ from typing import Any, Literal
 
 from rlzmq.cli.main import EXIT_CONFIG
 from rlzmq.cli.parsing import parse
-from rlzmq.core.addresses import check_bind_address, split_tcp
-from rlzmq.core.machine import num_usable_cores
-from rlzmq.core.socket_directory import SocketDirectory
+from rlzmq.core.addresses import SocketDirectory, check_bind_address, split_tcp
+from rlzmq.core.process import num_usable_cores
 
 __all__ = ["CHECKS", "Finding", "run"]
 
@@ -186,7 +185,7 @@ def check_run_directory(options: DoctorOptions) -> Iterator[Finding]:
 
 def check_loopback(options: DoctorOptions) -> Iterator[Finding]:
     """Check loopback TCP, over which the learners of one machine connect."""
-    from rlzmq.core.machine import loopback_interface
+    from rlzmq.core.process import loopback_interface
 
     start = time.perf_counter()
     with (

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, NoReturn, Self
 
-from rlzmq.core.ending_signals import ENDING_SIGNALS
 from rlzmq.core.errors import Interrupted
+from rlzmq.core.process import ENDING_SIGNALS
 
 __all__ = [
     "DRAIN_S",

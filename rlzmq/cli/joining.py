@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlzmq.actors.event_loop import new_event_loop
+from rlzmq.actors.loop_thread import new_event_loop
 from rlzmq.cli.interrupt import SignalEchoes, exit_code_of_signal, handled_signals
 from rlzmq.cli.main import EXIT_UNREACHABLE
 from rlzmq.core.errors import ConfigurationError
@@ -61,7 +61,7 @@ async def the_runs_config(join: Any, imports: Sequence[str], *, timeout_s: float
         AuthenticationError: The broker refuses the key.
         ConfigurationError: The config names code that is not installed here.
     """
-    from rlzmq.roles.compatibility import digest_of
+    from rlzmq.roles.peer_link import digest_of
     from rlzmq.roles.remote_peer import fetch_config
 
     import_first(imports)

@@ -18,7 +18,7 @@ from rlzmq.core.errors import (
     Interrupted,
     PeerLostError,
 )
-from rlzmq.core.import_errors import hidden_modules
+from rlzmq.core.imports import hidden_modules
 from rlzmq.core.printable import cut, printable
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.tracebacks import FULL, format_error, origin_parts, run_error, shows_all_frames

@@ -14,7 +14,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 
 if TYPE_CHECKING:
-    from rlzmq.algorithms.presets import Preset
+    from rlzmq.algorithms.registry import Preset
 
 __all__ = ["PresetsOptions", "run"]
 
@@ -33,8 +33,7 @@ class PresetsOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with `arguments`, which follow ``rlzmq presets``; return the exit code."""
-    from rlzmq.algorithms.presets import find_preset, presets_of
-    from rlzmq.algorithms.registry import ALGORITHMS
+    from rlzmq.algorithms.registry import ALGORITHMS, find_preset, presets_of
 
     options = parse(
         PresetsOptions,

@@ -86,8 +86,8 @@ def record(options: RecordOptions) -> list[float]:
 
 def _take(options: RecordOptions) -> FileLock | None:
     """Take the directory for the shards, before anything is written into it."""
+    from rlzmq.core.checkpoint_series import lock_run, move_aside
     from rlzmq.core.errors import ConfigurationError
-    from rlzmq.core.run_lock import lock_run, move_aside
     from rlzmq.replay.shards import find_shards
 
     lock = lock_run(options.output)

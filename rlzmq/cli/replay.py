@@ -143,7 +143,7 @@ def _leave(replay: Any, options: ReplayOptions) -> None:
     load = f"learner, update = load_update({str(path)!r}{trust})"
     print(f"left        {path}: the learner before update {version}, and the batches that it trained")
     print("in Python:")
-    print(f"  from rlzmq.algorithms.saved_update import load_update; {load}")
+    print(f"  from rlzmq.algorithms.replay import load_update; {load}")
     print("  learner.update(**update)  # repeats it", flush=True)
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from rlzmq.cli.parsing import parse
+from rlzmq.core.checkpoint_series import lock_run
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.printable import printable
-from rlzmq.core.run_lock import lock_run
 
 if TYPE_CHECKING:
     from rlzmq.telemetry.runs import Run

@@ -15,7 +15,7 @@ import tyro
 from rlzmq.cli.parsing import parse
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.printable import printable
-from rlzmq.core.stack_channel import find_stack_channel, read_stacks
+from rlzmq.core.process import find_stack_channel, read_stacks
 
 __all__ = ["StacksOptions", "run"]
 

@@ -24,10 +24,9 @@ from rlzmq.cli.main import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE
 from rlzmq.cli.parsing import parse
 from rlzmq.cli.stopping import StopCriteria
 from rlzmq.core import faults
-from rlzmq.core.closed_output import outlive_readers
 from rlzmq.core.errors import CheckpointError, ConfigurationError, Interrupted
 from rlzmq.core.printable import printable
-from rlzmq.core.stack_channel import open_stack_channel
+from rlzmq.core.process import open_stack_channel, outlive_readers
 from rlzmq.core.tracebacks import run_error
 from rlzmq.telemetry.view import make_view
 
@@ -128,8 +127,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _usage() -> str:
     """Return the usage text with every algorithm and its presets."""
-    from rlzmq.algorithms.presets import presets_of
-    from rlzmq.algorithms.registry import ALGORITHMS
+    from rlzmq.algorithms.registry import ALGORITHMS, presets_of
 
     width = shutil.get_terminal_size().columns
     lines = ["usage: rlzmq train ALGORITHM --env ENV [options]", "", "algorithms:"]
@@ -218,7 +216,7 @@ def _taken(algorithm: str, options: Any) -> Iterator[tuple[RunDirectory, Algorit
 
 def _run_of_checkpoint(algorithm: str, options: Any) -> tuple[Path | None, bool]:
     """Return the directory for a run that resumes from a place (None: a new one), and whether it continues there."""
-    from rlzmq.core.run_lock import run_of
+    from rlzmq.core.checkpoint_series import run_of
     from rlzmq.telemetry.runs import find_run
 
     place, given = Path(options.resume), options.run_dir
@@ -265,7 +263,7 @@ def _with_values(arguments: list[str], config_class: type[AlgorithmConfig]) -> l
 
 def apply_preset(config: AlgorithmConfig, algorithm: str, env: object, options: Any) -> None:
     """Apply the preset that --preset names, or the one for `env`."""
-    from rlzmq.algorithms.presets import find_preset, preset_for
+    from rlzmq.algorithms.registry import find_preset, preset_for
 
     if options.preset == "none":
         return

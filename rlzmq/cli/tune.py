@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from rlzmq.algorithms.presets import preset_for
-from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
+from rlzmq.algorithms.registry import ALGORITHMS, get_config_class, preset_for
 from rlzmq.cli.dashboard import check_installed, dashboard_of
 from rlzmq.cli.interrupt import DRAIN_S, Interrupt
 from rlzmq.cli.joining import import_first
@@ -24,8 +23,8 @@ from rlzmq.cli.stopping import StopCriteria
 from rlzmq.cli.train import apply_preset
 from rlzmq.config.search_space import GridSearch, find_search_objects, search_objects_in_tables
 from rlzmq.config.toml import read_toml
-from rlzmq.core.closed_output import outlive_readers
 from rlzmq.core.errors import ConfigurationError, Interrupted
+from rlzmq.core.process import outlive_readers
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.trust import CALLER, find_code
 

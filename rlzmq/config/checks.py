@@ -8,7 +8,7 @@ from typing import Any
 from rlzmq.config.derived import DerivedValues
 from rlzmq.core.addresses import check_bind_address, split_tcp
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.metrics_stats import check_stats_cls_lookup
+from rlzmq.core.metrics import check_stats_cls_lookup
 from rlzmq.core.signatures import check_takes
 from rlzmq.core.suggest import did_you_mean
 

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rlzmq.connectors.batching import BatchedNdArray, BatchItemMethods, batch_key
 from rlzmq.connectors.columnar import RowsContext
 from rlzmq.connectors.torch_piece import TorchPiece
-from rlzmq.core.checkpointable import Checkpointable
+from rlzmq.core.checkpoint import Checkpointable
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.signatures import SignatureOfInit, check_takes
 from rlzmq.episodes.episode_batch import EpisodeBatch

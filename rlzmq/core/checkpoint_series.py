@@ -9,9 +9,14 @@ Layout::
 
 from __future__ import annotations
 
+import errno
+import logging
 import math
+import os
+import platform
 import re
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +26,93 @@ from rlzmq.core import faults
 from rlzmq.core.checkpoint import local_path, read_checkpoint, read_manifest, remove_tree, write_checkpoint
 from rlzmq.core.cloud_path import CloudPath
 from rlzmq.core.errors import CheckpointError, ConfigurationError
-from rlzmq.core.files import FileLock, make_directories
-from rlzmq.core.run_lock import lock_run, run_of
+from rlzmq.core.files import FileLock, holder_of, lock_file, make_directories
 
-__all__ = ["CheckpointSeries", "Found", "checkpoints_at", "find_checkpoint"]
+__all__ = [
+    "LOCK",
+    "CheckpointSeries",
+    "Found",
+    "checkpoints_at",
+    "driver_of",
+    "find_checkpoint",
+    "lock_run",
+    "move_aside",
+    "run_of",
+]
+
+
+_log = logging.getLogger("rlzmq.runs")
+
+LOCK = "driver.lock"
+"""Name of the file; its text says which process drives the run, on which host and since when."""
+
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+def run_of(path: Path) -> Path:
+    """Return the run directory of a directory of checkpoints, of a checkpoint in one, or of itself."""
+    for place in (path, path.parent):
+        if place.absolute().name == "checkpoints":
+            return place.parent if place.name else place.absolute().parent
+    return path
+
+
+def lock_run(directory: Path) -> FileLock | None:
+    """Take a directory for this process, until the lock is released or the process ends.
+
+    Returns:
+        The lock; None, after a warning, on a filesystem without locks.
+
+    Raises:
+        ConfigurationError: Another driver has the directory, or it cannot be written.
+    """
+    try:
+        make_directories(directory)
+        lock = lock_file(directory / LOCK, mode=0o664)
+        lock.write(f"pid {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+    except BlockingIOError as error:
+        raise ConfigurationError(
+            f"{directory} is in use by {error.strerror or 'another process'}: a run has one driver. End that one "
+            "first, or name another directory."
+        ) from None
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise ConfigurationError(
+                f"cannot write to the run directory {directory}: {error.strerror}"
+            ) from error
+        _log.warning("%s: its filesystem has no locks, so a second driver would not be noticed.", directory)
+        return None
+    return lock
+
+
+def driver_of(directory: Path) -> str | None:
+    """Return who drives the run in a directory, e.g. ``"pid 4711 on gpu3 since …"``; None if nobody does.
+
+    Raises:
+        OSError: The filesystem has no locks, or the lock may not be read.
+    """
+    return holder_of(directory / LOCK)
+
+
+def move_aside(directory: Path) -> Path:
+    """Rename a directory to ``NAME.old-DATE-TIME`` and return its new path.
+
+    Raises:
+        ConfigurationError: It cannot be renamed, e.g. because it is a mount point.
+    """
+    directory = directory.absolute()
+    aside = directory.with_name(f"{directory.name}.old-{time.strftime('%Y%m%d-%H%M%S')}")
+    number = 1
+    while aside.exists():
+        number += 1
+        aside = aside.with_name(f"{aside.name.partition('_')[0]}_{number}")
+    try:
+        directory.rename(aside)
+    except OSError as error:
+        raise ConfigurationError(f"cannot rename {directory} to {aside}: {error.strerror}") from error
+    (aside / LOCK).unlink(missing_ok=True)
+    return aside
+
 
 _NUMBER = re.compile(r"\d{6,}")
 _LITTER = re.compile(r"\.\d{6,}\.[0-9a-f]{8}\.(tmp|old)")

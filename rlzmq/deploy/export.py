@@ -21,7 +21,7 @@ import torch
 
 from rlzmq.algorithms.policy import Policy
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.extras import import_optional
+from rlzmq.core.imports import import_optional
 from rlzmq.core.tree import tree_leaves
 from rlzmq.core.version import __version__
 from rlzmq.deploy.export_check import ExportCheck, check_against

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.extras import import_optional
+from rlzmq.core.imports import import_optional
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.tree import tree_map
 from rlzmq.deploy.batcher import Batcher, OverloadedError
@@ -34,7 +34,7 @@ from rlzmq.deploy.request_rows import RequestError, rows_from_json, values_from_
 from rlzmq.deploy.serve_metrics import ServeMetrics
 from rlzmq.deploy.served_checkpoint import ServedCheckpoint
 from rlzmq.deploy.served_policy import Arrays, ServedPolicy
-from rlzmq.net.http_gate import HttpGate, host_name
+from rlzmq.net.http_server import HttpGate, host_name
 from rlzmq.telemetry.prometheus import CONTENT_TYPE
 
 if TYPE_CHECKING:

@@ -8,22 +8,101 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.checkpointable import read_part, write_part
+from rlzmq.core.checkpoint import read_part, write_part
 from rlzmq.core.errors import PeerLostError
-from rlzmq.core.lazy import LazyModule
+from rlzmq.core.imports import LazyModule
 from rlzmq.core.names import LEARNER_PATH
 from rlzmq.driver.async_env_runner_group import asyncio_gather
-from rlzmq.driver.episode_sharding import shard_batch, shard_episodes
 from rlzmq.driver.learner_supervision import LearnerSupervisor
 from rlzmq.driver.module_configs import one_less, one_more, weights_to_load
 from rlzmq.driver.process_config import config_for_learners
 from rlzmq.driver.supervision import spawn_within
 from rlzmq.learners.rank_modules import RANK_MODULES
-from rlzmq.learners.replay_source import divide_states
+from rlzmq.learners.replay_learner import divide_states
 from rlzmq.learners.sources import num_env_steps_of
 from rlzmq.modules.saving import read_module_states
 from rlzmq.protocol.supervision import Supervision
 from rlzmq.roles.learner.formation import LEARNER_ROLE, form_group
+
+__all__ = [
+    "AsyncLearnerGroup",
+    "shard_batch",
+    "shard_episodes",
+]
+
+
+def shard_episodes(episodes: Any, num_ranks: int) -> tuple[list[list[Any]], int]:
+    """Cut episodes into `num_ranks` lists of equally many env steps, in order.
+
+    An episode that crosses a border is sliced there. Its first part is then not done, and the rest is in the next
+    rank's shard.
+
+    Args:
+        episodes: Episodes, an EpisodeBatch, or a list of EpisodeBatches.
+        num_ranks: ≥ 1.
+
+    Returns:
+        (The shards, env steps over all of them: the largest multiple of `num_ranks`.)
+
+    Raises:
+        ValueError: There are fewer env steps than ranks.
+    """
+    items = _flat(episodes)
+    total = sum(len(item) for item in items)
+    per_rank = total // num_ranks
+    if per_rank == 0:
+        raise ValueError(
+            f"{total} env steps cannot be shared by {num_ranks} learners: pass at least {num_ranks} steps."
+        )
+    shards: list[list[Any]] = [[] for _ in range(num_ranks)]
+    rank, room = 0, per_rank
+    for item in items:
+        start = 0
+        while start < len(item) and rank < num_ranks:
+            stop = min(start + room, len(item))
+            shards[rank].append(item if (start, stop) == (0, len(item)) else item[start:stop])
+            room -= stop - start
+            start = stop
+            if room == 0:
+                rank, room = rank + 1, per_rank
+    return shards, per_rank * num_ranks
+
+
+def shard_batch(batch: Mapping[str, Any], num_ranks: int) -> list[dict[str, Any]]:
+    """Cut a train batch into `num_ranks` batches of equally many rows, in order. Surplus rows are left out.
+
+    Args:
+        batch: Module id → column → array or tensor ``[rows, ...]`` (or just column → …).
+        num_ranks: ≥ 1.
+
+    Raises:
+        ValueError: A module has fewer rows than there are ranks.
+    """
+
+    def part(value: Any, rank: int) -> Any:
+        if isinstance(value, Mapping):
+            return {name: part(item, rank) for name, item in value.items()}
+        if isinstance(value, tuple):
+            return tuple(part(item, rank) for item in value)
+        per_rank = len(value) // num_ranks
+        if per_rank == 0:
+            raise ValueError(
+                f"{len(value)} rows cannot be shared by {num_ranks} learners: pass at least {num_ranks} rows."
+            )
+        return value[rank * per_rank : (rank + 1) * per_rank]
+
+    return [part(batch, rank) for rank in range(num_ranks)]
+
+
+def _flat(episodes: Any) -> list[Any]:
+    flat: list[Any] = []
+    for item in episodes:
+        if isinstance(item, Sequence) and not hasattr(item, "get_rewards"):
+            flat.extend(item)  # an EpisodeBatch
+        else:
+            flat.append(item)
+    return flat
+
 
 if TYPE_CHECKING:
     from rlzmq.modules import weights as module_weights
@@ -32,7 +111,6 @@ else:  # they import torch, which only a local learner needs here
     module_weights = LazyModule("rlzmq.modules.weights")
     learner_role = LazyModule("rlzmq.roles.learner.learner_role")
 
-__all__ = ["AsyncLearnerGroup"]
 
 _JOIN_SPARE_S = 15.0  # added to the timeout of a collective, which has to fail first
 

@@ -8,38 +8,138 @@
 | reports             | OPEN_UPDATE     | the update's commit           | its REPORT                |
 | connector deltas    | merged state    | –                             | –                         |
 | failures of roles   | restarts, errors | –                            | a role's exit or exception |
+
+| consumes                  | produces                                  | waits for | unblocked by |
+|---------------------------|-------------------------------------------|-----------|--------------|
+| the broker's PROGRESS     | a report, stacks, one re-forming of all; then an error | time | –       |
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
-from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.actors.process_state import ActorLostError
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults
-from rlzmq.core.errors import PeerLostError
+from rlzmq.core.errors import PeerLostError, StandstillError
+from rlzmq.core.patience import FairClock, Patience
 from rlzmq.driver.broker_supervision import BrokerKeeper
 from rlzmq.driver.connector_sync import ConnectorSync
-from rlzmq.driver.driver_link import DriverLink
+from rlzmq.driver.driver_link import DriverLink, MetaCheck, ReportReader
 from rlzmq.driver.join_files import JoinKeys, pack_config
-from rlzmq.driver.report_reader import MetaCheck, ReportReader
 from rlzmq.driver.supervision import Supervisor
 from rlzmq.driver.update_results import Accounting, UpdateResult
-from rlzmq.driver.watchdog import Watchdog
 from rlzmq.protocol.events import Report
-from rlzmq.roles.compatibility import spaces_digest
 from rlzmq.roles.fragment_data import num_left_out
-from rlzmq.roles.peer_link import new_peer_id
-from rlzmq.wire.messages import Notice, OpenUpdate
+from rlzmq.roles.peer_link import new_peer_id, spaces_digest
+from rlzmq.wire.messages import Notice, OpenUpdate, Progress
 
-__all__ = ["BrokerPipeline"]
+__all__ = [
+    "BrokerPipeline",
+    "Watchdog",
+]
+
 
 _log = logging.getLogger("rlzmq.driver")
+
+_LOOK_EVERY_S = 1.0
+_STATUS_DEADLINE_S = 3.0
+_LEAST_S = 60.0
+
+
+class Watchdog:
+    """Watches the updates of one pipeline for progress.
+
+    Args:
+        progress: Returns the broker's newest PROGRESS; None before the first.
+        patience_s: Returns the time that the driver's current work (starting processes, forming the group) may take.
+        status: Returns the broker's status, for the report.
+        handles: Returns all processes of the run, whose stacks are written.
+        form_anew: Re-forms broker and learner group, once.
+        give_up: Ends the run with an error.
+    """
+
+    def __init__(
+        self,
+        *,
+        progress: Callable[[], Progress | None],
+        patience_s: Callable[[], float],
+        status: Callable[[], Awaitable[dict[str, Any]]],
+        handles: Callable[[], Iterable[Any]],
+        form_anew: Callable[[], None],
+        give_up: Callable[[BaseException], None],
+    ) -> None:
+        self._progress = progress
+        self._patience_s = patience_s
+        self._status = status
+        self._handles = handles
+        self._form_anew = form_anew
+        self._give_up = give_up
+        self._clock = FairClock(_LOOK_EVERY_S)
+        self._patience = Patience(_LEAST_S)
+        self._num_moves = -1
+        self._has_tried = False
+
+    @contextlib.asynccontextmanager
+    async def update(self) -> Any:
+        """Watch for progress in the block, in which an update is awaited."""
+        self._patience.begin(self._clock.now())
+        task = asyncio.create_task(self._run(), name="watchdog")
+        try:
+            yield
+            self._has_tried = False
+        finally:
+            task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            progress, now = self._progress(), self._clock.now()
+            num_moves = progress.num_moves if progress is not None else 0
+            if num_moves != self._num_moves:
+                self._num_moves = num_moves
+                self._patience.moved(now)
+            # Processes at work are replaced first.
+            others_s = max(self._patience_s(), progress.patience_s if progress is not None else 0.0)
+            silent_s = self._patience.silent_s(now)
+            if self._patience.is_over(now) and silent_s >= 2 * others_s:
+                self._patience.begin(now)
+                await self._act(silent_s)
+
+    async def _act(self, still_s: float) -> None:
+        report = await self._report()
+        _log.error("No training progress for %.0f s.\n%s", still_s, report)
+        for handle in self._handles():
+            if not handle.exited.done():
+                with contextlib.suppress(NotImplementedError):  # local actors have no stacks
+                    handle.dump_stacks()
+        if not self._has_tried:
+            self._has_tried = True
+            _log.error("Re-forming broker and learner group, once.")
+            self._form_anew()
+            return
+        self._give_up(
+            StandstillError(
+                f"Training stands still: nothing has moved for {still_s:.0f} s, for the second time in one update, "
+                f"although broker and learner group were re-formed. Waiting:\n{report}\n"
+                "The stacks of all processes are on stderr. The run can be resumed from its newest checkpoint."
+            )
+        )
+
+    async def _report(self) -> str:
+        try:
+            async with asyncio.timeout(_STATUS_DEADLINE_S):
+                status = await self._status()
+        except Exception as error:
+            return f"  the broker did not answer: {error!r}"
+        return "\n".join(f"  {line}" for line in status["waits"])
+
 
 _GOODBYE_S = 3.0
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.actors.process_state import ActorLostError
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.driver.join_files import JoinKeys, at_host, keys_file, listen_addresses, write_join_files
 from rlzmq.driver.supervision import Supervisor, lost_error, restarted, spawn_within, start_first

@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.actors.process_state import ActorLostError
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import PeerLostError
 from rlzmq.driver.supervision import (

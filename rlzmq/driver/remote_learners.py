@@ -13,24 +13,21 @@ import asyncio
 import logging
 from typing import Any
 
-from rlzmq.actors.exit_status import ActorLostError, ExitStatus
-from rlzmq.actors.handle import ActorHandle
-from rlzmq.actors.links import ProcessLink
+from rlzmq.actors.handle import ActorHandle, ProcessLink
 from rlzmq.actors.messages import NO_CALL_ID, Cancel, Shutdown, encode_message
 from rlzmq.actors.messages import decode_message as decode_answer
+from rlzmq.actors.process_state import ActorLostError, ExitStatus
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.addresses import split_tcp
 from rlzmq.core.errors import ConfigurationError, DeadlineError, PeerLostError, ProtocolError
 from rlzmq.core.space_plain import space_to_plain
 from rlzmq.driver.join_files import JoinKeys, at_host, pack_config
-from rlzmq.net.authenticator import Authenticator
-from rlzmq.net.context import Context
+from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.events import SocketEvent
-from rlzmq.net.options import SocketOptions
+from rlzmq.net.keys import Authenticator
 from rlzmq.net.socket import DrainSocket
-from rlzmq.roles.compatibility import package_version
 from rlzmq.roles.learner.formation import LEARNER_ROLE, StoreServer
-from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES
+from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, package_version
 from rlzmq.wire.codec import kind_of
 from rlzmq.wire.errors import UnknownVersionError, WireError
 from rlzmq.wire.messages import Goodbye, Hello, Refused, decode_message

@@ -5,7 +5,7 @@
 | a process's end (pidfd)     | a new one, one incarnation later | the back-off | time                 |
 
 A runner whose environments hang ends by itself (`roles.hang_watch`); one that is stopped, or whose event loop is
-blocked, is killed by the actor system (`actors.watch`).
+blocked, is killed by the actor system (`actors.system`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.actors.process_state import ActorLostError
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import DeadlineError
 from rlzmq.driver.supervision import (

@@ -5,7 +5,7 @@
 | a spawn                      | a handle, or the error    | the constructor | its end, SIGSTOP seen, the deadline |
 | a process's end              | a new one, or the run's end | the back-off  | time                                |
 
-Who is stopped or hangs is killed by the actor system (`rlzmq.actors.watch`), and so has simply ended here.
+Who is stopped or hangs is killed by the actor system (`rlzmq.actors.system`), and so has simply ended here.
 
 The roles differ in their decisions: `RunnerSupervisor` restarts a runner at its place, `LearnerSupervisor` forms a
 group of the survivors and lets replacements join it, `BrokerKeeper` restarts the broker on the same addresses.
@@ -19,7 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
-from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.actors.process_state import ActorLostError
 from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError, first_error
 from rlzmq.protocol.supervision import Supervision
 from rlzmq.roles.hang_watch import EXIT_HANGS

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 
 from rlzmq.actors.system import ActorSystem
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.checkpointable import Checkpointable
+from rlzmq.core.checkpoint import Checkpointable
 from rlzmq.core.names import LEARNER_PATH
 from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.driver.async_learner_group import AsyncLearnerGroup

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.extras import import_optional
+from rlzmq.core.imports import import_optional
 from rlzmq.envs.multi_agent_env import AgentDict, MultiAgentEnv
 
 __all__ = ["ParallelPettingZooEnv", "PettingZooEnv"]

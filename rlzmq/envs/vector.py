@@ -21,9 +21,9 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
-from rlzmq.core.ending_signals import blocked, default_in_forks, ignore_ending_signals
+from rlzmq.core.addresses import ensure_multiprocessing_directory
 from rlzmq.core.errors import ConfigurationError, RlzmqError, UnsupportedSpaceError
-from rlzmq.core.socket_directory import ensure_multiprocessing_directory
+from rlzmq.core.process import blocked, default_in_forks, ignore_ending_signals
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.tracebacks import run_error
 from rlzmq.envs.registry import EnvContext, EnvEntry, call_creator, make_env, resolve_env

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ByteSize, TypeAdapter
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.extras import import_optional
+from rlzmq.core.imports import import_optional
 from rlzmq.launch.engine import Jobs, Role
 from rlzmq.launch.hosting import OVER, STOP_S, WRONG, Hosting, News, host
 

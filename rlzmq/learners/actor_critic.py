@@ -8,7 +8,7 @@ from typing import Any, Protocol, cast
 
 from rlzmq.learners.learner import TorchLearner
 from rlzmq.learners.schedule import Schedule
-from rlzmq.modules.apis import ValueFunctionAPI
+from rlzmq.modules.rl_module import ValueFunctionAPI
 
 __all__ = ["ActorCriticLearner", "AdaptiveKLLearner", "adapted_kl_coeff"]
 

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.learner.whole_batch_estimator import FORWARD_OUTPUTS
 from rlzmq.core import trace
-from rlzmq.core.checkpointable import Checkpointable
+from rlzmq.core.checkpoint import Checkpointable
 from rlzmq.core.errors import ConfigurationError, NotFiniteError, PeerLostError
 from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE, LEARNER_PATH, REPLAY_BUFFER_RESULTS
@@ -48,8 +48,8 @@ from rlzmq.core.override import TellsUncalled
 from rlzmq.core.plain import decode, encode_supported
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.signatures import check_takes
-from rlzmq.core.stage_timers import StageTimers
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.trace import StageTimers
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.core.update_plan import ReplayRatio
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
@@ -70,12 +70,12 @@ from rlzmq.learners.sources import BatchSource, FreshBatch, num_env_steps_of
 from rlzmq.learners.torch_threads import learner_device
 from rlzmq.learners.train_batch import TrainBatch, TrainBatchBuilder
 from rlzmq.learners.update_counts import Scalar, UpdateCounts, UpdateStats, UpdateTimes, mean_of
-from rlzmq.modules.apis import SelfSupervisedLossAPI, ValueFunctionAPI
 from rlzmq.modules.default_models.dense_gradients import backward, recorded
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.output_check import check_training_outputs
+from rlzmq.modules.rl_module import SelfSupervisedLossAPI, ValueFunctionAPI
 from rlzmq.modules.saving import read_module_states
-from rlzmq.modules.structure import StructureCache, parameters_of
+from rlzmq.modules.weights import StructureCache, parameters_of
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -959,7 +959,7 @@ class Learner(TellsUncalled, Checkpointable):
 
     @classmethod
     def rl_module_required_apis(cls) -> list[type]:
-        """Return the interfaces that every trained module must implement, classes of `rlzmq.modules.apis`."""
+        """Return the interfaces that every trained module must implement, classes of `rlzmq.modules.rl_module`."""
         return []
 
     def build(self) -> None:

@@ -14,8 +14,8 @@ from rlzmq.connectors.defaults import add_next_observations
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.learner import TorchLearner
 from rlzmq.learners.optimizers import make_adam
-from rlzmq.modules.apis import TargetNetworkAPI
-from rlzmq.modules.structure import StructureCache, parameters_of
+from rlzmq.modules.rl_module import TargetNetworkAPI
+from rlzmq.modules.weights import StructureCache, parameters_of
 
 __all__ = ["TargetNetworkLearner", "TargetNetworkUpdates", "TargetNetworks", "discounts", "target_outputs"]
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.machine import num_usable_cores
-from rlzmq.modules.structure import has_convolutions
+from rlzmq.core.process import num_usable_cores
+from rlzmq.modules.weights import has_convolutions
 
 __all__ = [
     "auto_num_threads",

@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
-from rlzmq.modules.default_models.heads import PolicyHead
-from rlzmq.modules.default_models.mlp import MLP
-from rlzmq.modules.default_models.recurrent import RecurrentEncoder
+from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule, PolicyHead
+from rlzmq.modules.default_models.encoders import MLP, RecurrentEncoder
 
 __all__ = ["Layer", "RecurrentChain", "dense_chain", "recurrent_chain", "run_chain"]
 

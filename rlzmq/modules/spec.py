@@ -15,7 +15,7 @@ import gymnasium as gym
 from rlzmq.config.model_config import DefaultModelConfig, model_config_to_dict
 from rlzmq.config.plain import SPEC_TAG
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.lazy import LazyModule
+from rlzmq.core.imports import LazyModule
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.space_plain import space_from_plain, space_to_plain
 from rlzmq.core.suggest import did_you_mean

@@ -1,17 +1,196 @@
-"""Events of a socket's connections: libzmq's monitor events, as callbacks on the event loop."""
+"""Events of a socket's connections: libzmq's monitor events, as callbacks on the event loop.
+
+The descriptor of a zmq socket becomes readable once for each change of the socket's state; any call
+on the socket may consume that edge. Only this module has to follow these rules:
+
+* on a wake-up, receive until EAGAIN, or look at EVENTS if the socket only sends;
+* after any other call on the socket (a send, a bind), check EVENTS again;
+* handle at most ``max_per_tick`` messages per turn, then continue by ``call_soon``, so that one busy
+  socket does not starve the loop;
+* when a handler raises, continue by ``call_soon`` as well, because the edge has been consumed.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import struct
-from collections.abc import Callable
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import zmq
 
-from rlzmq.net.edge_reader import EdgeReader, Frame
+__all__ = [
+    "EdgeReader",
+    "EventHandler",
+    "Frame",
+    "MessageHandler",
+    "SocketEvent",
+    "SocketMonitor",
+]
 
-__all__ = ["EventHandler", "SocketEvent", "SocketMonitor"]
+
+Frame = bytes | memoryview
+MessageHandler = Callable[[list[Frame]], None]
+
+_EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)  # quicker than pyzmq's enums
+_SMALL_BYTES = 8192  # below this a received frame has no alignment and pins a larger buffer: copy it
+_MAX_DISCARDED = 256  # frames of a message with too many, before the loop may get a turn
+
+
+class EdgeReader:
+    """Delivers the messages of the socket ``raw`` to a handler, on the loop's thread.
+
+    Guarantees: messages of one peer arrive in order; the handler is never entered twice at a time; an
+    exception of the handler goes to the loop's exception handler and the next message still arrives.
+    After :meth:`detach` the handler is not called again.
+
+    Args:
+        raw: The socket.
+        on_message: Called with the frames of each message.
+        max_per_tick: Messages handled before the loop gets a turn.
+        loop: The event loop; the running one if None.
+        max_frames: Frames of a message; one with more is discarded, and `_on_excess` called. None: no limit.
+    """
+
+    def __init__(
+        self,
+        raw: zmq.Socket[bytes],
+        on_message: MessageHandler | None,
+        *,
+        max_per_tick: int,
+        loop: asyncio.AbstractEventLoop | None = None,
+        max_frames: int | None = None,
+    ) -> None:
+        if max_per_tick < 1:
+            raise ValueError(f"max_per_tick must be at least 1, not {max_per_tick}")
+        self._raw = raw
+        self._get: Any = raw.get  # typed loosely: an int or bytes, by option
+        self._on_message = on_message
+        self._max_per_tick = max_per_tick
+        self._max_frames = max_frames
+        self._is_discarding = False
+        self._loop = loop if loop is not None else asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
+        self._is_scheduled = False
+        self._is_running = False
+        self._is_detached = False
+        self._first_frame: zmq.Frame | None = None
+        self._received: deque[list[Frame]] = deque()  # messages that arrived as one
+        self._when_read: list[Callable[[], None]] = []
+        self._fd = int(raw.get(zmq.FD))
+        self._loop.add_reader(self._fd, self._turn)
+
+    def detach(self) -> None:
+        """Stop reading; the raw socket stays open. Idempotent."""
+        if self._is_detached:
+            return
+        self._is_detached = True
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._fd)
+
+    def when_read(self, callback: Callable[[], None]) -> None:
+        """Call a function once, after the handler has been given all messages that have arrived by now."""
+        self._when_read.append(callback)
+        self.recheck()
+
+    def recheck(self) -> None:
+        """Schedule a turn if the last call on the socket consumed an edge."""
+        if not (self._is_scheduled or self._is_running or self._is_detached) and self._has_work():
+            self._schedule()
+
+    def _has_work(self) -> bool:
+        return self._on_message is not None and bool(
+            self._when_read or self._received or self._get(_EVENTS) & _POLLIN
+        )
+
+    def _split(self, frames: list[Frame]) -> Sequence[list[Frame]]:
+        """Return the messages in a received one; a subclass that packs several overrides this."""
+        return (frames,)
+
+    def _on_excess(self) -> None:
+        """Handle that the message whose first frame is `_first_frame` has too many; subclasses override this."""
+
+    def _flush(self) -> None:
+        """Send queued messages; a subclass that sends overrides this."""
+
+    def _schedule(self) -> None:
+        self._is_scheduled = True
+        self._loop.call_soon(self._scheduled_turn)
+
+    def _scheduled_turn(self) -> None:
+        self._is_scheduled = False
+        self._turn()
+
+    def _turn(self) -> None:
+        if self._is_detached:
+            return
+        self._is_running = True
+        try:
+            if self._on_message is not None:
+                self._receive(self._on_message)
+            else:
+                self._get(_EVENTS)  # consumes the edge: without it, the loop would wake up again at once
+            if not self._is_detached:
+                self._flush()
+        finally:
+            self._is_running = False
+            if not (self._is_detached or self._is_scheduled) and self._has_work():
+                self._schedule()
+
+    def _receive(self, on_message: MessageHandler) -> None:
+        for _ in range(self._max_per_tick):
+            if not self._received:
+                self._flush()
+                if not self._receive_one():
+                    self._tell_read()
+                    return
+            if self._received:  # else it was a part of a message, or discarded
+                on_message(self._received.popleft())
+            if self._is_detached:
+                return
+
+    def _tell_read(self) -> None:
+        callbacks, self._when_read = self._when_read, []
+        for callback in callbacks:
+            callback()
+
+    def _receive_one(self) -> bool:
+        receive = self._raw.recv
+        if self._is_discarding:
+            self._discard()
+            return True
+        try:
+            part = receive(_NOBLOCK, False)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.ETERM, zmq.ENOTSOCK):
+                self.detach()
+                return False
+            raise
+        self._first_frame = part
+        frames: list[Frame] = [part.bytes if len(part) < _SMALL_BYTES else part.buffer]
+        while part.more:
+            if len(frames) == self._max_frames:
+                self._on_excess()
+                self._discard()
+                return True
+            part = receive(_NOBLOCK, False)
+            frames.append(part.bytes if len(part) < _SMALL_BYTES else part.buffer)
+        self._received.extend(self._split(frames))
+        return True
+
+    def _discard(self) -> None:
+        """Drop the next frames of a message; libzmq delivers nothing else before its last one."""
+        for _ in range(_MAX_DISCARDED):
+            if not self._raw.recv(_NOBLOCK, False).more:
+                self._is_discarding = False
+                return
+        self._is_discarding = True
+
 
 _EVENT_AND_VALUE = struct.Struct("=HI")
 _PAUSE_S = 0.05  # between two reads: thousands of unauthenticated connections must not wake the loop for each

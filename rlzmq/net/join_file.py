@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from rlzmq.core.addresses import check_connect_address, split_tcp
 from rlzmq.core.errors import ConfigurationError, PeerLostError
 from rlzmq.core.files import read_private_file, write_private_file
-from rlzmq.core.machine import process_space
-from rlzmq.core.opened_process import start_mark
+from rlzmq.core.process import process_space, start_mark
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.net.keys import CurveClient, KeyPair, check_public_key
 

@@ -17,11 +17,9 @@ from rlzmq.core.addresses import AddressLock, check_bind_address, check_connect_
 from rlzmq.core.errors import ClosedError, ConfigurationError, PeerLostError, ProtocolError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.net.connections import Connections
-from rlzmq.net.context import Context
-from rlzmq.net.edge_reader import EdgeReader, Frame, MessageHandler
-from rlzmq.net.events import EventHandler, SocketEvent, SocketMonitor
+from rlzmq.net.context import CONTROL, Context, SocketOptions
+from rlzmq.net.events import EdgeReader, EventHandler, Frame, MessageHandler, SocketEvent, SocketMonitor
 from rlzmq.net.keys import CurveClient, CurveServer
-from rlzmq.net.options import CONTROL, SocketOptions
 from rlzmq.wire.errors import WireError
 from rlzmq.wire.packed_frames import (
     MAX_PACKED_BYTES,

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.extras import import_optional
+from rlzmq.core.imports import import_optional
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch

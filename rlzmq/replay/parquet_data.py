@@ -10,7 +10,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from rlzmq.core.errors import ProtocolError
-from rlzmq.core.extras import import_optional
+from rlzmq.core.imports import import_optional
 from rlzmq.core.tree import tree_rows, tree_stack
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch

@@ -2,32 +2,160 @@
 
 Runners, learners and the driver share it. The core is a pure state machine; its instructions are either
 messages to send or jobs for the role, which subclasses perform in `act`.
+
+    process ──TRACE_EVENTS──► broker ──► driver: `trace.add_events`
+    process ◄──TRACE_CLOCK─── broker ◄── driver
+
+Each answer holds the driver's clock, so the first exchanges, without events, measure the offset of the clocks: half of
+the shortest round trip is the largest possible error. At most one message is unanswered, which bounds the traffic; the
+stages between lost messages are lost.
 """
 
 from __future__ import annotations
 
 import abc
 import asyncio
+import hashlib
 import logging
+import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
-from rlzmq.core import faults, trace
+from rlzmq.core import faults, trace, version
 from rlzmq.core.patience import FairClock
-from rlzmq.net.context import Context
+from rlzmq.core.space_plain import space_to_plain
+from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.keys import CurveClient, KeyPair
-from rlzmq.net.options import SocketOptions
-from rlzmq.net.shared_frames import SharedFrames
-from rlzmq.net.shared_memory import SegmentPool
+from rlzmq.net.shared_memory import SegmentPool, SharedFrames
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.events import Instruction, Leave, Received, Send, Stop, Tick
-from rlzmq.roles.remote_trace import RemoteTrace
-from rlzmq.wire.errors import WireError
-from rlzmq.wire.messages import Goodbye, TraceClock, decode_message
+from rlzmq.wire.codec import Buffer
+from rlzmq.wire.errors import SchemaError, WireError
+from rlzmq.wire.messages import Goodbye, TraceClock, TraceEvents, WireMessage, decode_message
+from rlzmq.wire.values import pack_blob, unpack_blob
 
-__all__ = ["MAX_MESSAGE_BYTES", "TICK_S", "Curve", "PeerLink", "PeerRole", "ends_link", "new_peer_id"]
+__all__ = [
+    "MAX_MESSAGE_BYTES",
+    "SENT_EVERY_S",
+    "TICK_S",
+    "Curve",
+    "PeerLink",
+    "PeerRole",
+    "RemoteTrace",
+    "add_to_trace",
+    "digest_of",
+    "ends_link",
+    "new_peer_id",
+    "package_version",
+    "spaces_digest",
+]
+
+
+_DIGEST_CHARACTERS = 16
+
+
+def package_version() -> str:
+    """Return the version of this rlzmq installation."""
+    return version.__version__
+
+
+def digest_of(data: bytes) -> str:
+    """Return a short hex digest of the data."""
+    return hashlib.sha256(data).hexdigest()[:_DIGEST_CHARACTERS]
+
+
+def spaces_digest(spaces: tuple[Any, Any]) -> str:
+    """Return a digest of (observation space, action space), each possibly a dict by agent.
+
+    The result is "" if a space is not one of Gymnasium's own.
+    """
+    try:
+        return digest_of(bytes(pack_blob([_plain(space) for space in spaces])))
+    except (TypeError, ValueError):
+        return ""  # a custom space: the weights' layout is still compared
+
+
+def _plain(space: Any) -> Any:
+    if isinstance(space, Mapping) and not hasattr(space, "sample"):
+        return [
+            [str(key), space_to_plain(sub)]
+            for key, sub in sorted(space.items(), key=lambda item: str(item[0]))
+        ]
+    return space_to_plain(space)
+
+
+_NUM_EXCHANGES = 16  # until the offset is known
+SENT_EVERY_S = 0.25
+"""Interval at which stages are sent."""
+
+_RETRY_S = 2.0  # after which an answer counts as lost
+_MAX_EVENTS = 2000  # per message, about 100 kB
+
+
+class RemoteTrace:
+    """Sends this process's stages. Used on one event loop."""
+
+    def __init__(self, send: Callable[[WireMessage, Sequence[Buffer]], None]) -> None:
+        self._send = send
+        self._sent_at = float("-inf")
+        self._is_answered = True
+        self._num_exchanges = 0
+        self._shortest_s = float("inf")
+        self._offset_s = 0.0
+
+    def tick(self) -> None:
+        """Send what is due; call it regularly."""
+        now = time.perf_counter()
+        if now - self._sent_at >= (SENT_EVERY_S if self._is_answered else _RETRY_S):
+            self._say(now)
+
+    def flush(self) -> None:
+        """Send the newest stages, before this process leaves."""
+        self._say(time.perf_counter())
+
+    def on_clock(self, answer: TraceClock) -> None:
+        """Handle the driver's answer."""
+        now = time.perf_counter()
+        if self._is_answered or answer.sent_s != self._sent_at:
+            return
+        self._is_answered = True
+        if self._num_exchanges == _NUM_EXCHANGES:
+            return
+        self._num_exchanges += 1
+        if now - self._sent_at < self._shortest_s:
+            self._shortest_s = now - self._sent_at
+            self._offset_s = answer.now_s - (self._sent_at + now) / 2
+        if self._num_exchanges < _NUM_EXCHANGES:
+            self._say(now)
+
+    def _say(self, now: float) -> None:
+        payload: tuple[Buffer, ...] = ()
+        if self._num_exchanges == _NUM_EXCHANGES:
+            events = trace.take_events(_MAX_EVENTS)
+            if events is None:
+                return
+            payload = (pack_blob({**events, "offset_s": self._offset_s}),)
+        self._sent_at, self._is_answered = now, False
+        self._send(TraceEvents(sent_s=now), payload)
+
+
+def add_to_trace(message: TraceEvents, payload: Sequence[Buffer]) -> TraceClock:
+    """Add a process's stages to this process's trace; return the answer.
+
+    Raises:
+        WireError: The payload is malformed.
+    """
+    answer = TraceClock(message.source, message.sent_s, time.perf_counter())
+    for blob in payload:
+        events = unpack_blob(blob)
+        try:
+            trace.add_events(message.source, events, float(events["offset_s"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise SchemaError(f"TraceEvents of {message.source[:60]}: {error}") from None
+    return answer
+
 
 Curve: TypeAlias = CurveClient | tuple[str, str] | list[str] | None
 

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from rlzmq.core.errors import AuthenticationError, PeerLostError
-from rlzmq.net.context import Context
+from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.events import SocketEvent
 from rlzmq.net.join_file import JoinFile
-from rlzmq.net.options import SocketOptions
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.narrow_path import NARROW_PATH, Retries
 from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, new_peer_id

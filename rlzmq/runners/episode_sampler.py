@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlzmq.core.stage_timers import ENV_TO_MODULE_TIMER, INFERENCE_TIMER, MODULE_TO_ENV_TIMER
+from rlzmq.core.trace import ENV_TO_MODULE_TIMER, INFERENCE_TIMER, MODULE_TO_ENV_TIMER
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.runners.sampler import EpisodicSampler

@@ -11,7 +11,7 @@ import torch
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.defaults import change_modules
-from rlzmq.core.checkpointable import Checkpointable
+from rlzmq.core.checkpoint import Checkpointable
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.extras import import_optional
+from rlzmq.core.imports import import_optional
 from rlzmq.core.score_statistics import bootstrap_interval
 from rlzmq.telemetry.runs import Run
 

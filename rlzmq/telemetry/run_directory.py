@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from rlzmq.core.checkpoint_series import CheckpointSeries
+from rlzmq.core.checkpoint_series import CheckpointSeries, lock_run, move_aside
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import FileLock, make_directories, opener, write_text
-from rlzmq.core.machine import num_usable_cores
-from rlzmq.core.run_lock import lock_run, move_aside
+from rlzmq.core.process import num_usable_cores
 from rlzmq.core.version import __version__
 from rlzmq.telemetry.event_log import EVENTS, EventLog
 from rlzmq.telemetry.runs import FoundRun, find_run

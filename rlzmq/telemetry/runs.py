@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.core.checkpoint import read_manifest
-from rlzmq.core.checkpoint_series import checkpoints_at
+from rlzmq.core.checkpoint_series import checkpoints_at, driver_of
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.printable import printable
-from rlzmq.core.run_lock import driver_of
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.svg_curve import svg_curve
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from rlzmq.core.callbacks import Callback
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.extras import import_optional
+from rlzmq.core.imports import import_optional
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.telemetry.runs import numbers_in
 

@@ -24,17 +24,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.actors.handle import ActorHandle
+from rlzmq.actors.process_state import ActorLostError
 from rlzmq.actors.system import ActorSystem
 from rlzmq.algorithms.algorithm import Algorithm
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.plain import to_json
 from rlzmq.config.search_space import GridSearch, SearchObject, find_search_objects
-from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import opener
-from rlzmq.core.machine import num_usable_cores
+from rlzmq.core.patience import CallWatch
+from rlzmq.core.process import num_usable_cores
 from rlzmq.core.seeding import derive_seed
 from rlzmq.telemetry.metric_paths import number_at
 from rlzmq.telemetry.view import View

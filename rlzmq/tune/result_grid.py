@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlzmq.core.errors import ConfigurationError, RlzmqError
-from rlzmq.core.extras import import_optional
+from rlzmq.core.imports import import_optional
 from rlzmq.telemetry.metric_paths import Mode, check_mode, flatten, number_at, value_at
 from rlzmq.tune.session import Checkpoint
 from rlzmq.tune.trial import read_checkpoints, read_results

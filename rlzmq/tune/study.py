@@ -24,8 +24,7 @@ from typing import Any, Literal
 
 from rlzmq.config.search_space import Categorical, Function, GridSearch, Numeric, SearchObject
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.machine import process_space
-from rlzmq.core.opened_process import start_mark
+from rlzmq.core.process import process_space, start_mark
 from rlzmq.telemetry.metric_paths import Mode
 from rlzmq.tune.search.algorithms import Searcher, labels_of, load_optuna
 

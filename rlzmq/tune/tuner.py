@@ -16,9 +16,9 @@ from rlzmq.algorithms.stored_config import Given, revive_config
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.plain import code_names, plain_dict, revive_setting
 from rlzmq.config.search_space import SearchObject, find_search_objects
+from rlzmq.core.checkpoint_series import lock_run
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.files import make_directories, write_text
-from rlzmq.core.run_lock import lock_run
 from rlzmq.core.signatures import check_takes
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.trust import NOBODY, Trust, is_signed, signature_of

@@ -46,7 +46,7 @@ __all__ = [
 
 PACKED = b"\xf1\0"
 SMALL_BYTES = 8192
-"""Below this size frames are packed. Receivers copy frames of this size anyway, see `rlzmq.net.edge_reader`."""
+"""Below this size frames are packed. Receivers copy frames of this size anyway, see `rlzmq.net.events`."""
 
 MAX_PACKED_BYTES = 64 * 1024
 """Bytes of small frames that are packed; later ones are not."""

@@ -219,7 +219,7 @@ PUBLICATION = 51
 """The kind of a publication, which is only sent on PUB; see `rlzmq.protocol.weights`."""
 
 FOLDED, FRAMES_NEEDED = 96, 97
-"""The kinds between the sockets of one host that no role sees, see `rlzmq.net.shared_frames`."""
+"""The kinds between the sockets of one host that no role sees, see `rlzmq.net.shared_memory`."""
 
 _RESERVED = (PUBLICATION, FOLDED, FRAMES_NEEDED)
 

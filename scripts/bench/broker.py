@@ -157,12 +157,9 @@ class Loop:
         self.address: str = self._loop.run_until_complete(self._open(name, address))
 
     async def _open(self, name: str, address: str) -> str:
-        from rlzmq.net.authenticator import Authenticator
-        from rlzmq.net.context import Context
-        from rlzmq.net.keys import CurveClient, CurveServer, KeyPair
-        from rlzmq.net.options import CHUNKS
-        from rlzmq.net.shared_frames import SharedFrames
-        from rlzmq.net.shared_memory import SegmentPool
+        from rlzmq.net.context import CHUNKS, Context
+        from rlzmq.net.keys import Authenticator, CurveClient, CurveServer, KeyPair
+        from rlzmq.net.shared_memory import SegmentPool, SharedFrames
         from rlzmq.net.socket import DrainSocket
 
         context = Context()

@@ -100,7 +100,7 @@ def run_rank(pipe: Connection, rank: int, num_ranks: int, net: str, exchange: st
     """Make an update at each message, and answer when it is done."""
     import torch.distributed as dist
 
-    from rlzmq.core.machine import loopback_interface
+    from rlzmq.core.process import loopback_interface
     from rlzmq.learners import distributed
     from scripts.bench._updates import RANK_CASES, learner_of, make_episodes
 

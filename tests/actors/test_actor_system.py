@@ -23,10 +23,9 @@ from actor_checks import is_gone
 from actor_classes import Recorder, Stopper, Terminator
 
 from rlzmq.actors import forkserver
-from rlzmq.actors.exit_status import ActorLostError, ExitStatus, exit_report
 from rlzmq.actors.handle import ActorHandle
+from rlzmq.actors.process_state import ActorLostError, ExitStatus, exit_report
 from rlzmq.actors.system import ActorSystem
-from rlzmq.core.ending_signals import ENDING_SIGNALS
 from rlzmq.core.errors import (
     ClosedError,
     ConfigurationError,
@@ -36,6 +35,7 @@ from rlzmq.core.errors import (
     ProtocolError,
     RemoteError,
 )
+from rlzmq.core.process import ENDING_SIGNALS
 from rlzmq.protocol.supervision import RestartPolicy, Supervision
 
 

@@ -20,7 +20,7 @@ import pytest
 from rlzmq.actors import forkserver, process_state
 from rlzmq.actors.process_state import descendants, end_family
 from rlzmq.actors.system import ActorSystem
-from rlzmq.core.opened_process import start_mark
+from rlzmq.core.process import start_mark
 
 # Starts a process in a session of its own and ends: an orphan.
 DAEMON = """

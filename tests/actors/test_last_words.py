@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.actors.process_state import ActorLostError
 from rlzmq.actors.system import ActorSystem
 from rlzmq.core.last_words import LastWords, end_process, leave
 from rlzmq.driver.supervision import first_line, lost_error

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from rlzmq.actors import watch
-from rlzmq.actors.exit_status import ActorLostError
-from rlzmq.actors.system import ActorSystem
-from rlzmq.actors.watch import Watched
+from rlzmq.actors import system
+from rlzmq.actors.process_state import ActorLostError
+from rlzmq.actors.system import ActorSystem, Watched
 from rlzmq.core.patience import Patience
 
 
@@ -64,7 +63,7 @@ class Machine:
         self.pid, self.has_started = 4711, True
         self.is_stopped = self.answers = self.is_starved = False
         self.now = 0.0
-        monkeypatch.setattr(watch, "is_stopped", lambda pid: self.is_stopped)
+        monkeypatch.setattr(system, "is_stopped", lambda pid: self.is_stopped)
         self.watched = Watched(self, patience or Patience(3.0), lambda: is_spared)  # type: ignore[arg-type]
         wait: Any = SimpleNamespace(begin=lambda pid: None, take_s=lambda: 0.45 if self.is_starved else 0.0)
         self.watched._core_wait = wait

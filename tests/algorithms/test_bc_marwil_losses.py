@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from rlzmq import Columns
-from rlzmq.algorithms.bc.bc_loss import bc_loss
-from rlzmq.algorithms.marwil.marwil_learner import with_burn_in
-from rlzmq.algorithms.marwil.marwil_loss import marwil_loss_terms
+from rlzmq.algorithms.bc.bc_learner import bc_loss
+from rlzmq.algorithms.marwil.marwil_learner import marwil_loss_terms, with_burn_in
 
 
 def test_bc_is_minus_the_mean_log_likelihood() -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from rlzmq import Columns, ConfigurationError, CQLConfig, IQLConfig, UnsupportedSpaceError
-from rlzmq.algorithms.cql.cql_loss import cloning_loss, conservative_penalty
-from rlzmq.algorithms.iql.iql_loss import critic_loss, expectile_loss, extraction_loss
+from rlzmq.algorithms.cql.cql_learner import cloning_loss, conservative_penalty
+from rlzmq.algorithms.iql.iql_learner import critic_loss, expectile_loss, extraction_loss
 
 STATES = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
 

@@ -20,13 +20,13 @@ from rlzmq import (
     SingleAgentEpisode,
     UnsupportedSpaceError,
 )
-from rlzmq.algorithms.dqn.dqn_loss import (
+from rlzmq.algorithms.dqn.dqn_learner import (
     distribution_loss,
     distribution_stats,
     mean_loss,
     project_distribution,
 )
-from rlzmq.algorithms.dqn.noisy_linear import NoisyLinear
+from rlzmq.algorithms.dqn.dqn_module import NoisyLinear
 from rlzmq.learners.target_network_learner import discounts
 from rlzmq.modules.default_models.dense_gradients import backward, recorded
 from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner

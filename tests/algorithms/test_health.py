@@ -13,8 +13,7 @@ import pytest
 from rlzmq import DQNConfig, PPOConfig, SACConfig
 from rlzmq.algorithms.health import HealthWatch
 from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
-from rlzmq.algorithms.presets import Preset
-from rlzmq.algorithms.registry import get_config_class
+from rlzmq.algorithms.registry import Preset, get_config_class
 from scripts import learn
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlzmq.algorithms.ppo.ppo_loss import PPOLossSettings, PPOLossTerms, ppo_loss
+from rlzmq.algorithms.ppo.ppo_learner import PPOLossSettings, PPOLossTerms, ppo_loss
 from rlzmq.learners.losses import masked_mean
 
 CLIP = 0.3

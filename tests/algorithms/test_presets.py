@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 
 from rlzmq import PPO, ConfigurationError, PPOConfig, SACConfig
-from rlzmq.algorithms.presets import Preset, find_preset, preset_for, presets_of
-from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
+from rlzmq.algorithms.registry import (
+    ALGORITHMS,
+    Preset,
+    find_preset,
+    get_config_class,
+    preset_for,
+    presets_of,
+)
 from rlzmq.cli.main import main
 from rlzmq.cli.train import _config, _parse
 from rlzmq.config.plain import code_names

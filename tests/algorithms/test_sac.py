@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlzmq import Columns, ConfigurationError, CQLConfig, SACConfig, TQCConfig, UnsupportedSpaceError
-from rlzmq.algorithms.sac.sac_loss import (
+from rlzmq.algorithms.sac.sac_learner import (
     actor_loss,
     critic_loss,
     critic_stats,

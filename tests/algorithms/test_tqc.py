@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlzmq import Columns, ConfigurationError, TQCConfig, UnsupportedSpaceError
-from rlzmq.algorithms.tqc.tqc_loss import quantile_critic_loss, quantile_targets
+from rlzmq.algorithms.tqc.tqc_learner import quantile_critic_loss, quantile_targets
 
 STATES = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
 

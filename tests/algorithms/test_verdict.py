@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlzmq.algorithms.verdict import judge
+from rlzmq.algorithms.health import judge
 from rlzmq.runners.episode_metrics import EpisodeMetrics
 
 

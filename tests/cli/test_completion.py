@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlzmq.algorithms.presets import presets_of
-from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
+from rlzmq.algorithms.registry import ALGORITHMS, get_config_class, presets_of
 from rlzmq.cli import completion
 from rlzmq.cli.main import _COMMANDS, main
 from rlzmq.cli.options import _ALIASES, options_type

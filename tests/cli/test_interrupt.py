@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlzmq.cli.interrupt import Interrupt
-from rlzmq.core.ending_signals import ENDING_SIGNALS
+from rlzmq.core.process import ENDING_SIGNALS
 
 
 class Clock:

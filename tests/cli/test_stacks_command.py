@@ -14,7 +14,7 @@ import pytest
 
 from rlzmq import PPOConfig
 from rlzmq.cli.main import main
-from rlzmq.core.stack_channel import find_stack_channel, read_stacks
+from rlzmq.core.process import find_stack_channel, read_stacks
 from rlzmq.telemetry.run_directory import RunDirectory
 from tests.support.warm_process import WarmPopen
 
@@ -76,7 +76,7 @@ def test_the_place_where_a_runner_hangs_is_shown_and_the_run_goes_on(
 
 BUSY = """
 import sys, threading
-from rlzmq.core.stack_channel import open_stack_channel
+from rlzmq.core.process import open_stack_channel
 
 def work(depth):
     if depth:
@@ -94,7 +94,7 @@ sys.stdin.read()
 """
 HOLDS_THE_GIL = """
 import ctypes
-from rlzmq.core.stack_channel import open_stack_channel
+from rlzmq.core.process import open_stack_channel
 
 open_stack_channel("holds")
 ctypes.PyDLL(None).system(b"echo ready; cat")

@@ -12,6 +12,7 @@ import pytest
 
 from rlzmq.core.addresses import (
     AddressLock,
+    SocketDirectory,
     check_bind_address,
     check_connect_address,
     ipc_path,
@@ -19,7 +20,6 @@ from rlzmq.core.addresses import (
     split_tcp,
 )
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.socket_directory import SocketDirectory
 from rlzmq.net.context import Context, raise_file_limit
 from rlzmq.net.socket import DrainSocket
 

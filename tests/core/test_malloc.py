@@ -10,7 +10,7 @@ import pytest
 _MEASURE = """
 import resource, sys, threading
 import numpy as np
-from rlzmq.core.process_memory import keep_freed_memory, share_one_arena
+from rlzmq.core.process import keep_freed_memory, share_one_arena
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlzmq.core.opened_process import OpenedProcess, start_mark
-from rlzmq.core.stack_channel import read_stacks
+from rlzmq.core.process import OpenedProcess, read_stacks, start_mark
 
 ROOT = Path(__file__).parents[2]
 # Where signals are sent by number, and why the number is still the process's.
@@ -141,4 +140,4 @@ def test_nothing_else_sends_signals_by_number() -> None:
         for path in sorted((ROOT / folder).rglob("*.py"))
         if (lines := signals_by_number(path))
     }
-    assert set(guilty) == set(BY_NUMBER), f"use rlzmq.core.machine, or a handle: {guilty}"
+    assert set(guilty) == set(BY_NUMBER), f"use rlzmq.core.process, or a handle: {guilty}"

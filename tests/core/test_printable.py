@@ -84,7 +84,7 @@ def test_a_checkpoints_facts_are_shown_without_their_escapes(tmp_path, capsys) -
 
 def test_output_is_not_kept_where_python_is_told_to_keep_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """As containers do with PYTHONUNBUFFERED."""
-    code = "import os, rlzmq.core.closed_output as o; o.outlive_readers(); print('seen'); os._exit(0)"
+    code = "import os, rlzmq.core.process as o; o.outlive_readers(); print('seen'); os._exit(0)"
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     assert (
         subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout == b"seen\n"

@@ -25,7 +25,7 @@ from rlzmq import (
     PPOConfig,
     PrevActionsPrevRewards,
 )
-from rlzmq.core.extras import MissingPackageError
+from rlzmq.core.imports import MissingPackageError
 from rlzmq.deploy import http_interface
 from rlzmq.envs.examples import MultiAgentCartPole
 from tests.deploy.serving import Http, cartpole, write_checkpoint

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlzmq.net.context import Context
-from rlzmq.net.options import SocketOptions
+from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol import events as E
 from rlzmq.protocol.driver_core import DriverCore

@@ -13,7 +13,7 @@ from rlzmq import PPOConfig
 from rlzmq.core.update_plan import UpdatePlan
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.learner import TorchLearner
-from rlzmq.learners.offline_source import OfflineShards
+from rlzmq.learners.offline_learner import OfflineShards
 from rlzmq.replay import open_shards, write_shard
 from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
 

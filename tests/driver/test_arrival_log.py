@@ -13,8 +13,7 @@ import pytest
 from recovery_runs import kill
 
 from rlzmq import Algorithm, APPOConfig, ConfigurationError, IMPALAConfig, PPOConfig, PPOLearner
-from rlzmq.algorithms.replay import Mismatch, RepeatedUpdate, Replay
-from rlzmq.algorithms.saved_update import load_update
+from rlzmq.algorithms.replay import Mismatch, RepeatedUpdate, Replay, load_update
 from rlzmq.cli.main import main
 from rlzmq.cli.replay import Bound
 from rlzmq.connectors.env_to_module import MeanStdFilter

@@ -97,7 +97,7 @@ def test_wildcards_and_malformed_addresses_are_refused(listen: str, tmp_path: Pa
 def test_the_config_travels_as_plain_data(tmp_path: Path) -> None:
     config = listening(tmp_path)
     name, settings = unpack_config(pack_config(config))
-    assert name == "rlzmq.algorithms.ppo.ppo_config:PPOConfig"
+    assert name == "rlzmq.algorithms.ppo:PPOConfig"
     assert type(config).from_state(settings).to_dict() == config.to_dict()
     config.env_runners(env_to_module_connector=lambda env, spaces, device: [])
     with pytest.raises(ConfigurationError, match="import code by its name"):

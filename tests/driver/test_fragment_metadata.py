@@ -12,7 +12,7 @@ from rlzmq import PPOConfig
 from rlzmq.connectors.env_to_module import MeanStdFilter
 from rlzmq.core.metrics import MetricsLogger, StatsBase
 from rlzmq.driver.connector_sync import ConnectorSync
-from rlzmq.driver.report_reader import MetaCheck
+from rlzmq.driver.driver_link import MetaCheck
 from rlzmq.roles.fragment_data import take_fragment
 from rlzmq.wire.values import pack_blob
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from recovery_runs import check_account, kill, small, until
 
-from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.actors.process_state import ActorLostError
 from rlzmq.core.errors import ConfigurationError
 
 RECREATED: list[tuple[list[int], bool]] = []

@@ -15,7 +15,7 @@ from recovery_runs import check_account, kill, small, until
 
 from rlzmq import RLModuleSpec
 from rlzmq.actors import system
-from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.actors.process_state import ActorLostError
 from rlzmq.core.errors import DeadlineError, PeerLostError
 from rlzmq.driver import broker_supervision
 from rlzmq.driver.supervision import spawn_within

@@ -10,8 +10,7 @@ from offline_runs import cloning_config
 from replay_runs import replay_config
 
 from rlzmq import Algorithm
-from rlzmq.algorithms.replay import Replay
-from rlzmq.algorithms.saved_update import load_update
+from rlzmq.algorithms.replay import Replay, load_update
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.roles.learner.arrival_log import WeightsDigest, digest_weights
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlzmq.driver.report_reader import ReportReader
+from rlzmq.driver.driver_link import ReportReader
 from rlzmq.driver.update_results import Accounting
 from rlzmq.protocol.events import Report
 from rlzmq.wire.schema import FragmentId

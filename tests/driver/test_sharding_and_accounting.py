@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlzmq import EpisodeBatch, SingleAgentEpisode
-from rlzmq.driver.episode_sharding import shard_episodes
+from rlzmq.driver.async_learner_group import shard_episodes
 from rlzmq.driver.synchronous import drive
 from rlzmq.driver.update_results import Accounting
 

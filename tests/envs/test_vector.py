@@ -17,8 +17,8 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
+from rlzmq.core.addresses import SocketDirectory
 from rlzmq.core.errors import ConfigurationError, EnvError, UnsupportedSpaceError
-from rlzmq.core.socket_directory import SocketDirectory
 from rlzmq.envs import sync_vector
 from rlzmq.envs.examples import RandomEnv
 from rlzmq.envs.registry import EnvContext

@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from rlzmq.core.stack_channel import find_stack_channel
+from rlzmq.core.process import find_stack_channel
 from rlzmq.net.join_file import JoinFile
 from tests.journeys.terminal import Terminal, until
 from tests.security import floods

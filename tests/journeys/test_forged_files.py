@@ -65,7 +65,7 @@ FORGERIES = {
     "config": config(evaluation_config=tagged(
         {"__algorithm_config__": {"config_class": "@evilmod:X", "values": {}}})),
     "config-env": config(evaluation_config=tagged({"__algorithm_config__": {
-        "config_class": "rlzmq.algorithms.ppo.ppo_config:PPOConfig",
+        "config_class": "rlzmq.algorithms.ppo:PPOConfig",
         "values": {"env": "os:system", "env_config": COMMAND}}}), evaluation_interval=1),
     "config-class": config_class,
     "module": module_class("evilmod:X"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.extras import MissingPackageError
+from rlzmq.core.imports import MissingPackageError
 from rlzmq.launch import hosting
 from rlzmq.launch.engine import Jobs, Resources, Role, engine_of
 from rlzmq.launch.hosting import OVER, Hosting, News, host

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from rlzmq.core.machine import loopback_interface
+from rlzmq.core.process import loopback_interface
 from rlzmq.learners.distributed import RankGroup
 
 _context = multiprocessing.get_context("forkserver")
@@ -21,7 +21,7 @@ _context.set_forkserver_preload(
     [
         "torch._dynamo",
         "torch.distributed.nn.functional",
-        "rlzmq.learners.data_parallel",
+        "rlzmq.learners.ranks",
         "tests.learners.cases",
     ]
 )

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from rlzmq import Columns
-from rlzmq.core.machine import loopback_interface
+from rlzmq.core.process import loopback_interface
 from rlzmq.learners.learner import Learner
 from tests.learners.cases import square_learner
 from tests.learners.ranks import run_ranks

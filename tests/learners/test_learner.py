@@ -20,7 +20,7 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.learners import torch_threads
 from rlzmq.learners.learner import Learner
-from rlzmq.modules.apis import SelfSupervisedLossAPI
+from rlzmq.modules.rl_module import SelfSupervisedLossAPI
 from rlzmq.modules.spec import RLModuleSpec
 from tests.learners.cases import (
     ACTION_SPACE,

@@ -15,9 +15,8 @@ from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
-from rlzmq.modules.apis import SelfSupervisedLossAPI
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
-from rlzmq.modules.rl_module import TorchRLModule
+from rlzmq.modules.rl_module import SelfSupervisedLossAPI, TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
 from tests.learners.cases import ACTION_SPACE, OBSERVATION_SPACE, ppo_config
 from tests.learners.test_train_batch import assert_identical, built

@@ -17,11 +17,11 @@ from torch import Tensor, nn, no_grad
 
 from rlzmq.algorithms.results import merge_learner_results
 from rlzmq.core.errors import PeerLostError
-from rlzmq.core.machine import loopback_interface
 from rlzmq.core.metrics import MetricsLogger
+from rlzmq.core.process import loopback_interface
 from rlzmq.learners.learner import Learner
 from rlzmq.learners.ranks import COMPARE_EVERY_UPDATES
-from rlzmq.learners.replay_source import EpisodeReplay
+from rlzmq.learners.replay_learner import EpisodeReplay
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.replay import EpisodeReplayBuffer
 from rlzmq.wire.values import pack_blob, unpack_blob

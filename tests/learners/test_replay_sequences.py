@@ -23,7 +23,7 @@ from rlzmq import (
 )
 from rlzmq.algorithms.dqn.dqn_module import DefaultDQNModule
 from rlzmq.core.tree import tree_leaves
-from rlzmq.learners.replay_source import BurnIn
+from rlzmq.learners.replay_learner import BurnIn
 from rlzmq.replay import EpisodeReplayBuffer
 
 

@@ -20,8 +20,8 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.update_plan import ReplayRatio, UpdatePlan
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.learners.offline_source import OfflineShards
-from rlzmq.learners.replay_source import EpisodeReplay
+from rlzmq.learners.offline_learner import OfflineShards
+from rlzmq.learners.replay_learner import EpisodeReplay
 from rlzmq.learners.sources import CircularBuffer, FreshBatch
 from rlzmq.replay import EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer, open_shards, write_shard
 from rlzmq.replay.transitions import Transitions
@@ -489,7 +489,7 @@ def test_an_epoch_of_data_that_do_not_fit_into_memory_is_drawn(tmp_path: Path) -
     program = """
 import re, resource, sys
 import numpy as np
-from rlzmq.learners.offline_source import OfflineShards
+from rlzmq.learners.offline_learner import OfflineShards
 from rlzmq.replay import open_shards
 
 used = 1024 * int(re.search(r"VmData:\\s+(\\d+)", open("/proc/self/status").read())[1])

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from rlzmq.modules.apis import (
+from rlzmq.modules.rl_module import (
     InferenceOnlyAPI,
     QNetAPI,
     SelfSupervisedLossAPI,
     TargetNetworkAPI,
+    TorchRLModule,
     ValueFunctionAPI,
 )
-from rlzmq.modules.rl_module import TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.modules.weights import WeightsLayout
 

@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from rlzmq.episodes.columns import Columns
-from rlzmq.modules.apis import InferenceOnlyAPI, ValueFunctionAPI
 from rlzmq.modules.distributions import TorchCategorical, TorchDiagGaussian, TorchMultiDistribution
-from rlzmq.modules.rl_module import RLModule, TorchRLModule
+from rlzmq.modules.rl_module import InferenceOnlyAPI, RLModule, TorchRLModule, ValueFunctionAPI
 from rlzmq.modules.spec import RLModuleSpec
 
 OBS = gym.spaces.Box(-1.0, 1.0, (4,))

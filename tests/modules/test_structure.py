@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlzmq.modules.structure import StructureCache, parameters_of
+from rlzmq.modules.weights import StructureCache, parameters_of
 
 
 def network() -> nn.Module:

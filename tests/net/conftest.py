@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlzmq.core.socket_directory import SocketDirectory
+from rlzmq.core.addresses import SocketDirectory
 from rlzmq.net.context import Context
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from rlzmq.net.options import SocketOptions
+from rlzmq.net.context import SocketOptions
 
 DEADLINE_S = 20
 CHUNKS = SocketOptions(max_message_bytes=64 << 20, linger_ms=2000, max_queued_bytes=256 << 20)

@@ -7,7 +7,7 @@ from typing import Any
 
 from chaos_proxy import ChaosProxy
 
-from rlzmq.core.socket_directory import SocketDirectory
+from rlzmq.core.addresses import SocketDirectory
 from rlzmq.net.context import Context
 from rlzmq.net.socket import DrainSocket
 

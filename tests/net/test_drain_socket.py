@@ -14,13 +14,11 @@ import uvloop
 from chaos_proxy import ChaosProxy
 from inbox import CHUNKS, DEADLINE_S, Inbox
 
+from rlzmq.core.addresses import SocketDirectory
 from rlzmq.core.errors import ClosedError, ConfigurationError, PeerLostError, ProtocolError
-from rlzmq.core.socket_directory import SocketDirectory
-from rlzmq.net.authenticator import Authenticator
-from rlzmq.net.context import Context
+from rlzmq.net.context import CONTROL, Context, SocketOptions
 from rlzmq.net.events import SocketEvent
-from rlzmq.net.keys import CurveClient, CurveServer, KeyPair
-from rlzmq.net.options import CONTROL, SocketOptions
+from rlzmq.net.keys import Authenticator, CurveClient, CurveServer, KeyPair
 from rlzmq.net.socket import DrainSocket, SendTicket
 
 

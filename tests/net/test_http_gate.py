@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlzmq.net.http_gate import HttpGate, host_name
+from rlzmq.net.http_server import HttpGate, host_name
 
 
 @pytest.mark.parametrize(

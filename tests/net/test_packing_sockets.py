@@ -10,10 +10,9 @@ import pytest
 import zmq
 from inbox import CHUNKS, DEADLINE_S, Inbox
 
+from rlzmq.core.addresses import SocketDirectory
 from rlzmq.core.errors import PeerLostError
-from rlzmq.core.socket_directory import SocketDirectory
-from rlzmq.net.context import Context
-from rlzmq.net.options import CONTROL
+from rlzmq.net.context import CONTROL, Context
 from rlzmq.net.socket import DrainSocket, SendTicket
 from rlzmq.wire.packed_frames import PACKED, pack_frames, sizes_of
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlzmq.net import shared_frames
-from rlzmq.net.shared_frames import SharedFrames
-from rlzmq.net.shared_memory import MIN_SHARED_BYTES, Segment, SegmentPool
+from rlzmq.net import shared_memory
+from rlzmq.net.shared_memory import MIN_SHARED_BYTES, Segment, SegmentPool, SharedFrames
 from rlzmq.wire.codec import Buffer, encode, encode_opaque
 from rlzmq.wire.errors import WireError
 from rlzmq.wire.messages import decode_message
@@ -103,7 +102,7 @@ def test_other_messages_are_sent_as_they_are() -> None:
 
 
 def test_more_than_a_process_may_hold_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_frames, "_MAX_HELD", 2)
+    monkeypatch.setattr(shared_memory, "_MAX_HELD", 2)
     sender, receiver = Side(), Side()
     sent = [message(inline=bytes([number])) for number in range(4)]
     received = [receiver.shared.unfold(b"", sender.sends(frames)) for frames in sent]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlzmq.protocol.accounting import StepAccount
+from rlzmq.protocol.ledger import StepAccount
 
 
 def _account() -> StepAccount:

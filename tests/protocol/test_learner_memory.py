@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlzmq.protocol import learner_memory
-from rlzmq.protocol.learner_memory import Done, LearnerMemory
+from rlzmq.protocol import learner_core
+from rlzmq.protocol.learner_core import Done, LearnerMemory
 from rlzmq.wire.fragment_message import FragmentRange, pack_ranges
 from rlzmq.wire.messages import UpdateDone
 from rlzmq.wire.schema import FragmentId
@@ -39,7 +39,7 @@ def test_what_runners_have_forgotten_is_forgotten():
 
 
 def test_runners_that_never_tell_do_not_pile_up(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(learner_memory, "_MAX_REMEMBERED_RUNNERS", 2)
+    monkeypatch.setattr(learner_core, "_MAX_REMEMBERED_RUNNERS", 2)
     memory = LearnerMemory()
     for runner in "abac":
         memory.note_trained(_frames((runner, 0, 0, 1)))
@@ -47,7 +47,7 @@ def test_runners_that_never_tell_do_not_pile_up(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_runner_that_has_forgotten_everything_takes_no_place(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(learner_memory, "_MAX_REMEMBERED_RUNNERS", 2)
+    monkeypatch.setattr(learner_core, "_MAX_REMEMBERED_RUNNERS", 2)
     memory = LearnerMemory()
     memory.note_trained(_frames(("a", 0, 0, 1), ("b", 0, 0, 1)))
     memory.forget(_frames(("b", 1, 0, 0)))

@@ -7,9 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rlzmq.protocol.accounting import DROP_REASONS, StepAccount
 from rlzmq.protocol.broker.updates import rank_shares, take_shards
-from rlzmq.protocol.ledger import Ledger, RunnerRecord
+from rlzmq.protocol.ledger import DROP_REASONS, Ledger, RunnerRecord, StepAccount
 from rlzmq.wire.fragment_message import FragmentRange
 from rlzmq.wire.schema import FragmentId
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import zmq
 
+from rlzmq.core.addresses import SocketDirectory
 from rlzmq.core.errors import ConfigurationError, PeerLostError
-from rlzmq.core.socket_directory import SocketDirectory
 from rlzmq.net.context import Context
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.events import Overrun, Quarantine, Send

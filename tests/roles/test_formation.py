@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlzmq.actors.exit_status import ExitStatus
+from rlzmq.actors.process_state import ExitStatus
 from rlzmq.core.errors import PeerLostError
 from rlzmq.driver.learner_supervision import LearnerSupervisor
 from rlzmq.protocol.supervision import RestartPolicy, Supervision

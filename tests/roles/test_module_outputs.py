@@ -14,7 +14,7 @@ from rlzmq.core.names import WEIGHTS_SEQ_NO
 from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.modules.rl_module import TorchRLModule
 from rlzmq.roles.learner.batch_check import BatchCheck
-from rlzmq.roles.learner.module_outputs import module_outputs
+from rlzmq.roles.learner.learner_link import module_outputs
 from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
 
 

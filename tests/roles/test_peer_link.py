@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlzmq.core.socket_directory import SocketDirectory
+from rlzmq.core.addresses import SocketDirectory
 from rlzmq.net.context import Context
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.events import Leave, Tick

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rlzmq.core import trace
-from rlzmq.roles import remote_trace
-from rlzmq.roles.remote_trace import RemoteTrace, add_to_trace
+from rlzmq.roles import peer_link
+from rlzmq.roles.peer_link import RemoteTrace, add_to_trace
 from rlzmq.wire.errors import WireError
 from rlzmq.wire.messages import TraceClock, TraceEvents
 from rlzmq.wire.values import pack_blob, unpack_blob
@@ -30,7 +30,7 @@ class Runner:
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(remote_trace, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(peer_link, "time", SimpleNamespace(perf_counter=lambda: self.now))
         self.sent: list[tuple[TraceEvents, Sequence[Any]]] = []
         trace.join(tmp_path / "elsewhere.json", "runner")
         self.trace = RemoteTrace(lambda message, payload: self.sent.append((message, payload)))

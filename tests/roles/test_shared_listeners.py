@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlzmq.core.socket_directory import SocketDirectory
+from rlzmq.core.addresses import SocketDirectory
 from rlzmq.driver.join_files import JoinKeys, listen_addresses
-from rlzmq.net.context import Context
+from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.keys import CurveClient
-from rlzmq.net.options import SocketOptions
-from rlzmq.net.shared_frames import FOLDED_TOPIC, SharedFrames
-from rlzmq.net.shared_memory import MIN_SHARED_BYTES, Segment, SegmentPool
+from rlzmq.net.shared_memory import FOLDED_TOPIC, MIN_SHARED_BYTES, Segment, SegmentPool, SharedFrames
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.weights import (
     PUBLICATION_TOPIC,

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from rlzmq.net.context import Context
-from rlzmq.net.options import SocketOptions
+from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
 from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from rlzmq.core.socket_directory import SocketDirectory
+from rlzmq.core.addresses import SocketDirectory
 from tests.telemetry.dashboards import MadeUpBroker, Served
 from tests.telemetry.test_dashboard_server import SCRAPED, enter_page_of, make_search, tune_with_page
 from tests.telemetry.test_runs import ended, make_run, result

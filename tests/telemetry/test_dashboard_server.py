@@ -17,7 +17,7 @@ import pytest
 
 from rlzmq import ConfigurationError
 from rlzmq.cli.main import main
-from rlzmq.core.socket_directory import SocketDirectory
+from rlzmq.core.addresses import SocketDirectory
 from rlzmq.telemetry.brokers import find_broker
 from rlzmq.telemetry.dashboard.server import Dashboard
 from rlzmq.telemetry.dashboard.watched import Watched

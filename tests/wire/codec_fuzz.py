@@ -18,7 +18,7 @@ import numpy as np
 
 from rlzmq import PPOConfig
 from rlzmq.core.errors import ProtocolError
-from rlzmq.driver.report_reader import MetaCheck
+from rlzmq.driver.driver_link import MetaCheck
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode

@@ -1,14 +1,19 @@
-"""APPOLearner: the clipped surrogate with V-trace advantages, against a target network."""
+"""APPOLearner: the clipped surrogate against a target network, with V-trace advantages (arXiv:1912.00167, section 3).
+
+Shape suffix: ``B`` rows of a minibatch, ``[B]`` for stateless modules, ``[B, T]`` with a mask for stateful
+ones.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+import torch
 from torch import Tensor
 
-from rlzmq.algorithms.appo.appo_config import APPOConfig, APPOTrainingSettings
-from rlzmq.algorithms.appo.appo_loss import appo_policy_terms
+from rlzmq.algorithms.appo import APPOConfig, APPOTrainingSettings
 from rlzmq.algorithms.impala.impala_learner import IMPALALearner
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.learner import VTrace
@@ -18,9 +23,83 @@ from rlzmq.learners.actor_critic import AdaptiveKLLearner
 from rlzmq.learners.losses import masked_mean
 from rlzmq.learners.sources import BatchSource, CircularBuffer, FreshBatch
 from rlzmq.learners.target_network_learner import TargetNetworkUpdates
-from rlzmq.modules.apis import TargetNetworkAPI, ValueFunctionAPI
+from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
+from rlzmq.modules.rl_module import TargetNetworkAPI, ValueFunctionAPI
 
-__all__ = ["APPOLearner"]
+__all__ = [
+    "APPOLearner",
+    "APPOPolicyTerms",
+    "DefaultAPPOModule",
+    "appo_policy_terms",
+]
+
+
+# Bound of μ / π̄, the ratio of the sampling policy to the target network's policy.
+_MAX_BEHAVIOR_RATIO = 2.0
+
+
+class APPOPolicyTerms(NamedTuple):
+    """0-d tensors: the loss, and the mean and variance of the clipped ratio of sampling and target policy."""
+
+    policy_loss: Tensor
+    mean_is: Tensor
+    var_is: Tensor
+
+
+def appo_policy_terms(
+    *,
+    logp_B: Tensor,
+    target_logp_B: Tensor,
+    behavior_logp_B: Tensor,
+    advantages_B: Tensor,
+    clip_param: float,
+    mask_B: Tensor | None = None,
+) -> APPOPolicyTerms:
+    """Return the clipped surrogate with the ratio min(μ/π̄, 2) · π/μ.
+
+    Args:
+        logp_B: Log-probability of the actions under the trained policy π.
+        target_logp_B: Log-probability under the target network's policy π̄.
+        behavior_logp_B: Log-probability under the policy μ that sampled them.
+        advantages_B: V-trace advantages.
+        clip_param: The surrogate's clip range around 1.
+        mask_B: Whether entries are real; None: all.
+    """
+    is_B = torch.exp(behavior_logp_B - target_logp_B).clamp(0.0, _MAX_BEHAVIOR_RATIO)
+    ratio_B = is_B * torch.exp(logp_B - behavior_logp_B)
+    clipped_B = ratio_B.clamp(1.0 - clip_param, 1.0 + clip_param)
+    surrogate_B = torch.minimum(ratio_B * advantages_B, clipped_B * advantages_B)
+    mean_is = masked_mean(is_B, mask_B)
+    return APPOPolicyTerms(
+        policy_loss=-masked_mean(surrogate_B, mask_B),
+        mean_is=mean_is,
+        var_is=masked_mean((is_B - mean_is).square(), mask_B),
+    )
+
+
+class DefaultAPPOModule(DefaultActorCriticModule, TargetNetworkAPI):
+    """A `DefaultActorCriticModule` with target networks for encoder and policy head."""
+
+    def setup(self) -> None:
+        super().setup()
+        if not self.inference_only:
+            self.make_target_networks()
+
+    def make_target_networks(self) -> None:
+        self._old_encoder = copy.deepcopy(self.encoder).requires_grad_(False)
+        self._old_pi = copy.deepcopy(self.pi).requires_grad_(False)
+
+    def get_target_network_pairs(self) -> list[tuple[Any, Any]]:
+        return [(self.encoder, self._old_encoder), (self.pi, self._old_pi)]
+
+    def get_non_inference_attributes(self) -> list[str]:
+        return [*super().get_non_inference_attributes(), "_old_encoder", "_old_pi"]
+
+    @torch.no_grad()
+    def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Return the target policy's ``action_dist_inputs``."""
+        outputs, _ = self._act(batch, critic_features=False, encoder=self._old_encoder, pi=self._old_pi)
+        return {Columns.ACTION_DIST_INPUTS: outputs[Columns.ACTION_DIST_INPUTS]}
 
 
 class APPOLearner(AdaptiveKLLearner, IMPALALearner, TargetNetworkUpdates):

@@ -1,4 +1,7 @@
-"""BCLearner: maximizes the log-likelihood of recorded actions."""
+"""BCLearner: maximizes the log-likelihood of recorded actions.
+
+Shape suffix: ``B`` rows of a minibatch, ``[B]`` for stateless modules, ``[B, T]`` with a mask for stateful ones.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,25 @@ from typing import Any
 
 from torch import Tensor
 
-from rlzmq.algorithms.bc.bc_loss import bc_loss
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
+from rlzmq.learners.losses import masked_mean
 from rlzmq.learners.offline_learner import OfflineLearner
 
-__all__ = ["BCLearner"]
+__all__ = [
+    "BCLearner",
+    "bc_loss",
+]
+
+
+def bc_loss(logp_B: Tensor, mask_B: Tensor | None = None) -> Tensor:
+    """Return minus the mean log-likelihood, 0-d.
+
+    Args:
+        logp_B: Log-probability of the recorded actions under the trained policy.
+        mask_B: Whether entries are real; None: all.
+    """
+    return -masked_mean(logp_B, mask_B)
 
 
 class BCLearner(OfflineLearner):

@@ -1,11 +1,96 @@
 """CQL: conservative Q-learning (Kumar et al. 2020, arXiv:2006.04779)."""
 
-from typing import TYPE_CHECKING
+from __future__ import annotations
 
-from rlzmq.algorithms.cql.cql_config import CQLConfig as CQLConfig
-from rlzmq.core.lazy import LazyModule
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from rlzmq.algorithms.off_policy import OfflineActorCriticConfig
+from rlzmq.algorithms.sac import SACTrainingSettings
+from rlzmq.config.settings import (
+    Fraction,
+    LearningRate,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    fixed,
+    settings,
+    takes,
+)
+from rlzmq.core.imports import LazyModule
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.classes import CQL as CQL
+
+__all__ = [
+    "CQL",
+    "CQLConfig",
+    "CQLTrainingSettings",
+]
+
+
+_NO_BUFFER = "batches are drawn from the recorded data, see offline_data()."
+
+
+@settings
+class CQLTrainingSettings(SACTrainingSettings):
+    """CQL's settings, in addition to those of `SACConfig.training`, without a replay buffer.
+
+    Args:
+        actor_lr, critic_lr, alpha_lr: Learning rates of policy, critics and temperature, or schedules over lifetime
+            trained env steps.
+        target_network_update_freq: Number of trained env steps between updates of the target networks; 0: an update
+            after every minibatch.
+        tau: Fraction in [0, 1] by which an update moves the target networks towards the trained ones.
+        bc_iters: Number of minibatches at the start in which the policy imitates the data instead of following the
+            critics.
+        temperature: Temperature of the penalty's soft maximum.
+        num_actions: Number of actions in the soft maximum, for each step and kind (uniform, from the policy at this
+            step and at the next one).
+        min_q_weight: Weight of the penalty.
+        deterministic_backup: Whether targets leave out the entropy of the next action.
+        lagrangian: Must be False: the penalty's weight is not tuned.
+        lagrangian_thresh: Must be 5: it has no effect.
+        n_step: Must be 1: targets have one reward.
+        replay_buffer_config: Must be {}: there is no replay buffer.
+        num_steps_sampled_before_learning_starts: Must be 0: nothing is sampled.
+        training_intensity: Must be None: nothing is sampled.
+    """
+
+    actor_lr: LearningRate = 1e-4
+    critic_lr: LearningRate = 1e-3
+    alpha_lr: LearningRate = 1e-3
+    target_network_update_freq: NonNegativeInt = 0
+    tau: Fraction = 0.005
+    bc_iters: NonNegativeInt = 20_000
+    temperature: Positive = 1.0
+    num_actions: PositiveInt = 10
+    min_q_weight: NonNegative = 5.0
+    deterministic_backup: bool = True
+    lagrangian: bool = fixed(default=False, instead="set min_q_weight.")
+    lagrangian_thresh: float = fixed(default=5.0, instead="set min_q_weight.")
+    n_step: int = fixed(default=1, instead="targets have one reward.")
+    replay_buffer_config: dict[str, Any] = fixed(default={}, instead=_NO_BUFFER)
+    num_steps_sampled_before_learning_starts: int = fixed(default=0, instead=_NO_BUFFER)
+    training_intensity: float | None = fixed(
+        default=None, instead="set dataset_num_iters_per_learner in offline_data()."
+    )
+
+
+class CQLConfig(OfflineActorCriticConfig, CQLTrainingSettings):
+    """Settings of CQL, with RLlib's defaults."""
+
+    _defaults: ClassVar[dict[str, Any]] = {"train_batch_size": 256}
+    _algorithm: ClassVar[str] = "CQL"
+    _learner_class: ClassVar[str] = "rlzmq.algorithms.cql.cql_learner:CQLLearner"
+    _module_class: ClassVar[str] = "rlzmq.algorithms.cql.cql_learner:DefaultCQLModule"
+    _model_setting_names: ClassVar[tuple[str, ...]] = ("twin_q", "initial_alpha")
+    _learning_rates: ClassVar[str] = "actor_lr, critic_lr and alpha_lr"
+
+    @takes(CQLTrainingSettings)
+    def training(self) -> Self:
+        """Set the training hyperparameters; see `CQLTrainingSettings`."""
+        return self
+
 
 __getattr__ = LazyModule("rlzmq.algorithms.classes").__getattr__

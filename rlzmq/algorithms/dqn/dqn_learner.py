@@ -1,29 +1,157 @@
-"""DQNLearner: Q-learning on transitions from a replay buffer, against a target network."""
+"""DQNLearner: Q-learning against a target network, on TD errors (arXiv:1312.5602) or distributions (arXiv:1707.06887).
+
+Shape suffixes: ``B`` rows of a minibatch, ``A`` actions, ``Z`` atoms.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
-from rlzmq.algorithms.dqn.dqn_config import DQNConfig, DQNTrainingSettings
-from rlzmq.algorithms.dqn.dqn_loss import (
-    distribution_loss,
-    distribution_stats,
-    mean_loss,
-    project_distribution,
-)
+from rlzmq.algorithms.dqn import DQNConfig, DQNTrainingSettings
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
+from rlzmq.learners.losses import ErrorLoss, error_loss
 from rlzmq.learners.replay_learner import ReplayLearner, importance_weights, with_n_step_sums
 from rlzmq.learners.target_network_learner import discounts, target_outputs
 from rlzmq.learners.update_counts import Scalar
-from rlzmq.modules.apis import QNetAPI, TargetNetworkAPI
+from rlzmq.modules.default_models.dense_gradients import is_recorded, with_known_gradient
+from rlzmq.modules.rl_module import QNetAPI, TargetNetworkAPI
 
-__all__ = ["DQNLearner"]
+__all__ = [
+    "DQNLearner",
+    "DQNLoss",
+    "distribution_loss",
+    "distribution_stats",
+    "mean_loss",
+    "project_distribution",
+]
+
+
+class DQNLoss(NamedTuple):
+    """The loss, a 0-d tensor, and the TD error of each row, float [B], without gradients."""
+
+    loss: Tensor
+    td_errors_B: Tensor
+
+
+def mean_loss(
+    *,
+    q_BA: Tensor,
+    actions_B: Tensor,
+    next_q_B: Tensor,
+    rewards_B: Tensor,
+    discounts_B: Tensor,
+    weights_B: Tensor,
+    kind: ErrorLoss,
+) -> DQNLoss:
+    """Return the weighted mean of the rows' losses against y = r + discount · q'. TD errors are |q - y|.
+
+    Args:
+        q_BA: Values of all actions.
+        actions_B: The actions taken, int64, from 0.
+        next_q_B: The target network's values of the next actions.
+        rewards_B: Sums of n rewards.
+        discounts_B: γ^n, or 0 after a terminal step.
+        weights_B: Importance weights.
+        kind: See `ErrorLoss`.
+    """
+    targets_B = (rewards_B + discounts_B * next_q_B).detach()
+    if is_recorded(q_BA):
+        return _mean_loss_with_gradient(q_BA, actions_B, targets_B, weights_B, kind)
+    q_B = q_BA.gather(1, actions_B[:, None]).squeeze(1)
+    losses_B = error_loss(q_B, targets_B, kind)
+    return DQNLoss((weights_B * losses_B).mean(), (q_B - targets_B).abs().detach())
+
+
+def _mean_loss_with_gradient(
+    q_BA: Tensor, actions_B: Tensor, targets_B: Tensor, weights_B: Tensor, kind: ErrorLoss
+) -> DQNLoss:
+    """Return `mean_loss` with its gradient, to the bits of torch's graph, at a fraction of the graph's time."""
+    of_actions = np.arange(len(q_BA)), actions_B.numpy()
+    q: NDArray[np.float32] = q_BA.detach().numpy()
+    weights: NDArray[np.float32] = weights_B.numpy()
+    errors = q[of_actions] - targets_B.numpy()
+    td_errors = np.abs(errors)
+    if kind == "huber":
+        below = np.minimum(td_errors, 1.0)  # the rest of an error counts linearly
+        losses, slopes = below * (td_errors - 0.5 * below), np.copysign(below, errors)
+    else:
+        losses, slopes = errors * errors, 2.0 * errors
+    gradient = np.zeros_like(q)
+    gradient[of_actions] = slopes * (weights * np.float32(1.0 / len(q)))
+    loss = torch.from_numpy(weights * losses).mean()
+    return DQNLoss(with_known_gradient(loss, q_BA, torch.from_numpy(gradient)), torch.from_numpy(td_errors))
+
+
+def project_distribution(
+    *, next_probs_BZ: Tensor, rewards_B: Tensor, discounts_B: Tensor, atoms_Z: Tensor
+) -> Tensor:
+    """Return the distribution of r + discount · Z, projected to the atoms (arXiv:1707.06887, algorithm 1).
+
+    Args:
+        next_probs_BZ: Distribution of Z for the next action.
+        rewards_B, discounts_B: See `mean_loss`.
+        atoms_Z: The atoms, equidistant and ascending.
+
+    Returns:
+        float [B, Z]; each row sums to 1.
+    """
+    num_atoms = len(atoms_Z)
+    low, high = atoms_Z[0], atoms_Z[-1]
+    moved_BZ = (rewards_B[:, None] + discounts_B[:, None] * atoms_Z).clamp(low, high)
+    positions_BZ = (moved_BZ - low) / (high - low) * (num_atoms - 1)
+    # The share of each atom decreases linearly with its distance.
+    below_BZ = positions_BZ.floor().clamp(max=num_atoms - 2)
+    above_BZ = positions_BZ - below_BZ
+    index_BZ = below_BZ.long()
+    projected_BZ = torch.zeros_like(next_probs_BZ)
+    projected_BZ.scatter_add_(1, index_BZ, next_probs_BZ * (1.0 - above_BZ))
+    projected_BZ.scatter_add_(1, index_BZ + 1, next_probs_BZ * above_BZ)
+    return projected_BZ
+
+
+def distribution_loss(*, logits_BZ: Tensor, targets_BZ: Tensor, weights_B: Tensor) -> DQNLoss:
+    """Return the weighted mean of the rows' cross-entropies, which are also the TD errors.
+
+    Args:
+        logits_BZ: Logits for the actions taken.
+        targets_BZ: Projected distributions.
+        weights_B: Importance weights.
+    """
+    losses_B = -(targets_BZ.detach() * functional.log_softmax(logits_BZ, -1)).sum(-1)
+    return DQNLoss((weights_B * losses_B).mean(), losses_B.detach())
+
+
+@torch.no_grad()
+def distribution_stats(probs_BAZ: Tensor, atoms_Z: Tensor) -> dict[str, Tensor]:
+    """Return by how much the actions' return distributions, averaged over rows, differ, and their mean entropy.
+
+    Differences are those of an action and the next one: of the expectations (``expectations_abs_diff``) and the total
+    variation (``dist_total_variation_dist``, in [0, 1]), both as means over these pairs, and the largest difference in
+    any atom's probability (``dist_max_abs_distance``). The entropy, in nats, is ``action_dist_mean_entropy``.
+
+    Args:
+        probs_BAZ: Probabilities of the atoms.
+        atoms_Z: The atoms.
+    """
+    probs_AZ = probs_BAZ.mean(0)
+    stats = {"action_dist_mean_entropy": torch.special.entr(probs_AZ).sum(-1).mean()}
+    if len(probs_AZ) > 1:
+        differences_AZ = probs_AZ.diff(dim=0).abs()
+        stats |= {
+            "expectations_abs_diff": (probs_AZ * atoms_Z).sum(-1).diff().abs().mean(),
+            "dist_total_variation_dist": 0.5 * differences_AZ.sum(-1).mean(),
+            "dist_max_abs_distance": differences_AZ.max(),
+        }
+    return stats
 
 
 class DQNLearner(ReplayLearner):

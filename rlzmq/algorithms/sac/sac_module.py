@@ -15,13 +15,11 @@ from torch import Tensor, nn
 from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
 from rlzmq.episodes.columns import Columns
-from rlzmq.modules.apis import InferenceOnlyAPI, TargetNetworkAPI
-from rlzmq.modules.default_models.heads import ObservationMask, PolicyHead, apply_action_mask
-from rlzmq.modules.default_models.mlp import MLP
-from rlzmq.modules.default_models.streams import MultiStreamEncoder, build_encoder
+from rlzmq.modules.default_models.actor_critic import ObservationMask, PolicyHead, apply_action_mask
+from rlzmq.modules.default_models.encoders import MLP, MultiStreamEncoder, build_encoder
 from rlzmq.modules.distributions import TorchSquashedGaussian
-from rlzmq.modules.rl_module import TorchRLModule
-from rlzmq.modules.structure import StructureCache, frozen, parameters_of
+from rlzmq.modules.rl_module import InferenceOnlyAPI, TargetNetworkAPI, TorchRLModule
+from rlzmq.modules.weights import StructureCache, frozen, parameters_of
 
 __all__ = ["Critic", "DefaultSACModule", "critic_values", "require_box"]
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rlzmq.algorithms.sac.sac_loss import critic_loss, critic_stats
-from rlzmq.algorithms.td3.td3_config import TD3Config, TD3TrainingSettings
+from rlzmq.algorithms.sac.sac_learner import critic_loss, critic_stats
+from rlzmq.algorithms.td3 import TD3Config, TD3TrainingSettings
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.replay_learner import ReplayLearner, importance_weights

@@ -15,8 +15,8 @@ from rlzmq.algorithms.sac.sac_module import DefaultSACModule, critic_values, req
 from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.schedule import Schedule
-from rlzmq.modules.default_models.mlp import MLP
-from rlzmq.modules.structure import frozen
+from rlzmq.modules.default_models.encoders import MLP
+from rlzmq.modules.weights import frozen
 
 __all__ = ["DefaultTD3Module"]
 

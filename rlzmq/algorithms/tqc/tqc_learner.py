@@ -1,21 +1,100 @@
-"""TQCLearner: SAC's learner with quantile critics."""
+"""TQCLearner: SAC with quantile critics (arXiv:2005.04269, section 4).
+
+Shape suffixes: ``B`` rows of a minibatch, ``C`` critics, ``Q`` quantiles of a critic, ``K`` quantiles in a target.
+"""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
-from rlzmq.algorithms.sac.sac_learner import SACLearner
-from rlzmq.algorithms.sac.sac_loss import CriticLoss
-from rlzmq.algorithms.tqc.tqc_config import TQCTrainingSettings
-from rlzmq.algorithms.tqc.tqc_loss import quantile_critic_loss, quantile_targets
+from rlzmq.algorithms.sac.sac_learner import CriticLoss, SACLearner
+from rlzmq.algorithms.sac.sac_module import DefaultSACModule, require_box
+from rlzmq.algorithms.tqc import TQCTrainingSettings
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
+from rlzmq.learners.losses import ErrorLoss, error_loss
 from rlzmq.learners.replay_learner import importance_weights
 from rlzmq.learners.target_network_learner import discounts, target_outputs
 
-__all__ = ["TQCLearner"]
+__all__ = [
+    "DefaultTQCModule",
+    "TQCLearner",
+    "quantile_critic_loss",
+    "quantile_targets",
+]
+
+
+def quantile_targets(
+    *,
+    next_q_BCQ: Tensor,
+    num_dropped: int,
+    next_logp_B: Tensor,
+    rewards_B: Tensor,
+    discounts_B: Tensor,
+    alpha: Tensor,
+) -> Tensor:
+    """Return r + discount · (z - α log π') for the smallest quantiles z of all critics together, float [B, K].
+
+    Args:
+        next_q_BCQ: The target critics' quantiles for the policy's next actions.
+        num_dropped: Number of largest quantiles to leave out.
+        next_logp_B, rewards_B, discounts_B, alpha: See `sac_loss.critic_targets`.
+    """
+    pooled_BK = next_q_BCQ.flatten(1).sort(-1).values
+    kept_BK = pooled_BK[:, : pooled_BK.shape[1] - num_dropped]
+    soft_BK = kept_BK - (alpha * next_logp_B)[:, None]
+    return (rewards_B[:, None] + discounts_B[:, None] * soft_BK).detach()
+
+
+def quantile_critic_loss(
+    *, q_BCQ: Tensor, targets_BK: Tensor, weights_B: Tensor, kind: ErrorLoss
+) -> CriticLoss:
+    """Return each critic's weighted mean quantile loss.
+
+    Each row's loss is the mean over all pairs of a quantile and a target. TD errors are the distances of the means.
+
+    Args:
+        q_BCQ: Each critic's quantiles for the actions taken, at the fractions (i + ½) / Q.
+        targets_BK: See `quantile_targets`.
+        weights_B: Importance weights.
+        kind: See `ErrorLoss`; of the quantile Huber loss, or its square.
+    """
+    num_quantiles = q_BCQ.shape[-1]
+    fractions_Q = (torch.arange(num_quantiles, device=q_BCQ.device) + 0.5) / num_quantiles
+    errors_BCQK = targets_BK[:, None, None, :] - q_BCQ[..., None]
+    of_errors_BCQK = error_loss(errors_BCQK, torch.zeros_like(errors_BCQK), kind)
+    slopes_BCQK = (fractions_Q[:, None] - (errors_BCQK < 0.0).float()).abs()
+    losses_BC = (slopes_BCQK * of_errors_BCQK).mean((-2, -1))
+    td_errors_B = (q_BCQ.mean((1, 2)) - targets_BK.mean(-1)).abs().detach()
+    return CriticLoss((weights_B[:, None] * losses_BC).mean(0), td_errors_B)
+
+
+class DefaultTQCModule(DefaultSACModule):
+    """Policy and quantile critics for Box actions.
+
+    `model_config`: fields of a DefaultModelConfig, and ``n_critics``, ``n_quantiles`` and ``initial_alpha`` (see
+    `TQCConfig`). ``qf_preds`` and ``q_target_next`` are [B, C, Q]; ``q_curr`` is the mean of all quantiles.
+    """
+
+    def setup(self) -> None:
+        require_box(self, "TQC", "SAC for Discrete actions, PPO for others")
+        super().setup()
+
+    def _predictions(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+    def _combined(self, outputs: Tensor) -> Tensor:
+        return outputs.mean((1, 2))
+
+    @torch.no_grad()
+    def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Return ``q_target_next`` [B, C, Q] and ``logp_next_resampled`` [B] for the policy's actions at ``obs``."""
+        logits, obs = self._logits(batch[Columns.OBS])
+        values, logp = self._values_of_policy(logits, obs, self.target_qfs)
+        return {"q_target_next": values, "logp_next_resampled": logp}
 
 
 class TQCLearner(SACLearner):

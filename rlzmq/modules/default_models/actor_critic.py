@@ -2,22 +2,207 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gymnasium as gym
-from torch import Tensor
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.episodes.columns import Columns
-from rlzmq.modules.apis import InferenceOnlyAPI, ValueFunctionAPI
-from rlzmq.modules.default_models.heads import ObservationMask, PolicyHead, apply_action_mask
-from rlzmq.modules.default_models.mlp import MLP
-from rlzmq.modules.default_models.recurrent import RecurrentEncoder
-from rlzmq.modules.default_models.streams import build_encoder, mismatch
-from rlzmq.modules.rl_module import TorchRLModule
+from rlzmq.modules.default_models.encoders import MLP, RecurrentEncoder, build_encoder, mismatch
+from rlzmq.modules.distributions import num_dist_inputs
+from rlzmq.modules.rl_module import InferenceOnlyAPI, TorchRLModule, ValueFunctionAPI
 
-__all__ = ["DefaultActorCriticModule", "DefaultPPOTorchRLModule"]
+__all__ = [
+    "ACTION_MASK",
+    "DefaultActorCriticModule",
+    "DefaultPPOTorchRLModule",
+    "ObservationMask",
+    "PolicyHead",
+    "apply_action_mask",
+    "split_action_mask",
+]
+
+
+ACTION_MASK = "action_mask"
+
+# Small initial outputs, so that all actions are about equally likely at first, for any features.
+_INITIAL_SCALE = 0.01
+
+
+class PolicyHead(MLP):
+    """Maps features ``[..., D]`` to action distribution inputs ``[..., K]``.
+
+    Log standard deviations of Box actions are clamped to ±``log_std_clip_param``. With ``free_log_std`` they are
+    separate parameters (initially zero).
+
+    Raises:
+        ConfigurationError: ``free_log_std`` is set for another space than a Box of floats.
+    """
+
+    _low: Tensor | None
+    _high: Tensor | None
+
+    def __init__(
+        self,
+        input_dim: int,
+        action_space: gym.Space[Any],
+        config: DefaultModelConfig,
+        *,
+        where: str = "module",
+    ) -> None:
+        num_inputs = num_dist_inputs(action_space)
+        free = config.free_log_std
+        if free and not _is_float_box(action_space):
+            raise ConfigurationError(
+                f"{where}: model_config['free_log_std'] needs an action space that is a Box of floats, got "
+                f"{action_space}"
+            )
+        super().__init__(
+            input_dim,
+            config.head_fcnet_hiddens,
+            config.head_fcnet_activation,
+            config=config,
+            prefix="head_fcnet",
+            use_layernorm=config.head_fcnet_use_layernorm,
+            output_dim=num_inputs // 2 if free else num_inputs,
+            output_scale=_INITIAL_SCALE if config.head_fcnet_kernel_initializer is None else 1.0,
+        )
+        self.log_std: nn.Parameter | None = nn.Parameter(torch.zeros(num_inputs // 2)) if free else None
+        bound = _log_std_bound(action_space, config.log_std_clip_param)
+        self.register_buffer("_low", None if bound is None else -bound, persistent=False)
+        self.register_buffer("_high", bound, persistent=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        outputs = super().forward(features)
+        if self.log_std is not None:
+            outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
+        # Access as an attribute would cost a search by torch; it is usually None.
+        high = self._buffers["_high"]
+        if high is not None:
+            outputs = outputs.clamp(self._low, high)
+        return outputs
+
+
+def _is_float_box(space: gym.Space[Any]) -> bool:
+    return isinstance(space, gym.spaces.Box) and not np.issubdtype(space.dtype, np.integer)
+
+
+def _log_std_bound(space: gym.Space[Any], clip: float) -> Tensor | None:
+    """Return the bound on the magnitude of each distribution input (inf: no bound); None if no input has a bound."""
+
+    def bounds(part: gym.Space[Any]) -> list[float]:
+        if isinstance(part, gym.spaces.Dict):
+            return [b for key in sorted(part.spaces) for b in bounds(part[key])]
+        if isinstance(part, gym.spaces.Tuple):
+            return [b for sub in part.spaces for b in bounds(sub)]
+        num_inputs = num_dist_inputs(part)
+        if _is_float_box(part):
+            return [math.inf] * (num_inputs // 2) + [float(clip)] * (num_inputs // 2)
+        return [math.inf] * num_inputs
+
+    if clip is None or math.isinf(clip):
+        return None
+    if clip <= 0:
+        raise ConfigurationError(
+            f"model_config['log_std_clip_param']: expected a number above 0, got {clip!r}"
+        )
+    found = bounds(space)
+    return torch.tensor(found) if any(map(math.isfinite, found)) else None
+
+
+def split_action_mask(
+    observation_space: gym.Space[Any], action_space: gym.Space[Any], *, where: str = "module"
+) -> tuple[gym.Space[Any], tuple[Any, ...] | None]:
+    """Find an action mask in an observation space.
+
+    A mask is the part ``"action_mask"`` of a Dict (or of its ``"_orig_obs"``, if previous actions were added), for
+    Discrete and MultiDiscrete actions: one number per choice, 0 for forbidden ones.
+
+    Returns:
+        The space without the mask (a Dict with a single remaining part becomes that part), and the path to the Dict
+        with the mask; None if there is no mask.
+
+    Raises:
+        ConfigurationError: The mask's size is not the number of choices.
+    """
+    discrete = gym.spaces.Discrete | gym.spaces.MultiDiscrete
+    if not isinstance(observation_space, gym.spaces.Dict) or not isinstance(action_space, discrete):
+        return observation_space, None
+    if ACTION_MASK not in observation_space.spaces:
+        inner = observation_space.spaces.get("_orig_obs")
+        if isinstance(inner, gym.spaces.Dict) and ACTION_MASK in inner.spaces:
+            rest, _ = split_action_mask(inner, action_space, where=where)
+            return gym.spaces.Dict({**observation_space.spaces, "_orig_obs": rest}), ("_orig_obs",)
+        return observation_space, None
+    mask, num_choices = observation_space[ACTION_MASK], num_dist_inputs(action_space)
+    size = int(np.prod(mask.shape)) if mask.shape is not None else 0
+    if size != num_choices:
+        raise ConfigurationError(
+            f"{where}: observation part {ACTION_MASK!r} is {mask} with {size} numbers, but the action space "
+            f"{action_space} has {num_choices} choices; expected one number per choice"
+        )
+    others = {key: sub for key, sub in observation_space.spaces.items() if key != ACTION_MASK}
+    if not others:
+        raise ConfigurationError(
+            f"{where}: the observation space {observation_space} holds an action mask and nothing else; "
+            'expected {"observations": …, "action_mask": …}'
+        )
+    return (next(iter(others.values())) if len(others) == 1 else gym.spaces.Dict(others)), ()
+
+
+class ObservationMask:
+    """Separates observations from their action mask, if there is one.
+
+    Attributes:
+        space: The observation space without the mask.
+        is_there: Whether the observations have a mask.
+    """
+
+    space: gym.Space[Any]
+
+    def __init__(
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], *, where: str = "module"
+    ) -> None:
+        self.space, self._path = split_action_mask(observation_space, action_space, where=where)
+        self.is_there: bool = self._path is not None
+        # A single part besides the mask is the observation itself.
+        self._only_key = _only_key(observation_space, self._path)
+
+    def split(self, obs: Any) -> tuple[Any, Any]:
+        """Return the observation without its mask, and the mask; None if there is no mask."""
+        path = self._path
+        if path is None:
+            return obs, None
+        if path == ():
+            return (obs if self._only_key is None else obs[self._only_key]), obs[ACTION_MASK]
+        inner = obs[path[0]]
+        mask = inner[ACTION_MASK]
+        if self._only_key is not None:
+            obs = {**obs, path[0]: inner[self._only_key]}
+        return obs, mask
+
+
+def _only_key(space: Any, mask_path: tuple[Any, ...] | None) -> str | None:
+    if mask_path is None:
+        return None
+    for key in mask_path:
+        space = space[key]
+    keys = [key for key in space.spaces if key != ACTION_MASK]
+    return keys[0] if len(keys) == 1 else None
+
+
+def apply_action_mask(logits: Tensor, mask: Tensor) -> Tensor:
+    """Return the logits with the lowest float where the mask is 0.
+
+    The value is not -inf, so that a row in which every action is forbidden (often an episode's last observation)
+    remains a valid, uniform distribution.
+    """
+    return logits.masked_fill(mask.reshape(logits.shape) == 0, torch.finfo(logits.dtype).min)
 
 
 class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from rlzmq.core.patience import Patience
-from rlzmq.protocol.accounting import DropReason
 from rlzmq.protocol.broker.newcomers import Newcomer, Newcomers
 from rlzmq.protocol.broker.options import BrokerOptions
 from rlzmq.protocol.broker.receipts import Receipts
 from rlzmq.protocol.events import Instruction, Send
 from rlzmq.protocol.leases import LeaseBook, Pace
-from rlzmq.protocol.ledger import Entry, Ledger
+from rlzmq.protocol.ledger import DropReason, Entry, Ledger
 from rlzmq.protocol.narrow_path import Retries
 from rlzmq.protocol.weights import Publication
 from rlzmq.wire.codec import Buffer

@@ -17,13 +17,12 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 
-from rlzmq.protocol.accounting import DropReason
 from rlzmq.protocol.broker.published_state import PublishedState
 from rlzmq.protocol.broker.recovery import Recovery
 from rlzmq.protocol.broker.reports import Reports
 from rlzmq.protocol.broker.state import BrokerState, OpenedUpdate, Peer, Run
 from rlzmq.protocol.events import Received
-from rlzmq.protocol.ledger import Entry, Ledger
+from rlzmq.protocol.ledger import DropReason, Entry, Ledger
 from rlzmq.wire.fragment_message import FragmentRange, pack_ranges, slice_fragment, unpack_ranges
 from rlzmq.wire.messages import (
     LearnerState,

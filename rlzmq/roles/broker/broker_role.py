@@ -38,11 +38,11 @@ from pathlib import Path
 from typing import Any
 
 from rlzmq.core import faults, trace
+from rlzmq.core.addresses import SocketDirectory
 from rlzmq.core.errors import PeerLostError, ProtocolError
 from rlzmq.core.files import make_directories, opener, write_text
 from rlzmq.core.patience import FairClock
-from rlzmq.core.process_memory import end_if_out_of_memory, limit_memory
-from rlzmq.core.socket_directory import SocketDirectory
+from rlzmq.core.process import end_if_out_of_memory, limit_memory
 from rlzmq.net.keys import CurveServer
 from rlzmq.protocol.broker.core import BrokerCore, BrokerEvent, BrokerOptions
 from rlzmq.protocol.broker.state import Peer

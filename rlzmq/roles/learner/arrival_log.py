@@ -40,7 +40,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import FileLock, lock_file, make_directories, write_all
 from rlzmq.core.trust import is_signed, signature_of
 from rlzmq.protocol.events import DecodeShard
-from rlzmq.roles.compatibility import package_version
+from rlzmq.roles.peer_link import package_version
 from rlzmq.wire.codec import Buffer
 from rlzmq.wire.errors import WireError
 from rlzmq.wire.fragment_message import FragmentRange

@@ -26,7 +26,7 @@ from typing import Any
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.addresses import split_tcp
 from rlzmq.core.errors import ConfigurationError, PeerLostError
-from rlzmq.core.machine import loopback_interface
+from rlzmq.core.process import loopback_interface
 
 with contextlib.suppress(ModuleNotFoundError):  # runs in several processes need it, clients do not
     import fcntl

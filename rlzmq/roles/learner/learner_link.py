@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import time
 from collections.abc import Callable
@@ -19,12 +20,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from rlzmq.core import faults, trace
 from rlzmq.core.errors import PeerLostError, ProtocolError
-from rlzmq.core.process_memory import end_if_out_of_memory
+from rlzmq.core.process import end_if_out_of_memory
 from rlzmq.core.space_plain import space_from_plain
+from rlzmq.core.tree import tree_stack
+from rlzmq.episodes.columns import Columns
 from rlzmq.learners.distributed import DesynchronizedError
+from rlzmq.modules.rl_module import RLModule
 from rlzmq.modules.weights import WeightsLayout
 from rlzmq.protocol.events import (
     DecodeShard,
@@ -43,13 +48,56 @@ from rlzmq.roles.fragment_data import open_steps
 from rlzmq.roles.hang_watch import UpdateWatch
 from rlzmq.roles.learner.arrival_log import ArrivalLog
 from rlzmq.roles.learner.batch_check import BatchCheck
-from rlzmq.roles.learner.module_outputs import module_outputs
 from rlzmq.roles.peer_link import Curve, PeerLink, ends_link, new_peer_id
+from rlzmq.runners.module_step import ModuleStep
 from rlzmq.wire.values import pack_blob
 
-__all__ = ["LearnerLink"]
+__all__ = [
+    "LearnerLink",
+    "module_outputs",
+]
+
 
 _log = logging.getLogger("rlzmq.learners")
+_NUM_ROWS = 2
+
+
+def module_outputs(module: RLModule, *, explore: bool) -> dict[str, Any]:
+    """Return the columns that a runner's step with this module adds to episodes, actions left out.
+
+    A copy of the module acts on observations drawn from its space, so neither the module nor torch's random state
+    changes.
+
+    Args:
+        module: One policy's module, e.g. a learner's.
+        explore: Whether runners explore.
+
+    Returns:
+        Trees of arrays ``[rows, ...]`` by name; {} if the module cannot be tried, e.g. because it has no spaces or
+        reads columns of custom connector pieces.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]):
+            own = copy.deepcopy(module.unwrapped())
+            own.inference_only = True
+            if isinstance(own, torch.nn.Module):
+                own = own.cpu().eval()
+            space = copy.deepcopy(own.observation_space)
+            if space is None:
+                return {}
+            space.seed(0)
+            step = ModuleStep(own, torch.Generator())
+            step.begin(explore=explore)
+            state = step.initial_state(_NUM_ROWS) if step.is_stateful else None
+            columns, _ = step(tree_stack([space.sample() for _ in range(_NUM_ROWS)]), state, 0)
+    except Exception as error:
+        _log.debug("no trial step of module %s: %s", type(module).__name__, error)
+        return {}
+    return {
+        name: column
+        for name, column in columns.items()
+        if name not in (Columns.ACTIONS, Columns.ACTIONS_FOR_ENV)
+    }
 
 
 class LearnerLink(PeerLink):

@@ -15,12 +15,10 @@ from typing import Any
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults, trace
 from rlzmq.core.errors import DeadlineError, PeerLostError
-from rlzmq.core.log_level import apply_log_level
-from rlzmq.core.process_memory import keep_freed_memory, limit_memory
+from rlzmq.core.process import apply_log_level, keep_freed_memory, limit_memory
 from rlzmq.learners.rank_modules import import_for_ranks
 from rlzmq.learners.torch_threads import set_torch_threads
-from rlzmq.modules.structure import has_convolutions
-from rlzmq.modules.weights import WeightsLayout
+from rlzmq.modules.weights import WeightsLayout, has_convolutions
 from rlzmq.roles.hang_watch import UpdateWatch
 from rlzmq.roles.learner.arrival_log import ArrivalLog
 from rlzmq.roles.learner.formation import (

@@ -16,16 +16,14 @@ from typing import Any
 from rlzmq.actors.host import ActorHost, CallServer
 from rlzmq.actors.messages import NO_CALL_ID, Call, Cancel, Shutdown, decode_message, pack
 from rlzmq.core.errors import PeerLostError, ProtocolError
-from rlzmq.core.process_memory import share_one_arena
+from rlzmq.core.process import share_one_arena
 from rlzmq.core.space_plain import space_from_plain
-from rlzmq.net.context import Context
+from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.events import SocketEvent
 from rlzmq.net.join_file import JoinFile
-from rlzmq.net.options import SocketOptions
 from rlzmq.net.socket import DrainSocket
-from rlzmq.roles.compatibility import package_version
 from rlzmq.roles.learner.learner_role import LearnerRole
-from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, new_peer_id
+from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, new_peer_id, package_version
 from rlzmq.wire.codec import kind_of
 from rlzmq.wire.errors import WireError
 from rlzmq.wire.messages import Goodbye, Hello, Refused

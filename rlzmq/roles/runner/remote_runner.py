@@ -21,7 +21,7 @@ from rlzmq.core import trace
 from rlzmq.core.errors import PeerLostError
 from rlzmq.net.join_file import JoinFile
 from rlzmq.protocol.events import Leave
-from rlzmq.roles.compatibility import package_version, spaces_digest
+from rlzmq.roles.peer_link import package_version, spaces_digest
 from rlzmq.roles.runner.runner_role import EnvRunnerRole
 
 __all__ = ["RemoteRunner"]

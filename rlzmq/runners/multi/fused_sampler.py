@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from rlzmq.core.stage_timers import ENV_TO_MODULE_TIMER, INFERENCE_TIMER
+from rlzmq.core.trace import ENV_TO_MODULE_TIMER, INFERENCE_TIMER
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch

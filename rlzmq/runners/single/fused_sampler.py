@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rlzmq.connectors.columnar import VectorStepRows
 from rlzmq.core.errors import EnvError
-from rlzmq.core.stage_timers import (
+from rlzmq.core.trace import (
     ENV_STEP_TIMER,
     ENV_TO_MODULE_TIMER,
     INFERENCE_TIMER,

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rlzmq.algorithms.health import judge
 from rlzmq.algorithms.results import NUM_LAGS
-from rlzmq.algorithms.verdict import judge
 from rlzmq.telemetry.dashboard.live import runner_grid
 from rlzmq.telemetry.dashboard.watched import WatchedRun
 from rlzmq.telemetry.metric_paths import value_at

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlzmq.config.search_space import Categorical, GridSearch, Numeric, SearchObject
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.extras import import_optional
+from rlzmq.core.imports import import_optional
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.suggest import did_you_mean
 
