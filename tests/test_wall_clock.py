@@ -17,7 +17,6 @@ ALLOWED = {
     "roles/broker/broker_role.py",
     "driver/broker_supervision.py",
     "replay/shards.py",
-    "telemetry/event_log.py",
     "telemetry/run_directory.py",
     "telemetry/runs.py",
     "cli/runs.py",

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import gymnasium as gym
 
 from rlzmq.algorithms.algorithm_config import AlgorithmConfig
-from rlzmq.config.learning import TrainingSettings
+from rlzmq.config.groups import TrainingSettings
 from rlzmq.config.settings import Fraction, NonNegativeInt, Positive, PositiveInt, setting, settings, takes
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean

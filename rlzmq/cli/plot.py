@@ -40,8 +40,7 @@ def run(arguments: Sequence[str]) -> int:
         "95 % bootstrap interval over seeds.",
     )
     from rlzmq.core.errors import ConfigurationError
-    from rlzmq.telemetry.curves import group_by_settings, mean_curve, plot_curves
-    from rlzmq.telemetry.runs import find_runs
+    from rlzmq.telemetry.runs import find_runs, group_by_settings, mean_curve, plot_curves
 
     if not options.runs:
         raise ConfigurationError("which runs? rlzmq plot RUN… -o curve.png")

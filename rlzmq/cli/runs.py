@@ -74,7 +74,7 @@ def _listed(runs: Sequence[Run]) -> list[str]:
 
 
 def _compared(runs: Sequence[Run]) -> list[str]:
-    from rlzmq.telemetry.curves import differing_settings
+    from rlzmq.telemetry.runs import differing_settings
 
     names = differing_settings(runs)
     rows = [["run", "algorithm", "steps", "return", "best", *names]]

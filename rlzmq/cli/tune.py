@@ -22,7 +22,7 @@ from rlzmq.cli.parsing import parse
 from rlzmq.cli.stopping import StopCriteria
 from rlzmq.cli.train import apply_preset
 from rlzmq.config.search_space import GridSearch, find_search_objects, search_objects_in_tables
-from rlzmq.config.toml import read_toml
+from rlzmq.config.values import read_toml
 from rlzmq.core.errors import ConfigurationError, Interrupted
 from rlzmq.core.process import outlive_readers
 from rlzmq.core.suggest import did_you_mean

@@ -8,24 +8,25 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self, Unpack
 
-from rlzmq.config.checks import check
-from rlzmq.config.derived import DerivedValues
-from rlzmq.config.learning import FrameworkSettings, LearnersSettings, TrainingSettings
-from rlzmq.config.rllib_compat import ExperimentalSettings, PythonEnvironmentSettings, ResourcesSettings
-from rlzmq.config.running import (
+from rlzmq.config.checks import DerivedValues, check
+from rlzmq.config.groups import (
     CheckpointingSettings,
     DebuggingSettings,
-    FaultToleranceSettings,
-    NetworkingSettings,
-    ReportingSettings,
-)
-from rlzmq.config.sampling import (
     EnvironmentSettings,
     EnvRunnersSettings,
     EvaluationSettings,
+    ExperimentalSettings,
+    FaultToleranceSettings,
+    FrameworkSettings,
+    LearnersSettings,
     MultiAgentSettings,
+    NetworkingSettings,
     OfflineDataSettings,
+    PythonEnvironmentSettings,
+    ReportingSettings,
+    ResourcesSettings,
     RLModuleSettings,
+    TrainingSettings,
 )
 from rlzmq.config.search_space import find_search_objects
 from rlzmq.config.settings import NotProvided, takes

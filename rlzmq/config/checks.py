@@ -1,18 +1,238 @@
-"""Checks that the settings of a config are consistent with each other."""
+"""Values derived from a config (batch sizes, modules, configs of modules and of evaluation), and its consistency."""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self, TypeVar
 
-from rlzmq.config.derived import DerivedValues
+from rlzmq.config.values import ConfigValues
 from rlzmq.core.addresses import check_bind_address, split_tcp
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.metrics import check_stats_cls_lookup
 from rlzmq.core.signatures import check_takes
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.update_plan import UpdatePlan
 
-__all__ = ["check"]
+__all__ = [
+    "DerivedValues",
+    "check",
+]
+
+
+_Config = TypeVar("_Config", bound=ConfigValues)
+
+# Evaluation always uses the modules of the run: an evaluation config's values of these settings are ignored.
+_MODULES = ("policies", "rl_module_spec", "model_config", "algorithm_config_overrides_per_module")
+
+
+class DerivedValues(ConfigValues):
+    """The settings and the values derived from them."""
+
+    _model_defaults: ClassVar[dict[str, Any]] = {}  # the algorithm's default model settings
+    _model_setting_names: ClassVar[
+        tuple[str, ...]
+    ] = ()  # settings of the algorithm that its modules also read
+
+    @property
+    def train_batch_size_per_learner(self) -> int:  # type: ignore[override]
+        """Number of env steps per update and learner."""
+        size = self._values["train_batch_size_per_learner"]
+        return int(size) if size else int(self.train_batch_size) // max(self.num_learners, 1)
+
+    @property
+    def total_train_batch_size(self) -> int:
+        """Number of env steps per update over all learners."""
+        return int(self.train_batch_size_per_learner * max(self.num_learners, 1))
+
+    @property
+    def framework_str(self) -> str:
+        """ "torch", the value of `framework`, which is also the name of a setter."""
+        return str(self._values["framework"])
+
+    @property
+    def is_online(self) -> bool:
+        """Whether env runners sample the training data; otherwise it is read from files."""
+        return self.update_plan().env_steps_per_rank > 0
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether the training data is read from files."""
+        return not self.is_online
+
+    @property
+    def enable_rl_module_and_learner(self) -> bool:
+        """Whether RLlib's new API stack is used: always."""
+        return True
+
+    enable_env_runner_and_connector_v2 = enable_rl_module_and_learner
+
+    @property
+    def is_multi_agent(self) -> bool:
+        """Whether there are modules besides "default_policy". Learner-only modules do not count."""
+        ids = self.module_ids
+        if self.policies is None and self.policy_mapping_fn is None and "default_policy" in ids:
+            specs = getattr(self.rl_module_spec, "rl_module_specs", None) or {}
+            ids = [
+                module_id for module_id in ids if module_id not in specs or not specs[module_id].learner_only
+            ]
+        return len(ids) > 1 or "default_policy" not in ids
+
+    @property
+    def module_ids(self) -> list[str]:
+        """The ids of all modules, in the order given (a set is sorted)."""
+        policies = self.policies
+        if policies is None:
+            spec = self.rl_module_spec
+            specs = getattr(spec, "rl_module_specs", None)
+            return list(specs) if isinstance(specs, dict) and specs else ["default_policy"]
+        ordered = sorted(policies) if isinstance(policies, set | frozenset) else policies
+        return [str(module_id) for module_id in ordered]
+
+    def get_rollout_fragment_length(self, worker_index: int = 0) -> int:
+        """Return the number of vector steps in a full lease of one runner.
+
+        Args:
+            worker_index: 1-based index of the runner (0: the local one). With "auto", the first runners take the
+                remainder of an uneven division.
+        """
+        if self.rollout_fragment_length != "auto":
+            return int(self.rollout_fragment_length)
+        runners = max(self.num_env_runners, 1)
+        per_runner, remainder = divmod(self.total_train_batch_size, self.num_envs_per_env_runner * runners)
+        extra = remainder / self.num_envs_per_env_runner
+        return int(per_runner) + (1 if max(worker_index, 1) - 1 < extra else 0)
+
+    def update_plan(self) -> UpdatePlan:
+        """Return the plan of each update's training data. Algorithms override this if their plan differs."""
+        staleness = self.staleness
+        return UpdatePlan(
+            env_steps_per_rank=self.train_batch_size_per_learner,
+            num_ranks=max(self.num_learners, 1),
+            fragment_length=self.get_rollout_fragment_length(),
+            staleness=staleness,
+            max_policy_lag=staleness if self.max_policy_lag is None else self.max_policy_lag,
+            open_updates=staleness + 1,
+        )
+
+    def should_update(self, module_id: str, batch: Any = None) -> bool:
+        """Return whether the module is one of `policies_to_train`. If that is a function, call it with `batch`."""
+        trained = self.policies_to_train
+        if trained is None:
+            return True
+        return bool(trained(module_id, batch)) if callable(trained) else module_id in trained
+
+    # -- modules and learners -------------------------------------------------------------------
+
+    def get_default_rl_module_spec(self) -> Any:
+        """Return the algorithm's default RLModuleSpec (without spaces)."""
+        raise NotImplementedError
+
+    @property
+    def rl_module_spec(self) -> Any:
+        """The spec that was set, or else the algorithm's default."""
+        given = self._values["rl_module_spec"]
+        return self.get_default_rl_module_spec() if given is None else given
+
+    @rl_module_spec.setter
+    def rl_module_spec(self, value: Any) -> None:
+        """For type checkers only: `__setattr__` handles assignments."""
+
+    @property
+    def model_config(self) -> dict[str, Any]:
+        """The model settings: the algorithm's defaults, overridden by the user's."""
+        of_settings = {name: self._values[name] for name in self._model_setting_names}
+        return {**self._model_defaults, **of_settings, **_as_dict(self._values["model_config"])}
+
+    def get_default_learner_class(self) -> Any:
+        """Return the algorithm's Learner class."""
+        raise NotImplementedError
+
+    @property
+    def learner_class(self) -> Any:  # type: ignore[override]
+        """The Learner class that was set, or else the algorithm's default."""
+        return self._values["learner_class"] or self.get_default_learner_class()
+
+    # -- configs made of this one ---------------------------------------------------------------
+
+    @classmethod
+    def overrides(cls, **kwargs: Any) -> dict[str, Any]:
+        """Return a checked dict of overrides, for evaluation_config and per-module overrides.
+
+        Raises:
+            KeyError: A name is not a setting of this class.
+        """
+        config = cls()
+        for name in kwargs:
+            if name not in config._values:
+                raise KeyError(f"{cls.__name__} has no setting {name!r}.{did_you_mean(name, config._values)}")
+        return kwargs
+
+    def get_config_for_module(self, module_id: str) -> Self:
+        """Return this config with the module's overrides applied (itself if there are none)."""
+        spec = self.policies.get(module_id) if isinstance(self.policies, Mapping) else None
+        of_spec: Mapping[str, Any] = getattr(spec, "config", {})  # of RLlib's PolicySpec
+        overrides = {**of_spec, **(self.algorithm_config_overrides_per_module.get(module_id) or {})}
+        if not overrides:
+            return self
+        cached: dict[str, Self] = self.__dict__.setdefault("_per_module", {})
+        if module_id not in cached or not self._frozen:
+            new = self.copy(copy_frozen=False)
+            new._values["algorithm_config_overrides_per_module"] = {}
+            where = f"algorithm_config_overrides_per_module[{module_id!r}]"
+            cached[module_id] = _with(new, overrides, where)
+        return cached[module_id]
+
+    def get_evaluation_config_object(self) -> Self:
+        """Return the config of the evaluation runners.
+
+        If `evaluation_config` is a config, this is a copy of it. Otherwise it is a copy of this config, updated with
+        the settings in `evaluation_config`. In both cases the number of runners is `evaluation_num_env_runners`, and
+        the modules are those of this config.
+
+        Raises:
+            ConfigurationError: `evaluation_config` is neither a dict nor a config, or a setting in it is unknown or
+                wrong.
+        """
+        given = self.evaluation_config
+        if isinstance(given, ConfigValues):
+            new: Any = given.copy(copy_frozen=False)
+            new._values.update({name: self._values[name] for name in _MODULES})
+            for name in ("policy_mapping_fn", "seed"):
+                if new._values[name] is None:
+                    new._values[name] = self._values[name]
+        else:
+            new = self.copy(copy_frozen=False)
+            new._values.update(evaluation_config=None, rollout_fragment_length="auto")
+            new = _with(new, given or {}, "evaluation_config")
+        new._values.update(
+            num_env_runners=self.evaluation_num_env_runners, evaluation_config=None, in_evaluation=True
+        )
+        return new  # type: ignore[no-any-return]
+
+
+def _with(config: _Config, overrides: Any, where: str) -> _Config:
+    """Return `config` with the overrides set; errors name their place, `where`."""
+    if not isinstance(overrides, Mapping):
+        raise ConfigurationError(
+            f"config.{where}: expected a dict of settings, got {overrides!r} ({type(overrides).__name__})."
+        )
+    try:
+        return config.update_from_dict(overrides)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"config.{where}: {error}") from None
+
+
+def _as_dict(model_config: Any) -> dict[str, Any]:
+    if model_config is None:
+        return {}
+    if isinstance(model_config, Mapping):
+        return dict(model_config)
+    if hasattr(model_config, "to_dict"):
+        return dict(model_config.to_dict())
+    raise ConfigurationError(
+        f"config.model_config: expected a dict or DefaultModelConfig, got {type(model_config).__name__}."
+    )
 
 
 def check(config: DerivedValues) -> None:

@@ -28,12 +28,10 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import import_optional
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.tree import tree_map
-from rlzmq.deploy.batcher import Batcher, OverloadedError
+from rlzmq.deploy.batcher import Batcher, OverloadedError, ServeMetrics
 from rlzmq.deploy.export import describe
-from rlzmq.deploy.request_rows import RequestError, rows_from_json, values_from_json
-from rlzmq.deploy.serve_metrics import ServeMetrics
 from rlzmq.deploy.served_checkpoint import ServedCheckpoint
-from rlzmq.deploy.served_policy import Arrays, ServedPolicy
+from rlzmq.deploy.served_policy import Arrays, RequestError, ServedPolicy, rows_from_json, values_from_json
 from rlzmq.net.http_server import HttpGate, host_name
 from rlzmq.telemetry.prometheus import CONTENT_TYPE
 

@@ -19,9 +19,8 @@ from typing import Any, Final, Self
 from rlzmq.actors.loop_thread import get_loop_thread
 from rlzmq.algorithms.policy import Policy
 from rlzmq.core.errors import ClosedError
-from rlzmq.deploy.batcher import Batcher
+from rlzmq.deploy.batcher import Batcher, ServeMetrics
 from rlzmq.deploy.http_interface import HttpInterface
-from rlzmq.deploy.serve_metrics import ServeMetrics
 from rlzmq.deploy.served_checkpoint import CheckpointSource, ServedCheckpoint
 from rlzmq.driver.synchronous import Forwarded, Synchronous, blocking
 

@@ -13,8 +13,7 @@ from rlzmq.core.checkpoint_series import checkpoints_at
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.printable import printable
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.deploy.request_rows import RequestError
-from rlzmq.deploy.served_policy import ServedPolicy
+from rlzmq.deploy.served_policy import RequestError, ServedPolicy
 
 __all__ = ["CheckpointSource", "LoadPolicies", "ServedCheckpoint"]
 

@@ -1,9 +1,20 @@
-"""ServedPolicy: computes the actions of many requests in one forward pass."""
+"""ServedPolicy: computes the actions of many requests in one forward pass.
+
+Requests of several clients share a forward pass, so they are checked first: structure, shape and dtype of each on its
+arrival (`fitting_rows`, `fitting_values`); then, for all rows of the forward pass at once, that numbers are finite and
+discrete values, which modules use as indices, in their range (`check_rows`).
+
+    observation, reward, state ─► episode of the last steps ─► the policy's pipelines ─► the env's action
+                                            └─► the last steps, with this one ─► next state
+
+`EpisodeGraph` answers the same calls as `PolicyGraph`, for connector pieces without `to_torch`. Each row is computed in Python, so
+it is slower, and it cannot be exported.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -13,12 +24,305 @@ import torch
 
 from rlzmq.algorithms.policy import Policy
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.tree import leaf_spaces, tree_flatten, tree_leaves
-from rlzmq.deploy.episode_graph import EpisodeGraph
-from rlzmq.deploy.policy_graph import FlatPolicyGraph, PolicyGraph, Port, zeros_of
-from rlzmq.deploy.request_rows import RequestError, check_finite, check_rows, fitting_rows, fitting_values
+from rlzmq.core.printable import cut
+from rlzmq.core.tree import leaf_spaces, tree_flatten, tree_leaves, tree_map, tree_stack, tree_unstack
+from rlzmq.deploy.policy_graph import FlatPolicyGraph, GraphOutputs, PolicyGraph, Port, zeros_of
 
-__all__ = ["Arrays", "ServedPolicy"]
+__all__ = [
+    "Arrays",
+    "EpisodeGraph",
+    "RequestError",
+    "ServedPolicy",
+    "check_finite",
+    "check_rows",
+    "fitting_rows",
+    "fitting_values",
+    "rows_from_json",
+    "values_from_json",
+]
+
+
+_Array = npt.NDArray[Any]
+_SPACE_BYTES = 200  # the bounds of images are long
+
+
+class RequestError(ValueError):
+    """A request that does not fit the policy. The text describes what is expected."""
+
+
+def rows_from_json(space: gym.Space[Any], values: Sequence[Any], where: str) -> list[_Array]:
+    """Return values of a space as arrays ``[N, ...]``, one for each leaf of the space.
+
+    Args:
+        space: The space; a Dict's value is an object, a Tuple's a list.
+        values: N values as `json.loads` returns them.
+        where: Name of the values in error messages.
+
+    Raises:
+        RequestError: A value is not in the space.
+    """
+    if isinstance(space, gym.spaces.Dict):
+        keys = sorted(space.spaces)
+        for value in values:
+            if not isinstance(value, dict) or sorted(value) != keys:
+                got = f"the keys {sorted(value)}" if isinstance(value, dict) else _kind(value)
+                raise RequestError(f"{where}: expected an object with the keys {keys}, got {got:.200}")
+        parts = [(f"{where}.{key}", space.spaces[key], [value[key] for value in values]) for key in keys]
+    elif isinstance(space, gym.spaces.Tuple):
+        for value in values:
+            if not isinstance(value, list) or len(value) != len(space.spaces):
+                got = f"a list of {len(value)}" if isinstance(value, list) else _kind(value)
+                raise RequestError(f"{where}: expected a list of {len(space.spaces)} parts, got {got}")
+        parts = [
+            (f"{where}.{index}", part, [value[index] for value in values])
+            for index, part in enumerate(space.spaces)
+        ]
+    else:
+        return [_checked_rows(space, _numbers(values, where), where)]
+    return [leaf for name, part, own in parts for leaf in rows_from_json(part, own, name)]
+
+
+def values_from_json(ports: Sequence[Port], values: Any, num_rows: int, where: str) -> list[_Array]:
+    """Return the arrays of ports, from a dict of a port's name (without its first part) to N JSON values.
+
+    Raises:
+        RequestError: A port is missing or unknown, or its value has the wrong shape.
+    """
+    names = [port.name.partition(".")[2] for port in ports]
+    if not isinstance(values, Mapping) or sorted(values) != sorted(names):
+        got = f"the keys {sorted(values)}" if isinstance(values, Mapping) else _kind(values)
+        raise RequestError(f"{where}: expected an object with the keys {sorted(names)}, got {got:.200}")
+    found = []
+    for name, port in zip(names, ports, strict=True):
+        if not isinstance(values[name], list):
+            raise RequestError(f"{where}.{name}: expected a list, got {_kind(values[name])}")
+        found.append(
+            fitting_values(port, _numbers(values[name], f"{where}.{name}"), num_rows, f"{where}.{name}")
+        )
+    return found
+
+
+def _checked_rows(space: gym.Space[Any], array: _Array, where: str) -> _Array:
+    array = fitting_rows(space, array, where)
+    check_rows(space, array, where)
+    return array
+
+
+def fitting_rows(space: gym.Space[Any], array: _Array, where: str) -> _Array:
+    """Return N values of a space without parts, in the space's dtype. Their values are not checked.
+
+    Args:
+        space: Box, Discrete, MultiDiscrete or MultiBinary.
+        array: ``[N, ...]`` of any numbers.
+        where: Name of the array in error messages.
+
+    Raises:
+        RequestError: The shape or dtype is wrong.
+    """
+    shape = tuple(space.shape or ())
+    if array.ndim == 0 or array.shape[1:] != shape:
+        raise RequestError(
+            f"{where}: expected shape {shape}, got {array.shape[1:]}; the space is {_shown(space)}"
+        )
+    assert space.dtype is not None
+    return _as_dtype(array, space.dtype, where)
+
+
+def check_rows(space: gym.Space[Any], array: _Array, where: str) -> None:
+    """Check the values of an array from `fitting_rows`.
+
+    Raises:
+        RequestError: A number is not finite, or a discrete value is out of range.
+    """
+    check_finite(array, where)
+    if isinstance(space, gym.spaces.Discrete):
+        _check_range(array, space.start, space.start + space.n - 1, space, where)
+    elif isinstance(space, gym.spaces.MultiDiscrete):
+        _check_range(array, space.start, space.start + space.nvec - 1, space, where)
+    elif isinstance(space, gym.spaces.MultiBinary):
+        _check_range(array, 0, 1, space, where)
+
+
+def check_finite(array: _Array, where: str) -> None:
+    """Raise a RequestError if a number is not finite."""
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise RequestError(f"{where}: expected finite numbers of dtype {array.dtype}")
+
+
+def fitting_values(port: Port, array: _Array, num_rows: int, where: str) -> _Array:
+    """Return a port's array ``[N, ...]``, converted to its dtype.
+
+    Raises:
+        RequestError: The shape or dtype is wrong.
+    """
+    if array.shape != (num_rows, *port.shape):
+        raise RequestError(f"{where}: expected shape {(num_rows, *port.shape)}, got {array.shape}")
+    return _as_dtype(array, port.dtype, where)
+
+
+def _as_dtype(array: _Array, dtype: np.dtype[Any], where: str) -> _Array:
+    """Return the same numbers in another dtype."""
+    if array.dtype != dtype:
+        if array.dtype.kind not in "biuf":
+            raise RequestError(f"{where}: expected numbers of dtype {dtype}, got {array.dtype}")
+        if dtype.kind == "f":
+            with np.errstate(over="ignore"):
+                array = array.astype(dtype)
+        else:
+            _check_fits(array, dtype, where)
+            array = array.astype(dtype)
+    return array
+
+
+def _check_fits(array: _Array, dtype: np.dtype[Any], where: str) -> None:
+    if not array.size:
+        return
+    if array.dtype.kind == "f" and not (np.isfinite(array).all() and (array == np.trunc(array)).all()):
+        raise RequestError(f"{where}: expected whole numbers of dtype {dtype}, got {array.dtype}")
+    low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    if array.min() < low or array.max() > high:
+        raise RequestError(f"{where}: expected numbers from {low} to {high} (dtype {dtype})")
+
+
+def _check_range(array: _Array, low: Any, high: Any, space: gym.Space[Any], where: str) -> None:
+    if not ((array >= low) & (array <= high)).all():
+        raise RequestError(f"{where}: a value is outside of {_shown(space)}")
+
+
+def _shown(space: gym.Space[Any]) -> str:
+    return cut(" ".join(str(space).split()), _SPACE_BYTES)
+
+
+def _numbers(values: Sequence[Any], where: str) -> _Array:
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError):
+        raise RequestError(f"{where}: expected numbers, got lists of different lengths") from None
+    if array.dtype.kind not in "biuf" or not len(array):
+        raise RequestError(f"{where}: expected numbers, got something else")
+    return array
+
+
+def _kind(value: Any) -> str:
+    """Return the JSON name of a value's type."""
+    names = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+_NUM_STEPS = "num_steps"
+
+
+class EpisodeGraph:
+    """A policy of one agent as a function of tensors, whose state are the last steps of the episode.
+
+    Each of the B rows is a step of a different episode. Pieces see an episode with as many earlier steps as
+    ``Policy`` keeps: the largest `required_lookback`, `episode_lookback_horizon`, at least one. A piece that
+    keeps data of an episode itself sees a new episode at every step.
+
+    Attributes:
+        observation_space, action_space: The agent's spaces in the env.
+        initial_state: The number of steps so far, and the last steps as arrays ``[lookback, ...]``, oldest first.
+        reads_rewards: True.
+        module_id, agent_id: See `Policy.acting_module`.
+
+    Raises:
+        ConfigurationError: The policy plays several agents.
+    """
+
+    agent_id: Any
+    module_id: str
+    reads_rewards: bool = True
+
+    def __init__(self, policy: Policy) -> None:
+        self.module_id, _, self.agent_id = policy.acting_module()
+        self.observation_space: gym.Space[Any] = policy.observation_space
+        self.action_space: gym.Space[Any] = policy.action_space
+        self._policy = policy.copy()
+        self._lookback = policy.lookback
+        observation = tree_map(lambda leaf: leaf[0], zeros_of(self.observation_space, 1))
+        # With exploration modules have more outputs.
+        (_, (greedy,)), (_, (drawn,)) = (
+            self._acted([self._policy.begin_episode(observation)], explore, None) for explore in (False, True)
+        )
+        step = {**greedy, "extras": {**greedy["extras"], **drawn["extras"]}}
+        self._blank: dict[str, Any] = tree_map(lambda leaf: np.zeros_like(np.asarray(leaf)), step)
+        self.initial_state: dict[str, Any] = {
+            _NUM_STEPS: np.zeros((), np.int64),
+            **tree_map(lambda leaf: np.repeat(leaf[None], self._lookback, axis=0), self._blank),
+        }
+
+    def __call__(
+        self,
+        observations: Any,
+        state: dict[str, Any],
+        rewards: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> GraphOutputs:
+        """Compute the actions of B episodes for one step; see `PolicyGraph.forward`."""
+        observations, state = tree_map(lambda tensor: tensor.numpy(), (observations, state))
+        rows, memories = tree_unstack(observations), tree_unstack(state)
+        given = np.zeros(len(rows), np.float32) if rewards is None else rewards.numpy()
+        episodes = [
+            self._continued(observation, memory, reward)
+            if memory[_NUM_STEPS] > 0
+            else self._policy.begin_episode(observation)
+            for observation, memory, reward in zip(rows, memories, given, strict=True)
+        ]
+        for_env, steps = self._acted(episodes, generator is not None, generator)
+        next_memories = [
+            self._remembered(memory, reward, step)
+            for memory, reward, step in zip(memories, given, steps, strict=True)
+        ]
+        actions_for_env, next_state = tree_map(
+            lambda array: torch.from_numpy(np.ascontiguousarray(array)),
+            (tree_stack(for_env), tree_stack(next_memories)),
+        )
+        return GraphOutputs(actions_for_env, next_state, None)
+
+    def _remembered(self, memory: Mapping[str, Any], reward: Any, step: Mapping[str, Any]) -> dict[str, Any]:
+        past = {name: memory[name] for name in self._blank}
+        past["rewards"] = np.append(past["rewards"][:-1], np.float32(reward))
+        step = {**step, "extras": {**self._blank["extras"], **step["extras"]}}
+        shifted = tree_map(
+            lambda before, newest: np.concatenate([before[1:], np.asarray(newest, before.dtype)[None]]),
+            past,
+            step,
+        )
+        return {_NUM_STEPS: memory[_NUM_STEPS] + 1, **shifted}
+
+    def _continued(self, observation: Any, memory: Mapping[str, Any], reward: Any) -> Any:
+        num_steps = int(memory[_NUM_STEPS])
+        known = min(num_steps, self._lookback)
+        past = {
+            name: tree_unstack(tree_map(lambda leaf: leaf[self._lookback - known :], memory[name]))
+            for name in self._blank
+        }
+        return self._policy.continue_episode(
+            [*past["observations"], observation],
+            past["actions"],
+            [float(each) for each in past["rewards"][:-1]] + [float(reward)],
+            past["extras"],
+            num_steps,
+        )
+
+    def _acted(
+        self, episodes: list[Any], explore: bool, generator: torch.Generator | None
+    ) -> tuple[list[Any], list[dict[str, Any]]]:
+        """Return the actions for the env, and the steps as they are remembered."""
+        for_env, actions, extras = self._policy.act_in(episodes, explore=explore, generator=generator)
+        agent = self.agent_id
+        own = episodes if agent is None else [episode.agent_episodes[agent] for episode in episodes]
+        steps = [
+            {
+                "observations": episode.get_observations(-1),
+                "actions": action,
+                "rewards": np.float32(0.0),  # known at the next step
+                "extras": extra,
+            }
+            for episode, action, extra in zip(own, actions, extras, strict=True)
+        ]
+        return for_env, steps
+
 
 _log = logging.getLogger("rlzmq.serve")
 

@@ -13,6 +13,7 @@ import platform
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -26,15 +27,98 @@ import numpy as np
 from rlzmq.core.checkpoint_series import CheckpointSeries, lock_run, move_aside
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import FileLock, make_directories, opener, write_text
+from rlzmq.core.printable import printable
 from rlzmq.core.process import num_usable_cores
+from rlzmq.core.tracebacks import format_error
 from rlzmq.core.version import __version__
-from rlzmq.telemetry.event_log import EVENTS, EventLog
 from rlzmq.telemetry.runs import FoundRun, find_run
 
 if TYPE_CHECKING:
     from rlzmq.config.base_config import BaseConfig
 
-__all__ = ["RunDirectory", "check_continues"]
+__all__ = [
+    "EVENTS",
+    "EventLog",
+    "RunDirectory",
+    "check_continues",
+]
+
+
+EVENTS = "events.jsonl"
+"""Name of the file in a run directory."""
+
+_LOGGER = "rlzmq"
+_MAX_EVENTS = 10_000
+_MAX_CHARS = 20_000
+
+
+class EventLog(logging.Handler):
+    """A logging handler that appends rlzmq's log records of this process, from level WARNING, to a file.
+
+    A line has ``time`` (seconds since 1970), ``level``, ``source`` (the logger), ``text``, and ``trace`` if there is a
+    traceback: from the record's ``exc_info``, or from the error given as ``extra={"error": error}``. The file is
+        created
+    with the first event. Events that cannot be written are dropped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(logging.WARNING)
+        self._path = path
+        self._num_events = 0
+        self._file_lock = threading.Lock()
+        self._logger = logging.getLogger(_LOGGER)
+        self._logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record."""
+        error = getattr(record, "error", None)
+        if error is None and record.exc_info:
+            error = record.exc_info[1]
+        try:
+            self._write(record.created, record.levelname.lower(), record.name, record.getMessage(), error)
+        except Exception:
+            self.handleError(record)
+        # Without this handler, logging would have printed them.
+        if logging.lastResort is not None and not self._has_others():
+            logging.lastResort.handle(record)
+
+    def add_error(self, error: BaseException) -> None:
+        """Write the error that ends the run."""
+        self._write(time.time(), "error", "run", f"{type(error).__name__}: {error}", error)
+
+    def close(self) -> None:
+        """Stop recording."""
+        self._logger.removeHandler(self)
+        super().close()
+
+    def _write(self, at: float, level: str, source: str, text: str, error: BaseException | None) -> None:
+        with self._file_lock:
+            if self._num_events >= _MAX_EVENTS:
+                return
+            self._num_events += 1
+            if self._num_events == _MAX_EVENTS:
+                text, error = f"{_MAX_EVENTS:,} events are written: later ones are left out.", None
+            event = {"time": round(at, 3), "level": level, "source": source, "text": _shown(text)}
+            if error is not None:
+                event["trace"] = _shown(format_error(error))
+            try:
+                with open(self._path, "ab", buffering=0, opener=opener) as file:
+                    file.write(json.dumps(event).encode() + b"\n")
+            except OSError:  # the disk is full; the text has been printed
+                pass
+
+    def _has_others(self) -> bool:
+        logger: logging.Logger | None = self._logger
+        while logger is not None:
+            if any(handler is not self for handler in logger.handlers):
+                return True
+            logger = logger.parent if logger.propagate else None
+        return False
+
+
+def _shown(text: str) -> str:
+    return printable(text, keep="\n\t")[:_MAX_CHARS]
+
 
 _log = logging.getLogger("rlzmq.telemetry")
 
@@ -47,9 +131,9 @@ _GIT_S = 2.0  # a large repository on a slow disk is not worth waiting for
 class RunDirectory:
     """The directory of one run, which only one driver at a time may write: its lock, its metrics, its checkpoints.
 
-    Files: ``driver.lock`` (who drives the run; while it runs), ``config.toml`` (settings that differ from the
+    Files: ``driver.lock`` (who drives the run; while it runs), ``config.values`` (settings that differ from the
     defaults), ``run.json`` (command, versions, Git commit, seed, process), ``metrics.jsonl`` (each iteration's whole
-    result, flushed at once), ``events.jsonl`` (the driver's warnings and errors; see `rlzmq.telemetry.event_log`),
+    result, flushed at once), ``events.jsonl`` (the driver's warnings and errors; see `rlzmq.telemetry.run_directory`),
     ``checkpoints/NNNNNN/`` (by iteration; see `rlzmq.core.checkpoint_series`), ``arrivals/`` (with
     ``rlzmq train --record``).
 

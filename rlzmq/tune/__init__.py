@@ -35,8 +35,7 @@ from rlzmq.tune.session import (
 )
 from rlzmq.tune.settings import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
 from rlzmq.tune.stopper import Stopper
-from rlzmq.tune.tuner import Tuner, register_trainable
-from rlzmq.tune.view import CLIReporter
+from rlzmq.tune.tuner import CLIReporter, Tuner, register_trainable
 
 __all__ = [
     "CLIReporter",

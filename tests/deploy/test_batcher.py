@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from rlzmq.deploy import batcher as batcher_module
-from rlzmq.deploy.batcher import Batcher, OverloadedError
-from rlzmq.deploy.serve_metrics import ServeMetrics
+from rlzmq.deploy.batcher import Batcher, OverloadedError, ServeMetrics
 
 
 class FakePolicy:

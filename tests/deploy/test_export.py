@@ -28,8 +28,7 @@ from rlzmq import (
     TorchPiece,
 )
 from rlzmq.cli.main import EXIT_CONFIG, main
-from rlzmq.deploy.export import export_policy
-from rlzmq.deploy.export_check import ExportError, check_against
+from rlzmq.deploy.export import ExportError, check_against, export_policy
 from rlzmq.deploy.policy_graph import FlatPolicyGraph, PolicyGraph
 from rlzmq.envs.examples import MultiAgentCartPole
 

@@ -13,7 +13,7 @@ from fsspec.registry import known_implementations
 import rlzmq
 from rlzmq.cli.main import _COMMANDS, main
 from rlzmq.core.cloud_path import _DRIVERS
-from rlzmq.envs import extras as environments
+from rlzmq.envs import wrappers as environments
 from scripts.code_figures import facts, modules
 from tests.docs.pages import BUILT, name_of
 from tests.docs.pages import PAGES as WRITTEN

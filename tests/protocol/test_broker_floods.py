@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_fakes import Bench
 
-from rlzmq.protocol.broker import newcomers
+from rlzmq.protocol.broker import state
 from rlzmq.protocol.events import Overrun, PeerLost, Received, Tick
 from rlzmq.wire.messages import Hello, Notice, Refused, Rejected, Welcome
 
@@ -37,7 +37,7 @@ def test_another_name_on_one_connection_is_an_offence_and_no_record():
 
 @pytest.mark.parametrize("stays_connected", [True, False])
 def test_ever_new_processes_are_remembered_up_to_a_number(monkeypatch, stays_connected):
-    monkeypatch.setattr(newcomers, "_MAX_PER_ORIGIN", 50)
+    monkeypatch.setattr(state, "_MAX_PER_ORIGIN", 50)
     bench = Bench()
     for number in range(500):
         _hello(bench, f"flood-{number}")
@@ -51,7 +51,7 @@ def test_ever_new_processes_are_remembered_up_to_a_number(monkeypatch, stays_con
 
 
 def test_who_has_worked_and_who_is_connected_stays(monkeypatch):
-    monkeypatch.setattr(newcomers, "_MAX_PER_ORIGIN", 20)
+    monkeypatch.setattr(state, "_MAX_PER_ORIGIN", 20)
     bench = Bench()
     bench.ready_run(batch=4000)
     _hello(bench, "runner", uuid="uuid-runner", incarnation=1)
@@ -72,8 +72,8 @@ def test_who_has_worked_and_who_is_connected_stays(monkeypatch):
 
 
 def test_one_address_does_not_push_out_another(monkeypatch):
-    monkeypatch.setattr(newcomers, "_MAX_PER_ORIGIN", 1000)
-    monkeypatch.setattr(newcomers, "_MAX_IN_ALL", 40)
+    monkeypatch.setattr(state, "_MAX_PER_ORIGIN", 1000)
+    monkeypatch.setattr(state, "_MAX_IN_ALL", 40)
     bench = Bench()
     for number in range(10):
         _hello(bench, f"good-{number}", origin="runner at 10.0.0.1")
@@ -84,13 +84,13 @@ def test_one_address_does_not_push_out_another(monkeypatch):
     assert all(f"uuid-good-{number}-0" in bench.state.hello_ids for number in range(10))
 
 
-def _newcomer(uuid: str) -> newcomers.Newcomer:
-    return newcomers.Newcomer("runner", f"{uuid}@host", uuid, 1)
+def _newcomer(uuid: str) -> state.Newcomer:
+    return state.Newcomer("runner", f"{uuid}@host", uuid, 1)
 
 
 def test_a_newcomer_counts_once_for_the_origin_that_it_came_from_last(monkeypatch):
-    monkeypatch.setattr(newcomers, "_MAX_PER_ORIGIN", 2)
-    known = newcomers.Newcomers()
+    monkeypatch.setattr(state, "_MAX_PER_ORIGIN", 2)
+    known = state.Newcomers()
     for uuid, origin in (("a", "here"), ("b", "here"), ("a", "there"), ("c", "here")):
         assert known.add(origin, _newcomer(uuid), lambda _: True) is None
     assert len(known) == 3
@@ -101,8 +101,8 @@ def test_a_newcomer_counts_once_for_the_origin_that_it_came_from_last(monkeypatc
 
 
 def test_an_origin_is_forgotten_with_its_last_newcomer(monkeypatch):
-    monkeypatch.setattr(newcomers, "_MAX_IN_ALL", 2)
-    known = newcomers.Newcomers()
+    monkeypatch.setattr(state, "_MAX_IN_ALL", 2)
+    known = state.Newcomers()
     for number in range(10):
         known.add(f"origin-{number}", _newcomer(f"{number}"), lambda _: True)
         known.worked(f"{number}")
@@ -110,7 +110,7 @@ def test_an_origin_is_forgotten_with_its_last_newcomer(monkeypatch):
 
 
 def test_local_peers_are_not_counted(monkeypatch):
-    monkeypatch.setattr(newcomers, "_MAX_PER_ORIGIN", 2)
+    monkeypatch.setattr(state, "_MAX_PER_ORIGIN", 2)
     bench = Bench()
     for number in range(20):
         bench.runner(f"{number}")

@@ -89,7 +89,7 @@ def test_of_processes_that_are_not_let_in_again_the_oldest_are_let_go(monkeypatc
 
 
 def test_a_crowd_leaves_no_records(monkeypatch):
-    monkeypatch.setattr("rlzmq.protocol.broker.newcomers._MAX_PER_ORIGIN", 2)
+    monkeypatch.setattr("rlzmq.protocol.broker.state._MAX_PER_ORIGIN", 2)
     bench = Bench()
     for index in range(9):
         hello = Hello("runner", f"{index}@host", f"uuid-{index}", hello_id=1, num_envs=1, incarnation=7)

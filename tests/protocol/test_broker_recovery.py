@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from core_fakes import Bench
 
-from rlzmq.protocol.broker.recovery import Recovery
+from rlzmq.protocol.broker.updates import Recovery
 from rlzmq.protocol.events import Tick
 from rlzmq.wire.fragment_message import FragmentRange, pack_ranges
 from rlzmq.wire.messages import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_fakes import bench_with_runner
 
-from rlzmq.protocol.broker.receipts import Receipts
+from rlzmq.protocol.broker.state import Receipts
 from rlzmq.wire.fragment_message import to_spans
 from rlzmq.wire.messages import Committed, DriverState, Goodbye, Welcome
 from rlzmq.wire.schema import FragmentId

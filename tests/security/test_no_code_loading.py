@@ -80,8 +80,8 @@ IMPORTERS = {
     "cli/train.py",
     "core/imports.py",
     "core/trust.py",
-    "envs/envpool_env.py",
-    "envs/extras.py",
+    "envs/registry.py",
+    "envs/wrappers.py",
     "launch/engine.py",
     "learners/rank_modules.py",
 }

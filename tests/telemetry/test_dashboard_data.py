@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlzmq.telemetry.dashboard.metrics_tail import MetricsTail
 from rlzmq.telemetry.dashboard.panels import curves_for_width
+from rlzmq.telemetry.dashboard.watched import MetricsTail
 
 
 def line(iteration: int, value: float | None) -> str:

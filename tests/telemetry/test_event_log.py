@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rlzmq.telemetry import event_log
-from rlzmq.telemetry.event_log import EventLog
+from rlzmq.telemetry import run_directory
+from rlzmq.telemetry.run_directory import EventLog
 from tests.driver.outside import Command
 from tests.telemetry.test_runs import make_run
 
@@ -49,7 +49,7 @@ def test_warnings_are_kept_with_the_traceback_of_what_they_tell(tmp_path: Path) 
 
 
 def test_a_flood_ends_with_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_log, "_MAX_EVENTS", 3)
+    monkeypatch.setattr(run_directory, "_MAX_EVENTS", 3)
     events = EventLog(tmp_path / "events.jsonl")
     for number in range(9):
         logging.getLogger("rlzmq.x").warning("number %d", number)
@@ -61,7 +61,7 @@ def test_a_flood_ends_with_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_without_other_handlers_warnings_are_printed_as_before(tmp_path: Path) -> None:
     code = (
-        "import logging, sys; from pathlib import Path; from rlzmq.telemetry.event_log import EventLog\n"
+        "import logging, sys; from pathlib import Path; from rlzmq.telemetry.run_directory import EventLog\n"
         "log = logging.getLogger('rlzmq.x'); log.warning('first')\n"
         "events = EventLog(Path(sys.argv[1])); log.warning('second'); log.info('quiet')\n"
         "logging.basicConfig(format='%(name)s %(message)s'); log.warning('third'); events.close(); log.warning('last')"

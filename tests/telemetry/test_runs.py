@@ -18,8 +18,8 @@ import pytest
 from rlzmq import ConfigurationError, IMPALAConfig, PPOConfig, Run, find_runs
 from rlzmq.cli.main import main
 from rlzmq.core.svg_curve import svg_curve
-from rlzmq.telemetry.curves import group_by_settings, mean_curve, plot_curves
 from rlzmq.telemetry.run_directory import RunDirectory
+from rlzmq.telemetry.runs import group_by_settings, mean_curve, plot_curves
 
 
 def make_run(

@@ -23,7 +23,7 @@ from rlzmq.tune.stopper import (
 )
 from rlzmq.tune.study import Claim
 from rlzmq.tune.trial import Trial
-from rlzmq.tune.view import LinesView, trial_table
+from rlzmq.tune.tuner import LinesView, trial_table
 
 
 def results(*values: float) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rlzmq.algorithms.off_policy import OfflineActorCriticConfig
-from rlzmq.config.learning import TrainingSettings
+from rlzmq.config.groups import TrainingSettings
 from rlzmq.config.settings import Fraction, LearningRate, NonNegative, NonNegativeInt, settings, takes
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import LazyModule

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rlzmq.algorithms.off_policy import OfflineConfig
-from rlzmq.config.learning import TrainingSettings
+from rlzmq.config.groups import TrainingSettings
 from rlzmq.config.settings import Fraction, NonNegative, NonNegativeInt, settings, takes
 from rlzmq.core.imports import LazyModule
 

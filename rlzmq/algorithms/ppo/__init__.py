@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from rlzmq.algorithms.algorithm_config import AlgorithmConfig
-from rlzmq.config.learning import TrainingSettings
+from rlzmq.config.groups import TrainingSettings
 from rlzmq.config.settings import Fraction, NonNegative, Positive, Schedule, settings, takes
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import LazyModule

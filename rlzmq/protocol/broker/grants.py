@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
 from rlzmq.core.patience import FACTOR
-from rlzmq.protocol.broker.published_state import PublishedState
-from rlzmq.protocol.broker.state import BrokerState, Peer
+from rlzmq.protocol.broker.state import BrokerState, Peer, PublishedState
 from rlzmq.protocol.leases import GrantedLease, Turn, plan_lease, small_lease, step_allowance
 from rlzmq.wire.messages import Lease, LeaseReturned, OpenUpdate, RunnerState
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from rlzmq.core.patience import Patience
-from rlzmq.protocol.broker.newcomers import Newcomer
-from rlzmq.protocol.broker.published_state import PublishedState
-from rlzmq.protocol.broker.state import BrokerState, Peer
+from rlzmq.protocol.broker.state import BrokerState, Newcomer, Peer, PublishedState
 from rlzmq.protocol.narrow_path import NARROW_PATH
 from rlzmq.wire.messages import Hello, Refused, Welcome
 

@@ -1,30 +1,232 @@
-"""BrokerState: peers, the learner group, open updates, the ledger, and the weights."""
+"""BrokerState: peers, the learner group, open updates, the ledger, and the weights.
+
+The holder of a key may send HELLO with any number of names. Records of runners that delivered are kept for long. Those
+of other runners can be forgotten without loss, so they are removed first.
+
+```
+ rank 0 ── WEIGHTS ──► store ─► PUB to all runners; SNAPSHOT to a runner that joins late or requests it
+ driver ── CONNECTOR_STATE ──► store ─► each runner, before its next lease
+```
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from rlzmq.core.patience import Patience
-from rlzmq.protocol.broker.newcomers import Newcomer, Newcomers
-from rlzmq.protocol.broker.options import BrokerOptions
-from rlzmq.protocol.broker.receipts import Receipts
-from rlzmq.protocol.events import Instruction, Send
+from rlzmq.protocol.events import Instruction, Publish, Received, Send
 from rlzmq.protocol.leases import LeaseBook, Pace
-from rlzmq.protocol.ledger import DropReason, Entry, Ledger
+from rlzmq.protocol.ledger import DropReason, Entry, Ledger, RunnerRecord
 from rlzmq.protocol.narrow_path import Retries
-from rlzmq.protocol.weights import Publication
+from rlzmq.protocol.weights import Publication, notice_of, open_publication
 from rlzmq.wire.codec import Buffer
-from rlzmq.wire.fragment_message import FragmentRange
-from rlzmq.wire.messages import Config, Hello, Notice, OpenUpdate, UpdateReport, WireMessage, first_number
+from rlzmq.wire.fragment_message import FragmentRange, to_spans
+from rlzmq.wire.messages import (
+    Config,
+    ConnectorState,
+    Hello,
+    Notice,
+    OpenUpdate,
+    Snapshot,
+    SnapshotRequest,
+    Spans,
+    UpdateReport,
+    Weights,
+    WireMessage,
+    first_number,
+)
 from rlzmq.wire.schema import FragmentId
+
+__all__ = [
+    "HEARTBEAT_S",
+    "BrokerOptions",
+    "BrokerState",
+    "KeptReport",
+    "Newcomer",
+    "Newcomers",
+    "OpenedUpdate",
+    "Peer",
+    "PublishedState",
+    "Receipts",
+    "Run",
+]
+
+
+HEARTBEAT_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerOptions:
+    """Timers and limits of the broker. Durations in seconds.
+
+    Attributes:
+        run_id: Id of the run; peers of another run are refused.
+        incarnation: Increases with every start of the run's broker, e.g. milliseconds of wall time.
+        heartbeat_s: Interval of all heartbeats.
+        peer_timeout_s: A peer silent for this long is lost, or for longer if it often is; see `Patience`. Usually the
+            transport notices sooner.
+        resend_s: Time after which an unanswered message is sent again.
+        recovery_grace_s: How long a restarted broker waits for runners to send fragments again that were used by an
+            update trained in the meantime, so that its report is complete. It does not wait for runners that have been
+            replaced.
+        max_leases_per_runner: Maximum number of leases per runner. With 1, a runner would idle for a round trip
+            between two leases.
+        window_messages, window_bytes: Uncommitted fragments per runner beyond which it may not sample
+            ahead of the update being collected.
+        memory_bytes: Bytes of held and leased fragments beyond which no runner may sample ahead.
+        resent_bytes: Bytes of held fragments beyond which a runner may add only its share of `memory_bytes`
+            without a lease, as runners do after a restart of the broker.
+        forget_after_s: A runner absent for this long is forgotten and may not come back.
+        death_limit: Number of learner deaths during its training after which a fragment is quarantined.
+        push_weights_below_bytes: Larger weights are only announced; receivers request them.
+    """
+
+    run_id: str
+    incarnation: int
+    heartbeat_s: float = HEARTBEAT_S
+    peer_timeout_s: float = 10.0
+    resend_s: float = 2.0
+    recovery_grace_s: float = 2.0
+    max_leases_per_runner: int = 2
+    window_messages: int = 64
+    window_bytes: int = 32 * 1024 * 1024
+    memory_bytes: int = 1024 * 1024 * 1024
+    resent_bytes: int = 1024 * 1024 * 1024
+    forget_after_s: float = 3600.0
+    death_limit: int = 3
+    push_weights_below_bytes: int = 32 * 1024 * 1024
+
+
+class Receipts:
+    """Acknowledgements to be sent to runners.
+
+    A runner keeps a fragment until it *may be forgotten*: it is committed, and the driver has the report of its end.
+    Being committed is not enough, because a restarted broker rebuilds missing reports from the fragments that runners
+    send again.
+    """
+
+    def __init__(self) -> None:
+        self._accepted: dict[str, set[int]] = {}
+        self._forgettable: dict[tuple[str, int], RunnerRecord] = {}
+        self._news_for: set[tuple[str, int]] = set()
+
+    # ------------------------------------------------------------------ accepted
+
+    def accept(self, runner: str, seq: int) -> None:
+        """Acknowledge a fragment that is in the ledger."""
+        self._accepted.setdefault(runner, set()).add(seq)
+
+    def take_accepted(self, runner: str) -> Spans:
+        """Return and clear the accepted sequence numbers not yet sent to this runner."""
+        return to_spans(self._accepted.pop(runner, ()))
+
+    def runners_to_tell(self) -> list[str]:
+        """Return the runners for which `take_accepted` is not empty."""
+        return list(self._accepted)
+
+    # ------------------------------------------------------------------ may be forgotten
+
+    def may_forget(self, runner: str, incarnation: int) -> RunnerRecord:
+        """Return the record of the fragments that this runner may forget."""
+        return self._forgettable.setdefault((runner, incarnation), RunnerRecord())
+
+    def let_go(self, fragment: FragmentId) -> None:
+        """Let the runner forget a fragment: the driver has the report of its end."""
+        self.may_forget(fragment.runner, fragment.incarnation).commit(fragment.seq)
+        self._news_for.add((fragment.runner, fragment.incarnation))
+
+    def let_go_below(self, fragment: FragmentId) -> None:
+        """Let the runner forget all fragments before this one."""
+        self.may_forget(fragment.runner, fragment.incarnation).commit_below(fragment.seq)
+        self._news_for.add((fragment.runner, fragment.incarnation))
+
+    def take_news(self) -> list[tuple[str, int]]:
+        """Return (runner, incarnation) of the runners that may forget more since the last call, sorted."""
+        news = sorted(self._news_for)
+        self._news_for.clear()
+        return news
+
+    # ------------------------------------------------------------------ removed runners
+
+    def forget_peer(self, runner: str) -> None:
+        """Discard the acknowledgements of a runner that is no longer registered. It asks again on its return."""
+        self._accepted.pop(runner, None)
+
+    def forget_record(self, runner: str, incarnation: int) -> None:
+        """Discard the record of a runner that may not come back."""
+        self._forgettable.pop((runner, incarnation), None)
+
+
+# More than the runners of one host. A record takes about 1 kB.
+_MAX_PER_ORIGIN = 1024
+_MAX_IN_ALL = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """The identity of a registered process."""
+
+    role: str
+    name: str
+    uuid: str
+    incarnation: int
+
+
+class Newcomers:
+    """Newcomers by origin: the role of the key, and the address."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, OrderedDict[str, Newcomer]] = {}
+        self._origins: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._origins)
+
+    def add(
+        self, origin: str, newcomer: Newcomer, is_connected: Callable[[Newcomer], bool]
+    ) -> Newcomer | None:
+        """Add a newcomer.
+
+        Returns:
+            A newcomer to forget if there are too many: from this origin if it has too many, else from the origin with
+            the most; disconnected ones first, then the oldest.
+        """
+        self.worked(newcomer.uuid)
+        known = self._of.setdefault(origin, OrderedDict())
+        known[newcomer.uuid] = newcomer
+        self._origins[newcomer.uuid] = origin
+        if len(known) > _MAX_PER_ORIGIN:
+            crowd = known
+        elif len(self) > _MAX_IN_ALL:
+            crowd = max(self._of.values(), key=len)
+        else:
+            return None
+        others = (other for other in crowd.values() if other is not newcomer)
+        first = next(others, None)
+        if first is None:
+            return None
+        leaving = (
+            first if not is_connected(first) else next(filter(lambda o: not is_connected(o), others), first)
+        )
+        self.worked(leaving.uuid)
+        return leaving
+
+    def worked(self, uuid: str) -> None:
+        """Remove a process that has worked. No effect if it is not a newcomer."""
+        origin = self._origins.pop(uuid, None)
+        if origin is not None:
+            del self._of[origin][uuid]
+            if not self._of[origin]:
+                del self._of[origin]
+
 
 K = TypeVar("K")
 V = TypeVar("V")
 
-__all__ = ["BrokerState", "KeptReport", "OpenedUpdate", "Peer", "Run"]
 
 # Fenced processes are remembered, so that their late messages and HELLOs are refused.
 _MAX_FENCED = 10_000
@@ -387,3 +589,93 @@ def _remember(known: OrderedDict[K, V], key: K, value: V, limit: int) -> None:
     known.move_to_end(key)
     if len(known) > limit:
         known.popitem(last=False)
+
+
+class PublishedState:
+    """Holds the newest weights, from rank 0 of the current generation, and the newest connector state."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+        self._asked_at = float("-inf")
+
+    # ------------------------------------------------------------------ weights
+
+    def put_weights(self, peer: Peer, message: Weights, event: Received, now: float) -> None:
+        """Store and publish weights from rank 0 if they are newer."""
+        state = self._state
+        if peer.hello.rank != 0 or message.generation != state.generation or not event.payload:
+            state.count_refused("weights")
+            return
+        header, _ = open_publication(event.payload[0])
+        if header.run_id != state.options.run_id or header.order != (message.generation, message.version):
+            state.count_refused("weights")
+            return
+        if state.weights is not None and header.order <= state.weights.order:
+            return
+        state.weights, state.weights_frame = header, event.payload[0]
+        state.out.append(Publish(self._publication()))
+        self.release_published()
+
+    def release_published(self) -> None:
+        """Free the slots of updates whose weights have been published."""
+        state = self._state
+        if state.weights is not None:
+            for update_id in [u for u in state.unpublished if u < state.weights.version]:
+                del state.unpublished[update_id]
+
+    def ask_for_weights(self, now: float) -> None:
+        """Request weights from rank 0 if it has newer ones, because a message was lost or this broker is new."""
+        state = self._state
+        rank_0 = state.ranks.get(0)
+        if rank_0 is None or now - self._asked_at < state.options.resend_s:
+            return
+        have = state.weights.order if state.weights is not None else (-1, -1)
+        if have < (state.generation, rank_0.next_update):
+            self._asked_at = now
+            state.send(rank_0, SnapshotRequest(*have))
+
+    def on_snapshot_request(self, peer: Peer, message: SnapshotRequest, event: Received, now: float) -> None:
+        """Send a runner the weights or connector state that its lease requires and that it lacks."""
+        state = self._state
+        if state.weights is not None and state.weights.order > (message.generation, message.version):
+            state.send(peer, Snapshot(*state.weights.order), (state.weights_frame,))
+        if message.connector_version < state.connector_version:
+            self._send_connector_state(peer)
+
+    def _publication(self) -> Buffer:
+        """Return the frame for PUB: the weights, or a notice if they are large."""
+        state = self._state
+        assert state.weights is not None
+        if state.weights.num_bytes <= state.options.push_weights_below_bytes:
+            return state.weights_frame
+        return notice_of(state.weights)
+
+    # ------------------------------------------------------------------ connector state
+
+    def put_connector_state(self, peer: Peer, message: ConnectorState, event: Received, now: float) -> None:
+        """Store the driver's merged connector state if it is newer."""
+        state = self._state
+        if message.version > state.connector_version and event.payload:
+            state.connector_version = message.version
+            state.connector_message = (message, event.payload[0])
+
+    def send_connector_state(self, peer: Peer) -> None:
+        """Send the newest connector state if this runner has not received it."""
+        if peer.connector_version < self._state.connector_version:
+            self._send_connector_state(peer)
+
+    def _send_connector_state(self, peer: Peer) -> None:
+        state = self._state
+        if state.connector_message is not None:
+            message, blob = state.connector_message
+            peer.connector_version = state.connector_version
+            state.send(peer, message, (blob,))
+
+    # ------------------------------------------------------------------ both
+
+    def greet(self, peer: Peer) -> None:
+        """Send the newest connector state and weights to a runner that joins."""
+        state = self._state
+        self._send_connector_state(peer)
+        if state.weights is not None and not peer.hello.next_seq:
+            state.send(peer, Snapshot(*state.weights.order), (state.weights_frame,))

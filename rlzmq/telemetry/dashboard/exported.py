@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from rlzmq.protocol.ledger import DROP_REASONS
-from rlzmq.telemetry.dashboard.live import runner_grid
-from rlzmq.telemetry.dashboard.watched import WatchedRun
+from rlzmq.telemetry.dashboard.watched import WatchedRun, runner_grid
 from rlzmq.telemetry.metric_paths import number_at, value_at
 from rlzmq.telemetry.prometheus import Labels, Metric
 

@@ -4,24 +4,430 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import os
+import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.core.errors import ConfigurationError
-from rlzmq.telemetry.curves import differing_settings
-from rlzmq.telemetry.dashboard.live import LiveRun
-from rlzmq.telemetry.dashboard.metrics_tail import LinesTail, MetricsTail
-from rlzmq.telemetry.dashboard.trials import WatchedSearch, WatchedTrial, find_searches
-from rlzmq.telemetry.event_log import EVENTS
-from rlzmq.telemetry.runs import Run, find_runs
+from rlzmq.core.errors import ConfigurationError, RlzmqError
+from rlzmq.roles.remote_peer import Observer
+from rlzmq.telemetry.brokers import Rates, find_broker
+from rlzmq.telemetry.metric_paths import number_at, value_at
+from rlzmq.telemetry.run_directory import EVENTS
+from rlzmq.telemetry.runs import RETURN_MEAN, X_AXES, Run, differing_settings, find_runs
 
-__all__ = ["Watched", "WatchedRun"]
+__all__ = [
+    "COLUMNS",
+    "LinesTail",
+    "LiveRun",
+    "MetricsTail",
+    "Watched",
+    "WatchedRun",
+    "WatchedSearch",
+    "WatchedTrial",
+    "find_searches",
+    "runner_grid",
+]
+
+
+T = TypeVar("T")
+
+COLUMNS = {
+    "iterations": X_AXES["iterations"],
+    "steps": X_AXES["steps"],
+    "trained": "num_env_steps_trained_lifetime",
+    "time": X_AXES["time"],
+    "mean": RETURN_MEAN,
+    "low": "env_runners/episode_return_min",
+    "high": "env_runners/episode_return_max",
+    "rate": "env_runners/num_env_steps_sampled_lifetime_throughput",
+}
+"""Column name -> path of its number in a result."""
+
+# A path's first part ("" for a number at the top level) -> indices of columns, and the paths' last parts.
+_GROUPS: dict[str, list[tuple[int, str]]] = {}
+for _index, _path in enumerate(COLUMNS.values()):
+    _parts = _path.rpartition("/")
+    _GROUPS.setdefault(_parts[0], []).append((_index, _parts[2]))
+_FIRST_ROWS = 1024
+_SLICE_BYTES = 4 << 20
+
+
+class LinesTail(ABC):
+    """Reads the lines of a growing file.
+
+    Args:
+        path: The file. It may be missing, or be replaced while it is read. None: there is no file.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._inode: int | None = None
+        self._offset = 0
+        self._rest = b""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Discard what was read: the file was replaced."""
+
+    @abstractmethod
+    def add_lines(self, lines: Sequence[bytes]) -> None:
+        """Process new complete lines."""
+
+    def read(self) -> bool:
+        """Read at most 4 MiB of new data; return whether there is more."""
+        if self._path is None:
+            return False
+        try:
+            with open(self._path, "rb") as file:
+                facts = os.fstat(file.fileno())
+                if self._inode is not None and (facts.st_ino != self._inode or facts.st_size < self._offset):
+                    self._offset, self._rest = 0, b""
+                    self.begin()
+                self._inode = facts.st_ino
+                if facts.st_size == self._offset:
+                    return False
+                file.seek(self._offset)
+                data = file.read(_SLICE_BYTES)
+        except OSError:  # the file does not exist yet, or was removed
+            return False
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if lines:
+            self.add_lines(lines)
+        return self._offset < facts.st_size
+
+
+class MetricsTail(LinesTail):
+    """The numbers of a file with one result per line, as columns. A repeated iteration replaces the earlier one.
+
+    `read` may run in another thread than the other methods.
+
+    Attributes:
+        num_read: A counter that rises whenever the numbers change.
+        newest: The newest result; {} before the first.
+        steps_by_lag: Number of trained env steps by policy lag, of all results. Iterations that were repeated after a
+            return to a checkpoint count each time.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        super().__init__(path)
+        self._lock = threading.Lock()
+        self.num_read: int = 0
+        self._derived: dict[Callable[..., Any], tuple[int, Any]] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        with self._lock:
+            self._rows = np.empty((_FIRST_ROWS, len(COLUMNS)))
+            self._num_rows = 0
+            self.newest: Mapping[str, Any] = {}
+            self.steps_by_lag: list[int] = []
+            self.num_read += 1
+
+    @property
+    def num_rows(self) -> int:
+        """Number of results."""
+        return self._num_rows
+
+    def columns(self) -> dict[str, NDArray[np.float64]]:
+        """Return the columns by name ``[N]``, with NaN where a result lacks the number. Do not modify them."""
+        with self._lock:
+            rows = self._rows[: self._num_rows]
+            return {name: rows[:, index] for index, name in enumerate(COLUMNS)}
+
+    def derived(self, function: Callable[[Mapping[str, NDArray[np.float64]]], T]) -> T:
+        """Return `function` of the columns; it is recomputed only after they have changed."""
+        num_read = self.num_read
+        known = self._derived.get(function)
+        if known is None or known[0] != num_read:
+            known = self._derived[function] = (num_read, function(self.columns()))
+        value: T = known[1]
+        return value
+
+    def add_lines(self, lines: Sequence[bytes]) -> None:
+        rows: list[list[float]] = []
+        for line in lines:
+            try:
+                result = json.loads(line)
+                row = _row_of(result)
+            except (ValueError, TypeError, AttributeError):  # a torn line
+                continue
+            if math.isnan(row[0]):
+                continue
+            while rows and rows[-1][0] >= row[0]:
+                rows.pop()
+            rows.append(row)
+            self.newest = result
+            self._add_lags(result)
+        with self._lock:
+            if rows:
+                self._add(rows)
+            self.num_read += 1
+
+    def _add_lags(self, result: Mapping[str, Any]) -> None:
+        counts = value_at(result, "policy_lag/num_env_steps")
+        if isinstance(counts, list) and all(type(count) is int for count in counts):
+            self.steps_by_lag = [
+                known + new for known, new in zip_longest(self.steps_by_lag, counts, fillvalue=0)
+            ]
+
+    def _add(self, rows: Sequence[Sequence[float]]) -> None:
+        count = self._num_rows
+        if count and self._rows[count - 1, 0] >= rows[0][0]:
+            count = int(np.searchsorted(self._rows[:count, 0], rows[0][0]))
+            self._rows = self._rows.copy()  # readers keep the previous columns
+        end = count + len(rows)
+        if end > len(self._rows):
+            more = np.empty((max(end, 2 * len(self._rows)), len(COLUMNS)))
+            more[:count] = self._rows[:count]
+            self._rows = more
+        self._rows[count:end] = rows
+        self._num_rows = end
+
+
+def _row_of(result: Mapping[str, Any]) -> list[float]:
+    row = [math.nan] * len(COLUMNS)
+    for group, numbers in _GROUPS.items():
+        values = result.get(group) or {} if group else result
+        for index, name in numbers:
+            if (value := values.get(name)) is not None:
+                row[index] = float(value)
+    return row
+
+
+_SEARCH = "__search__"
+_LOGARITHMIC = ("loguniform", "qloguniform", "lograndint", "qlograndint")
+_MAX_TEXT = 40
+
+
+class WatchedTrial:
+    """One trial's directory.
+
+    Attributes:
+        path: The directory.
+        tail: Its results.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tail: MetricsTail = MetricsTail(path / "result.json")
+        self._params: tuple[int, dict[str, Any]] = (0, {})
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Its current config, which population-based training may change."""
+        file = self.path / "params.json"
+        try:
+            changed = file.stat().st_mtime_ns
+            if changed != self._params[0]:
+                self._params = (changed, json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError):  # not written yet
+            pass
+        return self._params[1]
+
+    @property
+    def state(self) -> str:
+        """``"failed"``, ``"ended"``, ``"running"``, ``"unfinished"`` or ``"starting"``."""
+        if (self.path / "error.txt").exists():
+            return "failed"
+        newest = self.tail.newest
+        if not newest:
+            return "starting"
+        if newest.get("done"):
+            return "ended"
+        return "running" if Path(f"/proc/{newest.get('pid')}").exists() else "unfinished"
+
+    @property
+    def error(self) -> str:
+        """The traceback of the error that ended it; "" if there is none."""
+        try:
+            return (self.path / "error.txt").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+
+class WatchedSearch:
+    """A search.
+
+    Attributes:
+        path: Its directory.
+        trials: Its trials so far, by name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.trials: dict[str, WatchedTrial] = {}
+        stored = json.loads((path / "tuner.json").read_text(encoding="utf-8"))
+        space = stored.get("param_space") or {}
+        self._axes = dict(_searched(space.get("values") or space.get("space") or {}))
+        fields = (stored.get("tune_config") or {}).get("fields") or {}
+        self._metric = (fields.get("metric") or {}).get("value") or "env_runners/episode_return_mean"
+        self._mode = (fields.get("mode") or {}).get("value") or "max"
+
+    def look(self) -> list[WatchedTrial]:
+        """Look for new trials and return them."""
+        found = sorted(path.parent for path in self.path.glob("*/params.json"))
+        new = [WatchedTrial(path) for path in found if path.name not in self.trials]
+        self.trials |= {trial.path.name: trial for trial in new}
+        return new
+
+    def table(self) -> dict[str, Any]:
+        """Return the search's axes and trials.
+
+        The form is ``{"metric", "mode", "axes": [{"path", "is_log"}], "trials": [{"name", "state", "iteration",
+        "values", "metric"}]}``; values that are not numbers are given as text.
+        """
+        return {
+            "name": self.path.name,
+            "metric": self._metric,
+            "mode": self._mode,
+            "axes": [{"path": path, "is_log": kind in _LOGARITHMIC} for path, kind in self._axes.items()],
+            "trials": [
+                {
+                    "name": name,
+                    "state": trial.state,
+                    "iteration": trial.tail.newest.get("training_iteration"),
+                    "values": [_plain(value_at(trial.params, path)) for path in self._axes],
+                    "metric": number_at(trial.tail.newest, self._metric),
+                }
+                for name, trial in sorted(self.trials.items())
+            ],
+        }
+
+
+def find_searches(place: Path) -> list[Path]:
+    """Return the directories of searches in a directory, which may be one itself."""
+    return [
+        path.parent
+        for pattern in ("tuner.json", "*/tuner.json", "*/*/tuner.json")
+        for path in place.glob(pattern)
+    ]
+
+
+def _searched(space: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (path, kind) of the search objects in a stored space."""
+    if not isinstance(space, Mapping):
+        return
+    for name, value in space.items():
+        if isinstance(value, Mapping) and isinstance(value.get(_SEARCH), Mapping):
+            yield f"{prefix}{name}", next(iter(value[_SEARCH]), "")
+        else:
+            yield from _searched(value, f"{prefix}{name}/")
+
+
+def _plain(value: Any) -> float | str | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
+        return (value if isinstance(value, str) else json.dumps(value))[:_MAX_TEXT]
+    return value
+
+
+_TIMEOUT_S = 2.0
+_LEAST_INTERVAL_S = 1.0
+_RUNNERS_PER_S = 1000  # with many runners, poll less often, so that the broker's load stays bounded
+_MAX_GONE = 500
+
+
+class LiveRun:
+    """The newest status of one broker.
+
+    Attributes:
+        status: The broker's status (`BrokerCore.status`); None if it did not answer.
+        rates: Env steps per second by runner, with ``"sampled"`` and ``"trained"`` for the totals.
+        problem: Why there is no status; "" if there is one.
+        gone: Runners that have left.
+    """
+
+    problem: str
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._open = AsyncExitStack()
+        self._observer: Observer | None = None
+        self._rates = Rates()
+        self._next_at = 0.0
+        self._known: dict[str, None] = {}
+        self.status: Mapping[str, Any] | None = None
+        self.rates: Mapping[str, float] = {}
+        self.problem = "not asked so far"
+        self.gone: list[str] = []
+
+    async def poll(self) -> None:
+        """Request the broker's status, if it is time to."""
+        now = time.monotonic()
+        if now < self._next_at:
+            return
+        self._next_at = now + _LEAST_INTERVAL_S
+        try:
+            if self._observer is None:
+                address, join = await asyncio.to_thread(find_broker, self._where)
+                self._observer = await self._open.enter_async_context(Observer(address, join))
+            status = await self._observer.status(timeout_s=_TIMEOUT_S)
+        except (RlzmqError, OSError) as error:
+            self.status, self.rates, self.problem = None, {}, str(error)
+            await self.close()
+            if not isinstance(error, ConfigurationError):
+                self._next_at += _TIMEOUT_S
+            return
+        self.status, self.problem = status, ""
+        self.rates = self._rates.update(status, time.monotonic())
+        names = {runner["name"] for runner in status["runners"]}
+        self._known |= dict.fromkeys(names)
+        self.gone = [name for name in self._known if name not in names][-_MAX_GONE:]
+        self._next_at = now + max(_LEAST_INTERVAL_S, len(names) / _RUNNERS_PER_S)
+
+    async def close(self) -> None:
+        """Disconnect from the broker; `poll` connects again."""
+        self._observer = None
+        opened, self._open = self._open, AsyncExitStack()
+        await opened.aclose()
+
+
+def runner_grid(live: LiveRun | None) -> dict[str, Any]:
+    """Return the runners' states and numbers in columns, one entry per runner.
+
+    The state is a letter: "s" samples, "i" waits for a lease, "u" suspect (it missed heartbeats), "g" gone.
+    """
+    status = live.status if live is not None else None
+    if live is None or status is None:
+        return {
+            "problem": "" if live is None else live.problem,
+            "names": [],
+            "states": "",
+            "learners": [],
+        }
+    runners = status["runners"]
+    return {
+        "problem": "",
+        "names": [runner["name"] for runner in runners] + live.gone,
+        "states": "".join(map(_state_of, runners)) + "g" * len(live.gone),
+        "rates": [round(live.rates.get(runner["name"], 0.0), 1) for runner in runners],
+        "steps": [runner["num_env_steps"] for runner in runners],
+        "leases": [runner["num_leases"] for runner in runners],
+        "oldest_s": [round(runner["oldest_lease_s"], 1) for runner in runners],
+        "bad": [runner["num_bad"] for runner in runners],
+        "learners": [
+            {"name": learner["name"], "rank": learner["rank"], "update": learner["next_update"]}
+            for learner in status["learners"]
+        ],
+    }
+
+
+def _state_of(runner: Mapping[str, Any]) -> str:
+    if runner["is_suspect"]:
+        return "u"
+    return "s" if runner["num_leases"] else "i"
+
 
 _LOOK_S = 2.0  # between two searches for new runs
 _STATE_S = 2.0  # between two checks whether a run still runs
@@ -91,7 +497,7 @@ class WatchedRun:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The newest events, oldest first; see `rlzmq.telemetry.event_log`."""
+        """The newest events, oldest first; see `rlzmq.telemetry.run_directory`."""
         if self._events is not None:
             return list(self._events.events)
         error = self._trial.error if self._trial is not None else ""
