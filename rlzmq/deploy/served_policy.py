@@ -7,8 +7,8 @@ discrete values, which modules use as indices, in their range (`check_rows`).
     observation, reward, state ─► episode of the last steps ─► the policy's pipelines ─► the env's action
                                             └─► the last steps, with this one ─► next state
 
-`EpisodeGraph` answers the same calls as `PolicyGraph`, for connector pieces without `to_torch`. Each row is computed in Python, so
-it is slower, and it cannot be exported.
+`EpisodeGraph` answers the same calls as `PolicyGraph`, for connector pieces without `to_torch`. Each row is computed in
+Python, so it is slower, and it cannot be exported.
 """
 
 from __future__ import annotations
