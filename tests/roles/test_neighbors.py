@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rlzmq.net.options import SocketOptions
 
-from rlzmq.net.context import Context
+from rlzmq.net.context import Context, SocketOptions
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.protocol.weights import new_publication_buffer, notice_of, open_publication, seal_publication
 from rlzmq.roles.runner.neighbors import Neighbors

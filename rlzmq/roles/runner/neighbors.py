@@ -20,12 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from rlzmq.core.addresses import SocketDirectory
 from rlzmq.core.errors import ConfigurationError, PeerLostError
-from rlzmq.core.socket_directory import SocketDirectory
-from rlzmq.net.context import Context
-from rlzmq.net.options import SocketOptions
-from rlzmq.net.shared_frames import SharedFrames
-from rlzmq.net.shared_memory import SegmentPool
+from rlzmq.net.context import Context, SocketOptions
+from rlzmq.net.shared_memory import SegmentPool, SharedFrames
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.protocol.weights import open_publication
