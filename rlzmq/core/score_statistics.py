@@ -41,6 +41,7 @@ def bootstrap_interval(
     values: ArrayLike,
     statistic: Statistic = mean,
     *,
+    strata: ArrayLike | None = None,
     confidence: float = 0.95,
     num_resamples: int = 2000,
     seed: int = 0,
@@ -52,6 +53,8 @@ def bootstrap_interval(
     Args:
         values: Scores ``[N, …]``: independent along the first axis, resampled together along the others.
         statistic: `mean` or `interquartile_mean`, called with resamples ``[R, N, …]`` and axis 1.
+        strata: ``[N]``: the stratum of each score, e.g. the number of its task; scores are resampled among those of
+            their stratum. None: all are of one.
         confidence: Fraction of resamples within the interval.
         num_resamples: Number of resamples.
         seed: Seed of the resamples, so that equal scores give equal intervals.
@@ -64,12 +67,15 @@ def bootstrap_interval(
     if num < 2:
         nothing = np.full(scores.shape[1:], np.nan)[()]
         return nothing, nothing
+    labels = np.zeros(num) if strata is None else np.asarray(strata)
+    members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     generator = np.random.default_rng(seed)
     at_once = max(1, min(num_resamples, _MAX_VALUES_AT_ONCE // scores.size))
-    found = [
-        statistic(scores[generator.integers(0, num, (min(at_once, num_resamples - begin), num))], 1)
-        for begin in range(0, num_resamples, at_once)
-    ]
+    found = []
+    for begin in range(0, num_resamples, at_once):
+        count = min(at_once, num_resamples - begin)
+        drawn = [own[generator.integers(0, len(own), (count, len(own)))] for own in members]
+        found.append(statistic(scores[np.concatenate(drawn, axis=1)], 1))
     tail = (1 - confidence) / 2
     low, high = np.quantile(np.concatenate(found), (tail, 1 - tail), axis=0)
     return low, high

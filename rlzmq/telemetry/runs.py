@@ -23,13 +23,14 @@ from rlzmq.core.checkpoint_series import checkpoints_at, driver_of
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.imports import import_optional
 from rlzmq.core.printable import printable
-from rlzmq.core.score_statistics import bootstrap_interval
+from rlzmq.core.score_statistics import bootstrap_interval, interquartile_mean
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.svg_curve import svg_curve
 
 __all__ = [
     "RETURN_MEAN",
     "X_AXES",
+    "X_LABELS",
     "Curve",
     "FoundRun",
     "Run",
@@ -37,6 +38,7 @@ __all__ = [
     "find_run",
     "find_runs",
     "group_by_settings",
+    "iqm_curves",
     "mean_curve",
     "plot_curves",
 ]
@@ -291,7 +293,7 @@ def _last_iteration(path: Path) -> int | None:
 _NUM_POINTS = 200
 _LABEL_WIDTH = 80
 """Maximum number of characters per label in a plot's legend."""
-_X_LABELS = {"steps": "env steps", "time": "time (s)", "iterations": "iterations"}
+X_LABELS = {"steps": "env steps", "time": "time (s)", "iterations": "iterations"}
 
 
 @dataclass(frozen=True)
@@ -301,7 +303,7 @@ class Curve:
     Attributes:
         label: The settings that the runs share.
         x: ``[N]``, ascending.
-        mean: ``[N]``.
+        mean: ``[N]``: the mean, or the interquartile mean.
         low, high: The ends of the 95 % interval ``[N]``; NaN for a single run.
     """
 
@@ -346,24 +348,67 @@ def mean_curve(label: str, runs: Sequence[Run], y: str, x: str) -> Curve:
     Raises:
         ConfigurationError: A run has no such values, or the runs have no common range of x.
     """
+    if len(runs) == 1:
+        xs, ys = runs[0].curve(y, x)
+        nothing = np.full(len(xs), np.nan)
+        return Curve(label, xs, ys, nothing, nothing)
+    grid, values = _in_common(label, runs, y, x)
+    low, high = bootstrap_interval(values)
+    return Curve(label, grid, values.mean(axis=0), low, high)
+
+
+def iqm_curves(groups: Mapping[str, Sequence[Run]], y: str, x: str) -> list[Curve]:
+    """Return each group's interquartile mean over its runs in all envs, with intervals stratified by env.
+
+    Values are normalised per env: 0 is the mean of all groups' runs in this env at the beginning, 1 the best run's
+    value at the end. With several envs, the x axis is the fraction of what all runs in an env have.
+
+    Source: Agarwal et al. 2021 (see `rlzmq.core.score_statistics`), figure "sample efficiency".
+
+    Raises:
+        ConfigurationError: A group lacks an env that another has, or see `mean_curve`.
+    """
+    envs = sorted({run.env for runs in groups.values() for run in runs})
+    scores: dict[str, list[NDArray[np.float64]]] = {label: [] for label in groups}
+    grid = np.linspace(0, 1, _NUM_POINTS)
+    for env in envs:
+        of_env = [(label, run) for label, runs in groups.items() for run in runs if run.env == env]
+        if lacking := set(groups) - {label for label, _ in of_env}:
+            raise ConfigurationError(
+                f"{min(lacking)} has no run in {env}: each group needs runs in all envs ({', '.join(envs)})."
+            )
+        steps, values = _in_common(env, [run for _, run in of_env], y, x)
+        values = values - values[:, 0].mean()
+        best = values[:, -1].max()
+        for (label, _), row in zip(of_env, values / (best if best > 0 else 1.0), strict=True):
+            scores[label].append(row)
+        grid = steps if len(envs) == 1 else grid
+    curves = []
+    for label, runs in groups.items():
+        rows = np.stack(scores[label])
+        strata = sorted(run.env for run in runs)  # the order of `rows`
+        low, high = bootstrap_interval(rows, interquartile_mean, strata=strata)
+        curves.append(Curve(label, grid, interquartile_mean(rows), low, high))
+    return curves
+
+
+def _in_common(
+    label: str, runs: Sequence[Run], y: str, x: str
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return a grid over those x where all runs have values, and their values there, one row each."""
     found = [run.curve(y, x) for run in runs]
-    if len(found) == 1:
-        nothing = np.full(len(found[0][0]), np.nan)
-        return Curve(label, *found[0], nothing, nothing)
     begin = max(xs[0] for xs, _ in found)
     end = min(xs[-1] for xs, _ in found)
     if begin > end:
         ranges = ", ".join(
             f"{run.path} {xs[0]:g} to {xs[-1]:g}" for run, (xs, _) in zip(runs, found, strict=True)
         )
-        raise ConfigurationError(f"{label}: its runs have no {_X_LABELS[x]} in common: {ranges}.")
+        raise ConfigurationError(f"{label}: its runs have no {X_LABELS[x]} in common: {ranges}.")
     grid = np.linspace(begin, end, _NUM_POINTS)
-    values = np.stack([np.interp(grid, xs, ys) for xs, ys in found])
-    low, high = bootstrap_interval(values)
-    return Curve(label, grid, values.mean(axis=0), low, high)
+    return grid, np.stack([np.interp(grid, xs, ys) for xs, ys in found])
 
 
-def plot_curves(curves: Sequence[Curve], path: Path, *, x: str, y: str) -> None:
+def plot_curves(curves: Sequence[Curve], path: Path, *, x_label: str, y_label: str) -> None:
     """Plot curves with their intervals into a file, in the format of its suffix (.png, .svg, .pdf).
 
     Raises:
@@ -378,7 +423,7 @@ def plot_curves(curves: Sequence[Curve], path: Path, *, x: str, y: str) -> None:
         (line,) = axes.plot(curve.x, curve.mean, label=label)
         if np.isfinite(curve.low).all():
             axes.fill_between(curve.x, curve.low, curve.high, color=line.get_color(), alpha=0.2, linewidth=0)
-    axes.set(xlabel=_X_LABELS[x], ylabel=y)
+    axes.set(xlabel=x_label, ylabel=y_label)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     try:

@@ -19,12 +19,14 @@ class Peer:
 
     Args:
         requirement: The peer.
+        also: Packages installed with it.
         before: What its build needs to find; then pip isolates no build, so that it compiles against this torch.
         environment: Variables for its build.
         startup: A line of Python that interpreters of this virtualenv begin with.
     """
 
     requirement: str
+    also: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     startup: str = ""
@@ -32,14 +34,14 @@ class Peer:
 
 PEERS = {
     "rllib": Peer("ray[rllib]==2.60.0"),
-    "sb3": Peer("stable-baselines3"),
+    "sb3": Peer("stable-baselines3", also=("minigrid", "gymnasium[mujoco]")),
     "sample_factory": Peer("sample-factory==2.1.1"),
     # without its environments in C, whose build downloads from elsewhere, and without any nvcc
     "pufferlib": Peer(
         "pufferlib==3.0.0",
-        ("setuptools<81", "wheel", "Cython", "numpy<2"),
-        {"NO_OCEAN": "1", "PATH": "/usr/bin:/bin"},
-        "import builtins; builtins.c_extension_paths = []",  # its setup.py lacks this name with NO_OCEAN
+        before=("setuptools<81", "wheel", "Cython", "numpy<2"),
+        environment={"NO_OCEAN": "1", "PATH": "/usr/bin:/bin"},
+        startup="import builtins; builtins.c_extension_paths = []",  # its setup.py lacks this name with NO_OCEAN
     ),
 }
 
@@ -78,7 +80,7 @@ def _install(python: Path, peer: Peer) -> None:
     constraints.write_text(f"{TORCH}\n")
     pip = [str(python), *f"-m pip install --quiet --disable-pip-version-check -c {constraints}".split()]
     isolation = ["--no-build-isolation"] if peer.before else []
-    for packages in ([TORCH], peer.before, [*isolation, TORCH, peer.requirement]):
+    for packages in ([TORCH], peer.before, [*isolation, TORCH, peer.requirement, *peer.also]):
         if packages:
             environment = {**os.environ, **peer.environment}
             subprocess.run([*pip, *packages], check=True, stderr=subprocess.PIPE, text=True, env=environment)

@@ -54,3 +54,12 @@ def test_curves_are_resampled_as_a_whole_and_one_score_has_no_interval() -> None
     assert high.tolist() == [2.0, 30.0]
     assert all(math.isnan(end) for end in bootstrap_interval([3.0]))
     assert np.isnan(bootstrap_interval(runs[:1])[0]).tolist() == [True, True]
+
+
+def test_scores_are_resampled_among_those_of_their_stratum() -> None:
+    """Each task's own two scores give its mean ±1 with probability 1/4 each: 0 or 20 never counts twice as often."""
+    scores, strata = [-1.0, 9.0, 1.0, 11.0], ["a", "b", "a", "b"]
+    low, high = bootstrap_interval(scores, strata=strata, confidence=0.95)
+    assert (low, high) == (4.0, 6.0)  # both tasks at their lower, or at their higher score: 1 of 16 each
+    assert bootstrap_interval(scores, confidence=0.95)[0] < 2.0  # without strata: all four from task a
+    assert bootstrap_interval(scores, strata=[7, 7, 7, 7]) == bootstrap_interval(scores)

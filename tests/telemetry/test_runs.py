@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import shutil
 import sys
 import warnings
 import xml.etree.ElementTree as ET
@@ -19,14 +20,20 @@ from rlzmq import ConfigurationError, IMPALAConfig, PPOConfig, Run, find_runs
 from rlzmq.cli.main import main
 from rlzmq.core.svg_curve import svg_curve
 from rlzmq.telemetry.run_directory import RunDirectory
-from rlzmq.telemetry.runs import group_by_settings, mean_curve, plot_curves
+from rlzmq.telemetry.runs import RETURN_MEAN, group_by_settings, iqm_curves, mean_curve, plot_curves
 
 
 def make_run(
-    path: Path, returns: list[float], *, seed: int = 0, steps_each: int = 100, **settings: Any
+    path: Path,
+    returns: list[float],
+    *,
+    seed: int = 0,
+    steps_each: int = 100,
+    env: str = "CartPole-v1",
+    **settings: Any,
 ) -> RunDirectory:
     """A run of the given mean returns, still open."""
-    config = PPOConfig().environment("CartPole-v1").debugging(seed=seed).training(**settings)
+    config = PPOConfig().environment(env).debugging(seed=seed).training(**settings)
     directory = RunDirectory.create(path, config)
     for number, value in enumerate(returns, 1):
         directory.log(result(number, number * steps_each, value))
@@ -123,7 +130,7 @@ def test_labels_name_the_settings_that_runs_of_one_algorithm_differ_in_and_are_c
     long = mean_curve("x " * 400, [runs[0]], "env_runners/episode_return_mean", "steps")
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # matplotlib warns where the axes do not fit
-        plot_curves([long], tmp_path / "long.png", x="steps", y="return")
+        plot_curves([long], tmp_path / "long.png", x_label="env steps", y_label="return")
 
 
 def test_plot_draws_a_curve_for_each_set_of_settings(
@@ -162,6 +169,45 @@ def test_plot_draws_a_curve_for_each_set_of_settings(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["plot", "runs/b"]) == 78
     assert "A plot needs matplotlib: pip install 'rlzmq[plot]'" in capsys.readouterr().err
+
+
+def test_iqm_compares_directories_of_runs_over_envs_and_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worked out by hand: CartPole-v1 goes from 0 to 100 at best, Acrobot-v1 from -500 to -100 at best."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    last = {
+        "a": {"CartPole-v1": [100.0, 90.0], "Acrobot-v1": [-100.0, -140.0]},  # scores 1.0 0.9 1.0 0.9
+        "b": {"CartPole-v1": [0.0, 20.0, 30.0], "Acrobot-v1": [-500.0, -420.0, -300.0]},  # 0 .2 .3 0 .2 .5
+    }
+    for name, envs in last.items():
+        for env, values in envs.items():
+            first = 0.0 if env == "CartPole-v1" else -500.0
+            for seed, value in enumerate(values):
+                ended(make_run(tmp_path / name / f"{env}-{seed}", [first, value], seed=seed, env=env))
+    curves = {
+        curve.label: curve for curve in iqm_curves({n: find_runs(n) for n in last}, RETURN_MEAN, "steps")
+    }
+    assert curves["a"].mean[[0, -1]].tolist() == pytest.approx([0.0, 0.95])
+    assert curves["b"].mean[-1] == pytest.approx((0.0 + 0.2 + 0.2 + 0.3) / 4)
+    assert (curves["a"].low[-1], curves["a"].high[-1]) == pytest.approx((0.9, 1.0))
+    assert (curves["a"].x[0], curves["a"].x[-1]) == (0.0, 1.0)
+    assert main(["plot", "--iqm", "a", "b", "-o", "iqm.png"]) == 0
+    out = capsys.readouterr().out
+    assert "a (4 runs): 0.95 [0.90, 1.00]" in out
+    assert "b (6 runs): 0.17 [" in out
+    assert (tmp_path / "iqm.png").exists()
+    shutil.rmtree(tmp_path / "b" / "Acrobot-v1-0")
+    assert main(["plot", "--iqm", "a", "b", "-o", "iqm.png"]) == 0, "numbers of seeds may differ"
+    for path in (tmp_path / "b").glob("Acrobot-*"):
+        shutil.rmtree(path)
+    for arguments, text in (
+        (["a", "b", "-o", "iqm.png"], "b has no run in Acrobot-v1"),
+        (["a", "--each"], "choose one"),
+    ):
+        assert main(["plot", "--iqm", *arguments]) == 78
+        assert text in capsys.readouterr().err
 
 
 def test_runs_are_listed_and_compared(
