@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from dataclasses import replace
 from typing import Any, ClassVar, Self
@@ -28,6 +29,7 @@ __all__ = [
     "check_no_lr",
 ]
 
+_logger = logging.getLogger(__name__)
 
 # An update is committed as a whole, and nothing is sampled during it.
 _MOST_BATCHES = 10_000
@@ -283,22 +285,16 @@ class OfflineConfig(AlgorithmConfig):
                 f"config.min_sample_timesteps_per_iteration={self.min_sample_timesteps_per_iteration}: {name} samples "
                 "nothing, so an iteration would never end. Leave it at 0, and set min_train_timesteps_per_iteration."
             )
-        if self.offline_evaluation_interval is not None:
-            self.get_held_out_input()
+        if self.offline_evaluation_interval is not None and self.get_held_out_input() == self.input_:
+            _logger.warning(
+                "The evaluation on recorded data reads the data that are trained on, so it does not show how well the "
+                "policy does elsewhere: set .evaluation(evaluation_config={'input_': 'data/held-out'})."
+            )
 
     def get_held_out_input(self) -> str | list[str]:
-        """Return the directory, or the files, of the recorded data for evaluation.
-
-        Raises:
-            ConfigurationError: There are none, or they are the data to train on.
-        """
-        held_out: str | list[str] | None = self.get_evaluation_config_object().input_
-        if held_out is None or held_out == self.input_:
-            raise ConfigurationError(
-                f"config.evaluation_config={self.evaluation_config!r}: an evaluation on recorded data needs data that "
-                f"are not trained on, got input_={held_out!r}. Set .evaluation(evaluation_config={{'input_': "
-                "'data/held-out'})."
-            )
+        """Return the directory, or the files, of the recorded data for evaluation: those of training if it has none."""
+        held_out: str | list[str] | None = self.get_evaluation_config_object().input_ or self.input_
+        assert held_out is not None  # checked at build
         return held_out
 
 

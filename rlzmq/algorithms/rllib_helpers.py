@@ -18,9 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from rlzmq.algorithms.registry import get_config_class
+from rlzmq.config.model_config import Catalog
 from rlzmq.connectors.learner.vtrace import TARGET_DIST_INPUTS
 from rlzmq.core.callbacks import Callback
 from rlzmq.core.tree import leaf_spaces, tree_map, tree_stack
+from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
@@ -61,9 +63,11 @@ EnvType: TypeAlias = Any
 
 DefaultBCTorchRLModule = PPOTorchRLModule = DefaultPPOTorchRLModule
 DefaultCallbacks = Callback
+BCCatalog = DQNCatalog = PPOCatalog = SACCatalog = Catalog
 SampleBatch = Columns
 DEFAULT_POLICY_ID = DEFAULT_MODULE_ID
 TARGET_NETWORK_ACTION_DIST_INPUTS = TARGET_DIST_INPUTS
+VectorMultiAgentEnv = SyncVectorMultiAgentEnv
 batch = tree_stack
 ENCODER_OUT = "encoder_out"
 ENV_STATE = "state"
@@ -214,6 +218,13 @@ def softmax(x: Any, axis: int = -1, epsilon: float | None = None) -> Any:
 def flatten_space(space: gym.Space[Any]) -> list[gym.Space[Any]]:
     """Return the leaves of a space."""
     return list(leaf_spaces(space))
+
+
+def resize(img: Any, height: int, width: int) -> Any:
+    """Return an image ``[H, W, channels]`` in another size, each pixel the mean of those that it covers."""
+    pixels = torch.as_tensor(np.array(img)).movedim(-1, 0).float()
+    resized = nn.functional.interpolate(pixels[None], (height, width), mode="area")[0].movedim(0, -1)
+    return resized.numpy().astype(img.dtype)
 
 
 # -- environments, seeds ------------------------------------------------------------------------

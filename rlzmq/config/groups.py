@@ -284,6 +284,9 @@ class OfflineDataSettings:
         input_read_method: Must be None: data are shards.
         input_read_episodes: Has no effect; accepted for compatibility with RLlib. A file's columns tell what it holds.
         input_read_sample_batches: Has no effect; see `input_read_episodes`.
+        actions_in_input_normalized: Whether actions of Parquet files are those of a policy in [-1, 1], some of them
+            beyond (an environment clips them). False: an action outside of [-1, 1] is an error if actions are
+            normalized here. Shards tell by themselves.
         materialize_data: Has no effect; accepted for compatibility with RLlib. Files are mapped into memory.
         materialize_mapped_data: Has no effect; accepted for compatibility with RLlib. Batches are built for each
             update, with the current weights.
@@ -299,6 +302,7 @@ class OfflineDataSettings:
     input_read_method: Any = fixed(default=None, instead=_WRITE)
     input_read_episodes: bool = fixed(default=True, others=(False,))
     input_read_sample_batches: bool = fixed(default=False, others=(True,))
+    actions_in_input_normalized: bool = False
     materialize_data: bool = fixed(default=False, others=(True,))
     materialize_mapped_data: bool = fixed(default=False, others=(True,))
     output: str | None = None

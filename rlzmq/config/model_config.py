@@ -8,11 +8,12 @@ from typing import Any, Self
 
 import numpy as np
 
+from rlzmq.config.rllib_only import warn_ignored
 from rlzmq.config.search_space import SearchObject
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 
-__all__ = ["DefaultModelConfig", "model_config_to_dict"]
+__all__ = ["Catalog", "DefaultModelConfig", "model_config_to_dict", "refuse_catalog"]
 
 #: A name in ``torch.nn.init`` (``"xavier_uniform_"``), or a function that fills a tensor in place.
 Initializer = str | Callable[..., Any] | None
@@ -163,6 +164,10 @@ class DefaultModelConfig:
         Raises:
             ConfigurationError: A name is unknown (the text names the closest one), or a value is wrong.
         """
+        for old in [name for name in settings if name.startswith("post_fcnet_")]:
+            name = old.replace("post_", "head_")
+            warn_ignored("rl_module", old, f"set model_config[{name!r}].", taken=True)
+            settings = {name: settings[old], **{key: settings[key] for key in settings if key != old}}
         known = [field.name for field in dataclasses.fields(cls)]
         unknown = [name for name in settings if name not in known]
         if unknown:
@@ -172,6 +177,22 @@ class DefaultModelConfig:
                 + " (For settings of your own, write your own module class: RLModuleSpec(module_class=…).)"
             )
         return cls(**settings)
+
+
+class Catalog:
+    """RLlib's default catalogs of networks, all of them: `model_config` describes the default networks."""
+
+    def __init_subclass__(cls) -> None:
+        refuse_catalog(cls)
+
+
+def refuse_catalog(catalog_class: Any) -> None:
+    """Raise ConfigurationError for a catalog class that is not RLlib's default."""
+    if catalog_class not in (None, Catalog):
+        raise ConfigurationError(
+            f"catalog_class={catalog_class!r}: there are no catalogs here. The default models follow from "
+            "model_config; for other networks give your own TorchRLModule as module_class, and make them in its setup()"
+        )
 
 
 def model_config_to_dict(model_config: Any) -> dict[str, Any]:

@@ -48,6 +48,7 @@ __all__ = [
 ]
 
 CODE_MARK = "@"
+_MAX_NUMBERS = 4096  # of an array in JSON, for readers
 
 # Values of the class attribute `plain_tag`, which marks objects with a plain form.
 CONFIG_TAG, SPEC_TAG, MULTI_SPEC_TAG = (
@@ -336,11 +337,15 @@ def copy_value(value: Any) -> Any:
 
 
 def to_json(value: Any) -> Any:
-    """Return a value as nested None, bool, number, text, list or dict. Never fails; cannot be read back."""
+    """Return a value as nested None, bool, number, text, list or dict. Never fails; cannot be read back.
+
+    A large array, e.g. a video, becomes a text that names its shape.
+    """
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.generic | np.ndarray):
-        return to_json(value.tolist())
+        is_small = value.size <= _MAX_NUMBERS
+        return to_json(value.tolist()) if is_small else f"array of {value.dtype} {value.shape}"
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -97,6 +97,12 @@ RLLIB_ONLY: tuple[RLlibOnly, ...] = (
         "exploration_config",
         "modules explore in forward_exploration; DQN has training(epsilon=…).",
     ),
+    *_one_value(
+        "env_runners",
+        _EVERY_CONFIG,
+        {"observation_filter": "NoFilter"},
+        "env_runners(env_to_module_connector=lambda env, spaces, device: MeanStdFilter()).",
+    ),
     *_ignored("learners", _EVERY_CONFIG, _AGGREGATOR_SETTINGS, _NO_AGGREGATORS),
     *_ignored("training", _EVERY_CONFIG, _AGGREGATOR_SETTINGS, _NO_AGGREGATORS),
     *_ignored(
@@ -105,7 +111,13 @@ RLLIB_ONLY: tuple[RLlibOnly, ...] = (
         "custom_resources_per_learner",
         "name each learner's machine in the cluster file.",
     ),
-    *_ignored("evaluation", _EVERY_CONFIG, "num_offline_eval_runners", _ON_DATA),
+    *_ignored(
+        "evaluation",
+        _EVERY_CONFIG,
+        "num_offline_eval_runners num_cpus_per_offline_eval_runner num_gpus_per_offline_eval_runner "
+        "custom_resources_per_offline_eval_runner",
+        _ON_DATA,
+    ),
     *_one_value(
         "evaluation",
         _EVERY_CONFIG,
@@ -236,7 +248,7 @@ RLLIB_ONLY: tuple[RLlibOnly, ...] = (
     *_ignored(
         "offline_data",
         _EVERY_CONFIG,
-        "input_config actions_in_input_normalized input_compress_columns",
+        "input_config input_compress_columns",
         _SHARDS,
     ),
     *_one_value(

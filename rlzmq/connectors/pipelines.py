@@ -21,7 +21,9 @@ from rlzmq.connectors.plans import (
     module_to_env_plan,
 )
 from rlzmq.connectors.private_episodes import private_copies
+from rlzmq.core.checkpoint import find_inside
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.trust import CALLER, find_code
 
 __all__ = [
     "ConnectorPipelineV2",
@@ -29,6 +31,9 @@ __all__ = [
     "LearnerConnectorPipeline",
     "ModuleToEnvPipeline",
 ]
+
+# Named by a string, not imported: it is above the connectors, and only a pipeline of a checkpoint needs it.
+_POLICY = "rlzmq.algorithms.policy:Policy"
 
 
 class ConnectorPipelineV2(PiecesByName):
@@ -52,23 +57,29 @@ class ConnectorPipelineV2(PiecesByName):
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, *args: Any, **kwargs: Any) -> Self:
-        """Create a pipeline of the pieces given as ``connectors=`` with their states from a checkpoint.
+        """Create a pipeline with the states of a checkpoint.
+
+        Without pieces, the pipeline is the one that acts in `Policy.load`: the run's own pieces are found by their
+        names. It must be called on the class of the pipeline that `path` names.
 
         Args:
-            path: See `restore_from_path`.
-            args, kwargs: The constructor's arguments.
+            path: See `restore_from_path`; without pieces, an algorithm's checkpoint or a path into one.
+            args, kwargs: The constructor's arguments, among them the pieces (``connectors=[…]``).
 
         Raises:
-            ConfigurationError: No pieces are given.
-            CheckpointError: The checkpoint has no states of pieces.
+            CheckpointError: The checkpoint has no states of pieces, or needs code that it does not find.
+            ConfigurationError: No pieces are given for a pipeline that does not act.
         """
-        if not kwargs.get("connectors"):
-            raise ConfigurationError(
-                f"{cls.__name__}.from_checkpoint({str(path)!r}): a checkpoint has the states of connector pieces, not "
-                "their code. Give the pieces (connectors=[…]), or act with rlzmq.Policy.from_checkpoint(checkpoint), "
-                "which has the module and all connectors of the run."
-            )
-        return super().from_checkpoint(path, *args, **kwargs)
+        if kwargs.get("connectors"):
+            return super().from_checkpoint(path, *args, **kwargs)
+        acting = find_code(_POLICY, CALLER).load(find_inside(path)[0]).pipelines()
+        for pipeline in acting.values():
+            if isinstance(pipeline, cls):
+                return pipeline
+        raise ConfigurationError(
+            f"{cls.__name__}.from_checkpoint({str(path)!r}): a checkpoint has the states of connector pieces, not "
+            "their code. Give the pieces (connectors=[…])."
+        )
 
     def __init__(
         self,

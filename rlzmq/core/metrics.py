@@ -543,7 +543,7 @@ class MetricsLogger:
                 reduction before.
         """
         path = _path(key)
-        if ema_coeff is not None and reduce is None and not stats:
+        if ema_coeff is not None and reduce in (None, "mean") and not stats:  # RLlib's moving mean
             reduce = "ema"
         if clear_on_reduce is False and reduce == "sum":
             reduce = "lifetime_sum"

@@ -316,7 +316,7 @@ _INSTEAD = {
     # -- environments -------------------------------------------------------------------------------
     "wrap_atari_for_new_api_stack": "environment(…, is_atari=True), with FrameStackingEnvToModule or `--preset`",
     "GroupAgentsWrapper": "MultiAgentEnv.with_agent_groups",
-    "VectorMultiAgentEnv": "env_runners(num_envs_per_env_runner=…), which steps several MultiAgentEnvs",
+    "VectorMultiAgentEnv": "env.envs, which has the MultiAgentEnvs of an env runner",
     "OpenSpielEnv": "your own MultiAgentEnv around the game",
     "DMCEnv": "environment('dm_control/cheetah-run-v0'), with rlzmq[dm-control]",
     "ExternalEnv": _ACTING,
@@ -352,6 +352,9 @@ _INSTEAD = {
 # Of these, what an import accepts all the same, with one warning that says what is written above: where each one is.
 _HELPERS = "algorithms.rllib_helpers"
 _ACCEPTED = {
+    "BCCatalog",
+    "Catalog",
+    "DQNCatalog",
     "DEFAULT_POLICY_ID",
     "DefaultBCTorchRLModule",
     "DefaultCallbacks",
@@ -361,10 +364,13 @@ _ACCEPTED = {
     "FLOAT_MAX",
     "FLOAT_MIN",
     "NetworkType",
+    "PPOCatalog",
     "PPOTorchRLModule",
     "PolicySpec",
+    "SACCatalog",
     "SampleBatch",
     "TARGET_NETWORK_ACTION_DIST_INPUTS",
+    "VectorMultiAgentEnv",
     "batch",
     "convert_to_numpy",
     "convert_to_torch_tensor",
@@ -373,6 +379,7 @@ _ACCEPTED = {
     "make_target_network",
     "normc_initializer",
     "one_hot",
+    "resize",
     "same_padding",
     "softmax",
     "try_import_tf",

@@ -575,10 +575,13 @@ class OfflineLearner(TorchLearner):
             and self.config.normalize_actions
         ):
             low, high = -1, 1
+            if self.config.actions_in_input_normalized:
+                return
             what += ", normalized to [-1, 1]"
             advice = (
                 "Scale the actions before write_shard(…, normalize_actions=True), or set "
-                ".environment(normalize_actions=False) if they are within the space's bounds"
+                ".environment(normalize_actions=False) if they are within the space's bounds, or "
+                ".offline_data(actions_in_input_normalized=True) if a policy drew some beyond [-1, 1]"
             )
         else:
             return

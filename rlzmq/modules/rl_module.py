@@ -33,8 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.config.model_config import model_config_to_dict
-from rlzmq.core.errors import ConfigurationError
+from rlzmq.config.model_config import model_config_to_dict, refuse_catalog
 from rlzmq.core.override import TellsUncalled
 from rlzmq.core.signatures import check_takes
 from rlzmq.core.trust import CALLER, find_code
@@ -164,7 +163,7 @@ class RLModule(TellsUncalled):
         learner_only: Whether env runners do not build the module.
         model_config: Settings for ``setup()``, a dict or a DefaultModelConfig. ``self.model_config`` is the resulting
             dict.
-        catalog_class: Must be None: there are no catalogs.
+        catalog_class: Has no effect: there are no catalogs.
 
     Attributes:
         action_dist_cls: The distribution class of ``action_dist_inputs``; set it in ``setup()``. None: chosen by the
@@ -194,11 +193,7 @@ class RLModule(TellsUncalled):
         model_config: Any = None,
         catalog_class: Any = None,
     ) -> None:
-        if catalog_class is not None:
-            raise ConfigurationError(
-                f"{type(self).__name__}(catalog_class={catalog_class!r}): there are no catalogs here. Make the "
-                "networks in setup(), from model_config"
-            )
+        refuse_catalog(catalog_class)
         if inference_only and learner_only:
             raise ValueError("a module cannot be both inference_only and learner_only")
         self.observation_space = observation_space

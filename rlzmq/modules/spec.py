@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, overloa
 
 import gymnasium as gym
 
-from rlzmq.config.model_config import DefaultModelConfig, model_config_to_dict
+from rlzmq.config.model_config import DefaultModelConfig, model_config_to_dict, refuse_catalog
 from rlzmq.config.plain import SPEC_TAG
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import LazyModule
@@ -75,7 +75,7 @@ class RLModuleSpec:
         inference_only: Whether to build only the parts that acting needs.
         learner_only: Whether env runners do not build the module.
         model_config: A dict or a DefaultModelConfig.
-        catalog_class: Must be None: there are no catalogs, and `model_config` defines the default models.
+        catalog_class: Has no effect: there are no catalogs, and `model_config` defines the default models.
         load_state_path: Checkpoint to load weights from: a module's, an algorithm's, or one module of the latter (see
             :meth:`RLModule.from_checkpoint`).
 
@@ -96,11 +96,7 @@ class RLModuleSpec:
     load_state_path: str | None = None
 
     def __post_init__(self, catalog_class: Any) -> None:
-        if catalog_class is not None:
-            raise ConfigurationError(
-                f"RLModuleSpec(catalog_class={catalog_class!r}): there are no catalogs here. The default models "
-                "follow from model_config; for other networks give your own TorchRLModule as module_class"
-            )
+        refuse_catalog(catalog_class)
         cls: Any = vars(self)["module_class"]
         if not isinstance(cls, str | None) and not (
             isinstance(cls, type) and issubclass(cls, rl_module.RLModule)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from rlzmq.config.plain import to_json
 from rlzmq.core.checkpoint_series import CheckpointSeries, lock_run, move_aside
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import FileLock, make_directories, opener, write_text
@@ -392,10 +393,10 @@ def _jsonable(value: Any) -> Any:
         return {str(key): _jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_jsonable(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return _jsonable(to_json(value))
     if isinstance(value, np.generic):
         value = value.item()
-    elif isinstance(value, np.ndarray):
-        return value.tolist()
     if isinstance(value, float) and not math.isfinite(value):
         return None  # JSON has no NaN
     return value if isinstance(value, bool | int | float | str) or value is None else str(value)

@@ -1,7 +1,8 @@
 """Tune: searches for good config values, with RLlib's names, on Optuna's storage."""
 
 import importlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
 
 from rlzmq.config.search_space import (
     choice,
@@ -18,6 +19,7 @@ from rlzmq.config.search_space import (
     sample_from,
     uniform,
 )
+from rlzmq.core.errors import ConfigurationError
 from rlzmq.envs.registry import register_env
 from rlzmq.tune.callback import Callback, LoggerCallback
 from rlzmq.tune.result_grid import Result, ResultGrid, TrialError, TuneError
@@ -86,11 +88,27 @@ _INSTEAD = {
     "JupyterNotebookReporter": "CLIReporter",
     "ProgressReporter": "CLIReporter, or a tune.Callback",
 }
+_TRACKERS = {
+    "WandbLoggerCallback": "RunConfig(log='wandb')",
+    "MLflowLoggerCallback": "RunConfig(log='mlflow')",
+}
+
+
+def _tracker(name: str) -> Callable[..., NoReturn]:
+    """Return what a tracker of Ray's is here: scripts import it, and most do not make one."""
+
+    def refuse(*args: object, **settings: object) -> NoReturn:
+        raise ConfigurationError(f"{name}(…) is Ray's. Instead: {_TRACKERS[name]}.")
+
+    return refuse
+
 
 if not TYPE_CHECKING:  # a name that is not there is an error to a type checker, too
 
     def __getattr__(name: str) -> object:
         if name == "registry":  # it imports torch
             return importlib.import_module("rlzmq.tune.registry")
+        if name in _TRACKERS:
+            return _tracker(name)
         instead = f" Instead: {_INSTEAD[name]}." if name in _INSTEAD else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{instead}")

@@ -177,6 +177,14 @@ def test_recorded_data_that_does_not_fit_is_refused(algorithm: str, case: str, t
         config(algorithm, actions, directory).build()
 
 
+def test_actions_beyond_their_range_are_taken_if_the_config_says_that_a_policy_drew_them(
+    tmp_path: Path,
+) -> None:
+    record(tmp_path, OBSERVATIONS, BOX, action=np.full(2, 7.0, np.float32))
+    made = config("bc", BOX, tmp_path).offline_data(actions_in_input_normalized=True)
+    made.build_learner().update(episodes=[])
+
+
 @pytest.mark.parametrize("algorithm", OFFLINE)
 def test_data_without_a_finite_step_ends_the_run(algorithm: str, tmp_path: Path) -> None:
     record(tmp_path, OBSERVATIONS, OFFLINE[algorithm], reward=float("nan"))

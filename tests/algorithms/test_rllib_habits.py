@@ -15,17 +15,23 @@ from rlzmq import (
     PPO,
     AlgorithmConfig,
     DefaultPPOTorchRLModule,
+    EnvToModulePipeline,
     Learner,
+    LearnerConnectorPipeline,
+    MeanStdFilter,
+    ModuleToEnvPipeline,
     MultiAgentEnv,
     NotProvided,
     PPOConfig,
     PPOTorchLearner,
     RLlibCallback,
     RLModuleSpec,
+    SingleAgentEpisode,
     TorchLearner,
     TorchRLModule,
     override,
 )
+from rlzmq.config.model_config import Catalog
 from rlzmq.core import names
 from rlzmq.core.errors import ConfigurationError
 
@@ -228,7 +234,33 @@ def test_override_finds_a_misspelt_method() -> None:
             def compute_los(self) -> None: ...
 
 
-def test_catalogs_are_refused_and_none_is_fine() -> None:
+def test_an_env_loop_gets_the_pipelines_of_a_checkpoint_without_their_pieces(tmp_path: Path) -> None:
+    config = PPOConfig().environment("CartPole-v1").rl_module(model_config={"fcnet_hiddens": [16]})
+    config.env_runners(env_to_module_connector=lambda env, spaces, device: MeanStdFilter())
+    with config.training(train_batch_size_per_learner=64, minibatch_size=64, num_epochs=1).build() as algo:
+        algo.train()
+        path = Path(algo.save_to_path(tmp_path / "checkpoint"))
+        seen = algo.get_state(components="env_runner")["env_runner"]["env_to_module_connector"][
+            "MeanStdFilter"
+        ]
+    env_to_module = EnvToModulePipeline.from_checkpoint(path / "env_runner" / "env_to_module_connector")
+    module_to_env = ModuleToEnvPipeline.from_checkpoint(path)
+    module = rlzmq.RLModule.from_checkpoint(path / "learner_group/learner/rl_module/default_policy")
+    assert str(env_to_module.get_state()["MeanStdFilter"]) == str(seen)
+    episode = SingleAgentEpisode(observations=[np.zeros(4, np.float32)])
+    shared: dict[str, Any] = {}
+    batch = env_to_module(episodes=[episode], rl_module=module, explore=False, shared_data=shared)
+    outputs = module.forward_inference(batch)
+    acted = module_to_env(
+        batch=outputs, episodes=[episode], rl_module=module, explore=False, shared_data=shared
+    )
+    assert acted["actions"][0] in (0, 1)
+    with pytest.raises(ConfigurationError, match=r"connectors=\["):
+        LearnerConnectorPipeline.from_checkpoint(path)
+
+
+def test_rllibs_own_catalogs_are_fine_and_others_are_refused() -> None:
+    assert RLModuleSpec(catalog_class=Catalog) == RLModuleSpec()
     assert TorchRLModule(catalog_class=None) is not None
     with pytest.raises(ConfigurationError, match="no catalogs here"):
         TorchRLModule(catalog_class=dict)

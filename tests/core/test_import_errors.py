@@ -39,8 +39,8 @@ NO_DREAMER = "Instead: PPO or SAC: there is no model-based algorithm."
             "No module named 'rlzmq.algorithms.dreamerv3'. " + NO_DREAMER,
         ),
         (
-            "from rlzmq import PPOCatalog",
-            "cannot import name 'PPOCatalog' from 'rlzmq'. Instead: networks are torch.nn.Modules that "
+            "from rlzmq import MARWILCatalog",
+            "cannot import name 'MARWILCatalog' from 'rlzmq'. Instead: networks are torch.nn.Modules that "
             "a TorchRLModule builds in setup().",
         ),
         ("from rlzmq.env import MultiAgentEnv", f"No module named 'rlzmq.env'. {FROM_THE_TOP} …"),

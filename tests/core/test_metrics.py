@@ -169,9 +169,10 @@ def test_an_ema_coeff_asks_for_an_ema() -> None:
     for value in (1.0, 2.0, 4.0, 8.0):
         logger.log_value("ema", value, ema_coeff=0.5)
         logger.log_dict({"of": {"many": value}}, ema_coeff=0.5)
-    assert logger.reduce() == {"ema": 5.375, "of": {"many": 5.375}}
-    with pytest.raises(ValueError, match=r"ema_coeff=0.5 needs reduce='ema', got reduce='mean'"):
-        logger.log_value("mean", 1.0, reduce="mean", ema_coeff=0.5)
+        logger.log_value("rllibs", value, reduce="mean", ema_coeff=0.5)
+    assert logger.reduce() == {"ema": 5.375, "of": {"many": 5.375}, "rllibs": 5.375}
+    with pytest.raises(ValueError, match=r"ema_coeff=0.5 needs reduce='ema', got reduce='max'"):
+        logger.log_value("max", 1.0, reduce="max", ema_coeff=0.5)
     with pytest.raises(ValueError, match=r"window=3: an .ema. has no window, use reduce=.mean."):
         logger.log_value("windowed", 1.0, window=3, ema_coeff=0.5)
 
