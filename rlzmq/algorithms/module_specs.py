@@ -10,8 +10,7 @@ from gymnasium.spaces import Dict as DictSpace
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.episodes.columns import DEFAULT_MODULE_ID
-from rlzmq.episodes.multi_agent_episode import default_agent_to_module_mapping_fn
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, default_agent_to_module_mapping_fn
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runners.multi.module_mapping import module_spaces

@@ -28,8 +28,8 @@ from rlzmq.core.space_plain import space_from_plain
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.synonyms import AnswersSynonyms
 from rlzmq.core.tree import num_items, tree_map, tree_stack, tree_unstack
-from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
-from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode, default_agent_to_module_mapping_fn
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns, default_agent_to_module_mapping_fn
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.runners.module_step import ModuleStep
 

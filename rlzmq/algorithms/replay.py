@@ -22,7 +22,6 @@ from rlzmq.core.checkpoint import open_checkpoint, read_part, write_checkpoint
 from rlzmq.core.checkpoint_series import CheckpointSeries
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.learners.learner import Learner
 from rlzmq.learners.sources import BatchSource, FreshBatch
 from rlzmq.roles.fragment_data import open_steps
@@ -74,7 +73,6 @@ def save_update(
     update = {
         "timesteps": timesteps,
         "spaces": np.frombuffer(pack_blob(dict(spaces)), np.uint8),
-        "is_multi_agent": any(isinstance(one, MultiAgentEpisodeBatch) for batch in listed for one in batch),
         "batches": [[list(one.to_wire()) for one in batch] for batch in listed],
     }
     components = {Learner.checkpoint_name: state, _CONFIG: config, _UPDATE: update}
@@ -108,8 +106,9 @@ def load_update(
     learner = learner_of(config, unpack_blob(update["spaces"]))
     learner.set_state(read_part(path, Learner.checkpoint_name))
     learner.source = _GivenBatches([len(batch) for batch in update["batches"]])
-    kind: Any = MultiAgentEpisodeBatch if update["is_multi_agent"] else EpisodeBatch
-    episodes = [kind.from_wire(header, arrays) for batch in update["batches"] for header, arrays in batch]
+    episodes = [
+        EpisodeBatch.from_wire(header, arrays) for batch in update["batches"] for header, arrays in batch
+    ]
     return learner, {"episodes": episodes, "timesteps": update["timesteps"]}
 
 
@@ -294,12 +293,7 @@ class Replay:
             if isinstance(step, RecordedState):
                 _set_state(learner, step.load(), file)
                 continue
-            batches = [
-                open_steps(
-                    file.frames(steps), BatchCheck(), *steps, is_multi_agent=file.head["is_multi_agent"]
-                )
-                for steps in step.ranges
-            ]
+            batches = [open_steps(file.frames(steps), BatchCheck(), *steps) for steps in step.ranges]
             self.current = update = RepeatedUpdate(
                 step.version, learner.get_state(not_components="source"), step.timesteps
             )

@@ -24,7 +24,7 @@ from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.plain import NotPlainError
 from rlzmq.core.space_plain import space_to_plain
 from rlzmq.core.trust import NOBODY, Trust, class_name, find_code
-from rlzmq.episodes.multi_agent_episode import default_agent_to_module_mapping_fn
+from rlzmq.episodes.columns import default_agent_to_module_mapping_fn
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 

@@ -184,7 +184,6 @@ def _read(path: Path) -> Any:
         ConfigurationError: There is no such file, or it holds no fragment.
     """
     from rlzmq.episodes.episode_batch import EpisodeBatch
-    from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
     from rlzmq.wire.fragment_message import decode_fragment, fragment_from_bytes
 
     if not path.is_file() or path.stat().st_size > _MAX_BYTES:
@@ -195,10 +194,7 @@ def _read(path: Path) -> Any:
             f"fragment    {header.fragment_id}: {header.num_env_steps} env steps, weights version "
             f"{header.weights_version}, generation {header.generation}"
         )
-        try:
-            return EpisodeBatch.from_wire(header.batch, arrays)
-        except ProtocolError:
-            return MultiAgentEpisodeBatch.from_wire(header.batch, arrays)
+        return EpisodeBatch.from_wire(header.batch, arrays)
     except ProtocolError as error:
         raise ConfigurationError(f"{path}: {error}") from None
 

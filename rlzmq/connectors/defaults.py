@@ -19,7 +19,7 @@ from rlzmq.connectors.pipelines import (
 )
 from rlzmq.connectors.plans import flat_pieces
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.episodes.multi_agent_episode import default_agent_to_module_mapping_fn
+from rlzmq.episodes.columns import default_agent_to_module_mapping_fn
 
 __all__ = [
     "add_estimator",

@@ -12,12 +12,13 @@ step ``obs_env_ts[k]``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from rlzmq.core.errors import MultiAgentEnvError
-from rlzmq.episodes.step_values import REWARD_TYPES, add_up, can_add_up, checked_flags, kept_reward
+from rlzmq.core.plain import NotPlainError, from_plain, to_plain
+from rlzmq.episodes.step_values import REWARD_TYPES, add_up, as_reward, can_add_up, checked_flags, kept_reward
 
 __all__ = [
     "ALL_AGENTS",
@@ -26,7 +27,10 @@ __all__ = [
     "AgentTrack",
     "Pending",
     "SavedTimeline",
+    "StepDicts",
     "Timeline",
+    "timeline_from_plain",
+    "timeline_to_plain",
 ]
 
 ALL_AGENTS: Final = "__all__"
@@ -90,6 +94,36 @@ class AgentTrack:
         self.terminated, self.truncated = terminated, truncated
         if terminated or truncated:
             self.done_env_t = env_t
+
+    def leftovers(self, num_steps: int) -> dict[str, Any]:
+        """Return what an agent's chunk of `num_steps` stored steps lacks; see `of_chunk`.
+
+        Raises:
+            ValueError: A reward that belongs to no step yet is not a single number.
+        """
+        left: dict[str, Any] = {}
+        if self.pending is not None:
+            left["pending"] = self.pending.copy()
+        for name in ("reward", "reward_before_start"):
+            value = as_reward(getattr(self, name))
+            if value != 0:
+                left[name] = value
+        if self.is_done and self.done_env_t != self.obs_env_ts[-1]:
+            left["done_env_t"] = self.done_env_t
+        if num_steps == 0 and self.output_keys is not None:
+            left["output_keys"] = self.output_keys
+        return left
+
+    @classmethod
+    def of_chunk(
+        cls, obs_env_ts: list[int], terminated: bool, truncated: bool, leftovers: Mapping[str, Any]
+    ) -> AgentTrack:
+        """Return the track of an agent's chunk, with its `leftovers`."""
+        track = cls(obs_env_ts)
+        track.end(terminated, truncated, obs_env_ts[-1])
+        for name, value in leftovers.items():
+            setattr(track, name, value.copy() if isinstance(value, Pending) else value)
+        return track
 
     def carry_on(self, begin: int) -> AgentTrack:
         """Return the track of a continuation that stores the observations from position `begin` on."""
@@ -448,3 +482,192 @@ def _each_once(sources: Iterable[Mapping[Any, Any]]) -> dict[Any, None]:
 def _given(observation: Any, action: Any, reward: Any, info: Any) -> str:
     named = {"observation": observation, "action": action, "reward": reward, "info": info}
     return ", ".join(f"{name} {value!r}" for name, value in named.items() if value is not None)
+
+
+def timeline_to_plain(timeline: Timeline, where: str) -> dict[str, Any]:
+    """Return a timeline as plain values, or as ``{"objects": …}`` if a hanging action or reward has no plain form."""
+    tracks = [
+        {
+            "agent_id": agent_id,
+            "obs_env_ts": list(track.obs_env_ts),
+            "pending": None
+            if track.pending is None
+            else {"action": track.pending.action, "outputs": dict(track.pending.extra_model_outputs)},
+            "reward": track.reward,
+            "reward_before_start": track.reward_before_start,
+            "terminated": track.terminated,
+            "truncated": track.truncated,
+            "done_env_t": track.done_env_t,
+            "output_keys": None if track.output_keys is None else sorted(track.output_keys),
+        }
+        for agent_id, track in timeline.tracks.items()
+    ]
+    data = {
+        "env_t_started": timeline.env_t_started,
+        "env_t": timeline.env_t,
+        "lookback": timeline.lookback,
+        "is_terminated": timeline.is_terminated,
+        "is_truncated": timeline.is_truncated,
+        "departed": dict(timeline.departed),
+        "early_rewards": dict(timeline.early_rewards),
+        "tracks": tracks,
+    }
+    try:
+        plain: dict[str, Any] = to_plain(data, where)
+    except NotPlainError:
+        return {"objects": data}
+    return plain
+
+
+def timeline_from_plain(plain: Mapping[str, Any]) -> Timeline:
+    """Return the timeline from a result of `timeline_to_plain`.
+
+    Raises:
+        ValueError: The value is not a timeline, or its numbers contradict each other.
+    """
+    try:
+        data = plain["objects"] if "objects" in plain else from_plain(plain)
+        timeline = Timeline(_count(data["env_t_started"]), _count(data["lookback"]))
+        timeline.env_t = _count(data["env_t"])
+        timeline.is_terminated = bool(data["is_terminated"])
+        timeline.is_truncated = bool(data["is_truncated"])
+        timeline.departed = {
+            agent_id: (bool(terminated), bool(truncated), int(env_t))
+            for agent_id, (terminated, truncated, env_t) in data["departed"].items()
+        }
+        timeline.early_rewards = dict(data["early_rewards"])
+        for track in data["tracks"]:
+            pending, keys = track["pending"], track["output_keys"]
+            timeline.tracks[track["agent_id"]] = AgentTrack(
+                [_count(env_t) for env_t in track["obs_env_ts"]],
+                None if pending is None else Pending(pending["action"], dict(pending["outputs"])),
+                track["reward"],
+                track["reward_before_start"],
+                bool(track["terminated"]),
+                bool(track["truncated"]),
+                int(track["done_env_t"]),
+                None if keys is None else frozenset(map(str, keys)),
+            )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"expected a timeline, got one with a wrong field: {error!r}.") from error
+    if timeline.env_t < timeline.env_t_started or any(
+        not track.obs_env_ts for track in timeline.tracks.values()
+    ):
+        raise ValueError("expected a timeline with env_t >= env_t_started and an observation per agent.")
+    return timeline
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"expected an int, got {type(value).__name__}")
+    return value
+
+
+Dicts = Sequence[Mapping[Any, Any]]
+
+
+@dataclass(frozen=True)
+class StepDicts:
+    """Constructor data of `MultiAgentEpisode`, whose docstring documents it.
+
+    Attributes:
+        num_steps: Number of env steps.
+        observations, infos: One dict per env step, plus one for the reset (infos may be empty).
+        actions, rewards, extra_model_outputs: One dict per env step, or empty. Rewards may have one env step more
+            than actions and outputs, which then hang.
+        terminateds, truncateds: Flags at the end. An agent that did not act on its last observation was done with it.
+    """
+
+    num_steps: int
+    observations: Dicts
+    infos: Dicts
+    actions: Dicts
+    rewards: Dicts
+    extra_model_outputs: Dicts
+    terminateds: Mapping[Any, bool]
+    truncateds: Mapping[Any, bool]
+
+    def replay(self, timeline: Timeline, where: str) -> dict[Any, dict[str, Any]]:
+        """Advance a new timeline (with its lookback set) through all steps.
+
+        Returns:
+            Agent id -> lists for its `SingleAgentEpisode`: observations, infos, actions, rewards,
+            extra_model_outputs.
+
+        Raises:
+            ValueError: The lengths of the lists do not match.
+            MultiAgentEnvError: If the data contradict each other.
+        """
+        self._check_lengths(where)
+        timeline.env_t = timeline.env_t_started - timeline.lookback
+        agents: dict[Any, dict[str, Any]] = {}
+        _sort_in(agents, timeline.reset(self.observations[0], _at(self.infos, 0)))
+        for step in range(self.num_steps):
+            is_last = step == self.num_steps - 1
+            events = timeline.advance(
+                _at(self.observations, step + 1),
+                _at(self.actions, step),
+                _at(self.rewards, step),
+                _at(self.infos, step + 1),
+                self.terminateds if is_last else {},
+                self.truncateds if is_last else {},
+                _at(self.extra_model_outputs, step),
+                where=where,
+            )
+            _sort_in(agents, events)
+        for agent_id, track in timeline.tracks.items():
+            if self.num_steps and track.is_done and self._ended_with_last_observation(agent_id, track):
+                track.done_env_t = track.obs_env_ts[-1]
+        if self.num_steps == 0:
+            for agent_id, track in timeline.tracks.items():
+                track.terminated = bool(self.terminateds.get(agent_id, self.terminateds.get(ALL_AGENTS)))
+                track.truncated = bool(self.truncateds.get(agent_id, self.truncateds.get(ALL_AGENTS)))
+                track.done_env_t = timeline.env_t if track.is_done else -1
+        return agents
+
+    def _ended_with_last_observation(self, agent_id: Any, track: AgentTrack) -> bool:
+        is_own = self.terminateds.get(agent_id) or self.truncateds.get(agent_id)
+        return bool(is_own) and track.pending is None and not track.reward
+
+    def _check_lengths(self, where: str) -> None:
+        num_observations, num_infos = len(self.observations), len(self.infos)
+        if num_observations > self.num_steps + 1 or num_infos not in (0, num_observations):
+            raise ValueError(
+                f"{where}: expected observations and infos of {self.num_steps} env steps plus the reset, got "
+                f"{num_observations} and {num_infos}."
+            )
+        for name in ("actions", "rewards", "extra_model_outputs"):
+            data = getattr(self, name)
+            hangs = (
+                name != "rewards" and len(data) == self.num_steps - 1 and len(self.rewards) == self.num_steps
+            )
+            if data and len(data) != self.num_steps and not hangs:
+                raise ValueError(f"{where}: expected {name} of {self.num_steps} env steps, got {len(data)}.")
+
+
+def _at(data: Dicts, step: int) -> Mapping[Any, Any]:
+    return data[step] if step < len(data) else {}
+
+
+def _sort_in(agents: dict[Any, dict[str, Any]], events: Sequence[AgentEvent]) -> None:
+    """Append each event's data to its agent's lists."""
+    for event in events:
+        if event.kind == "end":
+            continue
+        lists = agents.get(event.agent_id)
+        if lists is None:
+            lists = agents[event.agent_id] = {
+                "observations": [],
+                "infos": [],
+                "actions": [],
+                "rewards": [],
+                "extra_model_outputs": {},
+            }
+        repeats = event.observation is LAST_OBSERVATION
+        lists["observations"].append(lists["observations"][-1] if repeats else event.observation)
+        lists["infos"].append({} if event.info is None else event.info)
+        if event.kind == "step":
+            lists["actions"].append(event.action)
+            lists["rewards"].append(event.reward)
+            for key, value in event.extra_model_outputs.items():
+                lists["extra_model_outputs"].setdefault(key, []).append(value)

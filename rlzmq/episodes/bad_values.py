@@ -15,11 +15,8 @@ import optree
 from numpy.typing import NDArray
 
 from rlzmq.core.tree import tree_leaves
-from rlzmq.episodes.agent_rows import AgentRows
-from rlzmq.episodes.batch_columns import ragged_arange
-from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.columns import Columns, ragged_arange
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 
 __all__ = ["LARGEST", "BadValue", "BadValues", "find_bad_values"]
 
@@ -73,41 +70,24 @@ class BadValues:
     values: list[BadValue]
     num: int
 
-    def left_out_of(self, batch: Any) -> Any:
+    def left_out_of(self, batch: EpisodeBatch) -> EpisodeBatch:
         """Return the batch without the chunks that hold these values."""
         keeps = np.ones(len(batch), np.bool_)
         keeps[[value.episode for value in self.values]] = False
-        kept = batch.select(keeps)
-        return kept.compact() if isinstance(kept, EpisodeBatch) else kept
+        return batch.select(keeps).compact()
 
 
-def find_bad_values(batch: Any) -> BadValues | None:
+def find_bad_values(batch: EpisodeBatch) -> BadValues | None:
     """Return a batch's unusable values; None if there are none. Takes one pass over the columns.
 
-    Args:
-        batch: EpisodeBatch or MultiAgentEpisodeBatch. Lookback parts are included, since connectors read them.
+    Lookback parts are included, since connectors read them.
     """
-    if isinstance(batch, EpisodeBatch):
-        marks = _marks(batch)
-        if marks is None:
-            return None
-        values = [
-            BadValue(
-                name, value, c, int(batch.t_started[c]) + after, int(batch.env_index[c]), None, rank != 1
-            )
-            for c, name, value, after, rank in _first_of_chunks(batch, marks)
-        ]
-        found = [_num_bad(batch, marks)]
-    else:
-        of_rows = [(rows, marks) for rows in batch.rows if (marks := _marks(rows.batch)) is not None]
-        values = [value for rows, marks in of_rows for value in _values_of_agents(batch, rows, marks)]
-        found = [_num_bad(rows.batch, marks) for rows, marks in of_rows]
+    marked = [(part, marks) for part in batch.agent_batches if (marks := _marks(part)) is not None]
+    values = [value for part, marks in marked for value in _values_of(batch, part, marks)]
+    found = [_num_bad(part, marks) for part, marks in marked]
     if not values:
         return None  # all of them are in slots that belong to no chunk
     return BadValues(values, sum(num for num, _ in found) or sum(num for _, num in found))
-
-
-# -- one agent ----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -225,14 +205,14 @@ def _num_bad(batch: EpisodeBatch, marks: _Marks) -> tuple[int, int]:
     return num_of_env, int((~marks.steps[slots]).sum() + (~marks.initial_states).sum())
 
 
-# -- several agents -----------------------------------------------------------------------------------
-
-
-def _values_of_agents(batch: MultiAgentEpisodeBatch, rows: AgentRows, marks: _Marks) -> Iterator[BadValue]:
-    agents = rows.batch
-    for c, name, value, after, rank in _first_of_chunks(agents, marks):
-        e = int(rows.episode[c])
-        place = min(max(int(agents.lookback[c]) + after, 0), int(rows.counts[c]) - 1)
-        env_t = int(rows.obs_env_ts[int(rows.offsets[c]) + place])
-        agent_id = None if agents.agent_ids is None else agents.agent_ids[c]
-        yield BadValue(name, value, e, env_t, int(batch.env_index[e]), agent_id, rank != 1)
+def _values_of(batch: EpisodeBatch, part: EpisodeBatch, marks: _Marks) -> Iterator[BadValue]:
+    """Yield the first unusable value of each chunk of a part of the batch (itself, or a group of agents' chunks)."""
+    for c, name, value, after, rank in _first_of_chunks(part, marks):
+        e, num_env_steps = c, int(part.t_started[c]) + after
+        if part.episode is not None:
+            episode, _, env_ts = part.links
+            e = int(episode[c])
+            place = min(max(after, -int(part.lookback[c])), int(part.length[c]))
+            num_env_steps = int(env_ts[int(part.start[c]) + place])
+        agent_id = None if part.agent_ids is None or part is batch else part.agent_ids[c]
+        yield BadValue(name, value, e, num_env_steps, int(batch.env_index[e]), agent_id, rank != 1)

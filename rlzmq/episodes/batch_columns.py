@@ -1,131 +1,66 @@
-"""BatchColumns: the columns and the chunk table of an `EpisodeBatch`, and operations on chunk tables."""
+"""BatchColumns: the columns and the chunk table of an `EpisodeBatch`."""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.core.tree import tree_leaves
-from rlzmq.episodes.columns import Columns
-from rlzmq.episodes.episode_list import EpisodeList
-from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, ID_LISTS, TABLE, Columns, ragged_arange
 
-__all__ = ["ID_LISTS", "TABLE", "BatchColumns", "chosen_positions", "ragged_arange", "steps_window"]
+__all__ = ["BatchColumns", "IntArray"]
 
-# The parts of an EpisodeBatch's chunk table: arrays [C], and lists of C ids (or None).
-TABLE = ("start", "length", "lookback", "t_started", "terminated", "truncated", "env_index")
-ID_LISTS = ("episode_ids", "agent_ids", "module_ids", "multi_agent_episode_ids")
+IntArray = NDArray[np.int64]
 
 _BASE_COLUMNS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
 
 
-def chosen_positions(chosen: Any, num: int) -> np.ndarray:
-    """Convert positions (negative ones count from the end) or a bool mask to int64 positions in ``0 … num-1``.
-
-    Raises:
-        IndexError: A position does not exist or a mask has the wrong length.
-    """
-    chosen = np.asarray(chosen)
-    if chosen.dtype != np.bool_:
-        chosen = chosen.astype(np.int64, copy=False)
-    positions: np.ndarray = np.arange(num, dtype=np.int64)[chosen]
-    return positions
-
-
-def ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return ``[starts[0], starts[0]+1, …, starts[1], starts[1]+1, …]``, with ``counts[i]`` numbers from each start.
-
-    Args:
-        starts: int64 [C].
-        counts: int64 [C], from 0.
-
-    Returns:
-        int64 [counts.sum()].
-    """
-    if len(starts) == 1:
-        start = int(starts[0])
-        return np.arange(start, start + int(counts[0]), dtype=np.int64)
-    ends = counts.cumsum()
-    total = int(ends[-1]) if len(ends) else 0
-    if total == len(ends) and counts.all():
-        return starts.astype(np.int64)
-    numbers: np.ndarray = np.arange(total, dtype=np.int64)
-    numbers += (starts - (ends - counts)).repeat(counts)
-    return numbers
-
-
-def steps_window(length: np.ndarray, begin: int, end: int) -> tuple[int, int, int, int]:
-    """Return the chunks that contain the steps ``begin…end-1`` of all chunks in order, and the steps to cut off.
-
-    Chunks without steps belong to the window that ends at (or begins before) their position. With ``begin == 0``,
-    leading ones are included, too.
-
-    Args:
-        length: int64 [C], steps per chunk.
-        begin, end: ``0 <= begin <= end <= length.sum()``.
-
-    Returns:
-        (first chunk, one past the last chunk, steps cut off the first one's front, steps cut off the last
-        one's end).
-    """
-    ends = np.cumsum(length)
-    total = int(ends[-1]) if len(ends) else 0
-    first = int(np.searchsorted(ends, begin, "right")) if begin else 0
-    if end == total:
-        stop = len(ends)
-    elif end == 0:
-        stop = 0
-    else:
-        # The chunk of step `end` is the first one that is not completely included; it may be included in part.
-        stop = int(np.searchsorted(ends, end, "right"))
-        if int(ends[stop] - length[stop]) < end:
-            stop += 1
-    stop = max(stop, first)
-    if begin == end and begin not in (0, total):
-        return first, first, 0, 0
-    if first == stop:
-        return first, stop, 0, 0
-    front = max(0, begin - int(ends[first] - length[first]))
-    back = max(0, int(ends[stop - 1]) - end)
-    return first, stop, front, back
-
-
-class BatchColumns(EpisodeList[SingleAgentEpisode]):
+class BatchColumns(list[Any]):
     """Data of an `EpisodeBatch`, whose docstring documents the arguments."""
 
     __slots__ = (
+        "_is_ordinary",
         "_tracked",
         "action_space",
         "agent_ids",
+        "agent_to_module_mapping_fn",
         "columns",
         "custom_data",
         "duration_s",
         "env_index",
+        "env_ts",
+        "episode",
         "episode_ids",
+        "groups",
         "infos",
         "initial_state",
+        "leftovers",
         "length",
         "lookback",
         "meta",
         "module_ids",
         "multi_agent_episode_ids",
         "observation_space",
+        "order",
         "start",
         "t_started",
         "terminated",
         "truncated",
     )
 
+    _is_ordinary: bool
+    _tracked: dict[int, Any]
+
     def __init__(
         self,
         columns: dict[str, Any],
         *,
-        start: Any,
         length: Any,
+        start: Any = None,
         lookback: Any = None,
         t_started: Any = None,
         terminated: Any = None,
@@ -139,23 +74,29 @@ class BatchColumns(EpisodeList[SingleAgentEpisode]):
         infos: dict[int, dict[str, Any]] | None = None,
         custom_data: dict[int, dict[str, Any]] | None = None,
         duration_s: Any = None,
-        observation_space: gym.Space[Any] | None = None,
-        action_space: gym.Space[Any] | None = None,
+        observation_space: Any = None,
+        action_space: Any = None,
         meta: dict[str, Any] | None = None,
+        groups: list[Any] | None = None,
+        episode: Any = None,
+        order: Any = None,
+        env_ts: Any = None,
+        leftovers: dict[int, dict[str, Any]] | None = None,
+        agent_to_module_mapping_fn: Callable[..., str] | None = None,
     ) -> None:
         self.columns: dict[str, Any] = columns
-        self.start: NDArray[np.int64] = np.asarray(start, np.int64)
-        num_chunks = len(self.start)
+        self.length: IntArray = np.asarray(length, np.int64)
+        num_chunks = len(self.length)
 
         def per_chunk(values: Any, dtype: Any, default: Any) -> np.ndarray:
             return np.full(num_chunks, default, dtype) if values is None else np.asarray(values, dtype)
 
-        self.length: NDArray[np.int64] = per_chunk(length, np.int64, 0)
-        self.lookback: NDArray[np.int64] = per_chunk(lookback, np.int64, 0)
-        self.t_started: NDArray[np.int64] = per_chunk(t_started, np.int64, 0)
+        self.start: IntArray = per_chunk(start, np.int64, 0)
+        self.lookback: IntArray = per_chunk(lookback, np.int64, 0)
+        self.t_started: IntArray = per_chunk(t_started, np.int64, 0)
         self.terminated: NDArray[np.bool_] = per_chunk(terminated, np.bool_, False)
         self.truncated: NDArray[np.bool_] = per_chunk(truncated, np.bool_, False)
-        self.env_index: NDArray[np.int64] = per_chunk(env_index, np.int64, -1)
+        self.env_index: IntArray = per_chunk(env_index, np.int64, -1)
         self.duration_s: NDArray[np.float64] | None = (
             None if duration_s is None else np.asarray(duration_s, np.float64)
         )
@@ -168,14 +109,21 @@ class BatchColumns(EpisodeList[SingleAgentEpisode]):
         self.initial_state: Any = initial_state
         self.infos: dict[int, dict[str, Any]] = {} if infos is None else infos
         self.custom_data: dict[int, dict[str, Any]] = {} if custom_data is None else custom_data
-        self.observation_space: gym.Space[Any] | None = observation_space
-        self.action_space: gym.Space[Any] | None = action_space
+        self.observation_space: Any = observation_space
+        self.action_space: Any = action_space
         self.meta: dict[str, Any] = {} if meta is None else meta
+        self.groups: list[Any] | None = groups
+        self.episode: IntArray | None = None if episode is None else np.asarray(episode, np.int64)
+        self.order: IntArray | None = None if order is None else np.asarray(order, np.int64)
+        self.env_ts: IntArray | None = None if env_ts is None else np.asarray(env_ts, np.int64)
+        self.leftovers: dict[int, dict[str, Any]] = {} if leftovers is None else leftovers
+        self.agent_to_module_mapping_fn = agent_to_module_mapping_fn
         self._is_ordinary = False
-        self._tracked: dict[int, SingleAgentEpisode] = {}
+        self._tracked = {}
         of_chunks = (
             self.start, self.length, self.lookback, self.t_started, self.terminated, self.truncated,
             self.env_index, self.duration_s, self.episode_ids, agent_ids, module_ids, multi_agent_episode_ids,
+            self.episode, self.order,
         )  # fmt: skip
         given = [values for values in of_chunks if values is not None]
         if list(map(len, given)).count(num_chunks) != len(given):
@@ -185,23 +133,24 @@ class BatchColumns(EpisodeList[SingleAgentEpisode]):
         num_chunks = len(self.start)
         name, num = next(
             (name, len(values))
-            for name in (*TABLE, "duration_s", *ID_LISTS)
+            for name in (*TABLE, "duration_s", *ID_LISTS, "episode", "order")
             if (values := getattr(self, name)) is not None and len(values) != num_chunks
         )
         return ValueError(f"EpisodeBatch.{name}: expected {num_chunks} values, one per chunk, got {num}.")
 
     # -- facts ----------------------------------------------------------------------------------------
 
-    def _num_chunks(self) -> int:
-        return len(self.start)
+    @property
+    def agent_batches(self) -> list[Any]:
+        """The batches with columns: this one or, of several agents, its groups."""
+        return [self] if self.groups is None else self.groups
 
     @property
-    def num_env_steps(self) -> int:
-        """Number of steps in all chunks, without lookback parts."""
-        if self._is_ordinary:
-            return sum(map(len, self))
-        length = self.length
-        return int(length.item() if len(length) == 1 else length.sum())
+    def links(self) -> tuple[IntArray, IntArray, IntArray]:
+        """A group's `episode`, `order` and `env_ts`."""
+        if self.episode is None or self.order is None or self.env_ts is None:
+            raise ValueError("expected a group of agents' chunks, got a batch of whole episodes.")
+        return self.episode, self.order, self.env_ts
 
     @property
     def num_slots(self) -> int:
@@ -212,12 +161,35 @@ class BatchColumns(EpisodeList[SingleAgentEpisode]):
     @property
     def num_bytes(self) -> int:
         """Size of all columns in bytes."""
-        return sum(leaf.nbytes for leaf in tree_leaves(self.columns))
+        return sum(leaf.nbytes for batch in self.agent_batches for leaf in tree_leaves(batch.columns))
 
     @property
     def extra_names(self) -> list[str]:
         """Names of the extra model outputs among the columns."""
         return [name for name in self.columns if name not in _BASE_COLUMNS]
+
+    def get_module_ids(self) -> list[str]:
+        """Return the ids of the modules with steps in this batch, sorted."""
+        return sorted(self.agent_steps_by("module_ids"))
+
+    def is_of(self, module_id: str) -> NDArray[np.bool_]:
+        """Return which chunks belong to a module's agents, bool [C]; without module ids, to the default module's."""
+        ids = self.module_ids
+        if ids is None:
+            return np.full(len(self), module_id == DEFAULT_MODULE_ID)
+        return np.array([own == module_id for own in ids], np.bool_)
+
+    def agent_steps_by(self, which: str) -> dict[Any, int]:
+        """Return completed steps by agent id (``which="agent_ids"``) or module id (``"module_ids"``)."""
+        counts: dict[Any, int] = {}
+        for batch in self.agent_batches:
+            keys = getattr(batch, which)
+            if keys is None:
+                keys = [DEFAULT_MODULE_ID if which == "module_ids" else None] * len(batch)
+            for key, num in zip(keys, batch.length.tolist(), strict=True):
+                if num:
+                    counts[key] = counts.get(key, 0) + num
+        return counts
 
     def step_slots(self) -> np.ndarray:
         """Return the slot of every step, one chunk after the other, int64 [num_env_steps]."""
@@ -227,25 +199,16 @@ class BatchColumns(EpisodeList[SingleAgentEpisode]):
         """Return the chunk of every step in the order of `step_slots`, int64 [num_env_steps]."""
         return np.arange(len(self.start), dtype=np.int64).repeat(self.length)
 
-    def get_returns(self) -> np.ndarray:
-        """Return the sum of each chunk's rewards, without lookback parts, float64 [C]."""
-        if (updated := self.updated()) is not self:
-            return updated.get_returns()
-        rewards = self.columns[Columns.REWARDS][self.step_slots()]
-        return np.bincount(self.step_chunks(), weights=rewards, minlength=len(self))
-
-    def __repr__(self) -> str:
-        return (
-            f"EpisodeBatch(chunks={len(self)}, env_steps={self.num_env_steps}, slots={self.num_slots}, "
-            f"columns={list(self.columns)})"
-        )
-
     def validate(self) -> None:
         """Check that every chunk is within the columns, and that all columns have the same number of slots.
 
         Raises:
             ValueError: A check failed; the text names the column or chunk, the expected and the actual bounds.
         """
+        if self.groups is not None:
+            for group in self.groups:
+                group.validate()
+            return
         num_slots = self.num_slots
         for name in _BASE_COLUMNS:
             if name not in self.columns:
@@ -280,4 +243,4 @@ class BatchColumns(EpisodeList[SingleAgentEpisode]):
                 )
 
     def _fields(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in BatchColumns.__slots__ if name != "_tracked"}
+        return {name: getattr(self, name) for name in BatchColumns.__slots__ if not name.startswith("_")}

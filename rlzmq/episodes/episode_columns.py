@@ -10,8 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
-from rlzmq.episodes.lookback_index import index_list
+from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer, index_list
 from rlzmq.episodes.step_values import kept_reward, kept_rewards
 
 __all__ = ["EpisodeColumns", "Indices", "UnknownColumnError", "located"]

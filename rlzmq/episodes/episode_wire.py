@@ -10,8 +10,12 @@ A spec is ``[dtype, item_shape]`` for an array, ``{"dict": [[key, spec], ...]}``
 
 1. the chunk table, int64 [7, num_chunks]: start, length, lookback, t_started, flags (1 terminated, 2
    truncated), env_index, and the bits of float64 durations in seconds;
-2. a msgpack map: ids, sparse infos by slot, custom data by chunk (`rlzmq.core.plain` forms);
+2. a msgpack map: ids, and by slot or chunk sparse infos, custom data and leftovers (`rlzmq.core.plain` forms);
 3. every column's arrays, ``[num_slots, *item_shape]``; the initial states', ``[num_chunks, *item_shape]``.
+
+Of several agents, the header also has ``"groups"``: a header without meta for each group of agents' chunks. Their
+frames follow, each group's with two more after the map: int64 [2, num_chunks], each chunk's episode and its place among
+the episode's agents; and int64 [num_slots], the env step of each observation.
 
 Received data is not trusted: each size is checked against the frame's real length before it is used.
 """
@@ -22,7 +26,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
-import gymnasium as gym
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import optree
@@ -30,24 +33,12 @@ import optree
 from rlzmq.core.errors import ProtocolError, refuses_as
 from rlzmq.core.plain import checked_dtype, from_plain, to_plain
 from rlzmq.episodes import episode_gather
+from rlzmq.episodes.agent_timelines import Pending
 from rlzmq.episodes.batch_columns import BatchColumns
-from rlzmq.episodes.columns import Columns
-from rlzmq.episodes.episode_state import plain_infos
+from rlzmq.episodes.columns import Columns, ragged_arange
+from rlzmq.episodes.single_agent_episode import plain_infos
 
-__all__ = [
-    "MAX_ARRAYS",
-    "MAX_COUNT",
-    "MAX_DEPTH",
-    "MAX_NAME",
-    "FrameReader",
-    "checked_count",
-    "checked_fields",
-    "checked_list",
-    "checked_pair",
-    "from_wire",
-    "to_wire",
-    "tree_spec",
-]
+__all__ = ["FrameReader", "from_wire", "to_wire", "tree_spec"]
 
 MAX_ARRAYS = 1024
 MAX_DEPTH = 16
@@ -57,10 +48,14 @@ MAX_COUNT = 2**61
 _MAX_DIMS = 32
 
 B = TypeVar("B", bound=BatchColumns)
+
+_MAX_GROUPS = 256
+# Env steps of several agents' episodes take no bytes on the wire, but their lists take memory in the receiver.
+_MAX_STEPS = 2**22
+
 _FIELDS = frozenset({"num_slots", "num_chunks", "columns", "initial_state", "meta"})
-_TEXT_FIELDS = frozenset(
-    {"episode_ids", "agent_ids", "module_ids", "multi_agent_episode_ids", "infos", "custom_data"}
-)
+_ID_LISTS = ("episode_ids", "agent_ids", "module_ids", "multi_agent_episode_ids")
+_TEXT_FIELDS = frozenset({*_ID_LISTS, "infos", "custom_data", "leftovers"})
 _NUM_ROWS = 7
 
 
@@ -195,38 +190,53 @@ def checked_count(value: Any, where: str) -> int:
 
 def to_wire(batch: BatchColumns) -> tuple[dict[str, Any], list[np.ndarray]]:
     """See `EpisodeBatch.to_wire`."""
+    frames: list[np.ndarray] = []
+    header, num_left_out = _write(batch, frames)
+    header["meta"] = meta = to_plain(batch.meta, "meta")
+    if batch.groups is not None:
+        header["groups"] = []
+        for group in batch.groups:
+            own, num_more = _write(group, frames)
+            header["groups"].append(own)
+            num_left_out += num_more
+    if num_left_out:
+        meta["num_infos_left_out"] = meta.get("num_infos_left_out", 0) + num_left_out
+    if len(frames) > MAX_ARRAYS:
+        raise ValueError(f"expected at most {MAX_ARRAYS} arrays in a batch to send, got {len(frames)}.")
+    return header, frames
+
+
+def _write(batch: BatchColumns, frames: list[np.ndarray]) -> tuple[dict[str, Any], int]:
+    """Append the frames of a batch on its own columns; return its header, and the number of infos left out."""
     batch, low, high = _trimmed(batch)
     text, num_left_out = _text(batch, low, high)
-    frames = [_table(batch, low), np.frombuffer(text, np.uint8)]
+    frames += [_table(batch, low), np.frombuffer(text, np.uint8)]
+    if batch.episode is not None:
+        episode, order, env_ts = batch.links
+        frames += [np.stack([episode, order]), np.ascontiguousarray(env_ts[low:high])]
     columns = []
     for name, column in batch.columns.items():
         try:
             columns.append([name, tree_spec(column, frames, slice(low, high))])
         except ValueError as error:
             raise ValueError(f"EpisodeBatch, column {name!r}: {error}") from None
-    meta = to_plain(batch.meta, "meta")
-    if num_left_out:
-        meta["num_infos_left_out"] = meta.get("num_infos_left_out", 0) + num_left_out
     header = {
         "num_slots": high - low,
         "num_chunks": len(batch),
         "columns": columns,
         "initial_state": None if batch.initial_state is None else tree_spec(batch.initial_state, frames),
-        "meta": meta,
     }
-    if len(frames) > MAX_ARRAYS:
-        raise ValueError(f"expected at most {MAX_ARRAYS} arrays in a batch to send, got {len(frames)}.")
-    return header, frames
+    return header, num_left_out
 
 
 def _trimmed(batch: BatchColumns) -> tuple[BatchColumns, int, int]:
     """Return the batch (compacted if mostly unused) and the range of its chunks' slots."""
-    if len(batch) == 0:
+    if len(batch) == 0 or batch.groups is not None:
         return batch, 0, 0
     low = int((batch.start - batch.lookback).min())
     high = int((batch.start + batch.length).max()) + 1
     num_used = int((batch.lookback + batch.length).sum()) + len(batch)
-    if 2 * num_used < high - low or num_used > 2 * (high - low) or batch.num_env_steps > high - low:
+    if 2 * num_used < high - low or num_used > 2 * (high - low) or int(batch.length.sum()) > high - low:
         batch = episode_gather.compact(batch)
         low, high = 0, batch.num_slots
     return batch, low, high
@@ -259,18 +269,23 @@ def _text(batch: BatchColumns, low: int, high: int) -> tuple[bytes, int]:
         if plain:
             custom_data.append([chunk, plain])
     text = {
-        "episode_ids": batch.episode_ids,
-        "agent_ids": _plain_ids(batch.agent_ids),
-        "module_ids": _plain_ids(batch.module_ids),
-        "multi_agent_episode_ids": _plain_ids(batch.multi_agent_episode_ids),
+        **{
+            name: None if (ids := getattr(batch, name)) is None else to_plain(ids, name) for name in _ID_LISTS
+        },
         "infos": infos,
         "custom_data": custom_data,
+        "leftovers": [[c, _plain_leftovers(left)] for c, left in batch.leftovers.items() if left],
     }
     return msgpack.packb(text), num_left_out
 
 
-def _plain_ids(ids: list[Any] | None) -> Any:
-    return None if ids is None else to_plain(ids, "ids")
+def _plain_leftovers(left: dict[str, Any]) -> Any:
+    plain = dict(left)
+    if (pending := left.get("pending")) is not None:
+        plain["pending"] = {"action": pending.action, "outputs": dict(pending.extra_model_outputs)}
+    if (keys := left.get("output_keys")) is not None:
+        plain["output_keys"] = sorted(keys)
+    return to_plain(plain, "leftovers")
 
 
 def tree_spec(tree: Any, frames: list[np.ndarray], slots: slice = slice(None)) -> Any:
@@ -307,17 +322,47 @@ def from_wire(
     header: Any,
     frames: Sequence[Any],
     *,
-    observation_space: gym.Space[Any] | None = None,
-    action_space: gym.Space[Any] | None = None,
+    observation_space: Any = None,
+    action_space: Any = None,
 ) -> B:
     """See `EpisodeBatch.from_wire`."""
-    fields = checked_fields(header, _FIELDS, "header")
+    of_agents = isinstance(header, dict) and "groups" in header
+    fields = checked_fields(header, _FIELDS | {"groups"} if of_agents else _FIELDS, "header")
+    reader = FrameReader(frames)
+    batch = _read(cls, fields, reader, None, of_agents=of_agents)
+    if of_agents:
+        headers = checked_list(fields["groups"], "groups")
+        if len(headers) > _MAX_GROUPS:
+            raise ProtocolError(f"groups: expected at most {_MAX_GROUPS}, got {len(headers)}.")
+        fields_of_groups = [checked_fields(own, _FIELDS - {"meta"}, "groups") for own in headers]
+        batch.groups = [_read(cls, own, reader, batch, of_agents=False) for own in fields_of_groups]
+        _check_agents(batch.groups)
+    reader.finish()
+    batch.observation_space, batch.action_space = observation_space, action_space
+    batch.meta = _meta(fields["meta"])
+    return batch
+
+
+def _read(
+    cls: type[B],
+    fields: dict[str, Any],
+    reader: FrameReader,
+    episodes: BatchColumns | None,
+    *,
+    of_agents: bool,
+) -> B:
+    """Return the batch of the next frames; `episodes` are those of a group's chunks."""
     num_slots = checked_count(fields["num_slots"], "num_slots")
     num_chunks = checked_count(fields["num_chunks"], "num_chunks")
-    reader = FrameReader(frames)
     table = reader.array(np.dtype(np.int64), (_NUM_ROWS, num_chunks), "chunk table")
-    _check_table(table, num_slots)
+    _check_table(table, num_slots, of_agents=of_agents)
     text = _decode_text(reader.buffer("text"), num_chunks, num_slots)
+    links: dict[str, Any] = {}
+    if episodes is not None:
+        places = reader.array(np.dtype(np.int64), (2, num_chunks), "places")
+        env_ts = reader.array(np.dtype(np.int64), (num_slots,), "env steps")
+        _check_links(table, text, places[0], env_ts, episodes)
+        links = {"episode": places[0], "order": places[1], "env_ts": env_ts}
     columns: dict[str, Any] = {}
     for entry in checked_list(fields["columns"], "columns"):
         name, spec = checked_pair(entry, "columns")
@@ -326,17 +371,12 @@ def from_wire(
                 f"columns: expected different names of at most {MAX_NAME} characters, got {str(name)[:80]!r}."
             )
         columns[name] = reader.tree(spec, num_slots, f"column {name!r}")
-    for name in (Columns.OBS, Columns.ACTIONS, Columns.REWARDS):
-        if name not in columns:
-            raise ProtocolError(f"columns: expected one named {name!r}, got {sorted(columns)}.")
-    rewards = columns[Columns.REWARDS]
-    # With this check, num_slots is not larger than the number of bytes received.
-    if not isinstance(rewards, np.ndarray) or rewards.ndim != 1 or rewards.dtype.kind not in "biuf":
-        actual = f"{rewards.dtype} {rewards.shape}" if isinstance(rewards, np.ndarray) else "a tree"
-        raise ProtocolError(f"column 'rewards': expected one number per slot, got {actual}.")
+    if not of_agents:
+        _check_columns(columns)
+    elif columns or num_slots:
+        raise ProtocolError(f"columns: expected those of several agents in groups, got {sorted(columns)}.")
     state = fields["initial_state"]
     initial_state = None if state is None else reader.tree(state, num_chunks, "initial_state")
-    reader.finish()
     if initial_state is not None and Columns.STATE_OUT in columns:
         _check_same_form(initial_state, columns[Columns.STATE_OUT])
     return cls(
@@ -350,11 +390,60 @@ def from_wire(
         env_index=table[5],
         duration_s=table[6].view(np.float64),
         initial_state=initial_state,
-        observation_space=observation_space,
-        action_space=action_space,
-        meta=_meta(fields["meta"]),
         **text,
+        **links,
     )
+
+
+def _check_columns(columns: dict[str, Any]) -> None:
+    for name in (Columns.OBS, Columns.ACTIONS, Columns.REWARDS):
+        if name not in columns:
+            raise ProtocolError(f"columns: expected one named {name!r}, got {sorted(columns)}.")
+    rewards = columns[Columns.REWARDS]
+    # With this check, num_slots is not larger than the number of bytes received.
+    if not isinstance(rewards, np.ndarray) or rewards.ndim != 1 or rewards.dtype.kind not in "biuf":
+        actual = f"{rewards.dtype} {rewards.shape}" if isinstance(rewards, np.ndarray) else "a tree"
+        raise ProtocolError(f"column 'rewards': expected one number per slot, got {actual}.")
+
+
+def _check_links(
+    table: np.ndarray, text: dict[str, Any], episode: np.ndarray, env_ts: np.ndarray, episodes: BatchColumns
+) -> None:
+    """Check the ids of agents' chunks, their episodes, and the env steps of their observations."""
+    for name in ("agent_ids", "module_ids"):
+        ids = text[name]
+        if ids is None or (name == "module_ids" and not all(isinstance(id_, str) for id_ in ids)):
+            raise ProtocolError(f"{name}: expected those of all agents' chunks.")
+    if not len(episode):
+        return
+    if not ((episode >= 0) & (episode < len(episodes))).all():
+        raise ProtocolError(f"places: expected episodes within 0…{len(episodes) - 1}.")
+    start, length, lookback = table[:3]
+    counts = lookback + length + 1
+    times = env_ts[ragged_arange(start - lookback, counts)]
+    chunk_of = np.repeat(np.arange(len(counts)), counts)
+    same = chunk_of[1:] == chunk_of[:-1]
+    if not (times[1:] > times[:-1])[same].all() or not (times > -MAX_COUNT).all():
+        raise ProtocolError("env steps: expected increasing ones in each chunk.")
+    if not (times <= (episodes.t_started + episodes.length)[episode[chunk_of]]).all():
+        raise ProtocolError("env steps: expected none after the end of their episode's chunk.")
+
+
+def _check_agents(groups: Sequence[BatchColumns]) -> None:
+    """Check that each agent has one chunk per episode."""
+    seen: set[tuple[int, Any]] = set()
+    for group in groups:
+        for e, agent_id in zip(group.links[0].tolist(), group.agent_ids or (), strict=True):
+            try:
+                key = (e, agent_id)
+                is_double = key in seen
+            except TypeError:
+                raise ProtocolError(
+                    f"agent ids: expected hashable ones, got {type(agent_id).__name__}."
+                ) from None
+            if is_double:
+                raise ProtocolError(f"episode {e}: expected one chunk of agent {agent_id!r}, got several.")
+            seen.add(key)
 
 
 def _check_same_form(initial_state: Any, state_out: Any) -> None:
@@ -367,7 +456,7 @@ def _check_same_form(initial_state: Any, state_out: Any) -> None:
         raise ProtocolError("initial_state: expected the form of the column 'state_out', got another one.")
 
 
-def _check_table(table: np.ndarray, num_slots: int) -> None:
+def _check_table(table: np.ndarray, num_slots: int, *, of_agents: bool) -> None:
     if table.shape[1] == 0:
         return
     start, length, lookback, t_started, flags, env_index, durations = table
@@ -381,9 +470,10 @@ def _check_table(table: np.ndarray, num_slots: int) -> None:
                 f"{env_index[c]}."
             )
 
-    counts = table[:3]
-    check(((counts >= 0) & (counts <= num_slots)).all(axis=0), f"counts within 0…{num_slots}")
-    check((start >= lookback) & (start + length < num_slots), f"slots within 0…{num_slots - 1}")
+    counts, most = table[:3], _MAX_STEPS if of_agents else num_slots
+    check(((counts >= 0) & (counts <= most)).all(axis=0), f"counts within 0…{most}")
+    if not of_agents:
+        check((start >= lookback) & (start + length < num_slots), f"slots within 0…{num_slots - 1}")
     check((t_started >= 0) & (t_started <= MAX_COUNT), "a t_started from 0")
     check((flags >= 0) & (flags <= 3), "flags within 0…3")
     check((env_index >= -1) & (env_index <= MAX_COUNT), "an env index from -1")
@@ -391,7 +481,7 @@ def _check_table(table: np.ndarray, num_slots: int) -> None:
     check(np.isfinite(seconds) & (seconds >= 0), "a finite duration from 0")
     # Sums are Python ints: malicious counts must not wrap around, nor cause larger allocations than the data received.
     num_steps, num_used = sum(length.tolist()), sum((lookback + length + 1).tolist())
-    if num_steps > num_slots or num_used > 2 * num_slots:
+    if not of_agents and (num_steps > num_slots or num_used > 2 * num_slots):
         raise ProtocolError(
             f"chunk table: expected at most {num_slots} steps and {2 * num_slots} slots in all chunks, got "
             f"{num_steps} and {num_used}."
@@ -405,7 +495,7 @@ def _decode_text(data: memoryview, num_chunks: int, num_slots: int) -> dict[str,
         raise ProtocolError(f"text: expected msgpack, got {len(data)} other bytes: {error!r}.") from None
     text = checked_fields(text, _TEXT_FIELDS, "text")
     ids: dict[str, Any] = {}
-    for name in ("episode_ids", "agent_ids", "module_ids", "multi_agent_episode_ids"):
+    for name in _ID_LISTS:
         if text[name] is None and name != "episode_ids":
             ids[name] = None
             continue
@@ -419,7 +509,43 @@ def _decode_text(data: memoryview, num_chunks: int, num_slots: int) -> dict[str,
         **ids,
         "infos": _sparse(text["infos"], num_slots, "infos"),
         "custom_data": _sparse(text["custom_data"], num_chunks, "custom_data"),
+        "leftovers": {
+            c: _checked_leftovers(left, f"leftovers of chunk {c}")
+            for c, left in _sparse(text["leftovers"], num_chunks, "leftovers").items()
+        },
     }
+
+
+_NUMBERS = ("reward", "reward_before_start", "done_env_t")
+_DICTS = ("departed", "early_rewards", "agent_module_ids")
+_LEFTOVERS = frozenset({"pending", "output_keys", *_NUMBERS, *_DICTS})
+
+
+def _checked_leftovers(left: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the leftovers of an episode of several agents, or of an agent's chunk."""
+    if not left.keys() <= _LEFTOVERS:
+        raise ProtocolError(f"{where}: expected some of {sorted(_LEFTOVERS)}, got {sorted(map(str, left))}.")
+    for name, value in left.items():
+        if (name in _DICTS and not isinstance(value, dict)) or (
+            name in _NUMBERS and not isinstance(value, int | float | np.number)
+        ):
+            raise ProtocolError(
+                f"{where}: expected another {name} than {type(value).__name__} {value!r:.80}."
+            )
+    for agent_id, flags in left.get("departed", {}).items():
+        if not (isinstance(flags, tuple) and [type(flag) for flag in flags] == [bool, bool, int]):
+            raise ProtocolError(f"{where}: expected two flags and an env step of agent {agent_id!r}.")
+    pending, keys = left.get("pending"), left.get("output_keys")
+    if pending is not None:
+        outputs = checked_fields(pending, frozenset({"action", "outputs"}), where)["outputs"]
+        if not isinstance(outputs, dict) or not all(isinstance(name, str) for name in outputs):
+            raise ProtocolError(f"{where}: expected the outputs to be a dict by name.")
+        left = {**left, "pending": Pending(pending["action"], outputs)}
+    if keys is not None:
+        if not all(isinstance(key, str) for key in checked_list(keys, where)):
+            raise ProtocolError(f"{where}: expected output_keys to be names.")
+        left = {**left, "output_keys": frozenset(keys)}
+    return left
 
 
 def _sparse(value: Any, size: int, where: str) -> dict[int, dict[str, Any]]:

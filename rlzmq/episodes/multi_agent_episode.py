@@ -13,25 +13,27 @@ import gymnasium as gym
 from rlzmq.core.errors import MultiAgentEnvError
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.core.space_plain import space_from_plain, space_to_plain
-from rlzmq.episodes.agent_timelines import ALL_AGENTS, LAST_OBSERVATION, AgentEvent, SavedTimeline, Timeline
-from rlzmq.episodes.columns import DEFAULT_MODULE_ID
+from rlzmq.episodes.agent_timelines import (
+    ALL_AGENTS,
+    LAST_OBSERVATION,
+    AgentEvent,
+    SavedTimeline,
+    StepDicts,
+    Timeline,
+    timeline_from_plain,
+    timeline_to_plain,
+)
+from rlzmq.episodes.columns import default_agent_to_module_mapping_fn
 from rlzmq.episodes.episode_columns import located
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.multi_agent_chunks import MultiAgentChunks
 from rlzmq.episodes.multi_agent_getters import MultiAgentGetters
-from rlzmq.episodes.multi_agent_state import timeline_from_plain, timeline_to_plain
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.episodes.step_values import as_reward
-from rlzmq.episodes.steps_by_agent import StepDicts
 
-__all__ = ["MultiAgentEpisode", "default_agent_to_module_mapping_fn"]
+__all__ = ["MultiAgentEpisode"]
 
 MappingFn = Callable[[Any, Any], str]
-
-
-def default_agent_to_module_mapping_fn(agent_id: Any, episode: Any, **kwargs: Any) -> str:
-    """Map every agent to the default module."""
-    return DEFAULT_MODULE_ID
 
 
 class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):

@@ -12,8 +12,7 @@ import numpy as np
 from rlzmq.core.tree import tree_map, tree_stack
 from rlzmq.episodes.agent_timelines import AgentTrack, Timeline
 from rlzmq.episodes.episode_columns import UnknownColumnError, located
-from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
-from rlzmq.episodes.lookback_index import index_list, resolve_int, resolve_slice
+from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer, index_list, resolve_int, resolve_slice
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
 __all__ = ["MultiAgentGetters"]

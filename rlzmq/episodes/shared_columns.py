@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rlzmq.core.tree import tree_leaves, tree_map
-from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.agent_timelines import AgentTrack, Timeline
+from rlzmq.episodes.batch_columns import BatchColumns
+from rlzmq.episodes.columns import TABLE, Columns
 from rlzmq.episodes.episode_columns import REWARD_SPACE, InfosBuffer
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
-if TYPE_CHECKING:
-    from rlzmq.episodes.batch_columns import BatchColumns
+__all__ = [
+    "SharedColumns",
+    "is_changed",
+    "is_changed_of_agents",
+    "new_episode",
+    "new_episode_of_agents",
+    "unread_infos",
+]
 
-__all__ = ["SharedColumns", "is_changed", "is_changed_multi_agent", "multi_agent_facts", "unread_infos"]
-
-# One chunk's values of `batch_columns.TABLE`.
+# One chunk's values of `columns.TABLE`.
 Row = tuple[int, int, int, int, bool, bool, int]
 
 
@@ -229,11 +235,57 @@ def unread_infos(episode: SingleAgentEpisode) -> dict[int, dict[str, Any]] | Non
     return None
 
 
-def multi_agent_facts(episode: MultiAgentEpisode) -> tuple[list[Any], list[Any]]:
-    """Return what tells whether an item of a `MultiAgentEpisodeBatch` was changed: values, and objects.
+def new_episode(batch: BatchColumns, position: int) -> SingleAgentEpisode:
+    """Return a chunk of a batch of one agent as an episode."""
+    row: Any = tuple(getattr(batch, name).item(position) for name in TABLE)
+    return SharedColumns(batch).episode(position, row)
 
-    The objects are references instead of ids, because ids of freed objects are reused.
-    """
+
+def new_episode_of_agents(batch: BatchColumns, e: int) -> MultiAgentEpisode:
+    """Return a chunk of a batch of several agents as an episode."""
+    left = batch.leftovers.get(e, {})
+    episode = MultiAgentEpisode(
+        batch.episode_ids[e],
+        left.get("agent_module_ids"),
+        batch.agent_to_module_mapping_fn,
+        observation_space=batch.observation_space,
+        action_space=batch.action_space,
+    )
+    timeline = Timeline(int(batch.t_started[e]), int(batch.lookback[e]))
+    timeline.env_t += int(batch.length[e])
+    timeline.is_terminated, timeline.is_truncated = bool(batch.terminated[e]), bool(batch.truncated[e])
+    timeline.departed = dict(left.get("departed", ()))
+    timeline.early_rewards = dict(left.get("early_rewards", ()))
+    found = []
+    for group in batch.groups or ():
+        of_episode, order, env_ts = group.links
+        for c in np.flatnonzero(of_episode == e).tolist():
+            sae = new_episode(group, c)
+            first = int(group.start[c])
+            times = env_ts[first - int(group.lookback[c]) : first + int(group.length[c]) + 1].tolist()
+            track = AgentTrack.of_chunk(
+                times, sae.is_terminated, sae.is_truncated, group.leftovers.get(c, {})
+            )
+            if track.output_keys is None and len(times) > 1:
+                track.output_keys = frozenset(sae.extra_model_outputs)
+            if batch.observation_space:
+                sae.observation_space = batch.observation_space.get(sae.agent_id)
+            if batch.action_space:
+                sae.action_space = batch.action_space.get(sae.agent_id)
+            found.append((int(order[c]), sae, track))
+    for _, sae, track in sorted(found, key=lambda item: item[0]):
+        timeline.tracks[sae.agent_id] = track
+        episode.agent_episodes[sae.agent_id] = sae
+        episode._agent_module_ids.setdefault(sae.agent_id, sae.module_id or episode.module_for(sae.agent_id))
+    episode._timeline = timeline
+    episode.custom_data = dict(batch.custom_data.get(e, ()))
+    episode._duration_s = 0.0 if batch.duration_s is None else float(batch.duration_s[e])
+    episode._source = _facts_of_agents(episode)
+    return episode
+
+
+def _facts_of_agents(episode: MultiAgentEpisode) -> tuple[list[Any], list[Any]]:
+    """Return what tells whether an episode of several agents was changed: values, and objects (ids are reused)."""
     values = [
         episode.id_,
         episode.env_t_started,
@@ -246,10 +298,10 @@ def multi_agent_facts(episode: MultiAgentEpisode) -> tuple[list[Any], list[Any]]
     return values, [*episode.agent_episodes.values(), *episode.custom_data.values()]
 
 
-def is_changed_multi_agent(episode: MultiAgentEpisode) -> bool:
-    """Return whether an item of a `MultiAgentEpisodeBatch` or an agent's episode differs from the batch's columns."""
+def is_changed_of_agents(episode: MultiAgentEpisode) -> bool:
+    """Return whether an item of a batch of several agents, or an agent's episode, differs from the columns."""
     values, objects = episode._source
-    values_now, objects_now = multi_agent_facts(episode)
+    values_now, objects_now = _facts_of_agents(episode)
     return (
         values_now != values
         or not _are_same(objects_now, objects)

@@ -20,15 +20,13 @@ from rlzmq.connectors.common.numpy_to_tensor import to_tensor
 from rlzmq.connectors.learner.whole_batch_estimator import FORWARD_OUTPUTS
 from rlzmq.connectors.rl_modules import initial_state, max_seq_len
 from rlzmq.core.tree import tree_leaves, tree_map, tree_rows
-from rlzmq.episodes.batch_columns import ragged_arange
-from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns, ragged_arange
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 
 if TYPE_CHECKING:
     from rlzmq.connectors.learner.whole_batch_estimator import WholeBatchEstimator
     from rlzmq.connectors.plans import LearnerPlan
-    from rlzmq.replay.transitions import Transitions
+    from rlzmq.replay.step_store import Transitions
 
 __all__ = ["fused_columns", "transition_columns"]
 
@@ -44,7 +42,7 @@ _NOT_GATHERED = (Columns.OBS, Columns.STATE_OUT, Columns.STATE_IN, Columns.INFOS
 def fused_columns(
     learner_connector: Any,
     module: Any,
-    episodes: EpisodeBatch | MultiAgentEpisodeBatch,
+    episodes: EpisodeBatch,
     device: torch.device,
     *,
     keeps_forward: bool = False,
@@ -63,12 +61,12 @@ def fused_columns(
         The train batch; None if a piece of the pipeline, or the data, requires the per-episode protocol.
     """
     plan = _plan_of(learner_connector)
-    if plan is None or plan.multi_agent != isinstance(episodes, MultiAgentEpisodeBatch):
+    if plan is None or plan.multi_agent != (episodes.groups is not None):
         return None
-    if isinstance(episodes, MultiAgentEpisodeBatch):
-        parts = {module_id: _chunks_of(episodes, module_id) for module_id in episodes.module_ids}
-    else:
+    if episodes.groups is None:
         parts = {DEFAULT_MODULE_ID: None if episodes.agent_ids is not None else episodes}
+    else:
+        parts = {module_id: _chunks_of(episodes, module_id) for module_id in episodes.get_module_ids()}
     result: dict[str, dict[str, Any]] = {}
     for module_id, chunks in parts.items():
         if module_id not in module:
@@ -109,14 +107,14 @@ def _plan_of(learner_connector: Any) -> LearnerPlan | None:
     return plan
 
 
-def _chunks_of(episodes: MultiAgentEpisodeBatch, module_id: str) -> EpisodeBatch | None:
+def _chunks_of(episodes: EpisodeBatch, module_id: str) -> EpisodeBatch | None:
     """Return the chunks of a module's agents, episode by episode; None if their columns differ."""
     parts, keys = [], []
-    for rows in episodes.rows:
-        mine = np.flatnonzero([mid == module_id for mid in rows.batch.module_ids or ()])
+    for group in episodes.agent_batches:
+        mine = group.select(group.is_of(module_id))
         if len(mine):
-            parts.append(rows.batch.select(mine))
-            keys.append((rows.order[mine], rows.episode[mine]))
+            parts.append(mine)
+            keys.append((mine.order, mine.episode))
     if any(part.columns.keys() != parts[0].columns.keys() for part in parts):
         return None
     batch = parts[0] if len(parts) == 1 else EpisodeBatch.concat(parts)

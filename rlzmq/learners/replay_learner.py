@@ -16,18 +16,13 @@ from rlzmq.connectors.rl_modules import initial_state, max_seq_len
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.tree import tree_map
 from rlzmq.core.update_plan import ReplayRatio, UpdatePlan
-from rlzmq.episodes.batch_columns import ragged_arange
-from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns, ragged_arange
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.schedule import Schedule
 from rlzmq.learners.sources import BatchSource, batches_of, num_env_steps_of
 from rlzmq.learners.target_network_learner import TargetNetworkLearner
-from rlzmq.replay import EpisodeReplayBuffer, MultiAgentEpisodeReplayBuffer, ReplayBuffer
-from rlzmq.replay.divided_states import divide_buffers
-from rlzmq.replay.multi_agent_episode_replay_buffer import (
-    MultiAgentPrioritizedEpisodeReplayBuffer,
-    joined,
-)
+from rlzmq.replay import EpisodeReplayBuffer, ReplayBuffer, joined
+from rlzmq.replay.replay_buffer import divide_buffers
 
 __all__ = [
     "REPLAY_KEY",
@@ -41,9 +36,6 @@ __all__ = [
 
 REPLAY_KEY = "replay_key"
 """Column of sampled batches, int64: identifies the first step of a row."""
-
-# Arguments of `sample` that `sample_transitions` has, too.
-_OF_TRANSITIONS = {"rng", "n_step", "gamma", "beta"}
 
 
 @dataclass(frozen=True)
@@ -156,7 +148,6 @@ class EpisodeReplay(BatchSource):
         self.options = options
         self._beta = Schedule(options["beta"], "beta") if "beta" in options else None
         self.progress: ReplayRatio = ReplayRatio(train_ratio, warm_up)
-        self._modules: frozenset[str] | None = None
         self._trained: frozenset[str] | None = None
 
     @classmethod
@@ -170,20 +161,15 @@ class EpisodeReplay(BatchSource):
 
     @property
     def divides_by_module(self) -> bool:
-        return isinstance(self.buffer, MultiAgentEpisodeReplayBuffer)
+        return self.buffer.divides_by_module
 
     def set_modules(self, module_ids: Collection[str], trained: Collection[str]) -> None:
-        assert isinstance(self.buffer, MultiAgentEpisodeReplayBuffer)
-        self._modules, self._trained = frozenset(module_ids), frozenset(trained)
-        for module_id in self.buffer.buffers.keys() - self._modules:
-            self.buffer.remove_module(module_id)
+        self._trained = frozenset(trained)
+        self.buffer.keep_modules(module_ids)
 
     def add(self, episodes: Any) -> None:
         for batch in batches_of(episodes):
-            if isinstance(self.buffer, MultiAgentEpisodeReplayBuffer):
-                self.buffer.add(batch, module_ids=self._modules)
-            else:
-                self.buffer.add(batch)
+            self.buffer.add(batch)
         self._num_added += num_env_steps_of(episodes)
 
     def plan_batches(self, num_fresh: int, num_ranks: int) -> int:
@@ -197,7 +183,7 @@ class EpisodeReplay(BatchSource):
                 yield []
                 continue
             num_items = min(self.batch_size, len(self.buffer))
-            if isinstance(self.buffer, MultiAgentEpisodeReplayBuffer):
+            if self.buffer.divides_by_module:
                 module_ids = self.buffer.get_module_ids()
                 if self._trained is not None:
                     module_ids = [module_id for module_id in module_ids if module_id in self._trained]
@@ -213,26 +199,16 @@ class EpisodeReplay(BatchSource):
     ) -> Sequence[EpisodeBatch]:
         """Draw items from the steps of one module: a batch, or up to `most` if the buffer can draw them at once."""
         burn_in = self.burn_ins.get(module_id)
-        buffer: ReplayBuffer = self.buffer
         options = {**self.options, "rng": rng, **({} if burn_in is None else burn_in.options)}
         if self._beta is not None:
             options["beta"] = self._beta.value(self.progress.num_sampled)
-        if isinstance(buffer, MultiAgentEpisodeReplayBuffer):
-            batch = buffer.sample_modules(num_items, modules_to_sample=[module_id], **options)[module_id]
-            buffer = buffer.buffers[module_id]
-        elif (
-            isinstance(buffer, EpisodeReplayBuffer)
-            and type(buffer).sample is EpisodeReplayBuffer.sample
-            and options.keys() <= _OF_TRANSITIONS
-            and buffer.batch_length_T == 1
-        ):
-            return buffer.sample_transitions(num_items, num_samples=most, **options)
-        else:
-            batch = buffer.sample(num_items, **options)
+        samples = self.buffer.draw(module_id, num_items, num_samples=most, **options)
         if burn_in is not None:
+            buffer = self.buffer.of_module(module_id)
             assert isinstance(buffer, EpisodeReplayBuffer)
-            burn_in.extend(batch, buffer.state_before)
-        return [batch]
+            for batch in samples:
+                burn_in.extend(batch, buffer.state_before)
+        return samples
 
     @property
     def keeps_data(self) -> bool:
@@ -248,9 +224,7 @@ class EpisodeReplay(BatchSource):
 
     @property
     def num_agent_steps_not_kept(self) -> int:
-        if isinstance(self.buffer, MultiAgentEpisodeReplayBuffer):
-            return self.buffer.num_agent_steps_not_kept
-        return 0
+        return self.buffer.num_agent_steps_not_kept
 
     @property
     def num_bytes(self) -> int:
@@ -260,10 +234,8 @@ class EpisodeReplay(BatchSource):
         return self.buffer.get_metrics()
 
     def update_priorities(self, module_id: str, td_errors: Any, keys: Any) -> None:
-        if isinstance(self.buffer, MultiAgentPrioritizedEpisodeReplayBuffer):
-            self.buffer.update_priorities(td_errors, module_id, keys)
-        elif self.buffer.uses_priorities:
-            self.buffer.update_priorities(td_errors, keys)
+        if self.buffer.uses_priorities:
+            self.buffer.of_module(module_id).update_priorities(td_errors, keys)
 
     def checkpoint(self) -> Any:
         self.buffer.mark()
@@ -291,9 +263,6 @@ class _ReplaySettings(Protocol):
     gamma: float
     n_step: int | tuple[int, int]
     train_batch_size_per_learner: int
-
-    @property
-    def is_multi_agent(self) -> bool: ...
 
     @property
     def replay_buffer_config(self) -> dict[str, Any]: ...
@@ -365,7 +334,7 @@ class ReplayLearner(TargetNetworkLearner):
         super()._on_modules_changed()
         if isinstance(self.source, EpisodeReplay):
             self.source.burn_ins = self._burn_ins()
-            if isinstance(self.source.buffer, MultiAgentEpisodeReplayBuffer):
+            if self.source.divides_by_module:
                 self.source.buffer.keeps_extra_model_outputs = self.source.burn_ins.keys()
 
     @classmethod
@@ -420,9 +389,8 @@ class ReplayLearner(TargetNetworkLearner):
         kind = settings.replay_buffer_class
         arguments = {name: given[name] for name in kind.settings() if name in given}
         arguments["capacity"] = -(-given["capacity"] // plan.num_ranks)
-        if issubclass(kind, EpisodeReplayBuffer | MultiAgentEpisodeReplayBuffer):
-            keeps = burn_ins.keys() if settings.is_multi_agent else bool(burn_ins)
-            arguments["keeps_extra_model_outputs"] = keeps
+        if "keeps_extra_model_outputs" in kind.settings():
+            arguments["keeps_extra_model_outputs"] = burn_ins.keys()
         options: dict[str, Any] = {"n_step": settings.n_step, "gamma": settings.gamma}
         if kind.uses_priorities:
             options["beta"] = given["beta"]

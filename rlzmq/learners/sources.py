@@ -254,7 +254,7 @@ class CircularBuffer(BatchSource):
 
 def batches_of(episodes: Any) -> list[Any]:
     """Return the argument of `BatchSource.add` as a list of batches, or of one list of episodes."""
-    if hasattr(episodes, "columns") or hasattr(episodes, "rows"):
+    if hasattr(episodes, "columns"):
         return [episodes]
     items = list(episodes)
     if items and not hasattr(items[0], "num_env_steps"):

@@ -13,16 +13,11 @@ from torch import Tensor
 from rlzmq.connectors.common.numpy_to_tensor import to_tensor
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
-from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.episode_joining import concat_joined
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.episodes.episode_batch import EpisodeBatch, concat_joined
 from rlzmq.learners.fused_batch import fused_columns, transition_columns
-from rlzmq.replay.transitions import Transitions
+from rlzmq.replay.step_store import Transitions
 
 __all__ = ["TrainBatch", "TrainBatchBuilder"]
-
-
-_BATCHES = (EpisodeBatch, MultiAgentEpisodeBatch)
 
 
 @dataclass
@@ -127,7 +122,7 @@ class TrainBatchBuilder:
                 return TrainBatch({DEFAULT_MODULE_ID: rows}, num_rows, {DEFAULT_MODULE_ID: num_rows})
         episodes = _without_nesting(episodes)
         columns: dict[str, dict[str, Any]] | None = None
-        if isinstance(episodes, _BATCHES):
+        if isinstance(episodes, EpisodeBatch):
             episodes = episodes.updated()
             num_env_steps = _num_trained_env_steps(episodes)
             if self.use_fused_path:
@@ -137,7 +132,7 @@ class TrainBatchBuilder:
         else:
             num_env_steps = sum(episode.env_steps() for episode in episodes)
         if columns is None:
-            if isinstance(episodes, _BATCHES):
+            if isinstance(episodes, EpisodeBatch):
                 episodes = episodes[:]  # a copy, since the pieces' changes must not accumulate over updates
             episodes = [episode for episode in episodes if len(episode)]
             outputs = self._by_module(
@@ -187,18 +182,14 @@ class TrainBatchBuilder:
         return train_batch
 
 
-def _num_trained_env_steps(episodes: EpisodeBatch | MultiAgentEpisodeBatch) -> int:
+def _num_trained_env_steps(episodes: EpisodeBatch) -> int:
     """Return the number of env steps, without those that the agents' losses leave out."""
-    batches = [episodes] if isinstance(episodes, EpisodeBatch) else [rows.batch for rows in episodes.rows]
+    batches = episodes.agent_batches
     if all(Columns.LOSS_MASK not in batch.columns for batch in batches):
         return episodes.num_env_steps
-    groups = (
-        [(np.arange(len(episodes)), episodes)]
-        if isinstance(episodes, EpisodeBatch)
-        else [(rows.episode, rows.batch) for rows in episodes.rows]
-    )
     num_trained = np.zeros(len(episodes), np.int64)
-    for episode, batch in groups:
+    for batch in batches:
+        episode = np.arange(len(batch)) if batch.episode is None else batch.episode
         mask = batch.columns.get(Columns.LOSS_MASK)
         of_chunks = batch.length
         if mask is not None:
@@ -212,19 +203,14 @@ def _without_nesting(episodes: Any) -> Any:
 
     Chunks that continue each other under the same weights become one, so that no return is cut where a fragment ended.
     """
-    if isinstance(episodes, _BATCHES):
+    if isinstance(episodes, EpisodeBatch):
         return episodes
     episodes = list(episodes)
-    for kind in _BATCHES:
-        if episodes and all(isinstance(episode, kind) for episode in episodes):
-            if len(episodes) == 1:
-                return episodes[0]
-            if kind is MultiAgentEpisodeBatch:
-                return kind.concat(episodes)
-            return concat_joined(episodes)
+    if episodes and all(isinstance(episode, EpisodeBatch) for episode in episodes):
+        return episodes[0] if len(episodes) == 1 else concat_joined(episodes)
     flat: list[Any] = []
     for episode in episodes:
-        if isinstance(episode, _BATCHES):
+        if isinstance(episode, EpisodeBatch):
             flat.extend(episode)
         else:
             flat.append(episode)

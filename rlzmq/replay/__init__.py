@@ -8,17 +8,17 @@ your own.
 ``open_shards`` maps such files into memory. Minari datasets can be converted in both directions.
 """
 
-from rlzmq.replay.episode_recorder import EpisodeRecorder
 from rlzmq.replay.episode_replay_buffer import EpisodeReplayBuffer
 from rlzmq.replay.hindsight_episode_replay_buffer import HindsightEpisodeReplayBuffer
 from rlzmq.replay.minari_data import export_to_minari, import_from_minari
 from rlzmq.replay.multi_agent_episode_replay_buffer import (
     MultiAgentEpisodeReplayBuffer,
     MultiAgentPrioritizedEpisodeReplayBuffer,
+    joined,
 )
 from rlzmq.replay.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
 from rlzmq.replay.replay_buffer import ReplayBuffer
-from rlzmq.replay.shards import open_shards, write_shard
+from rlzmq.replay.shards import EpisodeRecorder, open_shards, write_shard
 
 __all__ = [
     "EpisodeRecorder",
@@ -31,6 +31,7 @@ __all__ = [
     "buffer_class",
     "export_to_minari",
     "import_from_minari",
+    "joined",
     "open_shards",
     "write_shard",
 ]
@@ -55,13 +56,8 @@ def buffer_class(kind: object, *, multi_agent: bool) -> type[ReplayBuffer]:
     """
     if isinstance(kind, str):
         kind = _BY_NAME.get(f"MultiAgent{kind}" if multi_agent else kind, _BY_NAME.get(kind))
-    of_agents = isinstance(kind, type) and issubclass(kind, MultiAgentEpisodeReplayBuffer)
-    if isinstance(kind, type) and issubclass(kind, ReplayBuffer) and of_agents == multi_agent:
+    if isinstance(kind, type) and issubclass(kind, ReplayBuffer) and kind.divides_by_module == multi_agent:
         return kind
     agents = "several agents" if multi_agent else "one agent"
-    names = [
-        name
-        for name, cls in _BY_NAME.items()
-        if issubclass(cls, MultiAgentEpisodeReplayBuffer) == multi_agent
-    ]
+    names = [name for name, cls in _BY_NAME.items() if cls.divides_by_module == multi_agent]
     raise ValueError(f"expected a ReplayBuffer of {agents} ({', '.join(names)}, or your own subclass)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from rlzmq.core.tree import tree_map, tree_rows
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.replay.replay_buffer import ReplayBuffer
-from rlzmq.replay.step_store import NONE, STEP_COLUMNS, StepStore
-from rlzmq.replay.transitions import Transitions, of_items
+from rlzmq.replay.step_store import NONE, STEP_COLUMNS, StepStore, Transitions, of_items
 
 __all__ = ["EpisodeReplayBuffer"]
 
@@ -24,6 +24,8 @@ IntArray = NDArray[np.int64]
 _SLOT_BITS = 32
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
 _MOST_REDRAWS = 64
+# Arguments of `sample` that `sample_transitions` has, too.
+_OF_TRANSITIONS = {"rng", "n_step", "gamma", "beta"}
 # Rows of several samples that are read at once; they should stay in a core's cache.
 _BYTES_AT_ONCE = 2**20
 
@@ -45,11 +47,12 @@ class EpisodeReplayBuffer(ReplayBuffer):
         capacity: Env steps, >= 1; a single episode may exceed it.
         batch_size_B, batch_length_T: Default number of items in a sample, and of steps in an item.
         metrics_num_episodes_for_smoothing: Number of newest samples whose mean is ``actual_n_step`` in `get_metrics`.
-        keeps_extra_model_outputs: Whether to store extra model outputs; without them, steps take less memory.
+        keeps_extra_model_outputs: Whether to store extra model outputs (or ids of modules whose outputs to store);
+            without them, steps take less memory.
         seed: Seed of the generator that `sample` uses by default; None: from the operating system.
 
     Attributes:
-        on_removed: Called with the slots of steps that were removed.
+        on_steps: Called with the slots of steps, and 1 after they were added, -1 when they are removed.
         on_episode: Called with an episode's id and 1 when its first step is stored, -1 when its last one is removed.
     """
 
@@ -62,7 +65,7 @@ class EpisodeReplayBuffer(ReplayBuffer):
         batch_size_B: int = 16,
         batch_length_T: int = 1,
         metrics_num_episodes_for_smoothing: int = 100,
-        keeps_extra_model_outputs: bool = True,
+        keeps_extra_model_outputs: bool | Collection[str] = True,
         seed: int | None = None,
     ) -> None:
         for name, value in (
@@ -76,9 +79,9 @@ class EpisodeReplayBuffer(ReplayBuffer):
         self.capacity = capacity
         self.batch_size_B = batch_size_B
         self.batch_length_T = batch_length_T
-        self._keeps_extra_model_outputs = keeps_extra_model_outputs
+        self._keeps_extra_model_outputs = bool(keeps_extra_model_outputs)
         self._rng = np.random.default_rng(seed)
-        self.on_removed: Callable[[IntArray], None] = lambda slots: None
+        self.on_steps: Callable[[IntArray, int], None] = lambda slots, change: None
         self.on_episode: Callable[[str, int], None] = lambda episode_id, change: None
         self._store = self._new_store()
         self._num_sampled = self._num_items_sampled = self._num_redrawn = 0
@@ -87,13 +90,13 @@ class EpisodeReplayBuffer(ReplayBuffer):
     def _new_store(self) -> StepStore:
         return StepStore(
             self.capacity,
-            self._forget,
+            self._note_steps,
             on_episode=lambda episode_id, change: self.on_episode(episode_id, change),
             keeps_extra_model_outputs=self._keeps_extra_model_outputs,
         )
 
-    def _forget(self, slots: IntArray) -> None:
-        self.on_removed(slots)
+    def _note_steps(self, slots: IntArray, change: int) -> None:
+        self.on_steps(slots, change)
 
     # -- facts ----------------------------------------------------------------------------------------
 
@@ -163,12 +166,12 @@ class EpisodeReplayBuffer(ReplayBuffer):
             TypeError: `episodes` is anything else, including multi-agent episodes.
             ValueError: The columns differ from those of earlier episodes.
         """
-        for batch in _as_batches(episodes):
+        for batch in as_batches(episodes):
             self._add(batch)
 
-    def _add(self, batch: EpisodeBatch) -> IntArray:
+    def _add(self, batch: EpisodeBatch, labels: Mapping[str, IntArray] | None = None) -> IntArray:
         """Add a batch; return the slots of the new steps."""
-        return self._store.add(batch)
+        return self._store.add(batch, labels=labels)
 
     def mark(self) -> None:
         """Make later calls of `add` undoable, until the next `mark`."""
@@ -263,6 +266,17 @@ class EpisodeReplayBuffer(ReplayBuffer):
         for name, values in self._of_drawn(drawn, beta).items():
             batch.columns[name] = values.repeat(batch.lookback + batch.length + 1)
         return self._filled(batch, slots, include_infos, include_extra_model_outputs)
+
+    def draw(
+        self, module_id: str, num_items: int, *, num_samples: int = 1, **options: Any
+    ) -> Sequence[EpisodeBatch]:
+        if (
+            type(self).sample is EpisodeReplayBuffer.sample
+            and options.keys() <= _OF_TRANSITIONS
+            and self.batch_length_T == 1
+        ):
+            return self.sample_transitions(num_items, num_samples=num_samples, **options)
+        return super().draw(module_id, num_items, **options)
 
     def sample_transitions(
         self,
@@ -547,30 +561,38 @@ def drawn_n(n_step: int | tuple[int, int] | None, num: int, rng: np.random.Gener
     return least if least == most else rng.integers(least, most, num, endpoint=True)
 
 
-def _as_batches(episodes: Any) -> list[EpisodeBatch]:
-    if isinstance(episodes, EpisodeBatch):
-        return [_single_agent(episodes.updated())]
-    if isinstance(episodes, SingleAgentEpisode):
-        return [EpisodeBatch.from_episodes([episodes])]
-    if not isinstance(episodes, Iterable) or isinstance(episodes, Mapping | str):
-        raise TypeError(
-            f"replay buffer: expected SingleAgentEpisodes or EpisodeBatches, got {type(episodes).__name__}."
-        )
-    items: Sequence[Any] = list(episodes)
-    if all(isinstance(item, EpisodeBatch) for item in items):
-        return [_single_agent(item.updated()) for item in items]
-    for item in items:
-        if not isinstance(item, SingleAgentEpisode):
+def as_batches(episodes: Any, *, of_agents: bool = False) -> list[EpisodeBatch]:
+    """Return the argument of `add` as batches.
+
+    Raises:
+        TypeError: It is something else, or not of one agent (`of_agents`: of several).
+    """
+    if isinstance(episodes, EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode):
+        episodes = [episodes]
+    given: Sequence[Any] = []
+    if isinstance(episodes, Iterable) and not isinstance(episodes, Mapping | str):
+        given = list(episodes)
+    else:
+        raise _wrong_type(episodes, of_agents)
+    if not all(isinstance(item, EpisodeBatch) for item in given):
+        for item in given:
+            if not isinstance(item, MultiAgentEpisode if of_agents else SingleAgentEpisode):
+                raise _wrong_type(item, of_agents)
+        given = [EpisodeBatch.from_episodes(given)]
+    batches = [batch.updated() for batch in given]
+    for batch in batches:
+        if (batch.groups is not None) != of_agents and len(batch):
+            raise _wrong_type(batch, of_agents)
+        if batch.agent_ids is not None and len(set(map(repr, batch.agent_ids))) > 1:
             raise TypeError(
-                f"replay buffer: expected SingleAgentEpisodes or EpisodeBatches, got {type(item).__name__}. For "
-                "multi-agent episodes, add the episodes of each module's agents to a buffer of that module."
+                "replay buffer: expected chunks of one agent, got several agents, whose episodes share one id."
             )
-    return [EpisodeBatch.from_episodes(items)] if items else []
+    return batches
 
 
-def _single_agent(batch: EpisodeBatch) -> EpisodeBatch:
-    if batch.agent_ids is not None and len(set(map(repr, batch.agent_ids))) > 1:
-        raise TypeError(
-            "replay buffer: expected chunks of one agent, got several agents, whose episodes share one id."
-        )
-    return batch
+def _wrong_type(episodes: Any, of_agents: bool) -> TypeError:
+    kind = "MultiAgentEpisodes" if of_agents else "SingleAgentEpisodes"
+    return TypeError(
+        f"replay buffer: expected {kind} or EpisodeBatches of them, got {type(episodes).__name__} {episodes!r:.80}."
+        + ("" if of_agents else " Episodes of several agents go into a MultiAgentEpisodeReplayBuffer.")
+    )

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rlzmq.episodes.agent_rows import AgentRows
-from rlzmq.episodes.batch_columns import ragged_arange
+from rlzmq.episodes.columns import ragged_arange
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
-from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.replay.agent_steps import AgentCounts, EnvSteps
 from rlzmq.replay.episode_replay_buffer import (
     _SLOT_MASK,
     EpisodeReplayBuffer,
     IntArray,
+    as_batches,
     check_samples_episodes,
     drawn_n,
 )
@@ -67,6 +64,7 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
     """
 
     draws_sequences: ClassVar[bool] = True
+    divides_by_module: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -85,8 +83,9 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
         self.buffers: dict[str, EpisodeReplayBuffer] = {}
         self.keeps_extra_model_outputs = keeps_extra_model_outputs
         self._rng = np.random.default_rng(seed)
-        self._env_steps = EnvSteps()
-        self._agents = AgentCounts()
+        self._env_steps = _EnvSteps()
+        self._agents = _AgentCounts()
+        self._kept_modules: frozenset[str] | None = None
         self._num_episodes_added = 0
         self._num_not_kept = 0
         self._marked: tuple[int, int] | None = None  # the two numbers above at the last `mark`
@@ -180,67 +179,69 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
 
     # -- in -------------------------------------------------------------------------------------------
 
-    def add(self, episodes: Any, weight: Any = None, *, module_ids: Collection[str] | None = None) -> None:
-        """Add multi-agent episodes or chunks of them; lookback parts are ignored.
+    def add(self, episodes: Any, weight: Any = None) -> None:
+        """Add multi-agent episodes or chunks of them; lookback parts are ignored. See `keep_modules`.
 
         Args:
-            episodes: A MultiAgentEpisode, a MultiAgentEpisodeBatch, or a list of either.
+            episodes: A MultiAgentEpisode, an EpisodeBatch of several agents, or a list of either.
             weight: Priority of the new steps, or priorities by module; None: the highest so far. Prioritized buffers
                 only.
-            module_ids: Modules whose steps are stored; other modules' steps are only counted. None: all.
 
         Raises:
             TypeError: `episodes` is anything else, or a weight is given to a uniform buffer.
             ValueError: A module's columns differ from those of its earlier steps.
         """
-        for batch in _as_batches(episodes):
+        for batch in as_batches(episodes, of_agents=True):
             self._num_episodes_added += self._env_steps.add(batch)
-            for module_id in batch.module_ids:
-                if module_ids is not None and module_id not in module_ids:
+            for module_id in batch.get_module_ids():
+                if self._kept_modules is not None and module_id not in self._kept_modules:
                     self._num_not_kept += sum(
-                        int(rows.batch.length[_of_module(rows, module_id)].sum()) for rows in batch.rows
+                        int(group.length[group.is_of(module_id)].sum()) for group in batch.agent_batches
                     )
                     continue
                 own_weight = weight.get(module_id) if isinstance(weight, Mapping) else weight
-                for rows in batch.rows:
-                    self._add_rows(module_id, batch, rows, own_weight)
+                for group in batch.agent_batches:
+                    self._add_group(module_id, batch, group, own_weight)
+            self._env_steps.trim()
             self._env_steps.forget_done(batch)
 
-    def _add_rows(self, module_id: str, batch: MultiAgentEpisodeBatch, rows: AgentRows, weight: Any) -> None:
-        mine = np.flatnonzero(_of_module(rows, module_id) & (rows.batch.length > 0))
-        if not len(mine):
+    def keep_modules(self, module_ids: Collection[str]) -> None:
+        """Remove the steps of other modules, and store only those of these modules from now on."""
+        self._kept_modules = frozenset(module_ids)
+        for module_id in self.buffers.keys() - self._kept_modules:
+            self.remove_module(module_id)
+
+    def _add_group(self, module_id: str, batch: EpisodeBatch, group: EpisodeBatch, weight: Any) -> None:
+        chunks = group.select(group.is_of(module_id) & (group.length > 0))
+        if not len(chunks):
             return
-        chunks = rows.batch.select(mine)
-        episodes = [batch.episode_ids[e] for e in rows.episode[mine].tolist()]
+        of_chunks, _, env_ts = chunks.links
+        episodes = [batch.episode_ids[e] for e in of_chunks.tolist()]
         # Each agent's part is an episode in its module's buffer.
         chunks.episode_ids = [
             f"{of}/{agent}" for of, agent in zip(episodes, chunks.agent_ids or (), strict=True)
         ]
         chunks.agent_ids = None
-        buffer = self._buffer_of(module_id)
-        num_before = buffer.get_added_timesteps()
-        agents = self._agents.add(chunks)
-        slots = self._add_chunks(buffer, chunks, weight)
-        first_observations = np.cumsum(rows.counts)[mine] - chunks.length - 1
-        env_ts = rows.obs_env_ts[ragged_arange(first_observations, chunks.length)]
-        numbers = self._env_steps.numbers_of(episodes, chunks.length, env_ts)
-        store = buffer._store
-        places = store.serial[slots] - num_before
-        self._env_steps.store(module_id, store.num_slots, slots, numbers[places])
-        self._agents.store(module_id, store.num_slots, slots, agents[places])
+        labels = {
+            "agent": self._agents.add(chunks),
+            "env_step": self._env_steps.numbers_of(episodes, chunks.length, env_ts[chunks.step_slots()]),
+        }
+        self._add_chunks(self._buffer_of(module_id), chunks, labels, weight)
 
     def _buffer_of(self, module_id: str) -> EpisodeReplayBuffer:
         if module_id not in self.buffers:
             buffer = self.buffers[module_id] = self._new_buffer(module_id)
-            buffer.on_removed = partial(self._on_removed, module_id)
+            buffer.on_steps = partial(self._on_steps, buffer)
             buffer.on_episode = self._agents.on_episode
             if self._marked is not None:
                 buffer.mark()
         return self.buffers[module_id]
 
-    def _on_removed(self, module_id: str, slots: IntArray) -> None:
-        self._env_steps.remove(module_id, slots)
-        self._agents.remove(module_id, slots)
+    def _on_steps(self, buffer: EpisodeReplayBuffer, slots: IntArray, change: int) -> None:
+        labels = buffer._store.labels
+        if labels:  # they follow the steps when a state is restored
+            self._env_steps.count(labels["env_step"][slots], change)
+            self._agents.count(labels["agent"][slots], change)
 
     def remove_module(self, module_id: str) -> None:
         """Remove all steps of a module. `undo` does not restore them."""
@@ -249,17 +250,19 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
             self._num_not_kept += len(buffer)
             if self._marked is not None:
                 self._marked = self._marked[0], self._marked[1] + len(buffer)
-            self._env_steps.remove_module(module_id)
-            self._agents.remove_module(module_id, buffer._store.episode_ids)
+            self._on_steps(buffer, buffer._store.ordered_steps(), -1)
+            for episode_id in buffer._store.episode_ids:
+                self._agents.on_episode(episode_id, -1)
 
-    def _add_chunks(self, buffer: Any, chunks: EpisodeBatch, weight: Any) -> IntArray:
-        """Add chunks to a module's buffer; return the slots of those new steps that were not evicted at once."""
+    def _add_chunks(
+        self, buffer: Any, chunks: EpisodeBatch, labels: dict[str, IntArray], weight: Any
+    ) -> None:
+        """Add chunks to a module's buffer."""
         if weight is not None:
             raise TypeError(
                 f"{type(self).__name__}.add: expected no weight, got {weight!r}: all steps are equally likely."
             )
-        slots: IntArray = buffer._add(chunks)
-        return slots
+        buffer._add(chunks, labels)
 
     def mark(self) -> None:
         """Make later calls of `add` and `remove` undoable, until the next `mark`."""
@@ -279,6 +282,10 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
         self._agents.undo()
         self._num_episodes_added, self._num_not_kept = self._marked
 
+    def of_module(self, module_id: str) -> EpisodeReplayBuffer:
+        """Return the buffer of a module's steps."""
+        return self.buffers[module_id]
+
     # -- out ------------------------------------------------------------------------------------------
 
     def sample(self, num_items: int | None = None, **arguments: Any) -> list[SingleAgentEpisode]:
@@ -286,6 +293,11 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
         return [
             episode for batch in self.sample_modules(num_items, **arguments).values() for episode in batch
         ]
+
+    def draw(
+        self, module_id: str, num_items: int, *, num_samples: int = 1, **options: Any
+    ) -> list[EpisodeBatch]:
+        return [self.sample_modules(num_items, modules_to_sample=[module_id], **options)[module_id]]
 
     def sample_modules(
         self,
@@ -361,8 +373,8 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
             )
         for module_id, batch in result.items():
             batch.module_ids = [module_id] * len(batch)
-            keys = batch.columns["replay_key"][batch.step_slots()]
-            self._agents.sampled(module_id, keys & _SLOT_MASK)
+            slots = batch.columns["replay_key"][batch.step_slots()] & _SLOT_MASK
+            self._agents.sampled(self.buffers[module_id]._store.labels["agent"][slots])
         return result
 
     def _sample_synchronized(
@@ -379,7 +391,7 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
             buffer = self.buffers[module_id]
             buffer._check_sample(n_step, 1)
             slots = buffer._store.steps(np.arange(len(buffer)))
-            env_steps = self._env_steps.of_slots(module_id, slots)
+            env_steps = buffer._store.labels["env_step"][slots]
             order = np.lexsort([slots, env_steps])
             stored[module_id] = env_steps[order], slots[order]
         common = reduce(np.intersect1d, (env_steps for env_steps, _ in stored.values()))
@@ -408,7 +420,8 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
         modules = {}
         for module_id, buffer in self.buffers.items():
             state = buffer.get_state()
-            state["env_steps"] = self._env_steps.of_slots(module_id, buffer._store.ordered_steps())
+            slots = buffer._store.ordered_steps()
+            state["env_steps"] = buffer._store.labels.get("env_step", slots)[slots]
             modules[module_id] = state
         return {
             "modules": modules,
@@ -420,17 +433,21 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the output of `get_state`, replacing all stored steps. The capacity is unchanged."""
-        self.buffers, self._env_steps, self._agents = {}, EnvSteps(), AgentCounts()
+        self.buffers, self._env_steps, self._agents = {}, _EnvSteps(), _AgentCounts()
         self._env_steps.set_state(state["env_steps"])
         for module_id, own in state["modules"].items():
             buffer = self._buffer_of(module_id)
             buffer.set_state(own)
             slots = buffer._store.ordered_steps()
             # If the capacity is smaller than before, only the newest steps are stored.
-            numbers = np.asarray(own["env_steps"], np.int64)[-len(slots) :]
-            self._env_steps.store(module_id, buffer._store.num_slots, slots, numbers)
-            agents = self._agents.numbers_of(own["episode_ids"], own["length"])[-len(slots) :]
-            self._agents.store(module_id, buffer._store.num_slots, slots, agents)
+            values = {
+                "env_step": np.asarray(own["env_steps"], np.int64),
+                "agent": self._agents.numbers_of(own["episode_ids"], own["length"]),
+            }
+            for name, of_steps in values.items():
+                label = buffer._store.labels[name] = np.zeros(buffer._store.num_slots, np.int64)
+                label[slots] = of_steps[len(of_steps) - len(slots) :]
+            self._on_steps(buffer, slots, 1)
         self._agents.set_state(state["agents"])
         self._num_episodes_added = int(state["num_episodes_added"])
         if self._marked is not None:
@@ -456,9 +473,10 @@ class MultiAgentPrioritizedEpisodeReplayBuffer(MultiAgentEpisodeReplayBuffer):
     def _new_buffer(self, module_id: str) -> PrioritizedEpisodeReplayBuffer:
         return PrioritizedEpisodeReplayBuffer(alpha=self.alpha, **self._arguments(module_id))
 
-    def _add_chunks(self, buffer: Any, chunks: EpisodeBatch, weight: Any) -> IntArray:
-        slots: IntArray = buffer._add(chunks, weight)
-        return slots
+    def _add_chunks(
+        self, buffer: Any, chunks: EpisodeBatch, labels: dict[str, IntArray], weight: Any
+    ) -> None:
+        buffer._add(chunks, labels, weight)
 
     def update_priorities(  # type: ignore[override]
         self, td_errors: Any, module_id: str, keys: Any = None
@@ -468,68 +486,233 @@ class MultiAgentPrioritizedEpisodeReplayBuffer(MultiAgentEpisodeReplayBuffer):
         Raises:
             KeyError: No step of the module was ever added.
         """
-        buffer = self.buffers[module_id]
-        assert isinstance(buffer, PrioritizedEpisodeReplayBuffer)
-        buffer.update_priorities(td_errors, keys)
+        self.of_module(module_id).update_priorities(td_errors, keys)
 
 
-def joined(samples: Mapping[str, EpisodeBatch]) -> MultiAgentEpisodeBatch:
+def joined(samples: Mapping[str, EpisodeBatch]) -> EpisodeBatch:
     """Return the items of several modules side by side, as a learner trains them.
 
     Item i of every module becomes an agent's chunk in multi-agent episode i, with the module's id as the agent's id.
     The number of env steps is that of the module with the most steps. Items are transitions or sequences.
     """
-    rows = []
+    groups = []
     for place, (module_id, items) in enumerate(samples.items()):
         items.agent_ids = items.module_ids = [module_id] * len(items)
         counts = items.lookback + items.length + 1
         positions = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        rows.append(AgentRows(items, np.arange(len(items)), np.full(len(items), place), positions))
-    num = max((len(group.batch) for group in rows), default=0)
+        items.episode, items.order = np.arange(len(items)), np.full(len(items), place)
+        items.env_ts = positions
+        groups.append(items)
+    num = max(map(len, groups), default=0)
     lengths, lookbacks = np.zeros((2, num), np.int64)
     terminated, truncated = np.ones((2, num), np.bool_)
-    for group in rows:
-        own, size = group.batch, len(group.batch)
+    for own in groups:
+        size = len(own)
         lengths[:size] = np.maximum(lengths[:size], own.length)
         lookbacks[:size] = np.maximum(lookbacks[:size], own.lookback)
         terminated[:size] &= own.terminated
         truncated[:size] &= own.truncated
-    return MultiAgentEpisodeBatch(
-        rows,
+    return EpisodeBatch(
+        {},
+        groups=groups,
         episode_ids=[f"replay-{i}" for i in range(num)],
-        env_t_started=lookbacks,
-        env_t=lookbacks + lengths,
+        t_started=lookbacks,
+        length=lengths,
         lookback=lookbacks,
         terminated=terminated,
         truncated=truncated,
     )
 
 
-def _as_batches(episodes: Any) -> Iterator[MultiAgentEpisodeBatch]:
-    if isinstance(episodes, MultiAgentEpisodeBatch):
-        yield episodes.updated()
-        return
-    if isinstance(episodes, MultiAgentEpisode):
-        episodes = [episodes]
-    if not isinstance(episodes, Iterable) or isinstance(episodes, Mapping | str):
-        raise _wrong_type(episodes)
-    items = list(episodes)
-    if items and all(isinstance(item, MultiAgentEpisodeBatch) for item in items):
-        yield from (item.updated() for item in items)
-        return
-    for item in items:
-        if not isinstance(item, MultiAgentEpisode):
-            raise _wrong_type(item)
-    if items:
-        yield MultiAgentEpisodeBatch.from_episodes(items)
+class _EnvSteps:
+    """Maps stored agent steps to the env steps at which they began. Env steps are numbered in the order of arrival.
+
+    Attributes:
+        num_added: Number of env steps added.
+        num_stored: Number of env steps with at least one stored agent step.
+    """
+
+    def __init__(self) -> None:
+        self.num_added = self.num_stored = 0
+        self._counts = np.zeros(0, np.int32)  # stored agent steps by env step, starting at number _first
+        self._first = 0
+        # Ongoing episodes: for each chunk its first env step's time and number.
+        self._chunks: dict[str, list[tuple[int, int]]] = {}
+        # `num_added` at the last mark, and the entries of _chunks at that time for the episodes changed since.
+        self._marked = 0
+        self._chunks_before: dict[str, list[tuple[int, int]]] = {}
+
+    def add(self, batch: EpisodeBatch) -> int:
+        """Number the env steps of a batch; return how many of its episodes are new."""
+        num_new = 0
+        lengths = batch.length.tolist()
+        for episode_id, begin, length in zip(
+            batch.episode_ids, batch.t_started.tolist(), lengths, strict=True
+        ):
+            if length:
+                num_new += episode_id not in self._chunks
+                self._chunks_before.setdefault(episode_id, self._chunks.get(episode_id, [])[:])
+                self._chunks.setdefault(episode_id, []).append((begin, self.num_added))
+                self.num_added += length
+        self._counts = np.concatenate([self._counts, np.zeros(sum(lengths), np.int32)])
+        return num_new
+
+    def forget_done(self, batch: EpisodeBatch) -> None:
+        """Drop the chunks of the batch's episodes that have ended."""
+        for e in np.flatnonzero(batch.terminated | batch.truncated).tolist():
+            self._chunks.pop(batch.episode_ids[e], None)
+
+    def mark(self) -> None:
+        """Make later calls of `add` and `forget_done` undoable."""
+        self._marked, self._chunks_before = self.num_added, {}
+
+    def undo(self) -> None:
+        """Drop the env steps added since `mark` that have no stored agent step any more."""
+        for episode_id, chunks in self._chunks_before.items():
+            if chunks:
+                self._chunks[episode_id] = chunks
+            else:
+                self._chunks.pop(episode_id, None)
+        self._chunks_before = {}
+        self.num_added = self._marked
+        self._first = min(self._first, self.num_added)
+        self._counts = self._counts[: self.num_added - self._first].copy()
+
+    def numbers_of(self, episode_ids: list[str], lengths: IntArray, env_ts: IntArray) -> IntArray:
+        """Return the numbers of env steps, int64 [lengths.sum()].
+
+        Args:
+            episode_ids: Episode ids of C agents' chunks.
+            lengths: int64 [C], number of steps of each chunk.
+            env_ts: int64 [lengths.sum()], env steps within the episodes; one before the first known step counts as
+                that step.
+        """
+        numbers, end = np.empty(len(env_ts), np.int64), 0
+        for episode_id, length in zip(episode_ids, lengths.tolist(), strict=True):
+            begin, end = end, end + length
+            times, first = np.array(self._chunks[episode_id]).T
+            chunk = np.maximum(np.searchsorted(times, env_ts[begin:end], "right") - 1, 0)
+            numbers[begin:end] = first[chunk] + np.maximum(env_ts[begin:end] - times[chunk], 0)
+        return numbers
+
+    def count(self, numbers: IntArray, change: int) -> None:
+        """Count the env steps of agent steps that were added (1) or removed (-1)."""
+        unique, counts = np.unique(numbers - self._first, return_counts=True)
+        self.num_stored += int(change > 0 and (self._counts[unique] == 0).sum())
+        self._counts[unique] += change * counts.astype(np.int32)
+        self.num_stored -= int(change < 0 and (self._counts[unique] == 0).sum())
+
+    def trim(self) -> None:
+        """Forget the counts of the oldest env steps if most have no stored agent step."""
+        num_empty = int(np.argmax(self._counts > 0)) if self.num_stored else 0
+        if num_empty > len(self._counts) // 2:
+            self._counts, self._first = self._counts[num_empty:].copy(), self._first + num_empty
+
+    def get_state(self) -> dict[str, Any]:
+        """Return all state except the stored steps."""
+        chunks = {episode_id: np.array(parts, np.int64) for episode_id, parts in self._chunks.items()}
+        return {"chunks": chunks, "num_added": self.num_added, "first": self._first}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the output of `get_state`; `count` adds the stored steps afterwards."""
+        self.num_added, self._first = int(state["num_added"]), int(state["first"])
+        self._counts = np.zeros(self.num_added - self._first, np.int32)
+        self._chunks = {
+            str(episode_id): [(int(t), int(number)) for t, number in parts]
+            for episode_id, parts in state["chunks"].items()
+        }
 
 
-def _of_module(rows: AgentRows, module_id: str) -> NDArray[np.bool_]:
-    """Return which chunks belong to a module's agents, bool [chunks]."""
-    return np.array([mid == module_id for mid in rows.batch.module_ids or ()], np.bool_)
+class _AgentCounts:
+    """Counts the steps and parts of episodes of each agent id, over all modules.
+
+    A module's buffer stores an agent's part of an episode as an episode with the id ``episode/agent``.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}  # agent id → its number, in the order of arrival
+        self._steps_added: Counter[str] = Counter()
+        self._steps_stored: Counter[str] = Counter()
+        self._steps_sampled: Counter[str] = Counter()
+        self._episodes_added: Counter[str] = Counter()
+        self._episodes_stored: Counter[str] = Counter()
+        self._marked = self._steps_added.copy(), self._episodes_added.copy()
+
+    def numbers_of(self, episode_ids: Sequence[str], lengths: Any) -> IntArray:
+        """Return the number of each step's agent, int64 [sum of lengths].
+
+        Args:
+            episode_ids: Ids of C agents' parts of episodes.
+            lengths: int64 [C], number of steps of each.
+        """
+        agents = [_agent_of(episode_id) for episode_id in episode_ids]
+        numbers = [self._numbers.setdefault(agent, len(self._numbers)) for agent in agents]
+        return np.repeat(np.array(numbers, np.int64), lengths)
+
+    def add(self, chunks: EpisodeBatch) -> IntArray:
+        """Count chunks that will be added to a module's buffer; return the number of each step's agent."""
+        for episode_id, length in zip(chunks.episode_ids, chunks.length.tolist(), strict=True):
+            self._steps_added[_agent_of(episode_id)] += length
+        return self.numbers_of(chunks.episode_ids, chunks.length)
+
+    def count(self, numbers: IntArray, change: int) -> None:
+        """Count steps that were stored (1) or removed (-1), by the numbers of their agents."""
+        self._count(self._steps_stored, numbers, change)
+
+    def sampled(self, numbers: IntArray) -> None:
+        """Count sampled steps; repetitions count."""
+        self._count(self._steps_sampled, numbers, 1)
+
+    def on_episode(self, episode_id: str, change: int) -> None:
+        """Count a part of an episode whose first step is stored (1), or whose last one is removed (-1)."""
+        agent = _agent_of(episode_id)
+        self._episodes_stored[agent] += change
+        self._episodes_added[agent] += max(change, 0)
+
+    def _count(self, counter: Counter[str], numbers: IntArray, change: int) -> None:
+        for agent, count in zip(
+            self._numbers, np.bincount(numbers, minlength=len(self._numbers)).tolist(), strict=True
+        ):
+            if count:
+                counter[agent] += change * count
+
+    def mark(self) -> None:
+        """Make later calls of `add` undoable."""
+        self._marked = self._steps_added.copy(), self._episodes_added.copy()
+
+    def undo(self) -> None:
+        """Restore the counts of added steps and episodes at the last `mark`."""
+        added, episodes = self._marked
+        self._steps_added, self._episodes_added = added.copy(), episodes.copy()
+
+    def get_metrics(self) -> dict[str, dict[str, int]]:
+        """Return counts, as dicts by agent id."""
+        agents = sorted(self._steps_added)
+        counts = {
+            "num_agent_steps_stored": self._steps_stored,
+            "num_agent_steps_added_lifetime": self._steps_added,
+            "num_agent_steps_evicted_lifetime": self._steps_added - self._steps_stored,
+            "num_agent_steps_sampled_lifetime": self._steps_sampled,
+            "num_agent_episodes": self._episodes_stored,
+            "num_agent_episodes_added_lifetime": self._episodes_added,
+            "num_agent_episodes_evicted_lifetime": self._episodes_added - self._episodes_stored,
+        }
+        return {name: {agent: counter[agent] for agent in agents} for name, counter in counts.items()}
+
+    def get_state(self) -> dict[str, dict[str, int]]:
+        """Return the counts over the lifetime."""
+        return {
+            "steps_added": dict(self._steps_added),
+            "steps_sampled": dict(self._steps_sampled),
+            "episodes_added": dict(self._episodes_added),
+        }
+
+    def set_state(self, state: Mapping[str, Mapping[str, int]]) -> None:
+        """Restore the output of `get_state`, after the stored steps; {}: they are all that was ever added."""
+        self._steps_added = Counter(state.get("steps_added", self._steps_stored))
+        self._steps_sampled = Counter(state.get("steps_sampled", {}))
+        self._episodes_added = Counter(state.get("episodes_added", self._episodes_stored))
 
 
-def _wrong_type(episodes: Any) -> TypeError:
-    return TypeError(
-        f"replay buffer: expected MultiAgentEpisodes or MultiAgentEpisodeBatches, got {type(episodes).__name__}."
-    )
+def _agent_of(episode_id: str) -> str:
+    return episode_id.partition("/")[2]

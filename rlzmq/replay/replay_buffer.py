@@ -1,15 +1,19 @@
-"""ReplayBuffer: the base class of all replay buffers, and of your own."""
+"""ReplayBuffer: the base class of all replay buffers, and of your own; division of states among buffers."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from inspect import Parameter, signature
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["ReplayBuffer"]
+from rlzmq.core.tree import tree_map
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID
+
+__all__ = ["ReplayBuffer", "divide_buffers"]
 
 _ANY = (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
 
@@ -25,8 +29,14 @@ class ReplayBuffer(ABC):
     uses_priorities: ClassVar[bool] = False
     """Whether `sample` takes ``beta``, the exponent of importance weights, and `update_priorities` is called."""
 
+    divides_by_module: ClassVar[bool] = False
+    """Whether each module's steps are stored and drawn for themselves, so that `keep_modules` is called."""
+
     draws_sequences: ClassVar[bool] = False
     """Whether `sample` has the further arguments of `EpisodeReplayBuffer.sample`, for modules with a state."""
+
+    keeps_extra_model_outputs: bool | Collection[str] = True
+    """Whether extra model outputs are stored, or those of which modules."""
 
     @classmethod
     def from_config(cls, config: object, **arguments: Any) -> Self:
@@ -94,6 +104,26 @@ class ReplayBuffer(ABC):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the output of `get_state`."""
 
+    def draw(self, module_id: str, num_items: int, *, num_samples: int = 1, **options: Any) -> Sequence[Any]:
+        """Draw items of a module's steps: a sample, or up to `num_samples` if the buffer can draw them at once."""
+        return [self.sample(num_items, **options)]
+
+    def of_module(self, module_id: str) -> ReplayBuffer:
+        """Return the buffer of a module's steps."""
+        return self
+
+    def get_module_ids(self) -> list[str]:
+        """Return the ids of the modules with stored steps."""
+        return [DEFAULT_MODULE_ID] if len(self) else []
+
+    def keep_modules(self, module_ids: Collection[str]) -> None:  # noqa: B027
+        """Remove the steps of other modules, and store only those of these modules from now on."""
+
+    @property
+    def num_agent_steps_not_kept(self) -> int:
+        """Number of agent steps, over the lifetime, that were left out or removed by `keep_modules`."""
+        return 0
+
     def update_priorities(self, td_errors: Any, keys: Any = None) -> None:  # noqa: B027
         """Take in the TD errors of drawn items, float [K], with their values of ``replay_key``; ignored by default."""
 
@@ -111,3 +141,130 @@ class ReplayBuffer(ABC):
     def get_metrics(self) -> dict[str, Any]:
         """Return counts for the results."""
         return {}
+
+
+_PER_STRETCH = ("episode_ids", "t_started", "length", "initial_state")
+_FLAGS = ("terminated", "truncated")
+
+
+def divide_buffers(states: Sequence[Mapping[str, Any]], num_buffers: int) -> list[dict[str, Any]]:
+    """Divide all stored steps among buffers. Stretches of one episode stay together; the oldest steps come first.
+
+    Args:
+        states: Results of `get_state` of single-agent or of multi-agent buffers, all with the same columns.
+        num_buffers: Number of buffers, >= 1.
+
+    Returns:
+        A state per buffer, for `set_state`. Its counters start at the number of steps that it holds.
+    """
+    places: dict[str, int] = {}
+    if not any("modules" in state for state in states):
+        return _divided(states, num_buffers, places)
+    # Each buffer numbers its own env steps.
+    offsets = np.cumsum([0, *(int(state["env_steps"]["num_added"]) for state in states)])
+    modules: list[dict[str, Any]] = [{} for _ in range(num_buffers)]
+    for module_id in sorted({module_id for state in states for module_id in state["modules"]}):
+        own = [
+            {**mine, "env_steps": np.asarray(mine["env_steps"]) + offset}
+            for state, offset in zip(states, offsets[:-1], strict=True)
+            if (mine := state["modules"].get(module_id)) is not None
+        ]
+        for by_module, part in zip(modules, _divided(own, num_buffers, places), strict=True):
+            by_module[module_id] = part
+    return [_multi_agent(by_module, states[0]) for by_module in modules]
+
+
+def _multi_agent(modules: dict[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a multi-agent buffer's state with these modules' states; env steps are numbered from 0."""
+    numbers = np.unique(np.concatenate([state["env_steps"] for state in modules.values()]))
+    for state in modules.values():
+        state["env_steps"] = np.searchsorted(numbers, state["env_steps"])
+    episodes = {_episode_of(chunk) for state in modules.values() for chunk in state["episode_ids"]}
+    return {
+        "modules": modules,
+        "env_steps": {"chunks": {}, "num_added": len(numbers), "first": 0},
+        "agents": {},
+        "num_episodes_added": len(episodes),
+        "rng": like["rng"],
+    }
+
+
+def _divided(
+    states: Sequence[Mapping[str, Any]], num_buffers: int, places: dict[str, int]
+) -> list[dict[str, Any]]:
+    """Divide the steps of single-agent states; `places` maps each known episode to its buffer."""
+    dealt = [_stretches(state) for state in states]
+    parts: list[list[_Stretch]] = [[] for _ in range(num_buffers)]
+    for position in range(max(map(len, dealt), default=0)):
+        for mine in dealt:
+            if position < len(mine):
+                stretch = mine[position]
+                episode_id = (
+                    _episode_of(stretch.episode_id) if "env_steps" in states[0] else stretch.episode_id
+                )
+                place = places.setdefault(episode_id, len(places) % num_buffers)
+                parts[place].append(stretch)
+    return [_joined(part, states[0]) for part in parts]
+
+
+def _episode_of(agent_episode_id: str) -> str:
+    """Return the id of the multi-agent episode that contains an agent's episode of a multi-agent buffer."""
+    return agent_episode_id.partition("/")[0]
+
+
+class _Stretch:
+    """Consecutive steps of one episode in a state: rows ``first … first + length``; the last row has no step."""
+
+    def __init__(self, state: Mapping[str, Any], index: int, first_row: int, first_step: int) -> None:
+        self.state = state
+        self.index = index
+        self.length = int(state["length"][index])
+        self.rows: NDArray[np.int64] = np.arange(first_row, first_row + self.length + 1)
+        self.steps = slice(first_step, first_step + self.length)
+        self.episode_id = str(state["episode_ids"][index])
+
+
+def _stretches(state: Mapping[str, Any]) -> list[_Stretch]:
+    stretches, row, step = [], 0, 0
+    for index, length in enumerate(state["length"]):
+        stretches.append(_Stretch(state, index, row, step))
+        row, step = row + int(length) + 1, step + int(length)
+    return stretches
+
+
+def _joined(stretches: Sequence[_Stretch], like: Mapping[str, Any]) -> dict[str, Any]:
+    num_steps = sum(stretch.length for stretch in stretches)
+    joined: dict[str, Any] = {"columns": {}, "infos": {}, "rng": like["rng"]}
+    if stretches:
+        for name in like["columns"]:
+            taken = [
+                tree_map(lambda leaf, rows=stretch.rows: leaf[rows], stretch.state["columns"][name])
+                for stretch in stretches
+            ]
+            joined["columns"][name] = tree_map(lambda *leaves: np.concatenate(leaves), *taken)
+    row = 0
+    for stretch in stretches:
+        infos = stretch.state["infos"]
+        joined["infos"] |= {
+            row + offset: infos[at] for offset, at in enumerate(stretch.rows.tolist()) if at in infos
+        }
+        row += len(stretch.rows)
+    for name in _PER_STRETCH:
+        joined[name] = [stretch.state[name][stretch.index] for stretch in stretches]
+    for name in _FLAGS:
+        joined[name] = np.array([bool(stretch.state[name][stretch.index]) for stretch in stretches], bool)
+    num_episodes = len(set(joined["episode_ids"]))
+    joined["counters"] = dict.fromkeys(like["counters"], 0) | {
+        "added": num_steps,
+        "episodes_added": num_episodes,
+    }
+    for name in ("priorities", "env_steps"):
+        if name in like:
+            parts = [np.asarray(stretch.state[name])[stretch.steps] for stretch in stretches]
+            joined[name] = np.concatenate([np.asarray(like[name])[:0], *parts])
+    if "priorities" in like:
+        joined["greatest_priority"] = max(
+            [float(stretch.state["greatest_priority"]) for stretch in stretches],
+            default=float(like["greatest_priority"]),
+        )
+    return joined

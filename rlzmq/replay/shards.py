@@ -15,13 +15,14 @@ processes may write into a directory while others read it. Nothing in a shard is
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import struct
 import time
 import uuid
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,24 @@ import numpy as np
 from rlzmq.core import faults
 from rlzmq.core.errors import ConfigurationError, ProtocolError
 from rlzmq.core.files import make_directories
+from rlzmq.core.imports import import_optional
 from rlzmq.core.plain import NotPlainError
 from rlzmq.core.space_plain import space_from_plain, space_to_plain
+from rlzmq.core.tree import tree_rows, tree_stack
 from rlzmq.episodes.columns import Columns
-from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.episode_joining import join_chunks
-from rlzmq.replay.parquet_data import read_parquet
+from rlzmq.episodes.episode_batch import EpisodeBatch, join_chunks
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
-__all__ = ["OpenedShards", "SkippedShard", "column_form", "find_shards", "open_shards", "write_shard"]
+__all__ = [
+    "EpisodeRecorder",
+    "OpenedShards",
+    "SkippedShard",
+    "column_form",
+    "find_shards",
+    "open_shards",
+    "read_parquet",
+    "write_shard",
+]
 
 _MAGIC = b"rlzmqep1"
 _PREFIX = struct.Struct("<8sIIQ")
@@ -272,3 +283,260 @@ def column_form(column: Any) -> Any:
     if isinstance(column, tuple):
         return tuple(column_form(part) for part in column)
     return f"{column.dtype} {tuple(column.shape[1:])}"
+
+
+_log = logging.getLogger("rlzmq.runners")
+
+
+class EpisodeRecorder:
+    """Joins sampled fragments into whole episodes and writes them as shards of a directory.
+
+    Any number of recorders, in any processes, may write into one directory. If a process is killed, its unwritten
+    episodes are lost: finished ones of up to `max_env_steps` env steps, and the unfinished ones. After a write error,
+    which is logged once, the recorder stops recording.
+
+    Args:
+        directory: Directory of the shards.
+        max_env_steps: Number of env steps after which a shard is written.
+        writes_unfinished: Whether `close` also writes the episodes that have not ended, as chunks that are not done.
+        normalize_actions: See `write_shard`.
+
+    Attributes:
+        num_episodes: Number of episodes written.
+        num_env_steps: Number of env steps written.
+
+    Raises:
+        ConfigurationError: `directory` cannot be created, or is a file.
+    """
+
+    num_env_steps: int
+    num_episodes: int
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        max_env_steps: int,
+        writes_unfinished: bool = False,
+        normalize_actions: bool | None = None,
+    ) -> None:
+        self._directory = Path(directory)
+        try:
+            make_directories(self._directory)
+        except OSError as error:
+            raise ConfigurationError(
+                f"episodes cannot be recorded in {directory}: {error}. Name a directory in offline_data(output=…) that "
+                "every env runner can write to."
+            ) from None
+        self._max_env_steps = max_env_steps
+        self._writes_unfinished = writes_unfinished
+        self._normalize_actions = normalize_actions
+        self._held: list[EpisodeBatch] = []
+        self._num_held = 0
+        self._unfinished: dict[str, int] = {}  # episode → steps at the last flush
+        self._has_failed = False
+        self.num_episodes = self.num_env_steps = 0
+
+    def add(self, batch: EpisodeBatch) -> None:
+        """Add a sampled batch; write a shard when there are enough env steps."""
+        if self._has_failed or not batch.num_env_steps:
+            return
+        self._held.append(batch)
+        self._num_held += batch.num_env_steps
+        if self._num_held >= self._max_env_steps:
+            self._flush(is_last=False)
+
+    def close(self) -> None:
+        """Write the remaining episodes. Idempotent."""
+        if self._held:
+            self._flush(is_last=True)
+
+    def _flush(self, *, is_last: bool) -> None:
+        batch = join_chunks(EpisodeBatch.concat(self._held))
+        is_done = batch.terminated | batch.truncated
+        writes = np.ones_like(is_done) if is_last and self._writes_unfinished else is_done
+        whole, rest = batch.select(np.flatnonzero(writes)), batch.select(np.flatnonzero(~writes))
+        # Every vector step continues all episodes of a runner, so an episode that has not grown was abandoned.
+        grown = [
+            place
+            for place, (id_, length) in enumerate(zip(rest.episode_ids, rest.length.tolist(), strict=True))
+            if length > self._unfinished.get(id_, 0)
+        ]
+        rest = rest.select(np.array(grown, np.int64)).compact()
+        self._unfinished = dict(zip(rest.episode_ids, rest.length.tolist(), strict=True))
+        self._held, self._num_held = [] if is_last or not grown else [rest], 0
+        if len(whole):
+            self._write(whole)
+
+    def _write(self, whole: EpisodeBatch) -> None:
+        try:
+            write_shard(self._directory, whole, normalize_actions=self._normalize_actions)
+        except (OSError, ValueError) as error:
+            self._has_failed = True
+            self._held = []
+            _log.error(
+                "episodes cannot be recorded in %s: %s. Sampling continues, and nothing more is recorded.",
+                self._directory,
+                error,
+            )
+            return
+        self.num_episodes += len(whole)
+        self.num_env_steps += whole.num_env_steps
+
+
+_EPISODE = "item"  # the column in which RLlib writes states of episodes
+_NEXT_OBS = ("new_obs", "next_obs")
+_NEEDED = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
+_KNOWN = {
+    *_NEEDED,
+    *_NEXT_OBS,
+    "eps_id",
+    "agent_id",
+    "module_id",
+    "t",
+    "terminateds",
+    "truncateds",
+    "dones",
+    "infos",
+}
+
+
+def read_parquet(path: Path) -> EpisodeBatch:
+    """Return the episodes in a Parquet file.
+
+    Args:
+        path: Its rows are RLlib's states of SingleAgentEpisodes (msgpack, in the column ``item``), or steps with the
+            columns ``obs``, ``actions``, ``rewards``, and as far as they are there ``eps_id``, ``t``, ``terminateds``,
+            ``truncateds``, ``new_obs`` and others of numbers. Without ``new_obs``, the observation of an episode's last
+            step that is not terminated is the final one.
+
+    Raises:
+        ProtocolError: It holds neither.
+        MissingPackageError: PyArrow is not installed.
+    """
+    parquet = import_optional("pyarrow.parquet", "Parquet data", "rlzmq[offline]")
+    try:
+        table = parquet.read_table(path)
+        names = table.column_names
+        if _EPISODE in names:
+            rows = table.column(_EPISODE).to_pylist()
+            episodes = [
+                _episode_of(msgpack.unpackb(row, object_hook=_array, strict_map_key=False)) for row in rows
+            ]
+        elif set(_NEEDED) <= set(names):
+            wanted = [name for name in names if name not in ("infos", "agent_id", "module_id")]
+            episodes = _episodes_of({name: _column(table.column(name).to_pylist()) for name in wanted})
+        else:
+            raise ProtocolError(
+                f"expected the column {_EPISODE!r}, or {', '.join(_NEEDED)}; got {', '.join(names)}"
+            )
+        return EpisodeBatch.from_episodes([episode for episode in episodes if len(episode)])
+    except (ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"not recorded episodes: {type(error).__name__}: {error}") from error
+    except OSError as error:  # also PyArrow's ArrowInvalid, which is a ValueError
+        raise ProtocolError(f"cannot be read: {error}") from error
+
+
+# -- states of episodes -------------------------------------------------------------------------------
+
+
+def _array(item: dict[Any, Any]) -> Any:
+    """Return the array or number of a map in which msgpack-numpy has put it; arrays of objects are refused."""
+    if b"nd" not in item:
+        return item
+    kind = item[b"type"]
+    if not isinstance(kind, str) or np.dtype(kind).hasobject:
+        raise ValueError("an array of Python objects")
+    found = np.frombuffer(item[b"data"], np.dtype(kind))
+    return found.reshape(item[b"shape"]) if item[b"nd"] else found[0]
+
+
+def _episode_of(state: Mapping[str, Any]) -> SingleAgentEpisode:
+    """Return the episode of RLlib's state, without lookback parts."""
+    outputs = state.get("extra_model_outputs") or {}
+    return SingleAgentEpisode(
+        state["id_"],
+        observations=_items(state["observations"]),
+        actions=_items(state["actions"]),
+        rewards=_items(state["rewards"]),
+        extra_model_outputs={name: _items(buffer) for name, buffer in outputs.items()},
+        terminated=bool(state["is_terminated"]),
+        truncated=bool(state["is_truncated"]),
+        t_started=int(state["t_started"]),
+        len_lookback_buffer=0,
+    )
+
+
+def _items(buffer: Mapping[str, Any]) -> list[Any]:
+    data, lookback = buffer["data"], int(buffer["lookback"])
+    if isinstance(data, list):
+        return data[lookback:]
+    length = len(next(iter(_leaves(data))))
+    return [tree_rows(data, row) for row in range(lookback, length)]
+
+
+def _leaves(tree: Any) -> list[Any]:
+    if isinstance(tree, Mapping):
+        return [leaf for part in tree.values() for leaf in _leaves(part)]
+    return [leaf for part in tree for leaf in _leaves(part)] if isinstance(tree, tuple) else [tree]
+
+
+# -- rows of steps ------------------------------------------------------------------------------------
+
+
+def _column(values: list[Any]) -> Any:
+    """Return a column as an array, or a tree of arrays; a tensor of Ray's is a map of data and shape."""
+    if values and isinstance(values[0], dict):
+        if values[0].keys() == {"data", "shape"}:
+            return np.stack([np.asarray(value["data"]).reshape(value["shape"]) for value in values])
+        return tree_stack(values)
+    column = np.asarray(values)
+    if column.dtype.kind == "f":
+        column = column.astype(np.float32)
+    return column
+
+
+def _episodes_of(columns: dict[str, Any]) -> list[SingleAgentEpisode]:
+    num = len(columns[Columns.REWARDS])
+    none = np.zeros(num, bool)
+    terminated = np.asarray(columns.get("terminateds", columns.get("dones", none)), bool)
+    truncated = np.asarray(columns.get("truncateds", none), bool)
+    if "eps_id" in columns:
+        _, first, of_row = np.unique(columns["eps_id"], return_index=True, return_inverse=True)
+        order = np.lexsort((columns.get("t", np.arange(num)), first[of_row]))
+        ends = np.flatnonzero(np.diff(of_row[order])) + 1
+    else:
+        order, ends = np.arange(num), np.flatnonzero((terminated | truncated)[:-1]) + 1
+    found = []
+    for rows in np.split(order, ends):
+        found.append(_episode_of_rows(columns, rows, bool(terminated[rows[-1]]), bool(truncated[rows[-1]])))
+    return found
+
+
+def _episode_of_rows(
+    columns: dict[str, Any], rows: Any, terminated: bool, truncated: bool
+) -> SingleAgentEpisode:
+    last = rows[-1]
+    following = next((columns[name] for name in _NEXT_OBS if name in columns), None)
+    observations = [tree_rows(columns[Columns.OBS], row) for row in rows]
+    if following is not None:
+        observations.append(tree_rows(following, last))
+    elif terminated:
+        observations.append(observations[-1])  # of no effect: its value is not used
+    else:
+        rows = rows[:-1]
+    return SingleAgentEpisode(
+        None if "eps_id" not in columns else str(columns["eps_id"][last]),
+        observations=observations,
+        actions=[tree_rows(columns[Columns.ACTIONS], row) for row in rows],
+        rewards=[float(columns[Columns.REWARDS][row]) for row in rows],
+        extra_model_outputs={
+            name: [tree_rows(column, row) for row in rows]
+            for name, column in columns.items()
+            if name not in _KNOWN
+        },
+        terminated=terminated,
+        truncated=truncated,
+        t_started=int(columns["t"][rows[0]]) if "t" in columns and len(rows) else 0,
+        len_lookback_buffer=0,
+    )

@@ -10,20 +10,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, KeysView
+from collections.abc import Callable, Iterator, KeysView, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.core.tree import tree_leaves, tree_map
-from rlzmq.episodes.batch_columns import ragged_arange
-from rlzmq.episodes.columns import Columns
+from rlzmq.core.tree import tree_leaves, tree_map, tree_rows
+from rlzmq.episodes.columns import Columns, ragged_arange
 from rlzmq.episodes.episode_batch import EpisodeBatch
 
-__all__ = ["STEP_COLUMNS", "StepStore", "Stretch"]
+__all__ = ["STEP_COLUMNS", "StepStore", "Stretch", "Transitions", "of_items"]
 
 IntArray = NDArray[np.int64]
 
@@ -70,7 +69,7 @@ class StepStore:
 
     Args:
         capacity: Maximum number of steps; a single stretch may exceed it.
-        on_removed: Called with the slots of removed steps.
+        on_steps: Called with the slots of steps, and 1 after they were added, -1 when they are removed.
         on_episode: Called with an episode's id and 1 when its first step is stored, -1 when its last one is removed.
         keeps_extra_model_outputs: Whether to store columns besides observations, actions and rewards.
 
@@ -81,6 +80,7 @@ class StepStore:
         terminated, truncated: bool [num_slots], whether the slot's step ended its episode.
         serial: int64 [num_slots], number of the step among all added steps; distinguishes steps that used the same
             slot.
+        labels: Further int64 values of steps, by name and slot, given to `add`.
         infos: Non-empty info dicts by slot.
         states: The module's states before stretches that begin in mid-episode, by their first slots.
         bytes_per_slot: Size of one slot of all columns.
@@ -104,18 +104,19 @@ class StepStore:
     def __init__(
         self,
         capacity: int,
-        on_removed: Callable[[IntArray], None] = lambda slots: None,
+        on_steps: Callable[[IntArray, int], None] = lambda slots, change: None,
         *,
         on_episode: Callable[[str, int], None] = lambda episode_id, change: None,
         keeps_extra_model_outputs: bool = True,
     ) -> None:
         self.capacity = capacity
-        self._on_removed, self._on_episode = on_removed, on_episode
+        self._on_steps, self._on_episode = on_steps, on_episode
         self._keeps_extra_model_outputs = keeps_extra_model_outputs
         self.columns: dict[str, Any] = {}
         self.num_slots = self.bytes_per_slot = 0
         self.next = self.previous = self.t = self.serial = np.empty(0, np.int64)
         self.terminated = self.truncated = np.empty(0, np.bool_)
+        self.labels: dict[str, IntArray] = {}
         self.infos: dict[int, dict[str, Any]] = {}
         self.states: dict[int, Any] = {}
         self.observation_space: Any = None
@@ -175,12 +176,15 @@ class StepStore:
 
     # -- in -------------------------------------------------------------------------------------------
 
-    def add(self, batch: EpisodeBatch, *, join: bool = True) -> IntArray:
+    def add(
+        self, batch: EpisodeBatch, *, join: bool = True, labels: Mapping[str, IntArray] | None = None
+    ) -> IntArray:
         """Add the chunks of a batch without their lookback parts; evict the oldest stretches if needed.
 
         Args:
             batch: The chunks.
             join: Whether a chunk may extend a stretch. If not, each chunk becomes a new stretch.
+            labels: Further values of all steps of the batch, int64 [num_env_steps].
 
         Returns:
             The slots of the new steps in the batch's order, int64.
@@ -199,7 +203,12 @@ class StepStore:
         steps, observations, sources = self._link(batch, join)
         self._write(batch, steps, observations, sources)
         self.serial[steps] = np.arange(self.num_added, self.num_added + num_new)
+        for name, values in (labels or {}).items():
+            if name not in self.labels:
+                self.labels[name] = np.zeros(self.num_slots, np.int64)
+            self.labels[name][steps] = values
         self.num_added += num_new
+        self._on_steps(steps, 1)
         while self.num_steps > self.capacity and len(self._stretches) > 1:
             self._evict()
         return steps[self.next[steps] >= 0]
@@ -337,7 +346,7 @@ class StepStore:
         self._place[moved] = holes
         self.num_steps = num_left
         self.next[slots] = NONE
-        self._on_removed(slots)
+        self._on_steps(slots, -1)
 
     def mark(self) -> None:
         """Make later additions undoable, until the next `mark`."""
@@ -392,6 +401,7 @@ class StepStore:
         self.bytes_per_slot = sum(leaf.nbytes for leaf in tree_leaves(self.columns)) // size + 5 * 8 + 2
         for name in ("next", "previous", "t", "serial", "terminated", "truncated"):
             setattr(self, name, grown(getattr(self, name)))
+        self.labels = {name: grown(values) for name, values in self.labels.items()}
         self.next[before:] = self.previous[before:] = NONE
         self._free, self._steps, self._place = grown(self._free), grown(self._steps), grown(self._place)
         # Low numbers first, so that a partly filled buffer touches few memory pages.
@@ -415,3 +425,140 @@ def _check_column(name: str, mine: Any, other: Any) -> None:
 
 def _joined(parts: list[IntArray]) -> IntArray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+class _Drawn(NamedTuple):
+    store: StepStore
+    starts: IntArray
+    last: IntArray
+    values: dict[str, NDArray[Any]]
+    first_item: int
+    part_of: _Whole | None
+
+
+class _Whole(NamedTuple):
+    """The transitions that a part was drawn with, its place among them, and their rows until the last part's turn."""
+
+    drawn: Transitions
+    place: slice
+    rows: dict[bool, dict[str, Any]]
+
+
+class Transitions(EpisodeBatch):
+    """Transitions, which become an EpisodeBatch of chunks of one step each when its columns or table are first read.
+
+    A learner with default connector pieces reads only `rows`. Until the transitions are an EpisodeBatch, the store must
+    not change.
+
+    Args:
+        store: The store.
+        starts: int64 [K], slots of the observations o_t.
+        last: int64 [K], slot of the last step in each sum of rewards.
+        values: Columns [K] that the store does not hold: ``rewards`` (the sums), ``weights``, ``replay_key`` and, if
+            it was asked for, ``n_step``.
+        first_item: Number of the first item among all sampled ones, from which the episodes' ids follow.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        store: StepStore,
+        starts: IntArray,
+        last: IntArray,
+        values: dict[str, NDArray[Any]],
+        *,
+        first_item: int,
+    ) -> None:
+        self._source = _Drawn(store, starts, last, values, first_item, None)
+
+    def parts(self, num: int) -> list[Transitions]:
+        """Return them in parts of `num` transitions each, whose rows are read from the store at once."""
+        store, starts, last, values, first_item, *_ = self._source
+        parts: list[Transitions] = []
+        rows: dict[bool, dict[str, Any]] = {}
+        for first in range(0, len(starts), num):
+            place = slice(first, first + num)
+            part = Transitions.__new__(Transitions)
+            own = {name: value[place] for name, value in values.items()}
+            part._source = _Drawn(
+                store, starts[place], last[place], own, first_item + first, _Whole(self, place, rows)
+            )
+            parts.append(part)
+        return parts
+
+    def __getattr__(self, name: str) -> Any:
+        """Become an EpisodeBatch, since one of its attributes is read."""
+        slots = self.slots()
+        store, starts, last, values, first_item, *_ = self._source
+        columns: dict[str, Any] = {key: of_rows.repeat(2) for key, of_rows in values.items()}
+        for key, column in store.columns.items():
+            if key in STEP_COLUMNS and key not in columns:
+                columns[key] = tree_rows(column, slots)
+        self.__class__ = EpisodeBatch  # type: ignore[assignment]
+        EpisodeBatch.__init__(
+            self,
+            columns,
+            start=np.arange(0, 2 * len(starts), 2),
+            length=np.ones(len(starts), np.int64),
+            **of_items(store, starts, last, first_item),
+        )
+        return getattr(self, name)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of transitions."""
+        return len(self._source.starts)
+
+    def slots(self) -> IntArray:
+        """Return the store's slots of each transition's two observations, int64 [2 K]."""
+        store, starts, last, *_ = self._source
+        slots = np.empty(2 * len(starts), np.int64)
+        slots[::2], slots[1::2] = starts, store.next[last]
+        return slots
+
+    def rows(self, *, next_observations: bool) -> dict[str, Any]:
+        """Return the columns of a train batch, trees of arrays ``[K, ...]``.
+
+        Args:
+            next_observations: Whether to include ``new_obs``.
+        """
+        store, starts, last, values, _, part_of = self._source
+        if part_of is not None:
+            whole, place, known = part_of
+            if next_observations not in known:
+                known[next_observations] = whole.rows(next_observations=next_observations)
+            shared = known[next_observations]
+            if place.stop >= whole.num_rows:
+                known.clear()
+            return {name: tree_rows(column, place) for name, column in shared.items()}
+        obs = store.columns[Columns.OBS]
+        rows = {
+            **values,
+            Columns.OBS: tree_rows(obs, starts),
+            Columns.ACTIONS: tree_rows(store.columns[Columns.ACTIONS], starts),
+            Columns.TERMINATEDS: store.terminated[last],
+            Columns.TRUNCATEDS: store.truncated[last],
+        }
+        if next_observations:
+            rows[Columns.NEXT_OBS] = tree_rows(obs, store.next[last])
+        return rows
+
+
+def of_items(store: StepStore, starts: IntArray, last: IntArray, first_item: int) -> dict[str, Any]:
+    """Return the arguments of an EpisodeBatch of drawn items that follow from the store.
+
+    Args:
+        store: The store.
+        starts: int64 [K], slots of the items' first observations.
+        last: int64 [K], slots of their last steps.
+        first_item: Number of the first item among all sampled ones, from which the episodes' ids follow.
+    """
+    return {
+        "t_started": store.t[starts],
+        "terminated": store.terminated[last],
+        "truncated": store.truncated[last],
+        "episode_ids": [f"replay-{i}" for i in range(first_item, first_item + len(starts))],
+        "observation_space": store.observation_space,
+        "action_space": store.action_space,
+    }

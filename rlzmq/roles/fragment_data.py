@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.roles.learner.batch_check import BatchCheck
 from rlzmq.wire.fragment_message import decode_fragment
 from rlzmq.wire.schema import FragmentId
@@ -52,21 +51,23 @@ def _within_lease(runner: Any, batch: Any, num_env_steps: int) -> Any:
     return batch
 
 
-def by_env(batch: Any, num_envs: int) -> tuple[Any, tuple[int, ...]]:
+def by_env(batch: EpisodeBatch, num_envs: int) -> tuple[EpisodeBatch, tuple[int, ...]]:
     """Order a batch's chunks by environment and count the env steps of each.
 
     Args:
-        batch: Multi-agent batches, and batches without environment indices, are returned unchanged.
+        batch: Batches of several agents, and those without environment indices, are returned unchanged.
         num_envs: Number of environments.
 
     Returns:
         The batch, and its env steps by environment, or ().
     """
-    env_index = getattr(batch, "env_index", None)
-    if not isinstance(batch, EpisodeBatch) or env_index is None:
-        return batch, ()
     batch = batch.updated()
-    if not len(batch) or batch.env_index.min() < 0 or batch.env_index.max() >= num_envs:
+    if (
+        batch.groups is not None
+        or not len(batch)
+        or batch.env_index.min() < 0
+        or batch.env_index.max() >= num_envs
+    ):
         return batch, ()
     order = np.argsort(batch.env_index, kind="stable")
     steps = np.bincount(batch.env_index, weights=batch.length, minlength=num_envs).astype(np.int64)
@@ -91,9 +92,7 @@ def open_steps(
     fragment: FragmentId,
     first: int,
     num_steps: int,
-    *,
-    is_multi_agent: bool,
-) -> Any:
+) -> EpisodeBatch:
     """Decode and check some env steps of a fragment from a runner, which is not trusted.
 
     Args:
@@ -101,7 +100,6 @@ def open_steps(
         check: The check to apply.
         fragment: Id of the fragment.
         first, num_steps: Range of env steps.
-        is_multi_agent: Whether its episodes are multi-agent.
 
     Returns:
         A batch of these steps, in chunk order.
@@ -111,8 +109,7 @@ def open_steps(
         ValueError: It does not pass the check, or does not have these steps.
     """
     header, arrays, _ = decode_fragment(frames)
-    batch_class: Any = MultiAgentEpisodeBatch if is_multi_agent else EpisodeBatch
-    batch = batch_class.from_wire(header.batch, arrays)
+    batch = EpisodeBatch.from_wire(header.batch, arrays)
     check.check(batch, fragment)
     # A message of this range alone, or of the whole fragment.
     begin = 0 if header.num_env_steps == num_steps else first

@@ -29,10 +29,7 @@ from rlzmq.envs.registry import EnvContext
 from rlzmq.episodes.bad_values import BadValue
 from rlzmq.episodes.columns import DEFAULT_AGENT_ID
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.episode_list import EpisodeList
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
-from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
-from rlzmq.replay.episode_recorder import EpisodeRecorder
+from rlzmq.replay.shards import EpisodeRecorder
 from rlzmq.runners.bad_chunks import BadChunks
 from rlzmq.runners.env_failures import EnvFailures, Reproduction, close_env
 from rlzmq.runners.episode_metrics import EpisodeMetrics, EpisodeTotals, FinishedEpisodes, add_finished
@@ -275,7 +272,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
             "weights_generation": self.weights_generation,
             "episode_metrics": finished.to_dict(),
         }
-        if isinstance(batch, MultiAgentEpisodeBatch):
+        if batch.groups is not None:
             meta["num_agent_steps"] = batch.num_agent_steps
             meta["agent_steps"] = batch.agent_steps_by("agent_ids")
             meta["module_steps"] = batch.agent_steps_by("module_ids")
@@ -365,11 +362,8 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
         takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         episodes = self.sample(**{name: options[name] for name in options if takes_all or name in parameters})
         inner, self._inner_metas = self._inner_metas, []
-        if not isinstance(episodes, EpisodeList):
-            episodes = list(episodes)
-            is_multi_agent = any(isinstance(episode, MultiAgentEpisode) for episode in episodes)
-            batch_class: Any = MultiAgentEpisodeBatch if is_multi_agent else EpisodeBatch
-            episodes = batch_class.from_episodes(episodes)
+        if not isinstance(episodes, EpisodeBatch):
+            episodes = EpisodeBatch.from_episodes(episodes)
         batch: Any = episodes.updated()
         if inner:  # `sample` of the base class has counted
             batch.meta = inner[-1]

@@ -14,8 +14,7 @@ from rlzmq.connectors.defaults import change_modules
 from rlzmq.core.checkpoint import Checkpointable
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.episodes.columns import DEFAULT_MODULE_ID
-from rlzmq.episodes.multi_agent_episode import default_agent_to_module_mapping_fn
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, default_agent_to_module_mapping_fn
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.output_check import check_acting_outputs
 from rlzmq.modules.weights import WeightsLayout

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from rlzmq.core.errors import ProtocolError, refuses_as
 from rlzmq.core.printable import printable
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.wire.codec import Buffer, decode, encode
 from rlzmq.wire.errors import (
     ArrayMismatchError,
@@ -175,7 +174,7 @@ def check_claims(frames: Sequence[Buffer]) -> None:
         WireError: It cannot be decoded, or holds another number.
     """
     fragment, arrays, _ = decode_fragment(frames)
-    num_steps = _batch_of(fragment.batch, arrays).num_env_steps
+    num_steps = EpisodeBatch.from_wire(fragment.batch, arrays).num_env_steps
     claimed = {fragment.num_env_steps, sum(fragment.env_steps) if fragment.env_steps else num_steps}
     if claimed != {num_steps} or min(fragment.env_steps, default=0) < 0:
         raise ArrayMismatchError(f"a fragment of {num_steps} env steps claims {fragment.num_env_steps}")
@@ -206,15 +205,9 @@ def _cut(
 ) -> tuple[dict[str, Any], list[npt.NDArray[Any]]]:
     """Return the wire form of the env steps ``begin … end-1`` of a batch in its wire form."""
     form: tuple[dict[str, Any], list[npt.NDArray[Any]]] = (
-        _batch_of(header, arrays).slice_steps(begin, end).to_wire()
+        EpisodeBatch.from_wire(header, arrays).slice_steps(begin, end).to_wire()
     )
     return form
-
-
-@refuses_as(ProtocolError)
-def _batch_of(header: Any, arrays: Sequence[npt.NDArray[Any]]) -> Any:
-    kind: Any = MultiAgentEpisodeBatch if "groups" in header else EpisodeBatch
-    return kind.from_wire(header, arrays)
 
 
 def fragment_to_bytes(frames: Sequence[Buffer]) -> bytes:

@@ -6,7 +6,7 @@ imported by name, and pickle is not used.
 
 Supported types: None, bool, int, float, complex, str, bytes, list, tuple, dict, numpy arrays and scalars, torch
 tensors (received on the CPU), episodes (`SingleAgentEpisode`, `MultiAgentEpisode`, alone or in a list,
-`EpisodeBatch`, `MultiAgentEpisodeBatch`), gymnasium spaces, and reduced metrics (`ReducedMetrics`). Types are
+`EpisodeBatch`), gymnasium spaces, and reduced metrics (`ReducedMetrics`). Types are
 preserved: a tuple arrives as a tuple.
 """
 
@@ -58,10 +58,8 @@ _MAX_TIMES_UNPACKED = 8
 _UNPACKED_FLOOR_BYTES = 1024 * 1024
 _LIST_TIMES = 5  # size of Python's numbers, relative to the array's bytes
 
-_EPISODES = {"SingleAgentEpisode": "__episode__", "MultiAgentEpisode": "__multi_agent_episode__"}
-_LISTS = {"SingleAgentEpisode": "__episodes__", "MultiAgentEpisode": "__multi_agent_episodes__"}
-_BATCHES = {"EpisodeBatch": "__batch__", "MultiAgentEpisodeBatch": "__multi_agent_batch__"}
-_EPISODE_TAGS = frozenset(tag for tags in (_EPISODES, _LISTS, _BATCHES) for tag in tags.values())
+_EPISODES = frozenset({"SingleAgentEpisode", "MultiAgentEpisode"})
+_BATCHES = frozenset({"EpisodeBatch"})
 
 
 def pack_value(value: Any) -> list[npt.NDArray[Any]]:
@@ -172,7 +170,7 @@ class _Writer(TreeWriter):
                     )
                 }
             if _is_ours(kind, _EPISODES):
-                return {_LISTS[kind.__name__]: self._episodes(value)}
+                return {"__episodes__": self._episodes(value)}
         return super().items(value, where, depth)
 
     def other(self, value: Any, where: str, depth: int) -> Any:
@@ -188,9 +186,9 @@ class _Writer(TreeWriter):
                 return {"__bfloat16__": self.place(tensor.contiguous().view(torch.int16).numpy(), where)}
             return {"__tensor__": self.place(tensor.numpy(), where)}
         if _is_ours(kind, _BATCHES):
-            return {_BATCHES[kind.__name__]: self._batch(value)}
+            return {"__batch__": self._batch(value)}
         if _is_ours(kind, _EPISODES):
-            return {_EPISODES[kind.__name__]: self._episodes([value])}
+            return {"__episode__": self._episodes([value])}
         if kind.__module__.startswith("gymnasium.spaces."):
             return {"__space__": self.write(space_parts(value), where, depth + 1)}
         if kind is complex:
@@ -207,13 +205,9 @@ class _Writer(TreeWriter):
         return super().dict_(value, where, depth)
 
     def _episodes(self, episodes: Sequence[Any]) -> list[Any]:
-        if type(episodes[0]).__name__ == "SingleAgentEpisode":
-            from rlzmq.episodes.episode_batch import EpisodeBatch
+        from rlzmq.episodes.episode_batch import EpisodeBatch
 
-            return self._batch(EpisodeBatch.from_episodes(list(episodes)))
-        from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
-
-        return self._batch(MultiAgentEpisodeBatch.from_episodes(list(episodes)))
+        return self._batch(EpisodeBatch.from_episodes(episodes))
 
     def _batch(self, batch: Any) -> list[Any]:
         header, frames = batch.to_wire()
@@ -269,7 +263,7 @@ class _Reader(TreeReader):
             if len(parts) != 2 or not all(isinstance(part, dict) for part in parts):
                 raise MalformedFrameError("packed metrics are two dicts: values and states")
             return ReducedMetrics(parts[0], parts[1])
-        if tag in _EPISODE_TAGS:
+        if tag in ("__episode__", "__episodes__", "__batch__"):
             return self._episodes(tag, content)
         return super().tagged(tag, content, depth)
 
@@ -287,19 +281,13 @@ class _Reader(TreeReader):
         if not isinstance(header, dict) or not isinstance(places, list):
             raise MalformedFrameError("packed episodes are a header and their arrays")
         arrays = [self.fetch(place) for place in places]
-        batch: Any
-        if tag.startswith("__multi_agent_"):
-            from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+        from rlzmq.episodes.episode_batch import EpisodeBatch
 
-            batch = MultiAgentEpisodeBatch.from_wire(header, arrays)
-        else:
-            from rlzmq.episodes.episode_batch import EpisodeBatch
-
-            batch = EpisodeBatch.from_wire(header, arrays)
-        if tag in _BATCHES.values():
+        batch = EpisodeBatch.from_wire(header, arrays)
+        if tag == "__batch__":
             return batch
         episodes = list(batch)
-        if tag in _LISTS.values():
+        if tag == "__episodes__":
             return episodes
         if len(episodes) != 1:
             raise MalformedFrameError(f"one episode was packed, {len(episodes)} came")
@@ -330,7 +318,7 @@ def _tensor(array: npt.NDArray[Any], *, bfloat16: bool) -> Any:
         raise MalformedFrameError(f"no torch tensor has dtype {array.dtype}") from None
 
 
-def _is_ours(kind: type, names: Mapping[str, str]) -> bool:
+def _is_ours(kind: type, names: frozenset[str]) -> bool:
     return kind.__name__ in names and kind.__module__.startswith("rlzmq.episodes.")
 
 

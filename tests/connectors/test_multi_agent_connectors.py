@@ -20,7 +20,7 @@ from rlzmq.connectors.env_to_module import (
     PrevActionsPrevRewards,
 )
 from rlzmq.connectors.learner import GeneralAdvantageEstimation
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.modules.distributions import TorchCategorical
 
@@ -260,12 +260,10 @@ def test_learner_plans_flatten_with_each_agents_space() -> None:
     episode.add_env_reset(observations={"a": 0, "b": 1})
     for t in (1, 2):
         episode.add_env_step({"a": t, "b": t + 1}, {"a": 0, "b": 0}, {"a": 1.0, "b": 1.0})
-    batch = pipeline(
-        rl_module={"m1": ValueModule()}, episodes=MultiAgentEpisodeBatch.from_episodes([episode])
-    )
+    batch = pipeline(rl_module={"m1": ValueModule()}, episodes=EpisodeBatch.from_episodes([episode]))
     plan = pipeline.columnar_plan()
     assert plan is not None
-    (chunks,) = MultiAgentEpisodeBatch.from_episodes([episode]).batches_of("m1")
+    (chunks,) = EpisodeBatch.from_episodes([episode]).batches_of("m1")
     columnar = plan.observations(chunks, chunks.step_slots(), chunks.step_chunks())
     expected = [[1, 0, 0], [0, 1, 0]] * 2
     assert columnar.tolist() == expected

@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlzmq.core.tree import tree_leaves
-from rlzmq.episodes.batch_columns import ragged_arange, steps_window
-from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.columns import Columns, ragged_arange, steps_window
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
@@ -36,7 +35,7 @@ def multi(name: str, num_steps: int = 2) -> MultiAgentEpisode:
 
 BATCHES = [
     pytest.param(lambda *names: EpisodeBatch.from_episodes(map(single, names)), single, id="single"),
-    pytest.param(lambda *names: MultiAgentEpisodeBatch.from_episodes(map(multi, names)), multi, id="multi"),
+    pytest.param(lambda *names: EpisodeBatch.from_episodes(map(multi, names)), multi, id="multi"),
 ]
 Make = Callable[..., Any]
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from rlzmq import Columns, PPOConfig, SingleAgentEnvRunner
-from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.episode_joining import concat_joined
+from rlzmq.episodes.episode_batch import EpisodeBatch, concat_joined
 
 
 @pytest.fixture

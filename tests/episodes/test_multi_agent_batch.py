@@ -1,4 +1,4 @@
-"""MultiAgentEpisodeBatch: columns and wire of multi-agent episodes."""
+"""EpisodeBatch of episodes of several agents: columns and wire."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rlzmq.core.errors import MultiAgentEnvError, ProtocolError
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from tests.episodes.multi_agent_model import AGENTS, Model, assert_same, assert_same_getter, random_step
 
@@ -42,11 +42,9 @@ def random_chunks(seed: int) -> list[tuple[MultiAgentEpisode, Model]]:
     return chunks
 
 
-def sent(batch: MultiAgentEpisodeBatch) -> MultiAgentEpisodeBatch:
+def sent(batch: EpisodeBatch) -> EpisodeBatch:
     header, frames = batch.to_wire()
-    return MultiAgentEpisodeBatch.from_wire(
-        msgpack.unpackb(msgpack.packb(header)), [f.tobytes() for f in frames]
-    )
+    return EpisodeBatch.from_wire(msgpack.unpackb(msgpack.packb(header)), [f.tobytes() for f in frames])
 
 
 @pytest.mark.parametrize("part", range(2))
@@ -54,7 +52,7 @@ def test_episodes_come_out_of_columns_and_wire_as_they_went_in(part: int) -> Non
     for seed in range(part * 100, part * 100 + 100):
         rng = random.Random(seed)
         chunks = random_chunks(seed)
-        batch = MultiAgentEpisodeBatch.from_episodes([episode for episode, _ in chunks])
+        batch = EpisodeBatch.from_episodes([episode for episode, _ in chunks])
         assert batch.num_env_steps == sum(len(episode) for episode, _ in chunks)
         assert batch.num_agent_steps == sum(episode.agent_steps() for episode, _ in chunks)
         assert batch.get_returns().tolist() == [episode.get_return() for episode, _ in chunks]
@@ -67,7 +65,7 @@ def test_episodes_come_out_of_columns_and_wire_as_they_went_in(part: int) -> Non
 def test_split_puts_every_agent_step_into_exactly_one_part() -> None:
     for seed in range(150):
         rng = random.Random(seed)
-        batch = MultiAgentEpisodeBatch.from_episodes([episode for episode, _ in random_chunks(seed)])
+        batch = EpisodeBatch.from_episodes([episode for episode, _ in random_chunks(seed)])
         total = batch.num_env_steps
         cut = rng.randrange(total + 1)
         head, tail = batch.split(cut)
@@ -86,7 +84,7 @@ def test_agents_done_before_a_part_of_a_split_stay_done_in_it() -> None:
     episode.add_env_step({"a": 1, "b": 1}, {"a": 1, "b": 1}, {"a": 1, "b": 1}, **ends)
     for t in (2, 3):
         episode.add_env_step({"a": t}, {"a": 1}, {"a": 1})
-    batch = MultiAgentEpisodeBatch.from_episodes([episode])
+    batch = EpisodeBatch.from_episodes([episode])
     head, tail = batch.split(2)
     for part in (tail, sent(tail), tail[:], batch.split(1)[1].split(1)[1]):
         assert part[0]._timeline.departed == {"b": (True, False, 1), "c": (False, True, 1)}
@@ -94,13 +92,12 @@ def test_agents_done_before_a_part_of_a_split_stay_done_in_it() -> None:
             part[0].add_env_step({"a": 4, "b": 9}, {"a": 1}, {"a": 1})
     assert head[0]._timeline.departed == {"c": (False, True, 1)}
     assert head[0].get_terminateds()["b"]
-    assert batch.leftovers[0].keys() == {"duration_s"}
 
 
 def test_no_part_of_a_split_forgets_that_an_agent_is_done() -> None:
     for seed in range(60):
         chunks = random_chunks(seed)
-        batch = MultiAgentEpisodeBatch.from_episodes([episode for episode, _ in chunks])
+        batch = EpisodeBatch.from_episodes([episode for episode, _ in chunks])
         model_of = {episode.id_: model for episode, model in chunks}  # the last chunk's, with the whole log
         for part in batch.split(random.Random(seed).randrange(batch.num_env_steps + 1)):
             for episode in part:
@@ -113,7 +110,7 @@ def test_selected_episodes_come_as_often_and_in_the_order_asked_for() -> None:
     for seed in range(40):
         rng = random.Random(seed)
         chunks = random_chunks(seed)
-        batch = MultiAgentEpisodeBatch.from_episodes([episode for episode, _ in chunks])
+        batch = EpisodeBatch.from_episodes([episode for episode, _ in chunks])
         num = len(chunks)
         wanted = [rng.randrange(-num, num) for _ in range(rng.randrange(6))]
         part = batch.select(wanted)
@@ -128,7 +125,7 @@ def test_selecting_by_negative_positions_keeps_custom_data_and_by_false_ones_is_
     episodes = [episode for episode, _ in random_chunks(3)]
     for number, episode in enumerate(episodes):
         episode.custom_data["number"] = number
-    batch = MultiAgentEpisodeBatch.from_episodes(episodes)
+    batch = EpisodeBatch.from_episodes(episodes)
     last = len(episodes) - 1
     assert [e.custom_data["number"] for e in batch.select([0, 0, -1])] == [0, 0, last]
     with pytest.raises(IndexError):
@@ -136,7 +133,7 @@ def test_selecting_by_negative_positions_keeps_custom_data_and_by_false_ones_is_
 
 
 def test_items_are_remembered_and_their_changes_are_kept() -> None:
-    batch = MultiAgentEpisodeBatch.from_episodes([episode for episode, _ in random_chunks(3)])
+    batch = EpisodeBatch.from_episodes([episode for episode, _ in random_chunks(3)])
     batch.meta["runner"] = 1
     assert batch[0] is batch[0] is next(iter(batch))
     assert list(batch)
@@ -147,13 +144,13 @@ def test_items_are_remembered_and_their_changes_are_kept() -> None:
         for agent in episode.agent_episodes.values():
             agent.set_rewards(new_data=[2.0] * len(agent))
     assert batch.get_returns().sum() == 2.0 * num_steps
-    for other in (batch.updated(), batch[:], MultiAgentEpisodeBatch.concat([batch]), sent(batch)):
+    for other in (batch.updated(), batch[:], EpisodeBatch.concat([batch]), sent(batch)):
         assert sum(episode.get_return() for episode in other) == 2.0 * num_steps
         assert all(episode.custom_data == {"seen": True} for episode in other)
         assert other.meta == {"runner": 1}
 
 
-def steps_of(batch: MultiAgentEpisodeBatch) -> Any:
+def steps_of(batch: EpisodeBatch) -> Any:
     """All agents' steps, sorted."""
     import collections
 
@@ -175,18 +172,18 @@ def test_batches_of_a_module_hold_its_agents_steps_only() -> None:
     episode.add_env_reset(observations={0: np.zeros(2), 1: np.ones(2), 2: np.zeros(3)})
     actions, rewards = {0: 1, 1: 0, 2: 1}, {0: 1.0, 1: 2.0, 2: 3.0}
     episode.add_env_step({0: np.zeros(2), 1: np.ones(2), 2: np.zeros(3)}, actions, rewards)
-    batch = MultiAgentEpisodeBatch.from_episodes([episode])
-    assert batch.module_ids == ["p", "q"]
+    batch = EpisodeBatch.from_episodes([episode])
+    assert batch.get_module_ids() == ["p", "q"]
     assert [b.agent_ids for b in batch.batches_of("p")] == [[0, 1]]
     assert [b.columns["obs"].shape[1:] for b in batch.batches_of("q")] == [(3,)]
     assert batch.agent_steps_by("module_ids") == {"p": 2, "q": 1}
 
 
 def test_damaged_messages_are_refused_with_a_protocol_error() -> None:
-    batch = MultiAgentEpisodeBatch.from_episodes([episode for episode, _ in random_chunks(3)])
+    batch = EpisodeBatch.from_episodes([episode for episode, _ in random_chunks(3)])
     header, frames = batch.to_wire()
     raw = [frame.tobytes() for frame in frames]
-    MultiAgentEpisodeBatch.from_wire(header, raw)
+    EpisodeBatch.from_wire(header, raw)
     rng = random.Random(0)
     num_accepted = 0
     for _ in range(400):
@@ -203,7 +200,7 @@ def test_damaged_messages_are_refused_with_a_protocol_error() -> None:
                 if kind == 3:
                     del frame[rng.randrange(len(frame)) :]
         with contextlib.suppress(ProtocolError):
-            received = MultiAgentEpisodeBatch.from_wire(header, [bytes(frame) for frame in damaged])
+            received = EpisodeBatch.from_wire(header, [bytes(frame) for frame in damaged])
             num_accepted += 1
             for episode in received:
                 episode.get_observations()
@@ -211,44 +208,44 @@ def test_damaged_messages_are_refused_with_a_protocol_error() -> None:
 
 
 def test_times_at_the_end_of_int64_are_refused() -> None:
-    header, frames = MultiAgentEpisodeBatch.from_episodes(
-        [episode for episode, _ in random_chunks(3)]
-    ).to_wire()
+    header, frames = EpisodeBatch.from_episodes([episode for episode, _ in random_chunks(3)]).to_wire()
     table = frames[0].copy()
-    table[0] = np.iinfo(np.int64).min
-    table[1] = table[0] + 3
-    with pytest.raises(ProtocolError, match="episode table, episode 0"):
-        MultiAgentEpisodeBatch.from_wire(header, [table, *frames[1:]])
+    table[3] = np.iinfo(np.int64).min
+    with pytest.raises(ProtocolError, match="chunk table, chunk 0"):
+        EpisodeBatch.from_wire(header, [table, *frames[1:]])
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda h: h.pop("groups"), "fields"),
-        (lambda h: h.update(num_episodes=-1), "count"),
-        (lambda h: h.update(num_episodes=10**15), "bytes"),
+        (lambda h: h.pop("groups"), "counts"),
+        (lambda h: h.update(num_chunks=-1), "count"),
+        (lambda h: h.update(num_chunks=10**15), "bytes"),
+        (lambda h: h.update(num_slots=5), "groups"),
         (lambda h: h.update(meta=[]), "meta"),
-        (lambda h: h["groups"].append({"batch": {}, "num_frames": 0}), "tracks"),
-        (lambda h: h["groups"][0].update(num_frames=10**9), "frames"),
+        (lambda h: h.update(groups=5), "list"),
+        (lambda h: h["groups"].append({}), "fields"),
+        (lambda h: h["groups"].append(h["groups"][0]), "frame"),
+        (lambda h: h["groups"].pop(), "frames"),
     ],
 )
 def test_false_headers_are_refused(change: Any, text: str) -> None:
-    batch = MultiAgentEpisodeBatch.from_episodes([episode for episode, _ in random_chunks(3)])
+    batch = EpisodeBatch.from_episodes([episode for episode, _ in random_chunks(3)])
     header, frames = batch.to_wire()
     header = msgpack.unpackb(msgpack.packb(header))
     change(header)
     with pytest.raises(ProtocolError, match=text):
-        MultiAgentEpisodeBatch.from_wire(header, frames)
+        EpisodeBatch.from_wire(header, frames)
 
 
 def test_batches_and_episodes_travel_as_values() -> None:
     from rlzmq.wire.values import pack_blob, unpack_blob
 
     chunks = random_chunks(5)
-    batch = MultiAgentEpisodeBatch.from_episodes([episode for episode, _ in chunks])
+    batch = EpisodeBatch.from_episodes([episode for episode, _ in chunks])
     batch.meta = {"weights_version": 3, "agent_steps": {0: 5, ("t", 2): 1}}
     received = unpack_blob(pack_blob(batch))
-    assert isinstance(received, MultiAgentEpisodeBatch)
+    assert isinstance(received, EpisodeBatch)
     assert received.meta == batch.meta
     for episodes in (list(received), unpack_blob(pack_blob([episode for episode, _ in chunks]))):
         for episode, (_, model) in zip(episodes, chunks, strict=True):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rlzmq.core.errors import MultiAgentEnvError
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from tests.episodes.multi_agent_model import plain
 
@@ -321,7 +321,7 @@ def test_items_of_any_kind_are_kept_and_numbers_asked_for_where_they_are_needed(
     with pytest.raises(ValueError, match=f"Episode 'e_a', {refused}"):
         episode.get_return()
     with pytest.raises(ValueError, match=r"column 'rewards': .*'(rew_0|hanging)'"):
-        MultiAgentEpisodeBatch.from_episodes([episode])
+        EpisodeBatch.from_episodes([episode])
     before = facts(episode)
     with pytest.raises(
         MultiAgentEnvError, match="agent 'b', column 'rewards': expected numbers to add up until"
@@ -405,7 +405,7 @@ def test_an_agent_may_be_terminated_and_truncated_in_one_step() -> None:
         given = MultiAgentEpisode(
             observations=[{"a": 0, "b": 0}, step[0]], actions=[step[1]], rewards=[step[2]], **ends
         )
-        for each in (episode, given, MultiAgentEpisodeBatch.from_episodes([episode])[0]):
+        for each in (episode, given, EpisodeBatch.from_episodes([episode])[0]):
             assert getattr(each, f"get_{own}")() == {"a": True, "b": False, "__all__": False}
             assert getattr(each, f"get_{of_all}")() == {"a": True, "b": True, "__all__": True}
             sae = each.agent_episodes["a"]
@@ -446,7 +446,7 @@ def test_an_agent_that_came_behind_a_slices_end_may_join_the_slice(as_batch: boo
     episode.add_env_step({"a": 4}, {"a": 3}, {"a": 0})
     part, rest = episode[:1], episode[3:]
     if as_batch:
-        head, tail = MultiAgentEpisodeBatch.from_episodes([episode]).split(1)
+        head, tail = EpisodeBatch.from_episodes([episode]).split(1)
         part, rest = head[0], tail.split(2)[1][0]
     assert part.agent_ids == {"a"}
     part.add_env_step({"a": 9, "b": 5, "c": 6}, {"a": 0}, {"a": 0})

@@ -13,7 +13,7 @@ import torch
 from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.episodes.columns import Columns
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.rl_module import SelfSupervisedLossAPI, TorchRLModule
@@ -165,9 +165,9 @@ def test_the_fused_path_equals_the_per_episode_path(monkeypatch: pytest.MonkeyPa
     learner = multi_agent_learner()
     given = multi_agent_episodes()
     generic = built(learner, given, fused=False, monkeypatch=monkeypatch)
-    batch = MultiAgentEpisodeBatch.from_episodes(given)
+    batch = EpisodeBatch.from_episodes(given)
     assert_identical(built(learner, batch, fused=True, monkeypatch=monkeypatch), generic)
-    parts = [MultiAgentEpisodeBatch.from_episodes(given[:1]), MultiAgentEpisodeBatch.from_episodes(given[1:])]
+    parts = [EpisodeBatch.from_episodes(given[:1]), EpisodeBatch.from_episodes(given[1:])]
     assert_identical(built(learner, parts, fused=True, monkeypatch=monkeypatch), generic)
 
 

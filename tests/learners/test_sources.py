@@ -24,7 +24,7 @@ from rlzmq.learners.offline_learner import OfflineShards
 from rlzmq.learners.replay_learner import EpisodeReplay
 from rlzmq.learners.sources import CircularBuffer, FreshBatch
 from rlzmq.replay import EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer, open_shards, write_shard
-from rlzmq.replay.transitions import Transitions
+from rlzmq.replay.step_store import Transitions
 from tests.learners.cases import SquareLearner, episode, square_learner
 from tests.learners.test_train_batch import assert_identical
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from rlzmq.core.plain import from_plain, to_plain
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.replay import MultiAgentEpisodeReplayBuffer, MultiAgentPrioritizedEpisodeReplayBuffer
-from rlzmq.replay.divided_states import divide_buffers
 from rlzmq.replay.multi_agent_episode_replay_buffer import joined
+from rlzmq.replay.replay_buffer import divide_buffers
 
 BUFFERS = (MultiAgentEpisodeReplayBuffer, MultiAgentPrioritizedEpisodeReplayBuffer)
 MODULES = {"a": "p", "b": "q", "c": "q"}
@@ -99,7 +99,7 @@ def test_chunks_of_an_episode_are_joined_agent_by_agent() -> None:
     buffer = MultiAgentEpisodeReplayBuffer(100, seed=1)
     whole = episode_of(0, 6)
     for begin, end in ((0, 2), (2, 3), (3, 6)):
-        buffer.add(MultiAgentEpisodeBatch.from_episodes([whole.slice(slice(begin, end))]))
+        buffer.add(EpisodeBatch.from_episodes([whole.slice(slice(begin, end))]))
     assert buffer.get_metrics()["num_episodes_added_lifetime"] == 1
     batch = buffer.sample_modules(200, n_step=3, gamma=0.5)["p"]
     first = {(obs, following, reward) for obs, following, _, reward, _ in rows_of(batch)}
@@ -217,12 +217,12 @@ def test_what_was_added_since_a_mark_can_be_undone(cls: Any) -> None:
     buffer = cls(100, seed=1)
     buffer.add(episode_of(0, 3, agents="a"))
     open_episode = episode_of(2, 6, agents="ab")
-    buffer.add(open_episode.slice(slice(0, 2)), module_ids=["p"])
+    buffer.add(open_episode.slice(slice(0, 2)))
     before = buffer.get_metrics()
     for _ in range(2):
         buffer.mark()
         buffer.add(episode_of(1, 3, agents="ab"))
-        buffer.add(open_episode.slice(slice(2, 6)), module_ids=["p"])
+        buffer.add(open_episode.slice(slice(2, 6)))
         buffer.undo()
         after = buffer.get_metrics()
         for name, value in before.items():
@@ -253,21 +253,24 @@ def test_additions_that_filled_the_buffer_can_be_undone(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("cls", BUFFERS)
-def test_steps_of_other_modules_and_of_a_removed_one_are_counted_and_not_kept(cls: Any) -> None:
+def test_steps_of_other_modules_are_counted_and_not_kept(cls: Any) -> None:
     buffer = cls(100, seed=1)
-    buffer.add(episode_of(0, 3), module_ids=["q"])
+    buffer.keep_modules(["q"])
+    buffer.add(episode_of(0, 3))
     assert buffer.get_module_ids() == ["q"]
     assert buffer.num_agent_steps_not_kept == 3
+    buffer.keep_modules(["p", "q"])
     buffer.add(episode_of(1, 4))
     buffer.mark()
-    buffer.add(episode_of(2, 5, agents="ab"), module_ids=["p"])
-    assert buffer.get_metrics()["num_agent_steps_not_kept"] == 8
-    buffer.remove_module("p")
-    assert (len(buffer), buffer.get_module_ids()) == (7, ["q"])
-    assert buffer.num_agent_steps_not_kept == 17
+    buffer.add(episode_of(2, 5, agents="ab"))
+    before = buffer.get_metrics()["num_module_steps_stored"]
+    buffer.keep_modules(["q"])
+    assert (len(buffer), buffer.get_module_ids()) == (12, ["q"])
+    assert buffer.get_metrics()["num_agent_steps_not_kept"] == 3 + before["p"]
     buffer.undo()
-    assert buffer.num_agent_steps_not_kept == 12, "the removal stays, the steps of b come again"
-    buffer.remove_module("p")
+    assert len(buffer) == 7
+    assert buffer.num_agent_steps_not_kept == 3 + before["p"], "the removal stays"
+    buffer.keep_modules(["p", "q"])
     buffer.add(episode_of(3, 2, agents="a"))
     assert {obs // 1000 for obs, *_ in rows_of(buffer.sample_modules(30)["p"])} == {3.0}
 
@@ -291,7 +294,7 @@ def test_items_of_several_modules_are_joined_to_one_batch() -> None:
     samples = buffer.sample_modules(6)
     batch = joined(samples)
     assert (len(batch), batch.num_env_steps, batch.num_agent_steps) == (6, 6, 12)
-    assert batch.module_ids == ["p", "q"]
+    assert batch.get_module_ids() == ["p", "q"]
     for i, episode in enumerate(batch):
         for module in "pq":
             agent = episode.agent_episodes[module]
@@ -303,7 +306,7 @@ def test_items_of_several_modules_are_joined_to_one_batch() -> None:
 def test_bad_input_is_named() -> None:
     buffer = MultiAgentEpisodeReplayBuffer(100, seed=1)
     for wrong in (SingleAgentEpisode(), 3, "abc", [SingleAgentEpisode()]):
-        with pytest.raises(TypeError, match="expected MultiAgentEpisodes or MultiAgentEpisodeBatches, got"):
+        with pytest.raises(TypeError, match="expected MultiAgentEpisodes or EpisodeBatches of them, got"):
             buffer.add(wrong)
     with pytest.raises(ValueError, match="no stored step of 'any module'"):
         buffer.sample(3)

@@ -12,7 +12,6 @@ import pytest
 
 from rlzmq.core.space_plain import space_to_plain
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.protocol.events import DecodeShard, ShardDecoded, ShardFailed
@@ -212,12 +211,12 @@ def test_without_spaces_any_value_goes_and_ids_of_the_batch_change_nothing() -> 
 
 
 def test_agents_have_spaces_of_their_own() -> None:
-    def batch(observation: int, action: int) -> MultiAgentEpisodeBatch:
+    def batch(observation: int, action: int) -> EpisodeBatch:
         episode = MultiAgentEpisode(agent_to_module_mapping_fn=lambda agent_id, _: f"of_{agent_id}")
         episode.add_env_reset(observations={"a": 0, "b": observation})
         agents = {"a": 0, "b": 1}
         episode.add_env_step(agents, {"a": 1, "b": action}, dict.fromkeys(agents, 0.0))
-        return MultiAgentEpisodeBatch.from_episodes([episode])
+        return EpisodeBatch.from_episodes([episode])
 
     check = BatchCheck()
     small, large = gym.spaces.Discrete(2), gym.spaces.Discrete(10)
@@ -229,14 +228,14 @@ def test_agents_have_spaces_of_their_own() -> None:
 
 
 def test_agents_columns_are_their_modules_outputs() -> None:
-    def batch(width: int) -> MultiAgentEpisodeBatch:
+    def batch(width: int) -> EpisodeBatch:
         episode = MultiAgentEpisode(agent_to_module_mapping_fn=lambda agent_id, _: f"of_{agent_id}")
         episode.add_env_reset(observations={"a": 0, "b": 0})
         agents = {"a": 0, "b": 0}
         outputs = {"a": {"logits": np.zeros(2, np.float32)}, "b": {"logits": np.zeros(width, np.float32)}}
         rewards = dict.fromkeys(agents, 0.0)
         episode.add_env_step(agents, agents, rewards, extra_model_outputs=outputs)
-        return MultiAgentEpisodeBatch.from_episodes([episode])
+        return EpisodeBatch.from_episodes([episode])
 
     check = BatchCheck()
     check.expect({}, None, {"of_a": LOGITS, "of_b": {"logits": np.zeros((2, 5), np.float32)}})

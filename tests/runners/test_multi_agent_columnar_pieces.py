@@ -23,7 +23,7 @@ from rlzmq.connectors.env_to_module import (
 )
 from rlzmq.connectors.learner import ComputeReturnsToGo, FrameStackingLearner
 from rlzmq.episodes.columns import Columns
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runners.multi.episode_sampler import MultiAgentEpisodeSampler
@@ -263,9 +263,9 @@ def test_the_learners_twin_gives_the_same_on_columns_and_on_episodes(
             assert_identical(fused, built(learner, part, fused=False, monkeypatch=monkeypatch))
 
 
-def received(batch: MultiAgentEpisodeBatch) -> MultiAgentEpisodeBatch:
+def received(batch: EpisodeBatch) -> EpisodeBatch:
     header, frames = batch.to_wire()
-    return MultiAgentEpisodeBatch.from_wire(header, [bytes(frame) for frame in frames])
+    return EpisodeBatch.from_wire(header, [bytes(frame) for frame in frames])
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -16,7 +16,7 @@ from rlzmq.core.tree import tree_map
 from rlzmq.envs.examples import MultiAgentCartPole
 from rlzmq.envs.multi_agent_env import MultiAgentEnv
 from rlzmq.envs.pettingzoo_env import ParallelPettingZooEnv, PettingZooEnv
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runners.multi.episode_sampler import MultiAgentEpisodeSampler
@@ -420,7 +420,7 @@ def test_fragments_survive_the_wire() -> None:
     runner = make_runner(restless_config(3), fused=True)
     batch = runner.sample_lease(30)
     header, frames = batch.to_wire()
-    received = MultiAgentEpisodeBatch.from_wire(
+    received = EpisodeBatch.from_wire(
         header,
         [bytes(frame) for frame in frames],
         observation_space=batch.observation_space,
@@ -500,6 +500,6 @@ def test_modules_can_be_added_while_sampling_goes_on() -> None:
     runner.multi_rl_module.add_module("p9", runner.multi_rl_module["p1"])
     target[0] = "p9"
     batch = runner.sample(num_timesteps=200)
-    assert set(batch.module_ids) == {"p0", "p9"}
+    assert batch.get_module_ids() == ["p0", "p9"]
     assert batch[0].module_for(0) == "p0"
     assert batch[-1].module_for(0) == "p9"

@@ -20,7 +20,6 @@ from rlzmq import PPOConfig
 from rlzmq.core.errors import ProtocolError
 from rlzmq.driver.driver_link import MetaCheck
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.protocol.weights import new_publication_buffer, open_publication, seal_publication
@@ -118,7 +117,7 @@ def fragment_cases() -> list[tuple[list[bytes], Decoder]]:
     episode.add_env_reset(observations={"a": 0, 1: 1}, infos={"a": {"x": 1}})
     for _ in range(3):
         episode.add_env_step({"a": 0, 1: 1}, {"a": 1, 1: 0}, {"a": 1.0, 1: 0.5}, {"a": {"y": [1]}})
-    several = MultiAgentEpisodeBatch.from_episodes([episode])
+    several = EpisodeBatch.from_episodes([episode])
     return [*_of_batch(single), *_of_batch(several)]
 
 

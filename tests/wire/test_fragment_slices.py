@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.roles.fragment_data import open_steps
@@ -50,8 +49,8 @@ def episodes() -> EpisodeBatch:
     return EpisodeBatch.from_episodes(made)
 
 
-def facts(frames: Any, first: int, num_steps: int, *, is_multi_agent: bool = False) -> Any:
-    batch = open_steps(frames, BatchCheck(), FRAGMENT_ID, first, num_steps, is_multi_agent=is_multi_agent)
+def facts(frames: Any, first: int, num_steps: int) -> Any:
+    batch = open_steps(frames, BatchCheck(), FRAGMENT_ID, first, num_steps)
     states = [episode.get_state() for episode in batch]
     return batch.meta, repr(states)
 
@@ -120,9 +119,7 @@ def test_a_part_of_agents_episodes_opens_to_the_same_as_the_whole(seed: int) -> 
                 continue
             part = slice_fragment(whole, first, num_steps)
             assert decode_fragment(part)[0].num_env_steps == num_steps
-            assert facts(part, first, num_steps, is_multi_agent=True) == facts(
-                whole, first, num_steps, is_multi_agent=True
-            )
+            assert facts(part, first, num_steps) == facts(whole, first, num_steps)
 
 
 def test_parts_of_agents_episodes_hold_no_more_than_their_rows() -> None:
@@ -134,7 +131,7 @@ def test_parts_of_agents_episodes_hold_no_more_than_their_rows() -> None:
             observations = {agent: np.full(256, t, np.float32) for agent in "ab"}
             multi.add_env_step(observations, {"a": 0, "b": 1}, {"a": 0.5, "b": 1.5})
         made.append(multi)
-    whole = fragment(MultiAgentEpisodeBatch.from_episodes(made), 80)
+    whole = fragment(EpisodeBatch.from_episodes(made), 80)
     sizes = [
         sum(memoryview(frame).nbytes for frame in slice_fragment(whole, *of)) for of in ((0, 40), (40, 40))
     ]
@@ -146,7 +143,7 @@ def test_what_cannot_be_cut_is_sent_whole() -> None:
     multi = MultiAgentEpisode()
     multi.add_env_reset(observations={"a": np.zeros(2, np.float32)})
     multi.add_env_step({"a": np.ones(2, np.float32)}, {"a": 0}, {"a": 0.5})
-    of_agents = fragment(MultiAgentEpisodeBatch.from_episodes([multi]), 1)
+    of_agents = fragment(EpisodeBatch.from_episodes([multi]), 1)
     for broken in ([b""], [b"x", b"y"], fragment(episodes())[:-1], of_agents[:-1]):
         assert slice_fragment(broken, 0, 1) is broken
 

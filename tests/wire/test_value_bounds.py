@@ -12,7 +12,6 @@ import torch
 
 from rlzmq.core.metrics import ReducedMetrics
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.wire.codec import MAX_ARRAYS, decode, encode
@@ -178,7 +177,7 @@ def test_episodes_of_every_kind_come_back():
         "batch": EpisodeBatch.from_episodes([single]),
         "multi": multi,
         "multis": [multi, _multi()],
-        "multi batch": MultiAgentEpisodeBatch.from_episodes([multi]),
+        "multi batch": EpisodeBatch.from_episodes([multi]),
         "mixed": [single, multi],
         "tuple": (single,),
     }
@@ -245,7 +244,7 @@ def test_tensors_keep_their_kind_whatever_their_layout():
 
 
 def test_a_class_that_is_only_called_like_a_space_or_an_episode_does_not_travel():
-    for name in ("Box", "SingleAgentEpisode", "MultiAgentEpisode", "EpisodeBatch", "MultiAgentEpisodeBatch"):
+    for name in ("Box", "SingleAgentEpisode", "MultiAgentEpisode", "EpisodeBatch"):
         for value in (type(name, (), {})(), [type(name, (), {})()]):
             with pytest.raises(TypeError, match=f"{name} does not travel"):
                 pack_value(value)
@@ -283,7 +282,7 @@ def test_a_class_that_is_only_called_like_a_space_or_an_episode_does_not_travel(
         ({"__episodes__": [{}]}, "not enough values"),
         ({"__episodes__": [{}, {}]}, "a header and their arrays"),
         ({"__episodes__": [[], []]}, "a header and their arrays"),
-        ({"__multi_agent_batch__": [[], []]}, "a header and their arrays"),
+        ({"__batch__": [[], []]}, "a header and their arrays"),
         ({"__episodes__": [{}, [], []]}, "too many values"),
         ({"__episodes__": [{}, [5]]}, "an array reference is"),
         ({"__batch__": [{}, [[]]]}, "an array reference is"),

@@ -231,7 +231,6 @@ class ArrivalLog:
                 module_id: [module.observation_space, module.action_space]
                 for module_id, module in modules.items()
             },
-            "is_multi_agent": self._config.is_multi_agent,
         }
         packed = bytes(pack_blob(head))
         signature = signature_of("arrival log", packed)

@@ -17,8 +17,8 @@ import optree
 from numpy.typing import NDArray
 
 from rlzmq.episodes.bad_values import find_bad_values
-from rlzmq.episodes.batch_columns import ragged_arange
-from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns, ragged_arange
+from rlzmq.episodes.episode_batch import EpisodeBatch
 
 __all__ = ["BatchCheck"]
 
@@ -43,12 +43,16 @@ class BatchCheck:
     Discrete values, also within Dict and Tuple spaces, index tables: a value outside of its Discrete, MultiDiscrete
     or MultiBinary space is refused. The spaces are the run's, not the batch's.
 
+    Args:
+        of_agents: Whether episodes have several agents; None: either.
+
     Attributes:
         num_replaced: How often the expected form was replaced; batches that passed before may not match it
             (`misfit`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_agents: bool | None = None) -> None:
+        self._of_agents = of_agents
         self._forms: OrderedDict[Any, _Known] = OrderedDict()
         self.num_replaced: int = 0
         self._actions: dict[Any, list[_Leaf]] = {}
@@ -77,19 +81,22 @@ class BatchCheck:
         by_agent = observation_space.spaces if isinstance(observation_space, gym.spaces.Dict) else {}
         self._observations = _leaves_by_id({**by_agent, None: observation_space})
 
-    def check(self, batch: Any, source: Any = None) -> None:
+    def check(self, batch: EpisodeBatch, source: Any = None) -> None:
         """Check a batch.
 
         Args:
-            batch: EpisodeBatch or MultiAgentEpisodeBatch.
+            batch: The EpisodeBatch.
             source: Id of its fragment; a repeated fragment is counted once.
 
         Raises:
             ValueError: It cannot be trained; the text names column, expected and actual.
         """
+        if self._of_agents not in (None, batch.groups is not None):
+            wanted, got = ("several agents", "one") if self._of_agents else ("one agent", "several")
+            raise ValueError(f"expected episodes of {wanted}, got episodes of {got}")
         if (found := find_bad_values(batch)) is not None:
             raise ValueError(f"{found.values[0]}, which no loss can use")
-        for part in getattr(batch, "agent_batches", [batch]):
+        for part in batch.agent_batches:
             is_alone = part is batch
             module_ids = None if is_alone else part.module_ids
             agent_ids = None if is_alone else part.agent_ids
@@ -254,7 +261,7 @@ def _leaf_at(column: Any, path: tuple[Any, ...]) -> Any:
 
 def _parts(batch: Any) -> Iterator[tuple[Any, Any]]:
     """Yield (key of the form, part); the key of a single-agent batch is None."""
-    if not hasattr(batch, "agent_batches"):
+    if batch.groups is None:
         yield None, batch
         return
     for part in batch.agent_batches:

@@ -109,7 +109,7 @@ class LearnerLink(PeerLink):
         run_id, name: Identity of this learner.
         data_address: The broker's data address.
         num_env_steps_before: Env steps trained in the run before the learner's current version.
-        is_multi_agent: Whether fragments hold multi-agent episodes.
+        of_agents: Whether fragments hold episodes of several agents.
         observation_space: Space of the stored observations, as plain data; None: not checked.
         stores_module_outputs: Whether no custom connector piece changes the modules' outputs before they are stored.
         curve: Keys for a broker reached by TCP.
@@ -126,7 +126,7 @@ class LearnerLink(PeerLink):
         name: str,
         data_address: str,
         num_env_steps_before: int = 0,
-        is_multi_agent: bool = False,
+        of_agents: bool = False,
         observation_space: Any = None,
         stores_module_outputs: bool = False,
         curve: Curve = None,
@@ -138,7 +138,6 @@ class LearnerLink(PeerLink):
         self._run_blocking = run_blocking
         self._watch = watch
         self._run_id = run_id
-        self._is_multi_agent = is_multi_agent
         self.num_env_steps_before = num_env_steps_before
         self._arrivals = arrivals
         self._shards: dict[tuple[int, int], dict[int, tuple[Any, DecodeShard]]] = {}
@@ -146,7 +145,7 @@ class LearnerLink(PeerLink):
         self._synced_module_ids: list[str] | None = None
         self._rank = 0
         self._generation = -1
-        self._check = BatchCheck()
+        self._check = BatchCheck(of_agents=of_agents)
         self._trained_at: float | None = None  # when the last update ended, for the trace
         self._observation_space = space_from_plain(observation_space)
         self._stores_module_outputs = stores_module_outputs
@@ -208,14 +207,7 @@ class LearnerLink(PeerLink):
         num_replaced = self._check.num_replaced
         start = time.perf_counter()
         try:
-            batch = open_steps(
-                shard.frames,
-                self._check,
-                shard.fragment,
-                shard.first,
-                shard.num_steps,
-                is_multi_agent=self._is_multi_agent,
-            )
+            batch = open_steps(shard.frames, self._check, shard.fragment, shard.first, shard.num_steps)
         except MemoryError as error:
             end_if_out_of_memory(error, self.core.name)
             raise

@@ -194,7 +194,7 @@ class LearnerRole(PeerRole):
             self.learner,
             self._run_blocking,
             watch=self.update_watch,
-            is_multi_agent=self.config.is_multi_agent,
+            of_agents=self.config.is_multi_agent,
             arrivals=self._arrivals,
             **link,
         )

@@ -13,7 +13,7 @@ from rlzmq.core.tree import tree_map
 from rlzmq.envs.observation_check import as_space_dtype
 from rlzmq.episodes.agent_timelines import Pending
 from rlzmq.episodes.columns import Columns
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.step_values import checked_infos, checked_rewards
 from rlzmq.runners.episode_sampler import ACTION_COLUMNS, EpisodeSampler, fill_outputs
@@ -183,12 +183,12 @@ class MultiAgentEpisodeSampler(EpisodeSampler):
         back = episode._timeline.env_steps_back(self.runner.env_to_module.required_lookback)
         return episode.cut(max(self.lookback, back))
 
-    def _make_batch(self, episodes: list[MultiAgentEpisode]) -> MultiAgentEpisodeBatch:
+    def _make_batch(self, episodes: list[MultiAgentEpisode]) -> EpisodeBatch:
         for episode in episodes:
             episode.prune()
             for sae in episode.agent_episodes.values():
                 self._give_state(sae)
-        return MultiAgentEpisodeBatch.from_episodes(episodes)
+        return EpisodeBatch.from_episodes(episodes)
 
     def _own(self, observations: dict[Any, Any]) -> dict[Any, Any]:
         """Return copies in their spaces' dtypes. An env may overwrite its arrays in the next step."""

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
-from rlzmq.episodes.agent_rows import AgentRows, track_leftovers
 from rlzmq.episodes.agent_timelines import Pending
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.runners.multi.module_rows import ModuleStore
 from rlzmq.runners.multi.ongoing_episodes import AgentRecord, LiveEpisode
 from rlzmq.runners.sampler import WEIGHTS_SEQ_NO
@@ -22,7 +20,7 @@ __all__ = ["collect_batch"]
 
 def collect_batch(
     chunks: Sequence[tuple[int, LiveEpisode]], spaces: tuple[Any, Any], mapping_fn: Any
-) -> MultiAgentEpisodeBatch:
+) -> EpisodeBatch:
     """Return the chunks as a batch, without the agents that made no step in them.
 
     Args:
@@ -47,38 +45,39 @@ def collect_batch(
         values = {
             "departed": departed,
             "early_rewards": dict(live.timeline.early_rewards),
-            "custom_data": dict(live.face.custom_data),
             "agent_module_ids": module_ids,
         }
         left = {name: value for name, value in values.items() if value}
         if left:
             leftovers[e] = left
     timelines = [live.timeline for _, live in chunks]
-    return MultiAgentEpisodeBatch(
-        [_rows(entries, spaces) for entries in groups.values()],
+    return EpisodeBatch(
+        {},
+        groups=[_rows(entries, spaces) for entries in groups.values()],
         episode_ids=[live.id_ for _, live in chunks],
-        env_t_started=[timeline.env_t_started for timeline in timelines],
-        env_t=[timeline.env_t for timeline in timelines],
+        t_started=[timeline.env_t_started for timeline in timelines],
+        length=[timeline.env_t - timeline.env_t_started for timeline in timelines],
         lookback=[timeline.lookback for timeline in timelines],
         terminated=[timeline.is_terminated for timeline in timelines],
         truncated=[timeline.is_truncated for timeline in timelines],
         env_index=[index for index, _ in chunks],
         leftovers=leftovers,
+        custom_data={e: dict(data) for e, (_, live) in enumerate(chunks) if (data := live.face.custom_data)},
         observation_space=spaces[0],
         action_space=spaces[1],
         agent_to_module_mapping_fn=mapping_fn,
     )
 
 
-def _rows(entries: list[tuple[int, int, LiveEpisode, AgentRecord]], spaces: tuple[Any, Any]) -> AgentRows:
+def _rows(entries: list[tuple[int, int, LiveEpisode, AgentRecord]], spaces: tuple[Any, Any]) -> EpisodeBatch:
     """Return the chunks of one module's agents."""
     store = entries[0][3].store
     observation_rows: list[int] = []
     act_rows: list[int] = []
     rewards: list[Any] = []
-    obs_env_ts: list[int] = []
+    env_ts: list[int] = []
     infos: dict[int, dict[str, Any]] = {}
-    tracks: dict[int, dict[str, Any]] = {}
+    leftovers: dict[int, dict[str, Any]] = {}
     start = []
     for number, (_, _, _, record) in enumerate(entries):
         begin = len(observation_rows)
@@ -88,12 +87,12 @@ def _rows(entries: list[tuple[int, int, LiveEpisode, AgentRecord]], spaces: tupl
         act_rows.append(record.act_rows[0])  # the slot of the last observation holds no step
         rewards += record.rewards
         rewards.append(record.rewards[0])
-        obs_env_ts += record.track.obs_env_ts
+        env_ts += record.track.obs_env_ts
         infos.update((begin + k, info) for k, info in record.infos.items())
-        left = track_leftovers(record.track, len(record.act_rows))
+        left = record.track.leftovers(len(record.act_rows))
         if left:
-            tracks[number] = left
-    _put_hanging_acts(store, tracks)
+            leftovers[number] = left
+    _put_hanging_acts(store, leftovers)
     records = [record for _, _, _, record in entries]
     columns = {
         Columns.OBS: store.observations(observation_rows),
@@ -104,7 +103,7 @@ def _rows(entries: list[tuple[int, int, LiveEpisode, AgentRecord]], spaces: tupl
     if store.module_step.is_stateful:
         initial_state = tree_stack([_as_arrays(record.initial_state) for record in records])
     agent_ids = [record.agent_id for record in records]
-    batch = EpisodeBatch(
+    return EpisodeBatch(
         columns,
         start=start,
         length=[record.num_steps for record in records],
@@ -120,15 +119,16 @@ def _rows(entries: list[tuple[int, int, LiveEpisode, AgentRecord]], spaces: tupl
         infos=infos,
         observation_space=_common(spaces[0], agent_ids),
         action_space=_common(spaces[1], agent_ids),
-    )
-    return AgentRows(
-        batch, [e for e, _, _, _ in entries], [order for _, order, _, _ in entries], obs_env_ts, tracks
+        episode=[e for e, _, _, _ in entries],
+        order=[order for _, order, _, _ in entries],
+        env_ts=env_ts,
+        leftovers=leftovers,
     )
 
 
-def _put_hanging_acts(store: ModuleStore, tracks: dict[int, dict[str, Any]]) -> None:
+def _put_hanging_acts(store: ModuleStore, leftovers: dict[int, dict[str, Any]]) -> None:
     """Replace the row numbers of hanging acts with the acts themselves."""
-    hanging = [left for left in tracks.values() if "pending" in left]
+    hanging = [left for left in leftovers.values() if "pending" in left]
     if not hanging:
         return
     columns = store.acts([left["pending"].action for left in hanging])

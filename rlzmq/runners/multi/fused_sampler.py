@@ -18,7 +18,7 @@ import torch
 from rlzmq.core.trace import ENV_TO_MODULE_TIMER, INFERENCE_TIMER
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
 from rlzmq.episodes.columns import Columns
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.runners.module_step import ModuleStep, to_numpy
 from rlzmq.runners.multi.fragment_batch import collect_batch
 from rlzmq.runners.multi.module_mapping import checked_mapping
@@ -201,7 +201,7 @@ class FusedMultiAgentSampler(EpisodicSampler):
 
     def _batch(
         self, chunks: list[tuple[int, LiveEpisode]], ongoing: list[tuple[int, LiveEpisode]]
-    ) -> MultiAgentEpisodeBatch:
+    ) -> EpisodeBatch:
         batch = collect_batch(chunks + ongoing, self._stored_spaces, self._mapping_fn)
         records: dict[int, AgentRecord] = {}
         for index, live in ongoing:

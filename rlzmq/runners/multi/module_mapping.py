@@ -12,7 +12,7 @@ from rlzmq.connectors.common.agent_to_module_mapping import agents_of_modules
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.signatures import place_of_code
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.episodes.multi_agent_episode import default_agent_to_module_mapping_fn
+from rlzmq.episodes.columns import default_agent_to_module_mapping_fn
 
 __all__ = ["checked_mapping", "module_spaces"]
 

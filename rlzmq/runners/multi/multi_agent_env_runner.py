@@ -7,6 +7,7 @@ from typing import Any
 from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv, make_multi_agent_vec
 from rlzmq.envs.registry import EnvContext
 from rlzmq.episodes.bad_values import BadValue
+from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.runners.env_failures import Reproduction
 from rlzmq.runners.env_runner import EnvRunner
@@ -19,7 +20,7 @@ __all__ = ["MultiAgentEnvRunner"]
 class MultiAgentEnvRunner(EnvRunner):
     """Samples episodes of several agents. ``config.policy_mapping_fn`` maps agents to modules.
 
-    `sample` returns a `MultiAgentEpisodeBatch`: a sequence of MultiAgentEpisodes, without agents that made no step in
+    `sample` returns an `EpisodeBatch`: a list of MultiAgentEpisodes, without agents that made no step in
     their chunk. With ``config.count_steps_by="agent_steps"``, its ``num_timesteps`` counts agent steps.
 
     Example:
@@ -44,11 +45,11 @@ class MultiAgentEnvRunner(EnvRunner):
     def _way_there(self, index: int) -> Reproduction:
         return Reproduction.of_agents(self.env.episode_seeds[index], self.env.episode_actions[index])
 
-    def _way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
+    def _way_to(self, batch: EpisodeBatch, value: BadValue) -> Reproduction | None:
         e = value.episode
         seed, actions = self.env.episode_seeds[value.env_index], self.env.episode_actions[value.env_index]
         goes_on = not (batch.terminated[e] or batch.truncated[e])
-        if not goes_on or len(actions) != batch.env_t[e]:
+        if not goes_on or len(actions) != batch.t_started[e] + batch.length[e]:
             return None  # the episode is over
         return Reproduction.of_agents(seed, actions[: value.num_env_steps])
 
