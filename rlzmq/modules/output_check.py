@@ -19,7 +19,7 @@ from torch import nn
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.tree import tree_leaves, tree_map, tree_stack
 from rlzmq.episodes.columns import Columns
-from rlzmq.modules.distributions.for_space import num_dist_inputs
+from rlzmq.modules.distributions import num_dist_inputs
 from rlzmq.modules.rl_module import RLModule, ValueFunctionAPI
 
 __all__ = ["check_acting_outputs", "check_training_outputs"]

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from rlzmq.protocol.weights import Publication
 from rlzmq.wire.codec import Buffer
-from rlzmq.wire.messages import Notice, Progress, UpdateReport, WireMessage, encode_message
-from rlzmq.wire.schema import FragmentId
+from rlzmq.wire.messages import Notice, Progress, UpdateReport, encode_message
+from rlzmq.wire.schema import FragmentId, WireMessage
 
 __all__ = [
     "ApplyConnectorState",

@@ -9,7 +9,8 @@ from typing import Any
 from rlzmq.core.patience import ANSWER_S, Patience
 from rlzmq.protocol.events import Instruction, Received, Send, Stop
 from rlzmq.wire.codec import Buffer
-from rlzmq.wire.messages import BrokerBeat, Goodbye, Hello, Refused, Welcome, WireMessage
+from rlzmq.wire.messages import BrokerBeat, Goodbye, Hello, Refused, Welcome
+from rlzmq.wire.schema import WireMessage
 
 __all__ = ["PeerCore", "PeerTimers"]
 

@@ -48,9 +48,8 @@ from rlzmq.wire.messages import (
     RunnerState,
     Snapshot,
     SnapshotRequest,
-    Spans,
 )
-from rlzmq.wire.schema import FragmentId
+from rlzmq.wire.schema import FragmentId, Spans
 
 __all__ = ["RunnerCore"]
 

@@ -24,10 +24,10 @@ from rlzmq.wire.messages import (
     Status,
     StatusRequest,
     Welcome,
-    WireMessage,
     decode_message,
     encode_message,
 )
+from rlzmq.wire.schema import WireMessage
 from rlzmq.wire.values import unpack_blob
 
 __all__ = ["Conversation", "Observer", "fetch_config"]

@@ -40,9 +40,8 @@ from rlzmq.telemetry.metric_paths import number_at
 from rlzmq.telemetry.view import View
 from rlzmq.tune.config_paths import TrialConfig, config_value, resolve, with_values
 from rlzmq.tune.result_grid import Result, ResultGrid, TrialError
-from rlzmq.tune.schedulers.base import CONTINUE, Decision, FIFOScheduler, TrialScheduler
-from rlzmq.tune.schedulers.pbt import PopulationBasedTraining
-from rlzmq.tune.search.algorithms import BasicVariantGenerator
+from rlzmq.tune.schedulers import CONTINUE, Decision, FIFOScheduler, PopulationBasedTraining, TrialScheduler
+from rlzmq.tune.search import BasicVariantGenerator
 from rlzmq.tune.session import TrialContext
 from rlzmq.tune.settings import RunConfig, TuneConfig
 from rlzmq.tune.stopper import NoopStopper, make_stopper

@@ -14,8 +14,8 @@ from rlzmq.telemetry.metric_paths import Mode, check_mode
 from rlzmq.tune.callback import Callback, SearchTrial, check_callbacks
 
 if TYPE_CHECKING:
-    from rlzmq.tune.schedulers.base import TrialScheduler
-    from rlzmq.tune.search.algorithms import Searcher
+    from rlzmq.tune.schedulers import TrialScheduler
+    from rlzmq.tune.search import Searcher
     from rlzmq.tune.stopper import Stopper
 
 __all__ = [

@@ -26,7 +26,7 @@ from rlzmq.config.search_space import Categorical, Function, GridSearch, Numeric
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.process import process_space, start_mark
 from rlzmq.telemetry.metric_paths import Mode
-from rlzmq.tune.search.algorithms import Searcher, labels_of, load_optuna
+from rlzmq.tune.search import Searcher, labels_of, load_optuna
 
 __all__ = ["Claim", "EndedTrial", "Status", "Study"]
 

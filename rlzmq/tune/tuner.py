@@ -34,7 +34,7 @@ from rlzmq.telemetry.view import LiveView, View
 from rlzmq.tune.config_paths import config_value
 from rlzmq.tune.experiment import Experiment
 from rlzmq.tune.result_grid import ResultGrid
-from rlzmq.tune.search.algorithms import load_optuna
+from rlzmq.tune.search import load_optuna
 from rlzmq.tune.session import Trainable, WithResources
 from rlzmq.tune.settings import RunConfig, TuneConfig, settings_from_stored, stored_settings
 from rlzmq.tune.study import EndedTrial

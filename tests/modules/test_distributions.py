@@ -24,8 +24,8 @@ from rlzmq.modules.distributions import (
     action_dist_cls_for,
     check_dist_inputs,
     num_dist_inputs,
+    sample_categorical,
 )
-from rlzmq.modules.distributions.categorical import sample_categorical
 
 NEG_INF = float("-inf")
 LOWEST = torch.finfo(torch.float32).min

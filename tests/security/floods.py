@@ -29,11 +29,11 @@ from rlzmq.wire.messages import (
     Status,
     StatusRequest,
     Welcome,
-    WireMessage,
     decode_message,
     encode_message,
 )
 from rlzmq.wire.packed_frames import PACKED, PART, PART_BYTES, pack_frames, sizes_of, unpack_frames
+from rlzmq.wire.schema import WireMessage
 from tests.security.strangers import GREETING
 
 __all__ = [

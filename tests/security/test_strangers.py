@@ -25,9 +25,9 @@ from rlzmq.wire.messages import (
     UpdateDone,
     Weights,
     Welcome,
-    WireMessage,
     encode_message,
 )
+from rlzmq.wire.schema import WireMessage
 from tests.driver.outside import assert_accounted, listening
 from tests.security.strangers import KINDS, knock, wrong_keys
 

@@ -18,9 +18,9 @@ from rlzmq.tune.schedulers import (
     FIFOScheduler,
     MedianStoppingRule,
     PopulationBasedTraining,
+    TrialScheduler,
     create_scheduler,
 )
-from rlzmq.tune.schedulers.base import TrialScheduler
 from tests.tune.trainables import score
 
 

@@ -70,9 +70,9 @@ from rlzmq.wire.messages import (
     TraceEvents,
     UpdateDone,
     Weights,
-    WireMessage,
     encode_message,
 )
+from rlzmq.wire.schema import WireMessage
 from rlzmq.wire.values import pack_blob
 
 __all__ = [

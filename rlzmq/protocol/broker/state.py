@@ -33,13 +33,10 @@ from rlzmq.wire.messages import (
     OpenUpdate,
     Snapshot,
     SnapshotRequest,
-    Spans,
     UpdateReport,
     Weights,
-    WireMessage,
-    first_number,
 )
-from rlzmq.wire.schema import FragmentId
+from rlzmq.wire.schema import FragmentId, Spans, WireMessage, first_number
 
 __all__ = [
     "HEARTBEAT_S",

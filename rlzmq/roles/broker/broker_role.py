@@ -59,13 +59,8 @@ from rlzmq.protocol.events import (
 from rlzmq.roles.broker.listeners import BrokerListeners
 from rlzmq.wire.errors import WireError
 from rlzmq.wire.fragment_message import check_claims, fragment_to_bytes
-from rlzmq.wire.messages import (
-    BrokerBeat,
-    Fragment,
-    Hello,
-    decode_message,
-    first_number,
-)
+from rlzmq.wire.messages import BrokerBeat, Fragment, Hello, decode_message
+from rlzmq.wire.schema import first_number
 
 __all__ = ["BrokerRole"]
 

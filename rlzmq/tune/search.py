@@ -1,9 +1,9 @@
-"""Search algorithms, which choose the values of new trials: grids and random values, or Optuna's samplers."""
+"""Search algorithms, under RLlib's names."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ __all__ = [
     "ConcurrencyLimiter",
     "OptunaSearch",
     "Searcher",
+    "create_searcher",
     "labels_of",
     "load_optuna",
 ]
@@ -179,3 +180,21 @@ class OptunaSearch(Searcher):
             known = [each for each in dir(samplers) if each.endswith("Sampler")]
             raise ConfigurationError(f"OptunaSearch: no sampler {name!r}.{did_you_mean(name, known)}")
         return getattr(samplers, name)(seed=seed)
+
+
+_SEARCHERS: dict[str, Callable[..., Searcher]] = {
+    "random": BasicVariantGenerator,
+    "variant_generator": BasicVariantGenerator,
+    "optuna": OptunaSearch,
+}
+
+
+def create_searcher(search_alg: str, **settings: object) -> Searcher:
+    """Return a search algorithm by name: "random" or "optuna".
+
+    Raises:
+        ConfigurationError: There is no such algorithm.
+    """
+    if search_alg not in _SEARCHERS:
+        raise ConfigurationError(f"No search algorithm {search_alg!r}.{did_you_mean(search_alg, _SEARCHERS)}")
+    return _SEARCHERS[search_alg](**settings)

@@ -1,0 +1,641 @@
+"""Schedulers, under RLlib's names.
+
+ASHA: Li et al. 2018, arXiv:1810.05934.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from rlzmq.config.search_space import Domain, Numeric, uniform
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.telemetry.metric_paths import Mode, check_mode, flatten, number_at, value_at
+from rlzmq.tune.callback import SearchTrial
+from rlzmq.tune.config_paths import config_value
+
+__all__ = [
+    "CONTINUE",
+    "PAUSE",
+    "PB2",
+    "STOP",
+    "ASHAScheduler",
+    "AsyncHyperBandScheduler",
+    "Decision",
+    "FIFOScheduler",
+    "HyperBandScheduler",
+    "MedianStoppingRule",
+    "PopulationBasedTraining",
+    "TrialScheduler",
+    "create_scheduler",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What a trial does next.
+
+    Attributes:
+        action: "continue", "pause" (its state is saved, and others run first) or "stop".
+        saves: Whether its state is saved now.
+        exploits: The trial whose newest checkpoint it continues from; None: it keeps its own state.
+        changes: New values of its config by path; only with `exploits`.
+    """
+
+    action: Literal["continue", "pause", "stop"] = "continue"
+    saves: bool = False
+    exploits: SearchTrial | None = None
+    changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+CONTINUE = Decision()
+PAUSE = Decision("pause", saves=True)
+STOP = Decision("stop")
+
+
+class TrialScheduler:
+    """Base class of the schedulers.
+
+    Results of resumed trials, and of trials on other machines, are passed to `observe`. New results of this process's
+    trials are passed to `on_trial_result`.
+
+    Attributes:
+        time_attr: Path of the time in results, e.g. "training_iteration".
+        metric: Path of the metric; None: that of TuneConfig.
+        mode: Whether the metric should be large ("max") or small ("min"); None: that of TuneConfig.
+        starts_all: Whether all trials are started, in turns, before any is far ahead.
+        ends_trials: Whether the scheduler ends every trial by its own rule.
+    """
+
+    time_attr: str = "training_iteration"
+    metric: str | None = None
+    mode: Mode | None = None
+    starts_all: ClassVar[bool] = False
+    ends_trials: ClassVar[bool] = False
+
+    def set_search_properties(self, metric: str | None, mode: Mode | None) -> None:
+        """Use the metric and mode of TuneConfig.
+
+        Raises:
+            ConfigurationError: Both TuneConfig and the scheduler set one of them, or neither does, or a mode is
+                unknown.
+        """
+        name = type(self).__name__
+        check_mode(self.mode, name)
+        for own, given, setting in ((self.metric, metric, "metric"), (self.mode, mode, "mode")):
+            if own is not None and given is not None and own != given:
+                raise ConfigurationError(
+                    f"{setting} is {given!r} in TuneConfig and {own!r} in {name}: set it in one of them only."
+                )
+        self.metric, self.mode = self.metric or metric, self.mode or mode
+        if self.metric is None or self.mode is None:
+            raise ConfigurationError(
+                f"{name} compares trials: set TuneConfig(metric=…, mode='max' or 'min')."
+            )
+
+    def on_trial_add(self, trial: SearchTrial) -> None:
+        """Register a new or resumed trial."""
+
+    def observe(self, trial_id: str, time: float, score: float) -> None:
+        """Record a result without a decision about its trial.
+
+        Args:
+            trial_id: The trial.
+            time: The result's value of `time_attr`.
+            score: The metric; negated if `mode` is "min", so that large scores are good.
+        """
+
+    def on_trial_result(self, trial: SearchTrial, result: Mapping[str, Any]) -> Decision:
+        """Return the decision about a trial after this result."""
+        return CONTINUE
+
+    def on_trial_end(self, trial: SearchTrial) -> None:
+        """Record that a trial has ended."""
+
+    def choose(self, waiting: Sequence[SearchTrial]) -> SearchTrial:
+        """Return the trial to run next."""
+        return waiting[0]
+
+    def time_of(self, result: Mapping[str, Any]) -> float | None:
+        """Return the time of a result; None if the result lacks it."""
+        return number_at(result, self.time_attr)
+
+    def score_of(self, result: Mapping[str, Any]) -> float | None:
+        """Return the metric of a result, negated if small values are good; None if the result lacks it."""
+        value = None if self.metric is None else number_at(result, self.metric)
+        return -value if value is not None and self.mode == "min" else value
+
+
+@dataclasses.dataclass
+class FIFOScheduler(TrialScheduler):
+    """Lets every trial run until its stop criterion."""
+
+    def set_search_properties(self, metric: str | None, mode: Mode | None) -> None:
+        """Use the metric and mode of TuneConfig; both may be missing."""
+        check_mode(mode, "TuneConfig")
+        self.metric: str | None = metric
+        self.mode: Mode | None = mode
+
+
+@dataclasses.dataclass
+class ASHAScheduler(TrialScheduler):
+    """Ends trials that are not among the best when they reach a rung.
+
+    Rungs are at the times ``grace_period * reduction_factor**k`` below `max_t`. At a rung a trial ends if its score is
+    below the ``1 - 1/reduction_factor`` quantile of the scores that earlier trials had there. The first trial
+    continues.
+
+    Args:
+        time_attr: Path of the time in results.
+        metric: Path of the metric; None: that of TuneConfig.
+        mode: "max" or "min"; None: that of TuneConfig.
+        max_t: Time at which every trial ends.
+        grace_period: Time before which no trial ends.
+        reduction_factor: About one in `reduction_factor` trials passes a rung.
+        brackets: Number of brackets; trials take turns in using them. The rungs of bracket s begin at
+            ``grace_period * reduction_factor**s``.
+        stop_last_trials: Whether trials end at `max_t`.
+    """
+
+    time_attr: str = "training_iteration"
+    metric: str | None = None
+    mode: Mode | None = None
+    max_t: float = 100
+    grace_period: float = 1
+    reduction_factor: float = 4
+    brackets: int = 1
+    stop_last_trials: bool = True
+    ends_trials: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.grace_period <= self.max_t:
+            raise ConfigurationError(
+                f"ASHAScheduler(grace_period={self.grace_period}, max_t={self.max_t}): expected a grace_period above 0 "
+                "and at most max_t."
+            )
+        if not self.reduction_factor > 1 or self.brackets < 1:
+            raise ConfigurationError(
+                f"ASHAScheduler(reduction_factor={self.reduction_factor}, brackets={self.brackets}): expected a "
+                "reduction_factor above 1 and at least 1 bracket."
+            )
+        self._rungs = [self._new_rungs(bracket) for bracket in range(self.brackets)]
+
+    def _new_rungs(self, bracket: int) -> list[tuple[float, dict[str, float]]]:
+        """Return (time, scores by trial) of a bracket's rungs, last rung first."""
+        rungs: list[tuple[float, dict[str, float]]] = []
+        time = self.grace_period * self.reduction_factor**bracket
+        while time < self.max_t:
+            rungs.insert(0, (time, {}))
+            time *= self.reduction_factor
+        return rungs
+
+    def observe(self, trial_id: str, time: float, score: float) -> None:
+        """Record a result at the last rung that the trial has reached."""
+        self._enter(trial_id, time, score)
+
+    def on_trial_result(self, trial: SearchTrial, result: Mapping[str, Any]) -> Decision:
+        """Return STOP at `max_t`, or if the trial's score at a rung is not among the best."""
+        time, score = self.time_of(result), self.score_of(result)
+        if time is None or score is None:
+            return CONTINUE
+        passes = self._enter(trial.trial_id, time, score)
+        return STOP if not passes or (self.stop_last_trials and time >= self.max_t) else CONTINUE
+
+    def _enter(self, trial_id: str, time: float, score: float) -> bool:
+        rungs = self._rungs[int(trial_id) % self.brackets]
+        for milestone, scores in rungs:
+            if time < milestone:
+                continue
+            if trial_id in scores:
+                return True
+            others = list(scores.values())
+            scores[trial_id] = score
+            return not others or score >= float(np.percentile(others, (1 - 1 / self.reduction_factor) * 100))
+        return True
+
+
+AsyncHyperBandScheduler = ASHAScheduler
+
+
+@dataclasses.dataclass
+class HyperBandScheduler(ASHAScheduler):
+    """ASHA with all of Hyperband's brackets that fit below `max_t` (arXiv:1603.06560).
+
+    Unlike Ray's class of this name, no trial waits for others at a rung: it is compared with those that came there
+    before it.
+
+    Args:
+        time_attr: Path of the time in results.
+        metric: Path of the metric; None: that of TuneConfig.
+        mode: "max" or "min"; None: that of TuneConfig.
+        max_t: Time at which every trial ends.
+        reduction_factor: About one in `reduction_factor` trials passes a rung.
+        stop_last_trials: Whether trials end at `max_t`.
+    """
+
+    time_attr: str = "time_total_s"
+    max_t: float = 81
+    reduction_factor: float = 3
+    grace_period: float = dataclasses.field(default=1, init=False)
+    brackets: int = dataclasses.field(default=1, init=False)
+
+    def __post_init__(self) -> None:
+        """Check the settings; the number of brackets follows from them."""
+        if self.reduction_factor > 1:
+            while self.grace_period * self.reduction_factor**self.brackets < self.max_t:
+                self.brackets += 1
+        super().__post_init__()
+
+
+@dataclasses.dataclass
+class MedianStoppingRule(TrialScheduler):
+    """Ends a trial whose best score is below the median of the others' mean scores up to the same time.
+
+    Source: Golovin et al. 2017, "Google Vizier", section 3.2.1.
+
+    Args:
+        time_attr: Path of the time in results.
+        metric: Path of the metric; None: that of TuneConfig.
+        mode: "max" or "min"; None: that of TuneConfig.
+        grace_period: Time before which no trial ends; earlier results do not count.
+        min_samples_required: How many other trials must have reached the time.
+        hard_stop: Whether such trials end; otherwise they pause until the others have ended.
+    """
+
+    time_attr: str = "time_total_s"
+    metric: str | None = None
+    mode: Mode | None = None
+    grace_period: float = 60.0
+    min_samples_required: int = 3
+    hard_stop: bool = True
+
+    def __post_init__(self) -> None:
+        self._results: dict[str, list[tuple[float, float]]] = {}
+        self._paused: set[str] = set()
+
+    def observe(self, trial_id: str, time: float, score: float) -> None:
+        """Record a result."""
+        self._results.setdefault(trial_id, []).append((time, score))
+
+    def on_trial_result(self, trial: SearchTrial, result: Mapping[str, Any]) -> Decision:
+        """Return STOP (PAUSE without `hard_stop`) for a trial that is worse than the median."""
+        time, score = self.time_of(result), self.score_of(result)
+        if time is None or score is None:
+            return CONTINUE
+        self.observe(trial.trial_id, time, score)
+        if time < self.grace_period or trial.trial_id in self._paused:
+            return CONTINUE
+        means = [
+            statistics.fmean(scores)
+            for other, results in self._results.items()
+            if other != trial.trial_id and max(t for t, _ in results) >= time
+            if (scores := [s for t, s in results if self.grace_period <= t <= time])
+        ]
+        if len(means) < self.min_samples_required:
+            return CONTINUE
+        best = max(s for _, s in self._results[trial.trial_id])
+        if best >= statistics.median(means):
+            return CONTINUE
+        if self.hard_stop:
+            return STOP
+        self._paused.add(trial.trial_id)
+        return PAUSE
+
+
+@dataclasses.dataclass
+class PopulationBasedTraining(TrialScheduler):
+    """Replaces bad trials with mutated copies of good trials during training.
+
+    After every interval a trial in the bottom quantile of the last scores continues from the checkpoint and the config
+    of a random trial in the top quantile, with changed values. If there are fewer slots than trials, the trials take
+    turns.
+
+    Args:
+        time_attr: Path of the time in results.
+        metric: Path of the metric; None: that of TuneConfig.
+        mode: "max" or "min"; None: that of TuneConfig.
+        perturbation_interval: Time between two comparisons of a trial.
+        burn_in_period: Time before the first comparison.
+        hyperparam_mutations: The values to change: path (or nested dicts) -> a list of values, a search object such as
+            ``tune.loguniform(1e-5, 1e-3)``, or a function that returns a value.
+        quantile_fraction: Fraction of the trials that counts as good, and as bad; at most 0.5.
+        resample_probability: Probability of drawing a value from the list or search object. Otherwise a value
+            of a list moves to a neighbor, and a number is multiplied.
+        perturbation_factors: The two factors; products stay within a search object's bounds.
+        custom_explore_fn: Called with the changed values by path; returns the values to use.
+        log_config: Whether to append a line to ``pbt_global.txt`` in the experiment's directory for each changed trial:
+            ``[its name, the copied trial's name, its iteration, that of the checkpoint, old values, new values]``.
+        require_attrs: Whether a result without time_attr or metric is an error of its trial.
+        synch: Must be False: trials do not wait for each other.
+        seed: Seed of the choices; None: a random one.
+    """
+
+    time_attr: str = "time_total_s"
+    metric: str | None = None
+    mode: Mode | None = None
+    perturbation_interval: float = 60.0
+    burn_in_period: float = 0.0
+    hyperparam_mutations: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    quantile_fraction: float = 0.25
+    resample_probability: float = 0.25
+    perturbation_factors: tuple[float, float] = (1.2, 0.8)
+    custom_explore_fn: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    log_config: bool = True
+    require_attrs: bool = True
+    synch: bool = False
+    seed: int | None = None
+    starts_all: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not self.hyperparam_mutations and self.custom_explore_fn is None:
+            raise ConfigurationError(
+                "PopulationBasedTraining needs hyperparam_mutations or a custom_explore_fn."
+            )
+        if not 0 < self.quantile_fraction <= 0.5:
+            raise ConfigurationError(
+                f"PopulationBasedTraining(quantile_fraction={self.quantile_fraction}): expected above 0, at most 0.5."
+            )
+        if not self.perturbation_interval > 0:
+            raise ConfigurationError(
+                "PopulationBasedTraining(perturbation_interval=…): expected more than 0."
+            )
+        if self.synch:
+            raise ConfigurationError(
+                "PopulationBasedTraining(synch=True) is not supported: trials take turns instead."
+            )
+        self._mutations = flatten(self.hyperparam_mutations)
+        for path, mutation in self._mutations.items():
+            if not isinstance(mutation, Domain | list | tuple) and not callable(mutation):
+                raise ConfigurationError(
+                    f"hyperparam_mutations[{path!r}]={mutation!r}: expected a list, a search object or a function."
+                )
+        self._rng = np.random.default_rng(self.seed)
+        self._trials: list[SearchTrial] = []
+        self._scores: dict[str, float] = {}
+        self._compared_at: dict[str, float] = {}
+
+    def on_trial_add(self, trial: SearchTrial) -> None:
+        """Add a trial to the population."""
+        self._trials.append(trial)
+        self._compared_at[trial.trial_id] = self.time_of(trial.last_result) or 0.0
+
+    def observe(self, trial_id: str, time: float, score: float) -> None:
+        """Record the last score of a resumed trial."""
+        self._scores[trial_id] = score
+
+    def on_trial_result(self, trial: SearchTrial, result: Mapping[str, Any]) -> Decision:
+        """Return whether the trial continues, saves its state for others, or continues from another's checkpoint."""
+        for path in (self.time_attr, str(self.metric)):
+            if self.require_attrs and value_at(result, path) is None:
+                raise ConfigurationError(
+                    f"{type(self).__name__} needs {path!r}, which a result of trial {trial.trial_id} lacks: set "
+                    f"require_attrs=False if later ones have it.{did_you_mean(path, flatten(result))}"
+                )
+        time, score = self.time_of(result), self.score_of(result)
+        if time is None or score is None:
+            return CONTINUE
+        self._scores[trial.trial_id] = score
+        if not self.is_due(trial, time):
+            return CONTINUE
+        self._compared_at[trial.trial_id] = time
+        bottom, top = self._quantiles()
+        others_wait = any(other.is_waiting for other in self._trials if other is not trial)
+        if trial in bottom:
+            source = top[int(self._rng.integers(len(top)))]
+            self._scores[trial.trial_id] = self._scores[source.trial_id]  # used until its first result
+            action = "pause" if others_wait else "continue"
+            return Decision(action, exploits=source, changes=self._explore(source))  # type: ignore[arg-type]
+        return PAUSE if others_wait else Decision(saves=trial in top)
+
+    def is_due(self, trial: SearchTrial, time: float) -> bool:
+        """Return whether the trial is compared with the others at this time."""
+        interval = time - self._compared_at[trial.trial_id]
+        return time >= self.burn_in_period and interval >= self.perturbation_interval
+
+    def on_trial_end(self, trial: SearchTrial) -> None:
+        """Remove the trial from the population."""
+        self._scores.pop(trial.trial_id, None)
+
+    def note_exploited(self, trial: SearchTrial, source_result: Mapping[str, Any]) -> None:
+        """Record that the trial continues from a checkpoint with this last result."""
+        self._compared_at[trial.trial_id] = self.time_of(source_result) or 0.0
+
+    def choose(self, waiting: Sequence[SearchTrial]) -> SearchTrial:
+        """Return the trial whose last comparison is the oldest."""
+        return min(waiting, key=lambda trial: self._compared_at[trial.trial_id])
+
+    def _quantiles(self) -> tuple[list[SearchTrial], list[SearchTrial]]:
+        """Return the worst and the best of the running and waiting trials."""
+        ranked = sorted(
+            (trial for trial in self._trials if trial.trial_id in self._scores and not trial.is_finished),
+            key=lambda trial: self._scores[trial.trial_id],
+        )
+        if len(ranked) <= 1:
+            return [], []
+        number = math.ceil(len(ranked) * self.quantile_fraction)
+        if number > len(ranked) / 2:
+            number = len(ranked) // 2
+        return ranked[:number], ranked[-number:]
+
+    def _explore(self, source: SearchTrial) -> dict[str, Any]:
+        """Return the source's config values, with mutations."""
+        changed = {
+            path: self._perturbed(mutation, config_value(source.config, path))
+            for path, mutation in self._mutations.items()
+        }
+        if self.custom_explore_fn is not None:
+            changed = dict(self.custom_explore_fn(copy.deepcopy(changed)))
+        return changed
+
+    def _perturbed(self, mutation: Any, value: Any) -> Any:
+        resamples = self._rng.uniform() < self.resample_probability
+        if isinstance(mutation, list | tuple):
+            if resamples or value not in mutation:
+                return mutation[int(self._rng.integers(len(mutation)))]
+            index = list(mutation).index(value) + (1 if self._rng.uniform() < 0.5 else -1)
+            return mutation[min(max(index, 0), len(mutation) - 1)]
+        if resamples or isinstance(value, bool) or not isinstance(value, int | float):
+            if isinstance(mutation, Domain):
+                return mutation.sample(self._rng)
+            return mutation()
+        product = value * self.perturbation_factors[int(self._rng.integers(2))]
+        if isinstance(mutation, Numeric):
+            return mutation.clip(product)
+        return int(product) if isinstance(value, int) else product
+
+
+_Array = npt.NDArray[np.float64]
+
+_FEWEST = 4  # intervals before the model is used
+_MOST = 100  # newest intervals that it is fitted to: a fit takes about 30 ms
+_NUM_CANDIDATES = 1000
+_LENGTHS = (0.1, 0.2, 0.5, 1.0, 2.0)  # in units of the bounds
+_FORGETTING = (0.0, 0.1, 0.3)  # per interval
+_NOISE = (1e-3, 1e-2, 1e-1)  # share of the variance
+
+
+@dataclasses.dataclass
+class PB2(PopulationBasedTraining):
+    """Population-based training that learns which values make trials better, instead of changing them at random.
+
+    A Gaussian process, which forgets old intervals, predicts how much the metric grows in an interval from the values
+    and the metric before it. A bad trial continues from a good one's checkpoint with the values whose upper confidence
+    bound is the largest. It needs fewer trials than PopulationBasedTraining; values are numbers within bounds.
+
+    Args:
+        hyperparam_bounds: The values to change: path (or nested dicts) -> (lower, upper).
+        time_attr, metric, mode, perturbation_interval, burn_in_period, quantile_fraction, custom_explore_fn, seed: As
+            in PopulationBasedTraining, whose hyperparam_mutations, resample_probability and perturbation_factors have
+            no effect.
+    """
+
+    hyperparam_bounds: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._bounds: dict[str, Sequence[float]] = flatten(self.hyperparam_bounds)
+        for path, bounds in self._bounds.items():
+            if not isinstance(bounds, list | tuple) or len(bounds) != 2 or not bounds[0] < bounds[1]:
+                raise ConfigurationError(f"hyperparam_bounds[{path!r}]={bounds!r}: expected (lower, upper).")
+        if not self._bounds:
+            raise ConfigurationError("PB2 needs hyperparam_bounds, e.g. {'lr': (1e-5, 1e-3)}.")
+        self.hyperparam_mutations = {path: uniform(*bounds) for path, bounds in self._bounds.items()}
+        super().__post_init__()
+        self._before: dict[str, tuple[float, float]] = {}  # time and score at the begin of a trial's interval
+        self._intervals: list[
+            tuple[float, ...]
+        ] = []  # time, score before, values in units of the bounds, growth
+
+    def on_trial_result(self, trial: SearchTrial, result: Mapping[str, Any]) -> Decision:
+        """Record what an interval's values were worth; see PopulationBasedTraining."""
+        time, score = self.time_of(result), self.score_of(result)
+        if time is not None and score is not None and self.is_due(trial, time):
+            if trial.trial_id in self._before:
+                since, before = self._before[trial.trial_id]
+                growth = (score - before) / max(time - since, 1e-9)
+                self._intervals.append((time, before, *self._units(trial), growth))
+            self._before[trial.trial_id] = time, score
+        return super().on_trial_result(trial, result)
+
+    def note_exploited(self, trial: SearchTrial, source_result: Mapping[str, Any]) -> None:
+        """Record that the trial continues from a checkpoint with this last result."""
+        super().note_exploited(trial, source_result)
+        time, score = self.time_of(source_result), self.score_of(source_result)
+        if time is not None and score is not None:
+            self._before[trial.trial_id] = time, score
+
+    def _explore(self, source: SearchTrial) -> dict[str, Any]:
+        chosen = self._rng.uniform(size=len(self._bounds))
+        if len(self._intervals) >= _FEWEST:
+            chosen = self._best_candidate(source)
+        changed: dict[str, Any] = {}
+        for unit, (path, (lower, upper)) in zip(chosen, self._bounds.items(), strict=True):
+            value = lower + float(unit) * (upper - lower)
+            changed[path] = round(value) if isinstance(config_value(source.config, path), int) else value
+        return changed if self.custom_explore_fn is None else dict(self.custom_explore_fn(changed))
+
+    def _best_candidate(self, source: SearchTrial) -> _Array:
+        """Return the candidate with the largest upper confidence bound, in units of the bounds."""
+        rows = np.array(self._intervals[-_MOST:])
+        times, scores, growth = rows[:, 0] / self.perturbation_interval, rows[:, 1], _standard(rows[:, -1])
+        score = self._scores[source.trial_id]
+        running = [self._units(trial) for trial in self._trials if not trial.is_finished]
+        candidates = self._rng.uniform(size=(_NUM_CANDIDATES, len(self._bounds)))
+        scale = max(float(np.ptp(scores)), 1e-9)
+        points = np.column_stack([scores / scale, rows[:, 2:-1]])
+        # What the others run now tells nothing so far, but will: it makes only the variance smaller.
+        others = np.column_stack([np.full(len(running), score / scale), running])
+        asked = np.column_stack([np.full(_NUM_CANDIDATES, score / scale), candidates])
+        age = np.concatenate([times.max() - times, np.zeros(len(running))])
+        everything = np.concatenate([points, others])
+        near = {length: _kernel(points, points, length) for length in _LENGTHS}
+        common = {forgetting: _faded(times, forgetting) for forgetting in _FORGETTING}
+        length, forgetting, noise = max(
+            itertools.product(_LENGTHS, _FORGETTING, _NOISE),
+            key=lambda setting: _likelihood(near[setting[0]] * common[setting[1]], growth, setting[2]),
+        )
+        seen = len(points)
+        cross = _kernel(asked, everything, length) * (1.0 - forgetting) ** (age / 2)
+        whole = _kernel(everything, everything, length) * _faded(age, forgetting) + noise * np.eye(
+            len(everything)
+        )
+        mean = cross[:, :seen] @ np.linalg.solve(whole[:seen, :seen], growth)
+        variance = 1.0 - np.einsum("ij,ji->i", cross, np.linalg.solve(whole, cross.T))
+        width = math.sqrt(0.2 + max(0.0, math.log(0.4 * seen)))
+        return np.asarray(candidates[np.argmax(mean + width * np.sqrt(np.maximum(variance, 0.0)))])
+
+    def _units(self, trial: SearchTrial) -> list[float]:
+        """Return the trial's values as positions between their bounds: 0 to 1."""
+        return [
+            (config_value(trial.config, path) - lower) / (upper - lower)
+            for path, (lower, upper) in self._bounds.items()
+        ]
+
+
+def _standard(values: _Array) -> _Array:
+    return np.asarray((values - values.mean()) / max(float(values.std()), 1e-9))
+
+
+def _kernel(a: _Array, b: _Array, length: float) -> _Array:
+    """Return the similarity of each point of `a`, ``[N, D]``, to each of `b`, ``[M, D]``: ``[N, M]``, 0 to 1."""
+    return np.asarray(np.exp(-0.5 * ((a[:, None] - b[None]) ** 2).sum(-1) / length**2))
+
+
+def _faded(times: _Array, forgetting: float) -> _Array:
+    """Return how much two intervals have in common, by the time between them: ``[N, N]``, 0 to 1."""
+    return np.asarray((1.0 - forgetting) ** (np.abs(times[:, None] - times[None]) / 2))
+
+
+def _likelihood(kernel: _Array, growth: _Array, noise: float) -> float:
+    """Return the logarithm of the marginal likelihood of the observed growth, without its constant part."""
+    whole = kernel + noise * np.eye(len(kernel))
+    root = np.linalg.cholesky(whole)
+    return float(-0.5 * growth @ np.linalg.solve(whole, growth) - np.log(np.diag(root)).sum())
+
+
+_SCHEDULERS: dict[str, Callable[..., TrialScheduler]] = {
+    "fifo": FIFOScheduler,
+    "asha": ASHAScheduler,
+    "async_hyperband": ASHAScheduler,
+    "asynchyperband": ASHAScheduler,
+    "hyperband": HyperBandScheduler,
+    "median_stopping_rule": MedianStoppingRule,
+    "medianstopping": MedianStoppingRule,
+    "pbt": PopulationBasedTraining,
+    "pb2": PB2,
+}
+
+
+if not TYPE_CHECKING:  # a name that is not there is an error to a type checker, too
+
+    def __getattr__(name: str) -> object:
+        instead = (
+            " A trial's cores are fixed: tune.with_resources(…)."
+            if name == "ResourceChangingScheduler"
+            else ""
+        )
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}.{instead or did_you_mean(name, __all__)}"
+        )
+
+
+def create_scheduler(scheduler: str, **settings: object) -> TrialScheduler:
+    """Return a scheduler by name: "fifo", "asha", "hyperband", "median_stopping_rule", "pbt" or "pb2".
+
+    Raises:
+        ConfigurationError: There is no such scheduler, or it has no such setting.
+    """
+    if scheduler not in _SCHEDULERS:
+        raise ConfigurationError(f"No scheduler {scheduler!r}.{did_you_mean(scheduler, _SCHEDULERS)}")
+    try:
+        return _SCHEDULERS[scheduler](**settings)
+    except TypeError as error:
+        raise ConfigurationError(f"{scheduler}: {error}.") from None
