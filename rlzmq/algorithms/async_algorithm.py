@@ -1,9 +1,14 @@
-"""AsyncAlgorithm: a run, with coroutine methods.
+"""AsyncAlgorithm: a run, with coroutine methods. `AsyncAlgorithm.train` is the order of the steps in an iteration.
+
+training step ──reports──► complete? ──► evaluation ──► result ──► callbacks ──► checkpoints
+      ▲                       │ no           ▲
+      └───────────────────────┘              │
+evaluation runners, if parallel to training ─┘
 
 | part                                   | owns                                                        |
 |----------------------------------------|-------------------------------------------------------------|
 | `session`                              | runners, learners and the pipeline between them             |
-| `TrainingLoop`, `Iterations`           | the order of an iteration; reports of its training steps    |
+| `Iterations`                           | the count of iterations, and reports of training steps      |
 | `Evaluation`                           | the evaluation runners and rounds                           |
 | `RunModules`                           | the modules of learners and runners                         |
 | `CheckpointKeeper`                     | automatic checkpoints                                       |
@@ -14,11 +19,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from rlzmq.actors.host import awaited
 from rlzmq.algorithms.callback_dispatch import CallbackDispatch
 from rlzmq.algorithms.checkpoint_keeper import CheckpointKeeper
 from rlzmq.algorithms.checkpoints import (
@@ -34,15 +42,16 @@ from rlzmq.algorithms.checkpoints import (
     write_algorithm,
 )
 from rlzmq.algorithms.evaluation import Evaluation
+from rlzmq.algorithms.iterations import Iterations
 from rlzmq.algorithms.module_changes import NewRules
 from rlzmq.algorithms.offline_to_online import online_state, starts_online_run
+from rlzmq.algorithms.results import merge_into
 from rlzmq.algorithms.run_modules import RunModules
 from rlzmq.algorithms.stored_config import Given
-from rlzmq.algorithms.training_loop import Iterations, TrainingLoop
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core import trace as run_trace
+from rlzmq.core import trace
 from rlzmq.core.checkpoint_series import CheckpointSeries
-from rlzmq.core.errors import ClosedError
+from rlzmq.core.errors import ClosedError, Interrupted, StandstillError
 from rlzmq.core.imports import LazyModule
 from rlzmq.core.last_words import LastWords, end_process
 from rlzmq.core.metrics import MetricsLogger
@@ -64,6 +73,7 @@ else:  # it imports torch, which this process needs only to act
 __all__ = ["AsyncAlgorithm"]
 
 _LAST_CHECKPOINT_S = 10.0
+_LOOK_S = 0.1
 _EXIT_HUNG = 70  # as after any other error of user code
 
 
@@ -90,7 +100,7 @@ class AsyncAlgorithm:
     def __init__(self, config: BaseConfig) -> None:
         apply_log_level(config)
         if config.trace is not None:
-            run_trace.create(config.trace, "driver")
+            trace.create(config.trace, "driver")
         self.metrics: MetricsLogger = MetricsLogger(
             root=True, stats_cls_lookup=config.custom_stats_cls_lookup
         )
@@ -109,9 +119,7 @@ class AsyncAlgorithm:
         # The policies of `compute_action`, and the number of weight changes at their creation.
         self._policies: tuple[int, dict[Any, policy.Policy]] = (-1, {})
         self._keeper = CheckpointKeeper(self)
-        self._loop = TrainingLoop(
-            self.session, self._iterations, self._evaluation, self._keeper, self._dispatch, self.metrics
-        )
+        self._last_evaluation: dict[str, Any] = {}
 
     # -- lifecycle -----------------------------------------------------------------------------------
 
@@ -152,7 +160,7 @@ class AsyncAlgorithm:
                     self._keeper.close()
                     self._watch.close()
                 if self.session.config.trace is not None:
-                    run_trace.close()
+                    trace.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -170,8 +178,40 @@ class AsyncAlgorithm:
             The result dict, under RLlib's keys.
         """
         self._check_running()
+        config, iterations, evaluation = self.session.config, self._iterations, self._evaluation
         with ShortTraceback():
-            return await self._loop.train(self.training_step, self.evaluate)
+            iterations.begin()
+            in_parallel = evaluation.is_parallel and _is_due(
+                config.evaluation_interval, iterations.num_done + 1
+            )
+            try:
+                if in_parallel:
+                    await self._begin_parallel_round()
+                while True:
+                    start = time.perf_counter()
+                    returned = await awaited(self.training_step())
+                    end = time.perf_counter()
+                    iterations.add_training_step(returned, end - start)
+                    if trace.is_on:
+                        trace.span("training_step", start, end)
+                    if iterations.is_complete() or evaluation.has_failed:
+                        break
+                evaluation.end()
+                is_whole = iterations.end()
+                await self._report_recreated_runners()
+                metrics: dict[str, Any] = {}
+                if is_whole and _is_due(config.evaluation_interval, iterations.num_done):
+                    metrics |= await self._evaluated(evaluation.finish() if in_parallel else self.evaluate())
+                    is_whole = not iterations.take_cut()
+                if is_whole and _is_due(config.offline_evaluation_interval, iterations.num_done):
+                    metrics |= await evaluation.run_offline()
+            except StandstillError:
+                await self._keeper.write_if_possible(_LAST_CHECKPOINT_S)
+                raise
+            finally:
+                await evaluation.abandon()
+                iterations.results.release_logged()
+            return await self._finish(metrics)
 
     async def training_step(self) -> Any:
         """Run one update of exactly `total_train_batch_size` env steps. Custom algorithms override this.
@@ -181,6 +221,66 @@ class AsyncAlgorithm:
         """
         results = self._iterations.results
         results.add_update(await self.session.run_update())
+
+    async def _evaluated(self, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+        """Return the result of an evaluation round; {} if the iteration is cut short in the meantime."""
+        iterations = self._iterations
+        if iterations.is_cut_short:
+            work.close()
+            return {}
+        if not self.session.config.evaluation_num_env_runners:
+            try:
+                return await work
+            except Interrupted:
+                if not iterations.is_cut_short:
+                    raise
+                return {}
+        task = asyncio.ensure_future(work)
+        try:
+            while not iterations.is_cut_short:
+                if (await asyncio.wait((task,), timeout=_LOOK_S))[0]:
+                    return task.result()
+            return {}
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
+
+    async def _begin_parallel_round(self) -> None:
+        if self._evaluation.calls_custom_function:
+            # The function may be called, and log, on another thread than this loop's.
+            self._iterations.results.hold_logged()
+        await self._evaluation.begin(self._iterations.last_training_s)
+
+    async def _report_recreated_runners(self) -> None:
+        recreated = self.session.take_recreated_runners()
+        if recreated:
+            await self._dispatch.call(
+                "on_env_runners_recreated",
+                metrics_logger=self.metrics,
+                env_runner_group=self.session.env_runner_group,
+                env_runner_indices=recreated,
+                is_evaluation=False,
+            )
+
+    async def _finish(self, evaluation: dict[str, Any]) -> dict[str, Any]:
+        session = self.session
+        fault_tolerance = {**session.fault_tolerance(), **self._keeper.counters()}
+        start = time.perf_counter()
+        result = self._iterations.build_result(fault_tolerance)
+        result["config_seed"] = session.config.seed
+        session.tell_bottleneck("{stage}: {advice}".format_map(result["bottleneck"]))
+        if evaluation:
+            merge_into(evaluation, result.get("evaluation", {}))  # values logged by callbacks
+            result["evaluation"] = self._last_evaluation = evaluation
+        elif self._last_evaluation:
+            merge_into(result.setdefault("evaluation", {}), copy.deepcopy(self._last_evaluation))
+        await self._dispatch.call("on_train_result", metrics_logger=self.metrics, result=result)
+        await self._dispatch.log_result(result)
+        await self._keeper.after_iteration(result, evaluation)
+        if trace.is_on:
+            trace.span("report", start, time.perf_counter(), training_iteration=result["training_iteration"])
+        return result
 
     async def results(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the results of successive iterations, as long as the caller iterates."""
@@ -665,6 +765,10 @@ class AsyncAlgorithm:
     def _check_running(self) -> None:
         if self._is_stopped:
             raise ClosedError("This algorithm was stopped. Build a new one, or use from_checkpoint().")
+
+
+def _is_due(interval: int | None, iteration: int) -> bool:
+    return interval is not None and iteration % interval == 0
 
 
 def _chosen(*are_chosen: bool) -> list[str]:

@@ -22,6 +22,7 @@ from rlzmq.driver.remote_learners import RemoteLearnerListener
 from rlzmq.driver.serial_pipeline import SerialPipeline
 from rlzmq.driver.synchronous import has_broker, needs_processes
 from rlzmq.driver.update_results import Accounting, UpdateResult
+from rlzmq.interfaces import UpdatePipeline
 
 __all__ = ["Session"]
 
@@ -51,7 +52,7 @@ class Session:
         self.accounting: Accounting = Accounting()
         self.spaces: tuple[Any, Any] = (None, None)
         self._num_changes = self._num_changes_told = 0
-        self._pipeline: Any = None
+        self._started: UpdatePipeline | None = None
         self._connectors: Any = None
         self._learner_door: Any = None
 
@@ -80,7 +81,7 @@ class Session:
         if pipeline_system is None:
             await self.env_runner_group.start()
             await self.learner_group.start()
-            self._pipeline = SerialPipeline(
+            self._started = SerialPipeline(
                 config,
                 self.env_runner_group.local_env_runner,
                 self.learner_group.local_learner,
@@ -88,7 +89,7 @@ class Session:
                 self.watch,
             )
         else:
-            self._pipeline = BrokerPipeline(
+            self._started = broker = BrokerPipeline(
                 config,
                 self.system,
                 self.env_runner_group,
@@ -101,11 +102,17 @@ class Session:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self.env_runner_group.start())
                     tasks.create_task(self.learner_group.start())
-                    tasks.create_task(self._pipeline.start_broker())
+                    tasks.create_task(broker.start_broker())
             except BaseExceptionGroup as group:
                 raise first_error(group) from None
         self._pipeline.accounting = self.accounting
         await self._pipeline.start()
+
+    @property
+    def _pipeline(self) -> UpdatePipeline:
+        """The pipeline of updates, once the run has started."""
+        assert self._started is not None
+        return self._started
 
     async def _open_door(self) -> Any:
         """Create keys for external peers and return the listener for learners; None without external peers."""
@@ -126,11 +133,11 @@ class Session:
         report = await self._pipeline.run_update()
         self._num_changes += 1
         self._num_changes_told = self.num_weight_changes
-        return report  # type: ignore[no-any-return]
+        return report
 
     async def settle(self) -> list[UpdateResult]:
         """Wait until no update is open; return the reports of those that ran ahead of `run_update`."""
-        reports: list[UpdateResult] = await self._pipeline.settle()
+        reports = await self._pipeline.settle()
         self._num_changes += len(reports)
         self._num_changes_told = self.num_weight_changes
         return reports
@@ -302,7 +309,7 @@ class Session:
     async def stop(self) -> None:
         """Stop everything, in an order that loses no data. May be called after a failed start."""
         try:
-            if self._pipeline is not None:
+            if self._started is not None:
                 await self._pipeline.stop()
             for end in (
                 self.env_runner_group.stop if self.env_runner_group else None,
