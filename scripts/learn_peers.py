@@ -190,8 +190,7 @@ def sb3(name: str, seed: int, path: str | Path) -> None:
 
 def rlzmq(name: str, seed: int, path: str | Path) -> None:
     """Train a task with its preset in this process and write the run directory `path`."""
-    from rlzmq.algorithms.presets import find_preset
-
+    from rlzmq.algorithms.registry import find_preset
     from rlzmq.telemetry.run_directory import RunDirectory
     from scripts import learn
 

@@ -1,5 +1,7 @@
 """Who implements the Protocols of `rlzmq.interfaces`. mypy checks each line; nothing here runs."""
 
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+
 from rlzmq import EpisodeBatch, MultiRLModule, RLModule, interfaces
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.pipelines import ConnectorPipelineV2
@@ -7,7 +9,6 @@ from rlzmq.driver.broker_pipeline import BrokerPipeline
 from rlzmq.driver.serial_pipeline import SerialPipeline
 from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.learners.learner import Learner
 from rlzmq.runners.sampler import Sampler
 
