@@ -1,7 +1,5 @@
 """Who implements the Protocols of `rlzmq.interfaces`. mypy checks each line; nothing here runs."""
 
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
-
 from rlzmq import EpisodeBatch, MultiRLModule, RLModule, interfaces
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.pipelines import ConnectorPipelineV2
@@ -17,8 +15,8 @@ def envs(single: LeanSyncVectorEnv, multi: SyncVectorMultiAgentEnv) -> tuple[int
     return single, multi
 
 
-def batches(single: EpisodeBatch, multi: MultiAgentEpisodeBatch) -> tuple[interfaces.Batch, ...]:
-    return single, multi
+def batches(batch: EpisodeBatch) -> interfaces.Batch:
+    return batch
 
 
 def modules(single: RLModule, multi: MultiRLModule) -> tuple[interfaces.Module, ...]:
