@@ -200,8 +200,8 @@ if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `
         ReplayBuffer as ReplayBuffer,
     )
     from rlzmq.runners.env_runner import EnvRunner as EnvRunner
-    from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner as MultiAgentEnvRunner
-    from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner as SingleAgentEnvRunner
+    from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner as MultiAgentEnvRunner
+    from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner as SingleAgentEnvRunner
     from rlzmq.driver.sync_groups import EnvRunnerGroup as EnvRunnerGroup
     from rlzmq.driver.sync_groups import LearnerGroup as LearnerGroup
     from rlzmq.driver.sync_groups import synchronous_parallel_sample as synchronous_parallel_sample

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from learn import TASKS, configure, mean_return
 
 from rlzmq.core.seeding import derive_seed
-from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
+from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
 
 TASK = TASKS["cartpole"]
 POISONS = ("nan", "inf", "shape")

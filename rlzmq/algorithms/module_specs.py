@@ -8,12 +8,12 @@ from typing import Any
 from gymnasium.spaces import Dict as DictSpace
 
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.connectors.common.agent_to_module_mapping import module_spaces
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, default_agent_to_module_mapping_fn
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.runners.multi.module_mapping import module_spaces
 
 __all__ = ["multi_rl_module_spec"]
 

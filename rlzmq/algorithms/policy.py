@@ -21,7 +21,7 @@ import torch
 from rlzmq.algorithms.checkpoints import read_algorithm
 from rlzmq.algorithms.stored_config import Given
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.connectors.columnar import VectorStepRows
+from rlzmq.connectors.rows import VectorStepRows
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.space_plain import space_from_plain
@@ -193,11 +193,10 @@ class Policy(AnswersSynonyms):
             self._generator.seed()
         else:
             self._generator.manual_seed(derive_seed(seed, "acting"))
-        self._plans: Any = None
-        if self.is_stateless and not self._is_multi_agent:
-            plans = self._env_to_module.columnar_plan(), self._module_to_env.columnar_plan()
-            if None not in plans:
-                self._plans = (*plans, ModuleStep(self._acting, self._generator, plans[0].device))
+        self._module_step: ModuleStep | None = None  # if the policy acts on rows
+        on_rows = self._env_to_module.on_rows and self._module_to_env.on_rows
+        if self.is_stateless and not self._is_multi_agent and on_rows:
+            self._module_step = ModuleStep(self._acting, self._generator, self._env_to_module.device)
         self.reset()
 
     def _checked_agent(self, agent_id: Any, module_id: str, spaces: Any) -> Any:
@@ -350,7 +349,7 @@ class Policy(AnswersSynonyms):
         Raises:
             ValueError: The observation does not fit the observation space.
         """
-        if self._plans is not None:
+        if self._module_step is not None:
             observation = as_value_of(self.observation_space, observation)
             batch = tree_map(lambda leaf: leaf[None], observation)
             action = first_row(self._act_on_columns(batch, explore))
@@ -388,7 +387,7 @@ class Policy(AnswersSynonyms):
                 "policy.copy() per env and its compute_action()."
             )
         observations = as_batch_of(self.observation_space, observations)
-        if self._plans is not None:
+        if self._module_step is not None:
             return self._act_on_columns(observations, explore, is_batch=True)
         ongoing = self._episode
         items = [self._wrapped(item) for item in tree_unstack(observations)]
@@ -406,7 +405,8 @@ class Policy(AnswersSynonyms):
     # -- on whole columns -----------------------------------------------------------------------
 
     def _act_on_columns(self, observations: Any, explore: bool, *, is_batch: bool = False) -> Any:
-        to_module, to_env, step = self._plans
+        to_module, to_env, step = self._env_to_module, self._module_to_env, self._module_step
+        assert step is not None
         rows = VectorStepRows({}, num_items(observations))
         if self._num_steps and not is_batch:
             rows.is_first[:] = False

@@ -22,8 +22,8 @@ follows::
 
 By default, the delta is the whole state, and `merge_states(states)` (RLlib's) makes one of those of all runners.
 
-**Whole columns.** `rlzmq.connectors.columnar` documents how a piece supports the fused path:
-declare ``columnar = True`` (and ``writes_episodes``) and implement `transform_observations`.
+**Rows.** `rlzmq.connectors.rows` documents how a piece works on whole columns, without the cost of episodes: implement
+`transform_observations` (and declare ``writes_episodes``) or `compute_columns`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlzmq.connectors.batching import BatchedNdArray, BatchItemMethods, batch_key
-from rlzmq.connectors.columnar import RowsContext
+from rlzmq.connectors.rows import RowsContext, TrainRows
 from rlzmq.connectors.torch_piece import TorchPiece
 from rlzmq.core.checkpoint import Checkpointable
 from rlzmq.core.errors import ConfigurationError
@@ -46,8 +46,14 @@ if TYPE_CHECKING:
     import gymnasium as gym
 
 
-__all__ = ["BatchedNdArray", "ConnectorV2", "RowsContext", "batch_key", "recorded_arguments"]
+__all__ = ["BatchedNdArray", "ConnectorV2", "RowsContext", "batch_key", "name_set", "recorded_arguments"]
 
+LAST_STAGE = 7
+"""Stage of the default piece that completes a pipeline."""
+
+# What a class states besides its `__call__` if it works on rows; a default piece that only changes the layout of
+# episodes' data has nothing to do on rows and states its stage.
+_ROW_FORMS = ("transform_observations", "compute_columns", "train_rows", "stage")
 
 _Made = dict[int, tuple[Any, tuple[Any, ...], dict[str, Any]]]
 _recorded: ContextVar[_Made | None] = ContextVar("recorded", default=None)
@@ -106,8 +112,14 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
 
     checkpoint_name = "connector"
 
-    columnar: ClassVar[bool] = False
-    """Whether `transform_observations` (or, on the learner, `compute_columns`) is implemented."""
+    stage: ClassVar[int] = 1
+    """Place of the piece in a pipeline that runs on rows: stages rise, and the last piece is of `LAST_STAGE` or later.
+
+    Pieces of the default stage come first and see the episodes' columns. Default pieces lay out their results.
+    """
+
+    step_columns: ClassVar[tuple[str, ...] | None] = None
+    """Columns that a learner piece adds to single steps of a stateless module; None: it needs whole chunks."""
 
     writes_episodes: ClassVar[bool] = False
     """Whether episodes store the observations that this piece returns."""
@@ -271,7 +283,25 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
     def freeze_statistics(self) -> None:
         """Stop learning from samples, for evaluation. By default, do nothing."""
 
-    # -- whole columns (see rlzmq.connectors.columnar) ------------------------------------------
+    # -- rows (see rlzmq.connectors.rows) -------------------------------------------------------
+
+    @property
+    def has_row_form(self) -> bool:
+        """Whether the piece works on rows: no subclass overrides only `__call__`, the form for episodes."""
+        mro = type(self).__mro__
+        called = next(i for i, cls in enumerate(mro) if "__call__" in vars(cls))
+        return any(name in vars(cls) for cls in mro[: called + 1] for name in _ROW_FORMS)
+
+    @property
+    def makes_train_rows(self) -> bool:
+        """Whether `train_rows` does anything."""
+        names = ("train_rows", "transform_observations", "compute_columns")
+        return any(getattr(type(self), name) is not getattr(ConnectorV2, name) for name in names)
+
+    @property
+    def transforms_observations(self) -> bool:
+        """Whether the piece has its own `transform_observations`."""
+        return type(self).transform_observations is not ConnectorV2.transform_observations
 
     @property
     def last_step_only(self) -> bool:
@@ -284,7 +314,7 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
         return 0
 
     def transform_observations(self, observations: Any, rows: RowsContext) -> Any:
-        """Transform many observations, the columnar form of `__call__`.
+        """Transform many observations, the row form of `__call__`.
 
         Args:
             observations: Tree of arrays ``[N, ...]``. Do not modify them in place.
@@ -293,16 +323,25 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
         Returns:
             A new tree of arrays ``[N, ...]`` that fits `observation_space`.
         """
-        raise NotImplementedError(f"{type(self).__name__} is not columnar.")
+        raise NotImplementedError(f"{type(self).__name__} does not transform rows of observations.")
 
     def compute_columns(self, episodes: EpisodeBatch) -> dict[str, Any]:
-        """Compute the columns that a learner piece adds, the columnar form of `__call__`.
+        """Compute the columns that a learner piece adds, a row form of `__call__`.
 
         Returns:
             Column name -> array ``[num_env_steps, ...]``, with rows in the order of
             ``episodes.step_slots()``.
         """
         return {}
+
+    def train_rows(self, rows: TrainRows) -> None:
+        """Add the piece's part to a train batch, the row form of `__call__` in a learner pipeline.
+
+        By default, observations go through `transform_observations`, and the columns of `compute_columns` are added.
+        """
+        if self.transforms_observations:
+            rows.observation_pieces.append(self)
+        rows.add_step_columns(self.compute_columns(rows.episodes))
 
     # -- tensors (see rlzmq.connectors.torch_piece) ---------------------------------------------
 
@@ -325,3 +364,10 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def name_set(names: Any) -> set[Any] | None:
+    """Return one name or several as a set of names, or None."""
+    if names is None:
+        return None
+    return {names} if isinstance(names, str) else set(names)

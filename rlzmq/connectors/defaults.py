@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.connectors import common, learner, module_to_env
+from rlzmq.connectors import common, env_to_module, learner, module_to_env
+from rlzmq.connectors.common import FrameStacking
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.env_to_module import PrevActionsPrevRewards
-from rlzmq.connectors.piece_order import check_env_to_module_order, check_learner_order
 from rlzmq.connectors.pipelines import (
     ConnectorPipelineV2,
     EnvToModulePipeline,
     LearnerConnectorPipeline,
     ModuleToEnvPipeline,
+    flat_pieces,
 )
-from rlzmq.connectors.plans import flat_pieces
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.episodes.columns import default_agent_to_module_mapping_fn
 
@@ -30,6 +30,13 @@ __all__ = [
     "change_modules",
     "users_pieces",
 ]
+
+_HERE = "config.env_runners(env_to_module_connector=…)"
+_PREPROCESSORS = (
+    env_to_module.FlattenObservations,
+    env_to_module.SingleAgentObservationPreprocessor,
+    env_to_module.MultiAgentObservationPreprocessor,
+)
 
 
 def build_env_to_module(
@@ -48,8 +55,7 @@ def build_env_to_module(
         device: Torch device of the module's inputs.
 
     Raises:
-        ConfigurationError: The user's callable did not return a piece or a list of pieces, or their order cannot work
-            (`rlzmq.connectors.piece_order`).
+        ConfigurationError: The user's callable did not return a piece or a list of pieces, or their order cannot work.
     """
     setting = "env_to_module_connector"
     observation_space, action_space = _single_spaces(env, spaces)
@@ -64,7 +70,7 @@ def build_env_to_module(
             common.BatchIndividualItems(multi_agent=_is_multi_agent(config)),
             common.NumpyToTensor(device=device),
         ]
-    check_env_to_module_order(pieces)
+    _check_env_to_module_order(pieces)
     pipeline = EnvToModulePipeline(observation_space, action_space, connectors=pieces)
     pipeline.time_pieces = bool(getattr(config, "connector_timers", False))
     if getattr(config, "in_evaluation", False):
@@ -134,7 +140,7 @@ def build_learner(
             common.BatchIndividualItems(multi_agent=_is_multi_agent(config)),
             common.NumpyToTensor(as_learner_connector=True, device=device),
         ]
-    check_learner_order(pieces)
+    _check_learner_order(pieces)
     pipeline = LearnerConnectorPipeline(observation_space, action_space, connectors=pieces)
     pipeline.time_pieces = bool(getattr(config, "connector_timers", False))
     return pipeline
@@ -158,7 +164,7 @@ def change_modules(pipeline: ConnectorPipelineV2, config: BaseConfig) -> None:
 
     The pieces keep their states; the spaces are propagated again.
     """
-    for piece in flat_pieces(pipeline.connectors):
+    for piece in pipeline.flat:
         if isinstance(piece, common.AgentToModuleMapping):
             piece.change_modules(_specs(config), _mapping_fn(config))
     pipeline.set_input_spaces(pipeline.input_observation_space, pipeline.input_action_space)
@@ -295,3 +301,76 @@ def _called(func: Any, setting: str, arguments: dict[str, Any], aliases: Mapping
             f"{getattr(func, '__qualname__', func)}{inspect.signature(func)}."
         )
     return func(*list(arguments.values())[:num_positional])
+
+
+def _check_env_to_module_order(pieces: Sequence[ConnectorV2]) -> None:
+    """Check the order of an env-to-module pipeline's pieces. Of custom pieces it is not known what they add.
+
+    Raises:
+        ConfigurationError: Observations are rewritten after they were added to the batch, stacked twice, or missing in
+            the batch; the text says where the piece belongs.
+    """
+    adder: ConnectorV2 | None = None  # the piece that has added observations to the batch
+    may_be_added = False
+    for piece in flat_pieces(pieces):
+        name = type(piece).__name__
+        if isinstance(piece, FrameStacking):
+            if isinstance(adder, FrameStacking):
+                raise ConfigurationError(
+                    f"{_HERE}: {name} is there twice, and both stack the episodes' single frames. Keep one, with a "
+                    "larger num_frames."
+                )
+            if adder is not None:
+                raise ConfigurationError(
+                    f"{_HERE}: {name} comes after {type(adder).__name__}, which has added the single frames already. "
+                    "Put it before."
+                )
+            adder = piece
+        elif isinstance(piece, common.AddObservationsFromEpisodesToBatch):
+            adder = adder or piece
+        elif isinstance(piece, env_to_module.WriteObservationsToEpisodes):
+            if isinstance(adder, FrameStacking):
+                raise ConfigurationError(
+                    f"{_HERE}: {name} after {type(adder).__name__} would store stacked observations, which are "
+                    "stacked again at the next step. Episodes keep single frames: leave it out."
+                )
+            if adder is None and not may_be_added:
+                raise ConfigurationError(
+                    f"{_HERE}: {name} copies observations from the batch, and no piece before it adds any. Put it "
+                    "after your piece that does."
+                )
+        elif _rewrites(piece):
+            if adder is not None:
+                raise ConfigurationError(
+                    f"{_HERE}: {name} comes after {type(adder).__name__}, which has added the observations to the "
+                    f"batch already, so the module would not get what {name} makes of them. Put it before."
+                )
+        else:
+            may_be_added = True
+
+
+def _check_learner_order(pieces: Sequence[ConnectorV2]) -> None:
+    """Check the pieces of a learner pipeline.
+
+    Raises:
+        ConfigurationError: Frames are stacked twice, or flattened on the learner; the text says what to do instead.
+    """
+    flat = flat_pieces(pieces)
+    stacking = [piece for piece in flat if isinstance(piece, FrameStacking)]
+    where = "config.training(learner_connector=…)"
+    if len(stacking) > 1:
+        raise ConfigurationError(
+            f"{where}: {type(stacking[1]).__name__} is there twice, and both stack the episodes' single frames. Keep "
+            "one, with the num_frames of the env runners."
+        )
+    if stacking and any(isinstance(piece, env_to_module.FlattenObservations) for piece in flat):
+        raise ConfigurationError(
+            f"{where}: FlattenObservations and {type(stacking[0]).__name__} cannot both be in a learner pipeline. "
+            "Flatten in config.env_runners(env_to_module_connector=…), before frames are stacked: episodes then hold "
+            "flat observations, which the learner gets."
+        )
+
+
+def _rewrites(piece: ConnectorV2) -> bool:
+    """Return whether a piece rewrites the episodes' last observations."""
+    return piece.writes_episodes or (isinstance(piece, _PREPROCESSORS) and piece.last_step_only)

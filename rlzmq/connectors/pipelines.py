@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
 
-from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.common.agent_to_module_mapping import AgentToModuleMapping
+from rlzmq.connectors.common.layout import NumpyToTensor
+from rlzmq.connectors.connector_v2 import LAST_STAGE, ConnectorV2, batch_key, name_set
 from rlzmq.connectors.explain import explain_pipeline
-from rlzmq.connectors.pieces_by_name import PieceRef, PiecesByName
-from rlzmq.connectors.plans import (
-    EnvToModulePlan,
-    LearnerPlan,
-    ModuleToEnvPlan,
-    env_to_module_plan,
-    flat_pieces,
-    learner_plan,
-    module_to_env_plan,
-)
-from rlzmq.connectors.private_episodes import private_copies
+from rlzmq.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
+from rlzmq.connectors.rows import RowsContext, TrainRows
 from rlzmq.core.checkpoint import find_inside
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.trust import CALLER, find_code
+from rlzmq.episodes.columns import Columns
+
+if TYPE_CHECKING:
+    import gymnasium as gym
 
 __all__ = [
     "ConnectorPipelineV2",
     "EnvToModulePipeline",
     "LearnerConnectorPipeline",
     "ModuleToEnvPipeline",
+    "flat_pieces",
 ]
+
+PieceRef: TypeAlias = str | type[ConnectorV2] | ConnectorV2
 
 # Named by a string, not imported: it is above the connectors, and only a pipeline of a checkpoint needs it.
 _POLICY = "rlzmq.algorithms.policy:Policy"
 
 
-class ConnectorPipelineV2(PiecesByName):
+class ConnectorPipelineV2(ConnectorV2):
     """Calls its pieces in order. A pipeline is itself a piece, so pipelines can be nested.
 
     Every piece has a unique name: its class name, with ``_2``, ``_3``, … for further pieces of the same class. States,
@@ -49,9 +51,13 @@ class ConnectorPipelineV2(PiecesByName):
         connectors: The pieces.
 
     Attributes:
-        connectors: The pieces, in order. Edit them through the methods, which also update the spaces.
-        time_pieces: Whether every piece is really called, to be timed. Off by default, because it prevents the fused
-            path and so reduces the sampling speed.
+        connectors: The pieces, in order. They are edited by the methods, which also update the spaces.
+        flat: The pieces, with nested pipelines expanded.
+        num_edits: How often the pieces or their spaces have changed.
+        learning: Names and pieces that may have a delta (see `get_delta`).
+        timers: Piece, by its id -> [number of calls, total seconds]; empty if no piece was called.
+        time_pieces: Whether every piece is really called, to be timed. Off by default, because the pipeline then does
+            not run on rows, which reduces the sampling speed.
         after_piece: Called with each piece's name and the batch that it returned, for debugging; None: off.
     """
 
@@ -88,10 +94,13 @@ class ConnectorPipelineV2(PiecesByName):
         *,
         connectors: Sequence[ConnectorV2] | None = None,
     ) -> None:
-        self.connectors: list[ConnectorV2] = [_checked(piece) for piece in connectors or ()]
+        self.connectors: tuple[ConnectorV2, ...] = tuple(_checked(piece) for piece in connectors or ())
+        self.flat: tuple[ConnectorV2, ...] = ()
+        self.num_edits = 0
+        self.learning: list[tuple[str, ConnectorV2]] = []
+        self._fits_rows = False
         self.time_pieces = False
-        # By the piece's id, which is faster to look up than its name.
-        self._timers: dict[int, list[float]] = {}
+        self.timers: dict[int, list[float]] = {}
         self.after_piece: Callable[[str, dict[str, Any]], None] | None = None
         # The pipeline that contains this one.
         self._outer: weakref.ref[ConnectorPipelineV2] | None = None
@@ -146,7 +155,7 @@ class ConnectorPipelineV2(PiecesByName):
                     f"{self._where(index)} must return the batch, a dict, but returned "
                     f"{type(batch).__name__}. Does its __call__ end with `return batch`?"
                 )
-            timer = self._timers.setdefault(id(piece), [0, 0.0])
+            timer = self.timers.setdefault(id(piece), [0, 0.0])
             timer[0] += 1
             timer[1] += time.perf_counter() - start_s
             if self.after_piece is not None:
@@ -163,23 +172,45 @@ class ConnectorPipelineV2(PiecesByName):
     def piece_timers(self) -> dict[str, list[float]]:
         """Piece name -> [number of calls, total seconds], for the pieces that were called.
 
-        Fused paths call no pieces. Runners and learners include these timers in their results.
+        A pipeline on rows calls no pieces. Runners and learners include these timers in their results.
         """
         named = zip(self.piece_names, self.connectors, strict=True)
-        return {name: list(self._timers[id(piece)]) for name, piece in named if id(piece) in self._timers}
+        return {name: list(self.timers[id(piece)]) for name, piece in named if id(piece) in self.timers}
 
     def take_piece_timers(self) -> dict[str, list[float]]:
         """Return `piece_timers` and reset them."""
-        if not self._timers:
+        if not self.timers:
             return {}
         timers = self.piece_timers
-        self._timers.clear()
+        self.timers.clear()
         return timers
 
     @property
     def watches_pieces(self) -> bool:
         """Whether pieces must really be called one by one."""
         return self.time_pieces or self.after_piece is not None
+
+    # -- rows -----------------------------------------------------------------------------------
+
+    @property
+    def on_rows(self) -> bool:
+        """Whether the pipeline runs on rows (see `rlzmq.connectors.rows`) instead of calling pieces with episodes."""
+        return self._fits_rows and not self.time_pieces and self.after_piece is None
+
+    def _find_row_form(self) -> bool:
+        """Return whether all pieces work on rows, in this order; subclasses note what the row form needs."""
+        stages = [piece.stage for piece in self.flat]
+        return (
+            all(piece.has_row_form for piece in self.flat)
+            and stages == sorted(stages)
+            and bool(stages)
+            and stages[-1] >= LAST_STAGE
+        )
+
+    @property
+    def required_lookback(self) -> int:
+        """The largest lookback of any piece, in steps."""
+        return max((piece.required_lookback for piece in self.connectors), default=0)
 
     def explain(
         self,
@@ -215,6 +246,107 @@ class ConnectorPipelineV2(PiecesByName):
             print(text)
         return text
 
+    @property
+    def piece_names(self) -> list[str]:
+        """The unique name of each piece, in order."""
+        counts: dict[str, int] = {}
+        names = []
+        for piece in self.connectors:
+            name = type(piece).__name__
+            counts[name] = counts.get(name, 0) + 1
+            names.append(name if counts[name] == 1 else f"{name}_{counts[name]}")
+        return names
+
+    def index(self, name_or_class: PieceRef) -> int:
+        """Return the position of a piece. Argument and errors are those of `insert_before`."""
+        names = self.piece_names
+        for index, piece in enumerate(self.connectors):
+            if isinstance(name_or_class, str):
+                found = names[index] == name_or_class
+            elif isinstance(name_or_class, type):
+                found = type(piece) is name_or_class
+            else:
+                found = piece is name_or_class
+            if found:
+                return index
+        wanted = getattr(name_or_class, "__name__", name_or_class)
+        raise ValueError(
+            f"{type(self).__name__} has no connector piece {wanted!r}.{did_you_mean(wanted, names)}"
+        )
+
+    # -- state, by unique piece name ------------------------------------------------------------
+
+    def get_state(
+        self,
+        components: str | Sequence[str] | None = None,
+        *,
+        not_components: str | Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Return piece name -> state, without stateless pieces.
+
+        Args:
+            components: Names of the pieces to include; None: all.
+            not_components: Names of pieces to leave out.
+        """
+        wanted, unwanted = name_set(components), name_set(not_components) or set()
+        state = {}
+        for name, piece in zip(self.piece_names, self.connectors, strict=True):
+            if (wanted is None or name in wanted) and name not in unwanted:
+                piece_state = piece.get_state(**kwargs)
+                if piece_state:
+                    state[name] = piece_state
+        return state
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore a state from `get_state`. Pieces that it does not name keep their state.
+
+        Raises:
+            ValueError: The state names a piece that this pipeline does not have.
+        """
+        for name, piece_state in state.items():
+            self.connectors[self.index(name)].set_state(piece_state)
+
+    def reset_state(self) -> None:
+        """Reset every piece."""
+        for piece in self.connectors:
+            piece.reset_state()
+
+    def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Merge the states of copies of this pipeline, piece by piece, matched by name."""
+        merged = {}
+        for name, piece in zip(self.piece_names, self.connectors, strict=True):
+            of_piece = [state[name] for state in states if state.get(name)]
+            piece_state = piece.merge_states(of_piece) if of_piece else {}
+            if piece_state:
+                merged[name] = piece_state
+        return merged
+
+    def get_delta(self) -> dict[str, Any]:
+        """Return piece name -> delta since the last call, without empty deltas."""
+        if not self.learning:
+            return {}
+        return {name: delta for name, piece in self.learning if (delta := piece.get_delta())}
+
+    def merge_deltas(self, deltas: Sequence[dict[str, Any]]) -> None:
+        """Merge the deltas of copies of this pipeline into its pieces, matched by name."""
+        by_name: dict[str, list[dict[str, Any]]] = {}
+        for delta in deltas:
+            for name, piece_delta in delta.items():
+                by_name.setdefault(name, []).append(piece_delta)
+        for name, piece_deltas in by_name.items():
+            self.connectors[self.index(name)].merge_deltas(piece_deltas)
+
+    def apply_merged_state(self, state: dict[str, Any]) -> None:
+        """Load a merged state; each piece keeps its unsent delta."""
+        for name, piece_state in state.items():
+            self.connectors[self.index(name)].apply_merged_state(piece_state)
+
+    def freeze_statistics(self) -> None:
+        """Stop all pieces from learning from samples."""
+        for piece in self.connectors:
+            piece.freeze_statistics()
+
     # -- editing --------------------------------------------------------------------------------
 
     def prepend(self, connector: ConnectorV2) -> None:
@@ -243,15 +375,18 @@ class ConnectorPipelineV2(PiecesByName):
 
     def remove(self, name_or_class: PieceRef) -> None:
         """Remove one piece. Argument and errors are those of `insert_before`."""
-        del self.connectors[self.index(name_or_class)]
-        self._propagate_from_outermost()
+        index = self.index(name_or_class)
+        self._replace(self.connectors[:index] + self.connectors[index + 1 :])
 
     def _insert(self, index: int, connector: ConnectorV2) -> None:
-        self.connectors.insert(index, _checked(connector))
+        self._replace((*self.connectors[:index], _checked(connector), *self.connectors[index:]))
+
+    def _replace(self, pieces: tuple[ConnectorV2, ...]) -> None:
+        before, self.connectors = self.connectors, pieces
         try:
             self._propagate_from_outermost()
         except Exception:
-            del self.connectors[index]
+            self.connectors = before
             raise
 
     def _propagate_from_outermost(self) -> None:
@@ -274,6 +409,11 @@ class ConnectorPipelineV2(PiecesByName):
             )
             observation_space, action_space = piece.observation_space, piece.action_space
         self._observation_space, self._action_space = observation_space, action_space
+        self.flat = tuple(flat_pieces(self.connectors))
+        named = zip(self.piece_names, self.connectors, strict=True)
+        self.learning = [(name, piece) for name, piece in named if piece.has_delta]
+        self.num_edits += 1
+        self._fits_rows = self._find_row_form()
 
     def _adopt_pieces(self) -> None:
         for piece in self.connectors:
@@ -317,7 +457,7 @@ class ConnectorPipelineV2(PiecesByName):
             return self.connectors[self.index(key)]
         if isinstance(key, type):
             return [piece for piece in self.connectors if isinstance(piece, key)]
-        return self.connectors[key]
+        return list(self.connectors[key]) if isinstance(key, slice) else self.connectors[key]
 
     def __repr__(self) -> str:
         lines = [f"{type(self).__name__}("]
@@ -327,19 +467,74 @@ class ConnectorPipelineV2(PiecesByName):
 
 
 class EnvToModulePipeline(ConnectorPipelineV2):
-    """Converts episodes to the module's input batch, in an env runner."""
+    """Converts episodes to the module's input batch, in an env runner.
 
-    def columnar_plan(self) -> EnvToModulePlan | None:
-        """Return the plan for whole columns; None if a piece needs the per-episode protocol."""
-        return None if self.watches_pieces else env_to_module_plan(self.connectors)
+    Attributes:
+        writers: Pieces whose results the episodes store, in order.
+        readers: Pieces whose results go to the module only.
+        stored_observation_space: Space of the writers' result, the obs column (multi-agent: a Dict by agent id).
+        device: Device of the batch; None: CPU.
+    """
+
+    writers: tuple[ConnectorV2, ...]
+    readers: tuple[ConnectorV2, ...]
+    stored_observation_space: gym.Space[Any] | None
+    device: Any
+
+    def _find_row_form(self) -> bool:
+        own = [piece for piece in self.flat if piece.stage <= 1]
+        num_writers = next((i for i, piece in enumerate(own) if not piece.writes_episodes), len(own))
+        self.writers, self.readers = tuple(own[:num_writers]), tuple(own[num_writers:])
+        first = self.flat[0] if self.flat else self
+        self.stored_observation_space = (
+            self.writers[-1].observation_space if self.writers else first.input_observation_space
+        )
+        self.device = next((piece.device for piece in self.flat if isinstance(piece, NumpyToTensor)), None)
+        return (
+            super()._find_row_form()
+            and all(piece.transforms_observations for piece in own)
+            and len(self.readers) <= 1
+            and not any(piece.writes_episodes for piece in self.readers)
+        )
+
+    def write(self, observations: Any, rows: RowsContext) -> Any:
+        """Convert the env's observations ``[N, ...]`` to the stored ones, and update statistics."""
+        for piece in self.writers:
+            observations = piece.transform_observations(observations, rows)
+        return observations
+
+    def read(self, observations: Any, rows: RowsContext) -> Any:
+        """Convert stored observations ``[N, ...]`` to the module's."""
+        for piece in self.readers:
+            observations = piece.transform_observations(observations, rows)
+        return observations
+
+    @property
+    def num_own_pieces(self) -> int | None:
+        """Number of pieces before those that only lay out the batch; None if they are incomplete, or watched."""
+        if self.watches_pieces:
+            return None
+        num, last = len(self.connectors), LAST_STAGE + 1
+        for piece in reversed(self.connectors):
+            if not (piece.has_row_form and 1 < piece.stage < last):
+                break
+            num, last = num - 1, piece.stage
+        return num if self.connectors and self.connectors[-1].stage == LAST_STAGE else None
 
 
 class ModuleToEnvPipeline(ConnectorPipelineV2):
-    """Converts the module's outputs to actions for the vector env, in an env runner."""
+    """Converts the module's outputs to actions for the vector env, in an env runner.
 
-    def columnar_plan(self) -> ModuleToEnvPlan | None:
-        """Return the plan for whole columns; None if a piece needs the per-episode protocol."""
-        return None if self.watches_pieces else module_to_env_plan(self.connectors)
+    Attributes:
+        normalize: Piece that converts rows of actions to the env's; None if they are equal.
+    """
+
+    normalize: NormalizeAndClipActions | None
+
+    def _find_row_form(self) -> bool:
+        found = [piece for piece in self.flat if isinstance(piece, NormalizeAndClipActions)]
+        self.normalize = next((piece for piece in found if piece.changes_rows), None)
+        return super()._find_row_form() and len(found) <= 1
 
 
 class LearnerConnectorPipeline(ConnectorPipelineV2):
@@ -352,11 +547,7 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
         ConfigurationError: A piece handles only last observations, so it belongs into env-to-module pipelines.
     """
 
-    # The pipeline's pieces, the same with nested pipelines expanded, and their plan.
-    _planned: tuple[list[ConnectorV2], list[ConnectorV2], LearnerPlan | None] | None = None
-
     def _recompute_output_spaces(self) -> None:
-        self._planned = None
         for piece in flat_pieces(self.connectors):
             if piece.last_step_only:
                 name = type(piece).__name__
@@ -391,16 +582,93 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
             **kwargs,
         )
 
-    def columnar_plan(self) -> LearnerPlan | None:
-        """Return the plan for whole columns; None if a piece needs the per-episode protocol."""
-        if self.watches_pieces:
-            return None
-        known = self._planned
-        if known is None or not known[0] == known[1] == self.connectors:  # pieces are compared by identity
-            pieces = flat_pieces(self.connectors)
-            if known is None or pieces != known[1]:
-                known = self._planned = [*self.connectors], pieces, learner_plan(pieces)
-        return known[2]
+    def _find_row_form(self) -> bool:
+        self.maps_agents = any(isinstance(piece, AgentToModuleMapping) for piece in self.flat)
+        names = [piece.step_columns for piece in self.flat]
+        self._step_columns = None if None in names else {name for own in names for name in own or ()}
+        transforming = [piece for piece in self.flat if piece.transforms_observations]
+        looks_back = any(piece.required_lookback for piece in transforming)
+        self._making_rows = [piece for piece in self.flat if piece.makes_train_rows]
+        return super()._find_row_form() and not (looks_back and len(transforming) > 1)
+
+    def train_columns(self, rows: TrainRows) -> dict[str, Any]:
+        """Return the train batch of one module, column -> CPU tensor ``[B, ...]``. Only if `on_rows`."""
+        for piece in self._making_rows:
+            piece.train_rows(rows)
+        return rows.columns
+
+    @property
+    def adds_next_observations(self) -> bool | None:
+        """Whether single steps get next observations; None if a piece needs whole chunks instead of single steps."""
+        return (
+            None if self._step_columns is None or not self.on_rows else Columns.NEXT_OBS in self._step_columns
+        )
+
+
+def flat_pieces(pieces: Sequence[ConnectorV2]) -> list[ConnectorV2]:
+    """Return the pieces, with nested pipelines expanded."""
+    flat: list[ConnectorV2] = []
+    for piece in pieces:
+        flat.extend(flat_pieces(piece.connectors) if isinstance(piece, ConnectorPipelineV2) else [piece])
+    return flat
+
+
+def private_copies(episodes: Sequence[Any]) -> list[Any]:
+    """Return copies of episodes that can be extended and changed without an effect on the originals.
+
+    Arrays are shared until the first write. Further chunks of one episode get their own ids (the id followed by ``_1``,
+    ``_2``, …), so that their items in the batch are kept apart.
+
+    Args:
+        episodes: SingleAgentEpisodes, MultiAgentEpisodes, batches of either, or a mixture.
+    """
+    num_seen: dict[Any, int] = {}
+    return [
+        _multi_agent_copy(episode, num_seen)
+        if hasattr(episode, "agent_episodes")
+        else _told_apart(single_agent_copy(episode), num_seen)
+        for episode in _flat(episodes)
+    ]
+
+
+def _flat(episodes: Sequence[Any]) -> Iterator[Any]:
+    for episode in episodes:
+        if isinstance(episode, Sequence):
+            yield from _flat(episode)
+        else:
+            yield episode
+
+
+def single_agent_copy(episode: Any) -> Any:
+    """Return a SingleAgentEpisode that shares its arrays with the given one until one of them is written to."""
+    return episode.slice(slice(0, len(episode)))
+
+
+def _told_apart(episode: Any, num_seen: dict[Any, int]) -> Any:
+    key = batch_key(episode)
+    index = num_seen.get(key, 0)
+    num_seen[key] = index + 1
+    if index:
+        if episode.agent_id is not None and episode.multi_agent_episode_id is not None:
+            episode.multi_agent_episode_id = f"{episode.multi_agent_episode_id}_{index}"
+        else:
+            episode.id_ = f"{episode.id_}_{index}"
+    return episode
+
+
+def _multi_agent_copy(episode: Any, num_seen: dict[Any, int]) -> Any:
+    chunk = copy.copy(episode)
+    chunk.agent_episodes = {
+        agent_id: single_agent_copy(agent_episode)
+        for agent_id, agent_episode in episode.agent_episodes.items()
+    }
+    index = num_seen.get(episode.id_, 0)
+    num_seen[episode.id_] = index + 1
+    if index:
+        chunk.id_ = f"{episode.id_}_{index}"
+        for agent_episode in chunk.agent_episodes.values():
+            agent_episode.multi_agent_episode_id = chunk.id_
+    return chunk
 
 
 def _checked(piece: Any) -> ConnectorV2:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from rlzmq.core.tree import tree_map
+from rlzmq.core.tree import as_numpy, tree_map
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 
 __all__ = ["initial_state", "is_multi_rl_module", "max_seq_len", "module_for_key", "stateful_module_for_key"]
@@ -47,13 +45,6 @@ def is_stateful(rl_module: Any) -> bool:
 def initial_state(module: Any) -> Any:
     """Return the state at the beginning of an episode: a tree of numpy arrays without batch axis."""
     return tree_map(as_numpy, module.get_initial_state())
-
-
-def as_numpy(leaf: Any) -> Any:
-    """Convert a tensor (or anything array-like) to a numpy array."""
-    if hasattr(leaf, "detach"):
-        return leaf.detach().cpu().numpy()
-    return np.asarray(leaf)
 
 
 def max_seq_len(module: Any, key: tuple[Any, ...] | None = None) -> int:

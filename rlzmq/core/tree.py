@@ -15,6 +15,7 @@ import optree
 from optree.utils import total_order_sorted
 
 __all__ = [
+    "as_numpy",
     "check_same_structure",
     "is_nested",
     "leaf_spaces",
@@ -115,6 +116,13 @@ def value_kind(dtype: np.dtype[Any]) -> str:
     if dtype.hasobject:
         return "Python object"
     return "number" if dtype.kind in "biufc" else "string" if dtype.kind in "SUT" else dtype.kind
+
+
+def as_numpy(leaf: Any) -> Any:
+    """Convert a tensor (or anything array-like) to a numpy array."""
+    if hasattr(leaf, "detach"):
+        return leaf.detach().cpu().numpy()
+    return np.asarray(leaf)
 
 
 def num_items(batch: Any) -> int:

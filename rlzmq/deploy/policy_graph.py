@@ -17,7 +17,6 @@ import torch
 
 from rlzmq.algorithms.policy import Policy
 from rlzmq.connectors.connector_v2 import ConnectorV2
-from rlzmq.connectors.plans import flat_pieces
 from rlzmq.connectors.torch_piece import Batch, TorchPiece
 from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
 from rlzmq.core.tree import tree_flatten, tree_leaves, tree_map
@@ -94,7 +93,7 @@ class PolicyGraph(torch.nn.Module):
         return unique
 
     def _pieces_of(self, pipeline: Any) -> list[TorchPiece]:
-        pieces = flat_pieces(pipeline.connectors)
+        pieces = pipeline.flat
         found = []
         for index, piece in enumerate(pieces):
             try:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.connectors.plans import flat_pieces
 from rlzmq.core.plain import NotPlainError
 from rlzmq.core.space_plain import space_to_plain
 
@@ -38,24 +37,24 @@ class ConnectorSync:
         self._pipelines = dict(zip(_NAMES, (env_to_module, module_to_env), strict=True))
         self._lets_envs_stray = config.disable_env_checking
         self._merges = config.merge_env_runner_states is not False
-        pieces = [piece for p in self._pipelines.values() for piece in flat_pieces(p.connectors)]
+        pieces = [piece for p in self._pipelines.values() for piece in p.flat]
         self.is_needed: bool = self._merges and any(piece.has_delta for piece in pieces)
 
     @property
     def stores_module_outputs(self) -> bool:
         """Whether episodes store the modules' outputs unchanged; custom module-to-env pieces may change them."""
-        return self._pipelines["module_to_env_connector"].columnar_plan() is not None
+        return bool(self._pipelines["module_to_env_connector"].on_rows)
 
     def stored_observation_space(self) -> Any:
         """Return the space of the observations in runners' episodes, as plain data.
 
         None if it cannot be determined, or if the config lets envs violate their spaces.
         """
-        plan = self._pipelines["env_to_module_connector"].columnar_plan()
-        if plan is None or self._lets_envs_stray:
+        pipeline = self._pipelines["env_to_module_connector"]
+        if not pipeline.on_rows or self._lets_envs_stray:
             return None
         try:
-            return space_to_plain(plan.stored_observation_space)
+            return space_to_plain(pipeline.stored_observation_space)
         except NotPlainError:  # a custom space class
             return None
 

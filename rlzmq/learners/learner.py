@@ -55,7 +55,6 @@ from rlzmq.core.update_plan import ReplayRatio
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.learners.compiling import LearnerCompiler, MixedPrecision
 from rlzmq.learners.distributed import DesynchronizedError, parameter_hash
-from rlzmq.learners.minibatches import MinibatchIterator
 from rlzmq.learners.optimizers import (
     DEFAULT_OPTIMIZER,
     OptimizerRegistry,
@@ -68,7 +67,7 @@ from rlzmq.learners.ranks import Ranks
 from rlzmq.learners.snapshot import UpdateSnapshot
 from rlzmq.learners.sources import BatchSource, FreshBatch, num_env_steps_of
 from rlzmq.learners.torch_threads import learner_device
-from rlzmq.learners.train_batch import TrainBatch, TrainBatchBuilder
+from rlzmq.learners.train_batch import MinibatchIterator, TrainBatch, TrainBatchBuilder
 from rlzmq.learners.update_counts import Scalar, UpdateCounts, UpdateStats, UpdateTimes, mean_of
 from rlzmq.modules.default_models.dense_gradients import backward, recorded
 from rlzmq.modules.multi_rl_module import MultiRLModule

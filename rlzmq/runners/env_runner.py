@@ -10,7 +10,7 @@ import inspect
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from operator import is_
+from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 import gymnasium as gym
@@ -33,14 +33,102 @@ from rlzmq.replay.shards import EpisodeRecorder
 from rlzmq.runners.bad_chunks import BadChunks
 from rlzmq.runners.env_failures import EnvFailures, Reproduction, close_env
 from rlzmq.runners.episode_metrics import EpisodeMetrics, EpisodeTotals, FinishedEpisodes, add_finished
-from rlzmq.runners.request import SampleRequest
 from rlzmq.runners.runner_state import EnvRunnerState, own_config
 
-__all__ = ["EnvRunner"]
+__all__ = ["EnvRunner", "SampleRequest"]
 
 _KEPT = "connector pieces keep what a checkpoint has of runners, with get_state() and set_state()"
 _WATCHED = "a process that dies or hangs is replaced, see fault_tolerance()"
 _EPISODE_HOOKS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """The extent of a sampling call; exactly one of the three counts is set.
+
+    Attributes:
+        explore: Sample from the exploration distribution instead of acting greedily.
+        random_actions: Sample actions from the action space.
+        num_vector_steps: Exact number of vector steps (a lease).
+        num_timesteps: Minimum number of env steps, or of agent steps (``config.count_steps_by``).
+        num_episodes: Exact number of finished episodes.
+        max_env_steps: With num_vector_steps: stop once this number of env steps is reached.
+        ends_at: With num_vector_steps: stop after the vector step that ends after this time.perf_counter().
+    """
+
+    explore: bool
+    random_actions: bool = False
+    num_vector_steps: int | None = None
+    num_timesteps: int | None = None
+    num_episodes: int | None = None
+    max_env_steps: int | None = None
+    ends_at: float | None = None
+
+    @classmethod
+    def of_sample(
+        cls,
+        config: BaseConfig,
+        num_envs: int,
+        worker_index: int,
+        num_timesteps: int | None,
+        num_episodes: int | None,
+        *,
+        explore: bool,
+        random_actions: bool,
+    ) -> SampleRequest | None:
+        """Return the request of `EnvRunner.sample`; None if nothing is to be sampled.
+
+        Raises:
+            AssertionError: Both counts are given, or one is negative.
+        """
+        if num_timesteps is not None and num_episodes is not None:
+            raise AssertionError("sample(): give num_timesteps or num_episodes, not both.")
+        for name, value in (("num_timesteps", num_timesteps), ("num_episodes", num_episodes)):
+            if value is not None and value < 0:
+                raise AssertionError(f"sample({name}={value}): expected a number >= 0.")
+        if num_timesteps is None and num_episodes is None:
+            if config.batch_mode == "complete_episodes":
+                num_episodes = num_envs
+            else:
+                num_timesteps = config.get_rollout_fragment_length(worker_index) * num_envs
+        if not (num_timesteps or num_episodes):
+            return None
+        return cls(explore, random_actions, num_timesteps=num_timesteps, num_episodes=num_episodes)
+
+    def num_more_vector_steps(
+        self, num_vector_steps: int, num_env_steps: int, num_ends: int, num_envs: int, block: int
+    ) -> int:
+        """Return the number of vector steps to make before the next call; 0 when the request is fulfilled.
+
+        Args:
+            num_vector_steps: Vector steps made so far.
+            num_env_steps: Env steps so far, without autoreset steps; agent steps if ``num_timesteps`` counts those.
+            num_ends: Number of episodes that have ended so far.
+            num_envs: Maximum number of env steps per vector step.
+            block: Number of vector steps at once while waiting for episodes to end.
+        """
+        if self.num_episodes is not None:
+            return block if num_ends < self.num_episodes else 0
+        if self.num_timesteps is not None:
+            return max(-(-(self.num_timesteps - num_env_steps) // num_envs), 0)
+        if num_vector_steps and self.is_over(num_env_steps):
+            return 0
+        return (self.num_vector_steps or 0) - num_vector_steps
+
+    def is_over(self, num_env_steps: int) -> bool:
+        """Return whether the request ends early: there are enough env steps, or the time is over."""
+        if self.max_env_steps is not None and num_env_steps >= self.max_env_steps:
+            return True
+        return self.ends_at is not None and time.perf_counter() >= self.ends_at
+
+    def num_vector_steps_expected(self, num_envs: int) -> int:
+        """Return the number of vector steps to allocate at first."""
+        if self.num_vector_steps is not None:
+            return self.num_vector_steps
+        if self.num_timesteps is not None:
+            least = -(-self.num_timesteps // num_envs)
+            return least + least // 8 + 2  # autoresets use some slots
+        return 256
 
 
 class EnvRunner(TellsUncalled, EnvRunnerState):
@@ -59,7 +147,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
         num_workers: Number of remote runners (default: ``config.num_env_runners``).
 
     Attributes:
-        use_fused: Set to False to always build real episodes.
+        use_rows: Set to False to always build real episodes.
         shared_data: Dict shared by the pieces of both pipelines between two full resets.
         config: The runner's copy. To use another ``env_config``, change it and call ``make_env``.
         env: The vector env; may be wrapped or changed between calls.
@@ -127,11 +215,11 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
         self._weights_layout: Any = None
         self._synced_module_ids: list[str] | None = None
         self._last_sample_end: float | None = None
-        self.use_fused = True
+        self.use_rows = True
         self.shared_data: dict[str, Any] = {}
         self._sampler: Any = None
         self._bad_chunks = BadChunks(self)
-        self._chosen_for: list[Any] = []
+        self._sampler_made_of: tuple[Any, ...] = ()
         self._needs_seed = True
         self._seed_coordinates: tuple[int, ...] = ()  # of the next seeded reset; () at the start of the run
         self._id_prefix = uuid.uuid4().hex[:20]
@@ -283,25 +371,15 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
         return meta
 
     def _choose_sampler(self) -> Any:
-        """Return the sampler for the current env, modules and pipelines."""
-        pipelines = self.env_to_module, self.module_to_env
-        key: list[Any] = [self.module, self.use_fused]
-        for pipeline in pipelines:
-            key += [pipeline, pipeline.watches_pieces, *pipeline.connectors]
-        sampler = self._sampler
-        if (
-            sampler is not None
-            and sampler.env is self.env
-            and len(key) == len(self._chosen_for)
-            and all(map(is_, key, self._chosen_for))
-        ):
-            return sampler
-        self._chosen_for = key
-        wants_episodes = any(self.callbacks.has(hook) for hook in _EPISODE_HOOKS)
-        plans = (None, None)
-        if self.use_fused and not wants_episodes:
-            plans = self.env_to_module.columnar_plan(), self.module_to_env.columnar_plan()
-        self._sampler = self._make_sampler(None if None in plans else plans)
+        """Return the sampler for the current env, modules and pipelines; a new one if any of them has changed."""
+        first, last = self.env_to_module, self.module_to_env
+        edits = (first.num_edits, first.time_pieces, last.num_edits, last.time_pieces)
+        made_of = (self.module, self.use_rows, first, last, *edits)
+        if self._sampler is None or self._sampler.env is not self.env or made_of != self._sampler_made_of:
+            self._sampler_made_of = made_of
+            wants_episodes = any(self.callbacks.has(hook) for hook in _EPISODE_HOOKS)
+            on_rows = self.use_rows and not wants_episodes and first.on_rows and last.on_rows
+            self._sampler = self._make_sampler(on_rows=on_rows)
         return self._sampler
 
     # -- called by samplers --------------------------------------------------------------------
@@ -334,8 +412,8 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
         ][1]
         return space
 
-    def _make_sampler(self, plans: tuple[Any, Any] | None) -> Any:
-        """Return a sampler: on whole columns with the two pipelines' plans, with real episodes without plans."""
+    def _make_sampler(self, *, on_rows: bool) -> Any:
+        """Return a sampler that works on rows, or one with real episodes."""
         raise NotImplementedError
 
     def _way_there(self, index: int) -> Reproduction | None:
@@ -582,7 +660,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
         if trace.is_on:
             trace.span("sample", start_s, self._last_sample_end, weights_version=self.weights_seq_no)
         for name, pipeline in self._pipelines().items():
-            if pipeline is not None:
+            if pipeline is not None and pipeline.timers:
                 timers.add_pieces(pipeline, f"{name}/")
         sums = timers.take()
         self.episode_metrics.timers.merge(sums)

@@ -2,28 +2,45 @@
 
 Used when a connector piece or a callback needs episodes. Per vector step: modules -> module-to-env pipeline -> env step
 -> each episode grows -> env-to-module pipeline over all episodes -> callbacks. Its results are identical to those of
-the samplers on whole columns. Subclasses implement the differences between single- and multi-agent episodes.
+the samplers on rows. Subclasses implement the differences between single- and multi-agent episodes.
 """
 
 from __future__ import annotations
 
 import abc
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
+from rlzmq.connectors.common.agent_to_module_mapping import checked_mapping
 from rlzmq.core.trace import ENV_TO_MODULE_TIMER, INFERENCE_TIMER, MODULE_TO_ENV_TIMER
-from rlzmq.episodes.columns import Columns
+from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
+from rlzmq.envs.observation_check import as_space_dtype
+from rlzmq.episodes.agent_timelines import Pending
+from rlzmq.episodes.columns import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID, Columns
+from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
-from rlzmq.runners.sampler import EpisodicSampler
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.episodes.step_values import checked_infos, checked_rewards
+from rlzmq.runners.module_step import ModuleStep, to_numpy
+from rlzmq.runners.sampler import WEIGHTS_SEQ_NO, EpisodicSampler
+from rlzmq.runners.vector_io import VectorStepper
 
 if TYPE_CHECKING:
     from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
     from rlzmq.runners.env_runner import EnvRunner
 
-__all__ = ["ACTION_COLUMNS", "EpisodeSampler", "fill_outputs"]
+__all__ = [
+    "ACTION_COLUMNS",
+    "EpisodeSampler",
+    "MultiAgentEpisodeSampler",
+    "SingleAgentEpisodeSampler",
+    "fill_outputs",
+]
 
 ACTION_COLUMNS = (Columns.ACTIONS, Columns.ACTIONS_FOR_ENV)
 """Columns of a module's outputs that are not extra model outputs."""
@@ -177,3 +194,391 @@ def fill_outputs(episode: SingleAgentEpisode, zeros: Mapping[str, Any], names: I
         episode.extra_model_outputs[name] = InfiniteLookbackBuffer(
             [zeros[name]] * num_before, episode.rewards.lookback
         )
+
+
+class SingleAgentEpisodeSampler(EpisodeSampler):
+    """An EpisodeSampler for one agent and one module in a vector env.
+
+    If only the user's env-to-module pieces need episodes, the default pieces after them and the module-to-env pieces
+    still run on whole columns.
+
+    Attributes:
+        stepper: Steps the vector env.
+    """
+
+    def __init__(self, runner: EnvRunner) -> None:
+        pipeline, module_to_env = runner.env_to_module, runner.module_to_env
+        super().__init__(runner, max(runner.config.episode_lookback_horizon, pipeline.required_lookback))
+        self.stepper: VectorStepper = VectorStepper(runner)
+        self._module_step = ModuleStep(runner.module, runner.generator)
+        self._num_user_pieces = pipeline.num_own_pieces if module_to_env.on_rows else None
+        self._normalize = module_to_env.normalize
+        self._module_observations: Any = None  # the module's next inputs, if the default pieces do not run
+
+    @property
+    def env(self) -> Any:
+        return self.stepper.env
+
+    # -- episodes and the vector env -----------------------------------------------------------
+
+    def reset(self) -> None:
+        super().reset()
+        self._module_observations = None
+
+    def _make_episode(self) -> SingleAgentEpisode:
+        return SingleAgentEpisode(
+            id_=self.runner.new_episode_id(),
+            observation_space=self.env.single_observation_space,
+            action_space=self.env.single_action_space,
+        )
+
+    def _reset_envs(self) -> tuple[Sequence[Any], Sequence[Any]]:
+        observations, infos = self.stepper.reset(self.runner.take_reset_seed())
+        return _items(observations), [infos.get(index, {}) for index in range(self.num_envs)]
+
+    def _step_envs(self, actions: Any) -> Sequence[tuple[Any, ...]]:
+        observations, rewards, terminated, truncated, infos = self.stepper.source.step_sparse(actions)
+        columns = (
+            _items(observations),
+            np.asarray(rewards, np.float64).tolist(),
+            terminated.tolist(),
+            truncated.tolist(),
+            [infos.get(index, {}) for index in range(self.num_envs)],
+        )
+        return list(zip(*columns, strict=True))
+
+    def _failed(self) -> Sequence[int]:
+        return self.stepper.source.failed  # type: ignore[no-any-return]
+
+    def _begin(self, episode: SingleAgentEpisode, observation: Any, info: Any) -> None:
+        episode.add_env_reset(observation, info)
+
+    def _grow(self, index: int, episode: SingleAgentEpisode, act: Any, row: tuple[Any, ...]) -> int:
+        observation, reward, terminated, truncated, info = row
+        episode.add_env_step(
+            observation,
+            act[0],
+            reward,
+            info,
+            terminated=terminated,
+            truncated=truncated,
+            extra_model_outputs=act[1],
+        )
+        if terminated or truncated:
+            self._has_ended = True
+        return 0
+
+    def _length(self, episode: SingleAgentEpisode) -> int:
+        return episode.t
+
+    def _returns(self, episode: SingleAgentEpisode) -> tuple[Mapping[Any, float], Mapping[Any, str]]:
+        return {DEFAULT_AGENT_ID: episode.get_return()}, {}
+
+    def _truncate(self, episode: SingleAgentEpisode) -> None:
+        episode.is_truncated = True
+
+    # -- acting --------------------------------------------------------------------------------
+
+    def _begin_fragment(self) -> None:
+        self._names: list[str] = []  # outputs of the fragment's last step
+        self._module_step.begin(explore=self._request.explore)
+        super()._begin_fragment()
+
+    def _has_observed(self) -> bool:
+        return self._to_module is not None or self._module_observations is not None
+
+    def _run_env_to_module(self) -> None:
+        first_default = self._num_user_pieces
+        if first_default is None:
+            super()._run_env_to_module()
+            return
+        pipeline, arguments = self.runner.env_to_module, self._pipeline_arguments()
+        batch = pipeline.run_pieces(0, first_default, batch={}, **arguments)
+        if batch:  # a piece added columns, and the default pieces do the rest
+            self._to_module = pipeline.run_pieces(
+                first_default, len(pipeline.connectors), batch=batch, **arguments
+            )
+        else:
+            self._to_module = None
+            self._module_observations = tree_stack([episode.observations.get(-1) for episode in self._acting])
+
+    def _act(self, t: int) -> tuple[Any, Sequence[Any]]:
+        start_s = time.perf_counter()
+        if self._to_module is None:
+            outputs, _ = self._module_step(self._module_observations, self._states(), t)
+            acted_s = time.perf_counter()
+            columns = {name: tree_unstack(values) for name, values in outputs.items()}
+            for_env = outputs.get(Columns.ACTIONS_FOR_ENV, outputs[Columns.ACTIONS])
+            if Columns.ACTIONS_FOR_ENV not in outputs and self._normalize is not None:
+                for_env = self._normalize.apply_vectorized(for_env)
+        else:
+            module_outputs = self._module_step.forward(self._to_module, t)
+            acted_s = time.perf_counter()
+            batch = self._run_module_to_env(module_outputs)
+            columns = {name: self._per_env(name, values) for name, values in batch.items()}
+            for_env = self._for_vector_env(columns.get(Columns.ACTIONS_FOR_ENV, columns[Columns.ACTIONS]))
+        self._time_acting(start_s, acted_s)
+        names = [name for name in columns if name not in ACTION_COLUMNS]
+        versions = [self.runner.weights_seq_no] * self.num_envs
+        rows = zip(*[columns[name] for name in names], versions, strict=True)
+        keys = (*names, WEIGHTS_SEQ_NO)
+        outputs_by_env = [dict(zip(keys, row)) for row in rows]  # noqa: B905  (a check would cost a tenth)
+        if names != self._names:
+            self._begin_outputs(names, outputs_by_env)
+        return for_env, list(zip(columns[Columns.ACTIONS], outputs_by_env, strict=True))
+
+    def _begin_outputs(self, names: list[str], outputs: list[dict[str, Any]]) -> None:
+        """Fill outputs that begin in mid-episode, after random actions, with zeros for the earlier steps."""
+        template = self._templates.setdefault(DEFAULT_MODULE_ID, {})
+        zeros = {name: tree_map(np.zeros_like, outputs[0][name]) for name in names if name not in template}
+        for episode in self._episodes:
+            new = [name for name in zeros if name not in episode.extra_model_outputs]
+            if new and len(episode):
+                raise ValueError(
+                    f"Episode {episode.id_!r}: the extra model output {new[0]!r} came at step "
+                    f"{len(episode)} of a chunk; each output must be there at every step or never."
+                )
+            fill_outputs(episode, zeros, new)
+        template.update(zeros)
+        self._names = names
+
+    def _random_actions(self) -> tuple[Any, Sequence[Any]]:
+        actions = self.stepper.sample_random_actions()
+        items = tree_unstack(tree_map(np.copy, actions))
+        version = {WEIGHTS_SEQ_NO: self.runner.weights_seq_no}
+        return actions, [
+            (item, {**self._outputs_of_random_actions(episode, DEFAULT_MODULE_ID), **version})
+            for item, episode in zip(items, self._episodes, strict=True)
+        ]
+
+    def _initial_state(self, module_id: Any) -> Any:
+        return self._module_step.initial_row_numpy if self._module_step.is_stateful else None
+
+    def _states(self) -> Any:
+        """Return the module's states of all envs, leaves ``[N, ...]`` tensors; None if stateless."""
+        if not self._module_step.is_stateful:
+            return None
+        return tree_map(torch.from_numpy, tree_stack([self._state_now(episode) for episode in self._acting]))
+
+    def _per_env(self, name: str, values: Any) -> list[Any]:
+        """Return one item per env, from a list or a batched tree."""
+        items = values if isinstance(values, list) else tree_unstack(tree_map(to_numpy, values))
+        if len(items) != self.num_envs:
+            raise ValueError(
+                f"Column {name!r} after the module-to-env pipeline has {len(items)} items, expected one for "
+                f"each of the {self.num_envs} environments, in their order."
+            )
+        return items
+
+    def _for_vector_env(self, actions: list[Any]) -> Any:
+        batched = tree_stack(actions)
+        space = self.env.single_action_space
+        if (
+            isinstance(batched, np.ndarray)
+            and space.dtype is not None
+            and batched.dtype.kind != space.dtype.kind
+        ):
+            return batched.astype(space.dtype)
+        return batched
+
+    # -- the result ----------------------------------------------------------------------------
+
+    def _num_steps_in(self, episodes: list[SingleAgentEpisode]) -> int:
+        steps = [episode.t - episode.t_started for episode in episodes]
+        return sum(steps)
+
+    def _cut(self, episode: SingleAgentEpisode) -> SingleAgentEpisode:
+        return episode.cut(self.lookback)
+
+    def _make_batch(self, episodes: list[SingleAgentEpisode]) -> EpisodeBatch:
+        for episode in episodes:
+            self._give_state(episode)
+        batch = EpisodeBatch.from_episodes(episodes)
+        if not episodes:
+            batch.observation_space = self.env.single_observation_space
+            batch.action_space = self.env.single_action_space
+        return batch
+
+
+def _items(observations: Any) -> list[Any]:
+    """Return one observation per env, as copies, since the env reuses its buffers."""
+    if isinstance(observations, np.ndarray):
+        return list(observations.copy())
+    items: list[Any] = tree_unstack(tree_map(np.copy, observations))
+    return items
+
+
+class MultiAgentEpisodeSampler(EpisodeSampler):
+    """An EpisodeSampler for multi-agent environments and several modules."""
+
+    def __init__(self, runner: EnvRunner) -> None:
+        super().__init__(runner, runner.config.episode_lookback_horizon)
+        self._mapping_fn = checked_mapping(runner)
+
+    # -- episodes and the vector env -----------------------------------------------------------
+
+    def reset(self) -> None:
+        super().reset()
+        self._check_agents()
+
+    def _make_episode(self) -> MultiAgentEpisode:
+        return MultiAgentEpisode(
+            self.runner.new_episode_id(),
+            agent_to_module_mapping_fn=self._mapping_fn,
+            observation_space=self.env.single_observation_spaces,
+            action_space=self.env.single_action_spaces,
+        )
+
+    def _begin(self, episode: MultiAgentEpisode, observation: Any, info: Any) -> None:
+        info = checked_infos(info, f"episode {episode.id_}, env step 0")
+        episode.add_env_reset(observations=self._own(observation), infos=info)
+
+    def _grow(self, index: int, episode: MultiAgentEpisode, act: Any, row: tuple[Any, ...]) -> int:
+        observations, rewards, terminateds, truncateds, infos = row
+        num_before = episode.agent_steps() if self._counts_agent_steps else 0
+        where = f"episode {episode.id_}, env step {episode.env_t + 1}"
+        episode.add_env_step(
+            self._own(observations),
+            act[0],
+            checked_rewards(rewards, where),
+            checked_infos(infos, where),
+            terminateds=terminateds,
+            truncateds=truncateds,
+            extra_model_outputs=act[1],
+        )
+        if episode.is_done:
+            self.env.needs_reset[index] = self._has_ended = True
+        return episode.agent_steps() - num_before if self._counts_agent_steps else 0
+
+    def _add_step(self, rows: Sequence[tuple[Any, ...]], acts: Sequence[Any]) -> int:
+        num_env_steps = super()._add_step(rows, acts)
+        self._check_agents()
+        return num_env_steps
+
+    def _returns(self, episode: MultiAgentEpisode) -> tuple[Mapping[Any, float], Mapping[Any, str]]:
+        by_agent = episode.agent_episodes
+        returns = {agent_id: sae.get_return() for agent_id, sae in by_agent.items()}
+        return returns, {agent_id: str(sae.module_id) for agent_id, sae in by_agent.items()}
+
+    def _truncate(self, episode: MultiAgentEpisode) -> None:
+        episode.truncate()
+
+    # -- acting --------------------------------------------------------------------------------
+
+    def _act(self, t: int) -> tuple[Any, Sequence[Any]]:
+        if not self._to_module:  # no agent acts, since all environments are at an episode's end
+            return [{} for _ in range(self.num_envs)], [({}, {})] * self.num_envs
+        start_s = time.perf_counter()
+        modules = self.runner.multi_rl_module
+        with torch.inference_mode():
+            if self._request.explore:
+                outputs = modules.forward_exploration(self._to_module, t=t)
+            else:
+                outputs = modules.forward_inference(self._to_module)
+        acted_s = time.perf_counter()
+        columns = self._run_module_to_env(outputs)
+        self._time_acting(start_s, acted_s)
+        for name, per_env in columns.items():
+            if not isinstance(per_env, list) or len(per_env) != self.num_envs:
+                raise ValueError(
+                    f"Column {name!r} after the module-to-env pipeline: expected a list of "
+                    f"{self.num_envs} dicts by "
+                    f"agent id, one per environment, got {type(per_env).__name__} of {len(per_env)}."
+                )
+        actions = columns[Columns.ACTIONS]
+        acts = []
+        for index, by_agent in enumerate(actions):
+            of_env = {name: per_env[index] for name, per_env in columns.items() if name not in ACTION_COLUMNS}
+            per_agent = {}
+            for agent_id in by_agent:
+                own = {name: values[agent_id] for name, values in of_env.items() if agent_id in values}
+                self._remember(self._acting[index], agent_id, own)
+                own[WEIGHTS_SEQ_NO] = self.runner.weights_seq_no
+                per_agent[agent_id] = own
+            acts.append((by_agent, per_agent))
+        return columns.get(Columns.ACTIONS_FOR_ENV, actions), acts
+
+    def _random_actions(self) -> tuple[Any, Sequence[Any]]:
+        spaces = self.env.single_action_spaces
+        acts = []
+        for episode in self._episodes:
+            to_act = episode.get_agents_to_act()
+            by_agent = {
+                agent_id: spaces[agent_id].sample()
+                for agent_id in episode.agent_episodes
+                if agent_id in to_act
+            }
+            per_agent = {}
+            for agent_id in by_agent:
+                sae = episode.agent_episodes[agent_id]
+                own = self._outputs_of_random_actions(sae, str(sae.module_id))
+                self._begin_outputs(episode, agent_id, own)
+                own[WEIGHTS_SEQ_NO] = self.runner.weights_seq_no
+                per_agent[agent_id] = own
+            acts.append((by_agent, per_agent))
+        return [by_agent for by_agent, _ in acts], acts
+
+    def _remember(self, episode: MultiAgentEpisode, agent_id: Any, outputs: dict[str, Any]) -> None:
+        """Store zeros with the structure of a module's outputs, for steps in which it does not act."""
+        templates = self._templates.setdefault(episode.module_for(agent_id), {})
+        if templates.keys() != outputs.keys():
+            for name, value in outputs.items():
+                templates.setdefault(name, tree_map(np.zeros_like, value))
+        self._begin_outputs(episode, agent_id, outputs)
+
+    def _begin_outputs(self, episode: MultiAgentEpisode, agent_id: Any, outputs: Mapping[str, Any]) -> None:
+        """Fill outputs that begin in mid-episode, after random actions, with zeros for the earlier steps."""
+        track, sae = episode._timeline.tracks[agent_id], episode.agent_episodes[agent_id]
+        if track.output_keys is None or outputs.keys() <= track.output_keys:
+            return
+        zeros = {
+            name: tree_map(np.zeros_like, value)
+            for name, value in outputs.items()
+            if name not in track.output_keys
+        }
+        if Columns.STATE_OUT in zeros:  # random actions have left the state as it was
+            zeros[Columns.STATE_OUT] = self._state_now(sae)
+        fill_outputs(sae, zeros, zeros)
+        if track.pending is not None:
+            track.pending = Pending(track.pending.action, {**track.pending.extra_model_outputs, **zeros})
+        track.output_keys = frozenset((*track.output_keys, *zeros))
+
+    def _complete_outputs(self, episodes: Sequence[MultiAgentEpisode]) -> None:
+        """Add zero outputs for agents whose module first acted for others in this fragment."""
+        for episode in episodes:
+            for agent_id in episode._timeline.tracks:
+                self._begin_outputs(episode, agent_id, self._templates.get(episode.module_for(agent_id), {}))
+
+    def _initial_state(self, module_id: Any) -> Any:
+        module = self.runner.multi_rl_module[module_id]
+        return tree_map(to_numpy, module.get_initial_state()) if module.is_stateful() else None
+
+    # -- the result ----------------------------------------------------------------------------
+
+    def _batch(self, chunks: list[tuple[int, Any]], ongoing: list[tuple[int, Any]]) -> Any:
+        self._complete_outputs([episode for _, episode in chunks])
+        self._complete_outputs(self._episodes)
+        return super()._batch(chunks, ongoing)
+
+    def _cut(self, episode: MultiAgentEpisode) -> MultiAgentEpisode:
+        back = episode._timeline.env_steps_back(self.runner.env_to_module.required_lookback)
+        return episode.cut(max(self.lookback, back))
+
+    def _make_batch(self, episodes: list[MultiAgentEpisode]) -> EpisodeBatch:
+        for episode in episodes:
+            episode.prune()
+            for sae in episode.agent_episodes.values():
+                self._give_state(sae)
+        return EpisodeBatch.from_episodes(episodes)
+
+    def _own(self, observations: dict[Any, Any]) -> dict[Any, Any]:
+        """Return copies in their spaces' dtypes. An env may overwrite its arrays in the next step."""
+        spaces = self.env.single_observation_spaces.spaces
+        return {
+            agent_id: as_space_dtype(spaces.get(agent_id), tree_map(_copy, observation))
+            for agent_id, observation in observations.items()
+        }
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

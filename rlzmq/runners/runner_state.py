@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.connectors.common.agent_to_module_mapping import module_spaces
 from rlzmq.connectors.defaults import change_modules
 from rlzmq.core.checkpoint import Checkpointable
 from rlzmq.core.seeding import derive_seed
@@ -18,7 +19,6 @@ from rlzmq.episodes.columns import DEFAULT_MODULE_ID, default_agent_to_module_ma
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.output_check import check_acting_outputs
 from rlzmq.modules.weights import WeightsLayout
-from rlzmq.runners.multi.module_mapping import module_spaces
 
 __all__ = ["STATE_COMPONENTS", "EnvRunnerState", "own_config"]
 
@@ -214,11 +214,11 @@ class EnvRunnerState(Checkpointable, abc.ABC):
             ``{"env_to_module_connector": {piece: delta}, "module_to_env_connector": {…}}``, without empty
             entries.
         """
-        deltas = {
-            "env_to_module_connector": _delta_of(self.env_to_module),
-            "module_to_env_connector": _delta_of(self.module_to_env),
-        }
-        return {name: delta for name, delta in deltas.items() if delta}
+        deltas = {}
+        for name, pipeline in self._pipelines().items():
+            if pipeline is not None and pipeline.learning and (delta := pipeline.get_delta()):
+                deltas[name] = delta
+        return deltas
 
     def set_connector_state(self, state: Mapping[str, Any]) -> None:
         """Load merged connector states into the pipelines. Statistics since the last delta are kept.
@@ -316,10 +316,6 @@ def own_config(config: BaseConfig) -> Any:
     """Return a copy that may be changed; a config that cannot be copied is returned itself."""
     copy = getattr(config, "copy", None)
     return config if copy is None else copy(copy_frozen=False)
-
-
-def _delta_of(pipeline: Any) -> Any:
-    return {} if pipeline is None else pipeline.get_delta()
 
 
 def _names(names: str | Collection[str] | None) -> list[str] | None:

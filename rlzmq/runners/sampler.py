@@ -13,8 +13,7 @@ from rlzmq.envs.observation_check import check_agents_observations
 from rlzmq.runners.episode_metrics import EpisodeTotals, FinishedEpisodes
 
 if TYPE_CHECKING:
-    from rlzmq.runners.env_runner import EnvRunner
-    from rlzmq.runners.request import SampleRequest
+    from rlzmq.runners.env_runner import EnvRunner, SampleRequest
 
 __all__ = ["WEIGHTS_SEQ_NO", "EpisodicSampler", "Sampler"]
 

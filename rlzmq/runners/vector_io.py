@@ -34,6 +34,7 @@ class VectorStepper:
         runner: Owner of ``env``; its ``count_env_failure`` handles exceptions.
 
     Attributes:
+        source: The object whose ``step_sparse`` and ``failed`` the hot loop uses directly.
         failed: Indices of the environments that raised an error in the last step and were recreated. Their values are
             from a reset; their actions were not used.
     """
@@ -46,6 +47,7 @@ class VectorStepper:
         if type(self.env) is LeanSyncVectorEnv:
             self._lean = self.env
             self._lean.recover = runner.recover_env
+        self.source: Any = self if self._lean is None else self._lean
         self._was_checked = False
         self.failed: list[int] = []
 
@@ -91,11 +93,6 @@ class VectorStepper:
             return leaf.astype(np.float32) if np.issubdtype(leaf.dtype, np.floating) else leaf
 
         return tree_map(as_stored, zeros)
-
-    @property
-    def source(self) -> Any:
-        """The object whose ``step_sparse`` and ``failed`` the hot loop uses directly."""
-        return self if self._lean is None else self._lean
 
     def step_sparse(self, actions: Any) -> SparseStep:
         """Make one vector step; return observations, rewards, terminated, truncated, infos."""

@@ -29,7 +29,7 @@ from rlzmq.algorithms.dqn.dqn_learner import (
 from rlzmq.algorithms.dqn.dqn_module import NoisyLinear
 from rlzmq.learners.target_network_learner import discounts
 from rlzmq.modules.default_models.dense_gradients import backward, recorded
-from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
+from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
 
 GAMMA = 0.5
 STATES = gym.spaces.Box(0.0, 1.0, (3,), np.float32)

@@ -182,10 +182,10 @@ def batch_source(result: dict[str, Any]) -> dict[str, Any]:
     return source
 
 
-@pytest.mark.parametrize("use_fused", [True, False])
-def test_one_module_may_take_the_place_of_another_between_two_updates(use_fused: bool) -> None:
+@pytest.mark.parametrize("use_rows", [True, False])
+def test_one_module_may_take_the_place_of_another_between_two_updates(use_rows: bool) -> None:
     with league("ppo").build() as algo:
-        algo.env_runner.use_fused = use_fused
+        algo.env_runner.use_rows = use_rows
         algo.train()
         algo.add_module("new", new_agent_to_module_mapping_fn=second_to_new)
         algo.remove_module("p1")

@@ -10,7 +10,6 @@ from connector_fakes import call
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlzmq.connectors.columnar import FlatRows, VectorStepRows
 from rlzmq.connectors.common import (
     AddObservationsFromEpisodesToBatch,
     AddStatesFromEpisodesToBatch,
@@ -27,6 +26,7 @@ from rlzmq.connectors.env_to_module import (
 )
 from rlzmq.connectors.learner import ComputeReturnsToGo, FrameStackingLearner
 from rlzmq.connectors.pipelines import EnvToModulePipeline
+from rlzmq.connectors.rows import FlatRows, VectorStepRows
 from rlzmq.core.tree import tree_leaves, tree_map, tree_stack
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
@@ -112,12 +112,11 @@ def test_env_runner_steps_give_the_same_on_columns_and_on_episodes(
 
     generic = EnvToModulePipeline(obs_space, action_space, connectors=[*make(), *default_pieces()])
     columnar = EnvToModulePipeline(obs_space, action_space, connectors=[*make(), *default_pieces()])
-    plan = columnar.columnar_plan()
-    assert plan is not None
-    lookback = plan.required_lookback
+    assert columnar.on_rows
+    lookback = columnar.required_lookback
     num_slots = len(dones) + 1
     columns: dict[str, Any] = {
-        "obs": _zeros(plan.stored_observation_space, num_envs, num_slots),
+        "obs": _zeros(columnar.stored_observation_space, num_envs, num_slots),
         "actions": _zeros(action_space, num_envs, num_slots),
         "rewards": np.zeros((num_envs, num_slots)),
     }
@@ -148,11 +147,11 @@ def test_env_runner_steps_give_the_same_on_columns_and_on_episodes(
                 episode.add_env_reset(observation)
         expected = call(generic, episodes)["obs"]
         rows.move_to(slot, is_first=is_first, num_previous=num_previous)
-        stored = plan.write(tree_stack(observations), rows)
+        stored = columnar.write(tree_stack(observations), rows)
         tree_map(
             lambda column, values, slot=slot: column[:, slot].__setitem__(..., values), columns["obs"], stored
         )
-        assert_same(plan.read(stored, rows), expected)
+        assert_same(columnar.read(stored, rows), expected)
         assert_same(stored, tree_stack([episode.get_observations(-1) for episode in episodes]))
         if slot == cut_at:
             episodes = [e if e.is_done else e.cut(lookback) for e in episodes]

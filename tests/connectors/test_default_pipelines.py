@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from connector_fakes import ACTION_SPACE, OBS_SPACE, call, make_episode
 
+from rlzmq.connectors.common import AddObservationsFromEpisodesToBatch
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.defaults import (
     add_estimator,
@@ -166,53 +167,55 @@ def test_evaluation_pipelines_do_not_learn_from_samples() -> None:
     assert pipeline.get_state() == {}
 
 
-def test_plans_name_the_non_default_pieces() -> None:
-    with_pieces = config(
-        env_to_module_connector=lambda: [
-            MeanStdFilter(),
-            FlattenObservations(),
-            FrameStackingEnvToModule(num_frames=3),
-        ]
-    )
-    plan = build_env_to_module(with_pieces, None, SPACES).columnar_plan()
-    assert plan is not None
-    assert [type(piece).__name__ for piece in plan.writers] == ["MeanStdFilter", "FlattenObservations"]
-    assert [type(piece).__name__ for piece in plan.readers] == ["FrameStackingEnvToModule"]
-    assert plan.stored_observation_space == gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    assert plan.observation_space is not None
-    assert plan.observation_space.shape == (6,)
-    assert plan.required_lookback == 2
-    to_env = build_module_to_env(config(), None, SPACES).columnar_plan()
-    assert to_env is not None
-    assert to_env.normalize is not None
-    assert (
-        build_module_to_env(config(normalize_actions=False), None, SPACES).columnar_plan().normalize is None
-    )  # type: ignore[union-attr]
+def test_env_to_module_pipelines_know_what_episodes_store() -> None:
+    pieces = [MeanStdFilter(), FlattenObservations(), FrameStackingEnvToModule(num_frames=3)]
+    pipeline = build_env_to_module(config(env_to_module_connector=lambda: pieces), None, SPACES)
+    assert pipeline.on_rows
+    assert pipeline.stored_observation_space == gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    assert pipeline.observation_space is not None
+    assert pipeline.observation_space.shape == (6,)
+    assert pipeline.required_lookback == 2
 
 
-def test_learner_plans_know_their_algorithms_pieces() -> None:
-    pieces = [ComputeReturnsToGo(gamma=0.5), FrameStackingLearner(num_frames=2)]
+def test_learner_pipelines_of_algorithms_run_on_rows() -> None:
+    pieces = [
+        ComputeReturnsToGo(gamma=0.5),
+        AddInfosFromEpisodesToTrainBatch(),
+        FrameStackingLearner(num_frames=2),
+    ]
     pipeline = build_learner(config(learner_connector=lambda: pieces), OBS_SPACE, ACTION_SPACE)
     add_next_observations(pipeline)
+    assert pipeline.on_rows
     add_estimator(pipeline, GeneralAdvantageEstimation(gamma=0.9, lambda_=0.95))
-    pipeline.insert_after("AddColumnsFromEpisodesToTrainBatch", AddInfosFromEpisodesToTrainBatch())
-    plan = pipeline.columnar_plan()
-    assert plan is not None
-    assert (plan.add_one_ts, plan.next_observations, plan.infos) == (True, True, True)
-    assert plan.column_pieces == (pieces[0],)
-    assert plan.observation_pieces == (pieces[1],)
-    assert plan.estimator is pipeline[-1]
+    assert pipeline.on_rows
+    assert pipeline.adds_next_observations is None  # single steps are not enough
 
 
-def test_next_observations_before_pieces_that_rewrite_observations_have_no_plan() -> None:
+def test_next_observations_before_pieces_that_rewrite_observations_need_episodes() -> None:
     flatten = FlattenObservations(as_learner_connector=True)
-    for pieces, has_plan in (
-        ([AddNextObservationsFromEpisodesToTrainBatch(), FrameStackingLearner(num_frames=2)], True),
+    for pieces, on_rows in (
         ([flatten, AddNextObservationsFromEpisodesToTrainBatch()], True),
         ([AddNextObservationsFromEpisodesToTrainBatch(), flatten], False),
     ):
         pipeline = build_learner(config(learner_connector=pieces), OBS_SPACE, ACTION_SPACE)
-        assert (pipeline.columnar_plan() is not None) is has_plan
+        assert pipeline.on_rows is on_rows
+
+
+class OwnAdder(AddObservationsFromEpisodesToBatch):
+    note = "a subclass that calls nothing else"
+
+
+class OwnCall(AddObservationsFromEpisodesToBatch):
+    def __call__(self, **kwargs: Any) -> dict[str, Any]:
+        return super().__call__(**kwargs)
+
+
+def test_a_subclass_of_a_default_piece_takes_its_place_unless_it_has_its_own_call() -> None:
+    for piece, on_rows in ((OwnAdder(), True), (OwnCall(), False)):
+        pipeline = build_env_to_module(config(), None, SPACES)
+        pipeline.insert_before("AddObservationsFromEpisodesToBatch", piece)
+        pipeline.remove("AddObservationsFromEpisodesToBatch")
+        assert pipeline.on_rows is on_rows
 
 
 class OverridesCall(MeanStdFilter):
@@ -220,9 +223,7 @@ class OverridesCall(MeanStdFilter):
         return super().__call__(**kwargs)
 
 
-class ColumnarReader(ConnectorV2):
-    columnar = True
-
+class Reader(ConnectorV2):
     def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         return batch
 
@@ -235,27 +236,27 @@ class ColumnarReader(ConnectorV2):
     [
         [UserPiece()],
         [OverridesCall()],
-        [ColumnarReader(), ColumnarReader()],
+        [Reader(), Reader()],
     ],
 )
-def test_pipelines_that_need_the_per_episode_protocol_have_no_plan(pieces: Any) -> None:
+def test_pieces_without_a_row_form_are_called_with_episodes(pieces: Any) -> None:
     pipeline = build_env_to_module(config(env_to_module_connector=lambda: pieces), None, SPACES)
-    assert pipeline.columnar_plan() is None
+    assert not pipeline.on_rows
 
 
-def test_timed_pipelines_have_no_plan_as_their_pieces_must_be_called() -> None:
+def test_timed_pipelines_call_their_pieces() -> None:
     timed = config(connector_timers=True)
     for pipeline in (build_env_to_module(timed), build_module_to_env(timed), build_learner(timed)):
         assert pipeline.time_pieces
-        assert pipeline.columnar_plan() is None
+        assert not pipeline.on_rows
 
 
-def test_edited_default_pieces_have_no_plan() -> None:
+def test_an_edit_decides_again_whether_pieces_are_called() -> None:
     pipeline = build_env_to_module(config(), None, SPACES)
-    assert pipeline.columnar_plan() is not None
+    assert pipeline.on_rows
     pipeline.append(UserPiece())
-    assert pipeline.columnar_plan() is None
+    assert not pipeline.on_rows
     to_env = build_module_to_env(config(module_to_env_connector=UserPiece), None, SPACES)
-    assert to_env.columnar_plan() is None
+    assert not to_env.on_rows
     learner = build_learner(config(learner_connector=UserPiece))
-    assert learner.columnar_plan() is None
+    assert not learner.on_rows

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from rlzmq.connectors.env_to_module import MeanStdFilter
-from rlzmq.connectors.env_to_module.running_stats import RunningStats
+from rlzmq.connectors.env_to_module.mean_std_filter import RunningStats
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 

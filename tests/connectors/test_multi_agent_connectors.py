@@ -20,6 +20,7 @@ from rlzmq.connectors.env_to_module import (
     PrevActionsPrevRewards,
 )
 from rlzmq.connectors.learner import GeneralAdvantageEstimation
+from rlzmq.connectors.rows import TrainRows
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.modules.distributions import TorchCategorical
@@ -252,7 +253,7 @@ def test_the_order_of_agents_is_the_episodes_not_a_sets() -> None:
     assert [key[1] for key in batch["obs"]] == list(episode.agent_episodes)
 
 
-def test_learner_plans_flatten_with_each_agents_space() -> None:
+def test_learner_pipelines_on_rows_flatten_with_each_agents_space() -> None:
     spaces = gym.spaces.Dict({"a": gym.spaces.Discrete(3), "b": gym.spaces.Discrete(3, start=1)})
     piece = FlattenObservations(multi_agent=True, as_learner_connector=True)
     pipeline = build_learner(config(learner_connector=lambda: piece), spaces, ACTION_SPACES)
@@ -261,10 +262,10 @@ def test_learner_plans_flatten_with_each_agents_space() -> None:
     for t in (1, 2):
         episode.add_env_step({"a": t, "b": t + 1}, {"a": 0, "b": 0}, {"a": 1.0, "b": 1.0})
     batch = pipeline(rl_module={"m1": ValueModule()}, episodes=EpisodeBatch.from_episodes([episode]))
-    plan = pipeline.columnar_plan()
-    assert plan is not None
+    assert pipeline.on_rows
     (chunks,) = EpisodeBatch.from_episodes([episode]).batches_of("m1")
-    columnar = plan.observations(chunks, chunks.step_slots(), chunks.step_chunks())
+    rows = TrainRows(chunks, ValueModule(), "m1", torch.device("cpu"))
+    columnar = pipeline.train_columns(rows)["obs"]
     expected = [[1, 0, 0], [0, 1, 0]] * 2
     assert columnar.tolist() == expected
     assert batch["m1"]["obs"].tolist() == expected

@@ -15,7 +15,7 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.learners.learner import TorchLearner
 from rlzmq.learners.offline_learner import OfflineShards
 from rlzmq.replay import open_shards, write_shard
-from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
+from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
 
 BATCH, PER_UPDATE = 20, 3
 

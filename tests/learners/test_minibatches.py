@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlzmq.learners.minibatches import CyclicRows, MinibatchIterator, num_minibatches_of
+from rlzmq.learners.train_batch import CyclicRows, MinibatchIterator, num_minibatches_of
 
 
 def batch_of(**num_rows: int) -> dict[str, dict[str, torch.Tensor]]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import pytest
 import torch
 
 from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
@@ -161,14 +160,14 @@ def test_a_module_without_agents_in_the_data_is_left_alone() -> None:
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
-def test_the_fused_path_equals_the_per_episode_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fused_path_equals_the_per_episode_path() -> None:
     learner = multi_agent_learner()
     given = multi_agent_episodes()
-    generic = built(learner, given, fused=False, monkeypatch=monkeypatch)
+    generic = built(learner, given, fused=False)
     batch = EpisodeBatch.from_episodes(given)
-    assert_identical(built(learner, batch, fused=True, monkeypatch=monkeypatch), generic)
+    assert_identical(built(learner, batch, fused=True), generic)
     parts = [EpisodeBatch.from_episodes(given[:1]), EpisodeBatch.from_episodes(given[1:])]
-    assert_identical(built(learner, parts, fused=True, monkeypatch=monkeypatch), generic)
+    assert_identical(built(learner, parts, fused=True), generic)
 
 
 def test_a_modules_minibatches_are_full_and_as_many_as_its_rows_need() -> None:

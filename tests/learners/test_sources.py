@@ -201,7 +201,7 @@ def test_drawn_transitions_give_the_train_batch_of_their_episodes(
     assert len(first) == first.num_env_steps == 16
     assert type(first) is EpisodeBatch, "it has been read"
     others = [build(episodes=first), build(episodes=pickle.loads(pickle.dumps(drawn())))]
-    learner._builder.use_fused_path = False
+    learner._builder.uses_rows = False
     others.append(build(episodes=drawn()))
     assert ("new_obs" in rows.columns["default_policy"]) == next_observations
     for other in others:

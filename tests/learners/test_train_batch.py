@@ -19,7 +19,6 @@ from rlzmq.connectors.rl_modules import initial_state as initial_state_of
 from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.learners import train_batch as train_batch_module
 from rlzmq.learners.train_batch import TrainBatch
 from tests.learners.cases import (
     ACTION_SPACE,
@@ -33,21 +32,12 @@ from tests.learners.cases import (
 LSTM = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 6, "max_seq_len": 5}
 
 
-def built(learner: PPOLearner, data: Any, *, fused: bool, monkeypatch: pytest.MonkeyPatch) -> TrainBatch:
-    """The train batch of some episodes; fails if the wanted path was not the one taken."""
-    used: list[bool] = []
-    original = train_batch_module.fused_columns
-
-    def spy(*args: Any, **kwargs: Any) -> Any:
-        columns = original(*args, **kwargs)
-        used.append(columns is not None)
-        return columns
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train_batch_module, "fused_columns", spy)
-        learner._builder.use_fused_path = fused
-        result = learner._builder.build(episodes=data)
-    assert used == ([True] if fused else [])
+def built(learner: PPOLearner, data: Any, *, fused: bool) -> TrainBatch:
+    """The train batch of some episodes; fails if pieces were called although the pipeline runs on rows."""
+    learner._builder.uses_rows = fused
+    result = learner._builder.build(episodes=data)
+    called = learner._learner_connector.take_piece_timers()
+    assert not (fused and called)
     return result
 
 
@@ -136,9 +126,8 @@ def test_the_fused_path_equals_the_per_episode_path_bit_for_bit(
 ) -> None:
     learner = shared_learner(stateful)
     data = chunks(learner, seed, lengths, lookback, stored_state=stored_state)
-    with pytest.MonkeyPatch.context() as patch:
-        fused = built(learner, data, fused=True, monkeypatch=patch)
-        generic = built(learner, data, fused=False, monkeypatch=patch)
+    fused = built(learner, data, fused=True)
+    generic = built(learner, data, fused=False)
     assert_identical(fused, generic)
     assert fused.num_env_steps == sum(lengths)
     assert fused.num_module_steps.get("default_policy", 0) == sum(lengths)
@@ -153,7 +142,7 @@ def test_updates_from_both_paths_give_the_same_weights(model_config: Any) -> Non
     hashes = []
     for fused in (True, False):
         learner = ppo_learner(ppo_config(model_config, minibatch_size=16))
-        learner._builder.use_fused_path = fused
+        learner._builder.uses_rows = fused
         for seed in range(2):
             data = chunks(learner, seed, [7, 20, 3], lookback=1)
             results = learner.update(episodes=data)
@@ -162,25 +151,25 @@ def test_updates_from_both_paths_give_the_same_weights(model_config: Any) -> Non
     assert hashes[0] == hashes[1]
 
 
-def test_a_list_of_episodes_gives_the_same_as_their_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_of_episodes_gives_the_same_as_their_batch() -> None:
     learner = ppo_learner()
-    one = built(learner, episode_batch(7, 12), fused=True, monkeypatch=monkeypatch)
-    two = built(learner, episodes(7, 12), fused=False, monkeypatch=monkeypatch)
+    one = built(learner, episode_batch(7, 12), fused=True)
+    two = built(learner, episodes(7, 12), fused=False)
     assert_identical(one, two)
 
 
-def test_several_batches_are_one_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_batches_are_one_in_their_order() -> None:
     learner = ppo_learner()
     whole = episode_batch(7, 12, 5)
     parts = [whole[:1], whole[1:]]
     assert_identical(
-        built(learner, parts, fused=True, monkeypatch=monkeypatch),
-        built(learner, whole, fused=True, monkeypatch=monkeypatch),
+        built(learner, parts, fused=True),
+        built(learner, whole, fused=True),
     )
     mixed = [*whole[:1], whole[1:]]
     assert_identical(
-        built(learner, mixed, fused=False, monkeypatch=monkeypatch),
-        built(learner, whole, fused=True, monkeypatch=monkeypatch),
+        built(learner, mixed, fused=False),
+        built(learner, whole, fused=True),
     )
 
 
@@ -217,26 +206,30 @@ def test_the_given_episodes_are_left_as_they_were() -> None:
     assert [one.is_truncated for one in given] == [False, False]
 
 
-def test_changes_to_items_of_a_batch_are_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_to_items_of_a_batch_are_trained_on() -> None:
     data = episode_batch(7, 12)
     for one in data:
         one.set_rewards(new_data=one.get_rewards() + 5.0)
     for fused in (True, False):
-        train_batch = built(ppo_learner(), data, fused=fused, monkeypatch=monkeypatch)
+        train_batch = built(ppo_learner(), data, fused=fused)
         rewards = train_batch.columns["default_policy"][Columns.REWARDS]
         assert rewards.tolist() == [reward for one in data for reward in one.get_rewards().astype(np.float32)]
 
 
-def test_next_observations_are_stacked_on_both_paths_wherever_their_piece_stands(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pieces = [AddNextObservationsFromEpisodesToTrainBatch(), FrameStackingLearner(num_frames=2)]
-    config = ppo_config().learners(learner_connector=lambda: pieces)
-    config.env_runners(env_to_module_connector=lambda: FrameStackingEnvToModule(num_frames=2))
-    learner, data = config.build_learner(), episode_batch(7, 5)
-    fused = built(learner, data, fused=True, monkeypatch=monkeypatch)
-    assert_identical(fused, built(learner, data, fused=False, monkeypatch=monkeypatch))
-    assert fused.columns["default_policy"][Columns.NEXT_OBS].shape == (12, 8)
+def test_next_observations_are_stacked_wherever_their_piece_stands() -> None:
+    stacking, adding = FrameStackingLearner(num_frames=2), AddNextObservationsFromEpisodesToTrainBatch()
+    made = []
+    for pieces, on_rows in (
+        ([stacking, adding], True),
+        ([stacking, adding], False),
+        ([adding, stacking], False),
+    ):
+        config = ppo_config().learners(learner_connector=lambda pieces=pieces: pieces)
+        config.env_runners(env_to_module_connector=lambda: FrameStackingEnvToModule(num_frames=2))
+        made.append(built(config.build_learner(), episode_batch(7, 5), fused=on_rows))
+    assert_identical(made[0], made[1])
+    assert_identical(made[0], made[2])
+    assert made[0].columns["default_policy"][Columns.NEXT_OBS].shape == (12, 8)
 
 
 def test_what_a_piece_writes_into_a_batchs_items_does_not_pile_up() -> None:

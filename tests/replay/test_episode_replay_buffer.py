@@ -16,7 +16,7 @@ from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.replay import EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer
-from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
+from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
 from tests.runners.sampling_cases import make_config
 
 BUFFERS = (EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer)

@@ -15,7 +15,7 @@ from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.modules.rl_module import TorchRLModule
 from rlzmq.roles.learner.batch_check import BatchCheck
 from rlzmq.roles.learner.learner_link import module_outputs
-from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
+from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
 
 
 class Random(TorchRLModule):

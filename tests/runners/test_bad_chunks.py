@@ -17,8 +17,7 @@ from rlzmq.core.errors import EnvError
 from rlzmq.envs.multi_agent_env import MultiAgentEnv
 from rlzmq.modules.rl_module import TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner
-from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
+from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner, SingleAgentEnvRunner
 
 
 class Spoils(gym.Env[Any, Any]):
@@ -53,7 +52,7 @@ class Spoils(gym.Env[Any, Any]):
 def make_runner(request: Any) -> Any:
     def make(num_envs: int = 1, env: Any = Spoils, **env_config: Any) -> Any:
         runner = SingleAgentEnvRunner(config=make_config(env, num_envs=num_envs, env_config=env_config))
-        runner.use_fused = request.param == "fused"
+        runner.use_rows = request.param == "fused"
         return runner
 
     return make
@@ -167,14 +166,14 @@ def test_a_module_that_puts_out_nan_is_blamed_itself() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, 3e38])
-@pytest.mark.parametrize("use_fused", [True, False])
-def test_the_filters_statistics_stay_what_good_observations_made_them(value: float, use_fused: bool) -> None:
+@pytest.mark.parametrize("use_rows", [True, False])
+def test_the_filters_statistics_stay_what_good_observations_made_them(value: float, use_rows: bool) -> None:
     config = make_config(Spoils, num_envs=1, env_config={"at": [10], "place": "obs", "value": value})
     config.env_runners(
         env_to_module_connector=lambda env, spaces, device=None: MeanStdFilter(clip_by_value=None)
     )
     runner = SingleAgentEnvRunner(config=config)
-    runner.use_fused = use_fused
+    runner.use_rows = use_rows
     batch = runner.sample_lease(40)
     assert batch.num_env_steps == 19  # without the first episode; one is the reset between the two
     assert np.isfinite(np.concatenate([episode.get_observations() for episode in batch])).all()
@@ -209,13 +208,13 @@ class Agents(MultiAgentEnv):
         return observations, rewards, {"__all__": False}, {"__all__": self.t == 50}, {}
 
 
-@pytest.mark.parametrize("use_fused", [True, False])
+@pytest.mark.parametrize("use_rows", [True, False])
 @pytest.mark.parametrize("place", ["reward", "obs"])
-def test_of_several_agents_the_chunk_of_one_is_left_out_for_all(use_fused: bool, place: str) -> None:
+def test_of_several_agents_the_chunk_of_one_is_left_out_for_all(use_rows: bool, place: str) -> None:
     config = make_config(Agents, num_envs=1, env_config={"at": [17], "place": place})
     config.multi_agent(policies={"p"}, policy_mapping_fn=lambda agent_id, episode: "p")
     runner = MultiAgentEnvRunner(config=config)
-    runner.use_fused = use_fused
+    runner.use_rows = use_rows
     spans = []
     for _ in range(3):
         batch = runner.sample_lease(10)

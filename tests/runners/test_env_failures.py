@@ -15,7 +15,7 @@ from sampling_cases import make_config
 
 from rlzmq.core.errors import EnvError, StepFailedRecreateEnvError
 from rlzmq.envs.examples import RandomEnv
-from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
+from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
 
 
 class FailsAt(RandomEnv):
@@ -46,7 +46,7 @@ def make_runner(request: Any) -> Any:
     def make(env_config: dict[str, Any], *, num_envs: int = 2, env: Any = FailsAt, **faults: Any) -> Any:
         config = make_config(env, num_envs=num_envs, env_config=env_config).fault_tolerance(**faults)
         runner = SingleAgentEnvRunner(config=config)
-        runner.use_fused = request.param == "fused"
+        runner.use_rows = request.param == "fused"
         return runner
 
     return make

@@ -12,7 +12,7 @@ from rlzmq.connectors.env_to_module import MeanStdFilter
 from rlzmq.core.callbacks import Callback
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.envs.examples import RandomEnv
-from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
+from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
 
 
 def weights_of(runner: Any) -> dict[str, Any]:
@@ -249,23 +249,23 @@ def test_timed_pieces_are_timed() -> None:
     assert "numpy_to_tensor" not in runner.get_metrics().get("env_to_module_connector", {})
 
 
-@pytest.mark.parametrize("use_fused", [True, False])
-def test_where_the_time_went_is_in_meta_and_metrics(use_fused: bool) -> None:
+@pytest.mark.parametrize("use_rows", [True, False])
+def test_where_the_time_went_is_in_meta_and_metrics(use_rows: bool) -> None:
     runner = SingleAgentEnvRunner(config=make_config())
-    runner.use_fused = use_fused
+    runner.use_rows = use_rows
     first, second = runner.sample_lease(20), runner.sample_lease(13)
     timers = first.meta["timers"]
     stages = ["rlmodule_inference_timer", "env_step_timer"]
     stages += [f"{name}_connector/connector_pipeline_timer" for name in ("env_to_module", "module_to_env")]
     expected = {"sample", "env_reset_timer", "num_vector_steps_per_sample", *stages}
-    if use_fused:
+    if use_rows:
         expected.add("vector_steps_timer")
     else:
         expected |= {f"env_to_module_sum_episodes_length_{way}" for way in ("in", "out")}
     assert timers.keys() == expected
     # of the fused path, each sixteenth vector step is timed, over the borders of leases
-    assert [timers[name][0] for name in stages] == ([2, 2, 2, 2] if use_fused else [20, 20, 21, 20])
-    assert second.meta["timers"]["env_step_timer"][0] == (1 if use_fused else 13)
+    assert [timers[name][0] for name in stages] == ([2, 2, 2, 2] if use_rows else [20, 20, 21, 20])
+    assert second.meta["timers"]["env_step_timer"][0] == (1 if use_rows else 13)
     assert "env_reset_timer" not in second.meta["timers"]
     assert second.meta["timers"]["time_between_sampling"][0] == 1
     measured = sum(timers[name][1] for name in [*stages, "env_reset_timer"])
@@ -274,5 +274,5 @@ def test_where_the_time_went_is_in_meta_and_metrics(use_fused: bool) -> None:
     metrics = runner.get_metrics()
     assert metrics["sample"] == (timers["sample"][1] + second.meta["timers"]["sample"][1]) / 2
     assert metrics["module_to_env_connector"]["connector_pipeline_timer"] > 0
-    if not use_fused:
+    if not use_rows:
         assert metrics["env_to_module_sum_episodes_length_in"] > 1

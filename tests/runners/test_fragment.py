@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlzmq.runners.single.fragment_columns import ColumnBlock, find_chunks
+from rlzmq.runners.rows_sampler import ColumnBlock, find_chunks
 
 
 def walk(terminated: Any, truncated: Any, starts_with_reset: Any) -> list[tuple[Any, ...]]:

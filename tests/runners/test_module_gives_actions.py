@@ -26,8 +26,8 @@ class Chooses(TorchRLModule):
         }
 
 
-@pytest.mark.parametrize("use_fused", [True, False])
-def test_given_actions_get_their_logp_while_exploring(use_fused: bool) -> None:
+@pytest.mark.parametrize("use_rows", [True, False])
+def test_given_actions_get_their_logp_while_exploring(use_rows: bool) -> None:
     config = (
         PPOConfig()
         .environment("CartPole-v1")
@@ -35,7 +35,7 @@ def test_given_actions_get_their_logp_while_exploring(use_fused: bool) -> None:
         .rl_module(rl_module_spec=RLModuleSpec(module_class=Chooses))
     )
     runner = SingleAgentEnvRunner(config=config)
-    runner.use_fused = use_fused
+    runner.use_rows = use_rows
     for episode in runner.sample(num_timesteps=20):
         np.testing.assert_array_equal(episode.get_actions(), np.ones(len(episode)))
         logits = torch.as_tensor(episode.get_extra_model_outputs(Columns.ACTION_DIST_INPUTS))

@@ -14,8 +14,7 @@ from rlzmq.core.errors import MultiAgentEnvError
 from rlzmq.envs.multi_agent_env import MultiAgentEnv
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.step_values import checked_infos, checked_rewards
-from rlzmq.runners.multi.module_rows import ModuleStore
-from rlzmq.runners.multi.ongoing_episodes import LiveEpisode
+from rlzmq.runners.ongoing_agents import LiveEpisode, ModuleStore
 from tests.runners.multi_agent_envs import AGENTS, RestlessAgentsEnv
 from tests.runners.test_multi_agent_env_runner import assert_equal, make_runner, restless_config
 

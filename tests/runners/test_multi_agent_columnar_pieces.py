@@ -22,13 +22,14 @@ from rlzmq.connectors.env_to_module import (
     PrevActionsPrevRewards,
 )
 from rlzmq.connectors.learner import ComputeReturnsToGo, FrameStackingLearner
+from rlzmq.connectors.rows import TrainRows
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.runners.multi.episode_sampler import MultiAgentEpisodeSampler
-from rlzmq.runners.multi.fused_sampler import FusedMultiAgentSampler
-from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner
+from rlzmq.runners.episode_sampler import MultiAgentEpisodeSampler
+from rlzmq.runners.multi_agent_rows_sampler import MultiAgentRowsSampler
+from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner
 from tests.learners.test_train_batch import assert_identical, built
 from tests.runners.multi_agent_envs import AGENTS, RestlessAgentsEnv, SteadyModule
 from tests.runners.test_multi_agent_env_runner import assert_equal, make_runner
@@ -150,7 +151,7 @@ def check(config: Any, program: list[dict[str, Any]]) -> None:
     for step in program:
         one, two = call(fused, step), call(real, step)
         assert_equal(one, two)
-        assert type(fused._sampler) is FusedMultiAgentSampler
+        assert type(fused._sampler) is MultiAgentRowsSampler
         assert type(real._sampler) is MultiAgentEpisodeSampler
         assert one.meta["episode_metrics"]["returns"] == two.meta["episode_metrics"]["returns"]
         assert_same_states(fused.env_to_module.get_state(), real.env_to_module.get_state())
@@ -246,7 +247,7 @@ def learner_for(config: Any, runner: MultiAgentEnvRunner) -> PPOLearner:
 @pytest.mark.parametrize("mapping", MAPPINGS)
 @pytest.mark.parametrize("pieces", ["filter", "previous, flatten, filter, stack", "stack"])
 def test_the_learners_twin_gives_the_same_on_columns_and_on_episodes(
-    pieces: str, mapping: str, lstm: bool, monkeypatch: pytest.MonkeyPatch
+    pieces: str, mapping: str, lstm: bool
 ) -> None:
     """On finished and cut episodes, on parts of a fragment, and as they come from the wire."""
     num_frames = 4 if "previous" in pieces else 3
@@ -259,8 +260,8 @@ def test_the_learners_twin_gives_the_same_on_columns_and_on_episodes(
     for _ in range(3):
         batch = runner.sample(num_timesteps=23)
         for part in (batch, *batch.split(9), received(batch)):
-            fused = built(learner, part, fused=True, monkeypatch=monkeypatch)
-            assert_identical(fused, built(learner, part, fused=False, monkeypatch=monkeypatch))
+            fused = built(learner, part, fused=True)
+            assert_identical(fused, built(learner, part, fused=False))
 
 
 def received(batch: EpisodeBatch) -> EpisodeBatch:
@@ -287,12 +288,13 @@ def test_the_learner_sees_what_the_module_acted_on_wherever_fragments_end(fused:
         runner = make_runner(config, fused=fused)
         batches = [runner.sample_lease(fragment) for _ in range(60 // fragment)]
         acted_on = list(np.concatenate(seen))
-        plan = config.build_learner_connector(None, None).columnar_plan()
-        assert plan is not None
+        pipeline = config.build_learner_connector(None, None)
+        assert pipeline.on_rows
         learned = []
         for batch in batches:
             for chunks in batch.batches_of("one"):
-                learned.append(plan.observations(chunks, chunks.step_slots(), chunks.step_chunks()))
+                rows = TrainRows(chunks, runner.module["one"], "one", torch.device("cpu"))
+                learned.append(pipeline.train_columns(rows)["obs"].numpy())
         return acted_on, np.concatenate(learned)
 
     whole, _ = sampled(60)
@@ -312,7 +314,7 @@ def test_filters_of_several_runners_agree_agent_by_agent() -> None:
         runners = [MultiAgentEnvRunner(config=config.copy(), worker_index=i) for i in (1, 2)]
         driver = MultiAgentEnvRunner(config=config.copy())
         for runner in runners:
-            runner.use_fused = fused
+            runner.use_rows = fused
             runner._id_prefix = ""
         returned: list[Any] = []
         for _ in range(3):
@@ -369,9 +371,8 @@ def test_the_episodes_of_envs_that_break_are_the_same_too() -> None:
 
 
 class PreviousRewardSum(ConnectorV2):
-    """A user's columnar piece, which reads the steps before."""
+    """A user's piece that works on rows and reads the steps before."""
 
-    columnar = True
     writes_episodes = True
 
     def recompute_output_observation_space(
@@ -396,7 +397,7 @@ class PreviousRewardSum(ConnectorV2):
         return batch
 
 
-def test_a_users_columnar_piece_takes_part() -> None:
+def test_a_users_piece_with_a_row_form_takes_part() -> None:
     check(make_config([PreviousRewardSum], num_envs=3), PROGRAM)
 
 

@@ -19,9 +19,9 @@ from rlzmq.envs.pettingzoo_env import ParallelPettingZooEnv, PettingZooEnv
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.runners.multi.episode_sampler import MultiAgentEpisodeSampler
-from rlzmq.runners.multi.fused_sampler import FusedMultiAgentSampler
-from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner
+from rlzmq.runners.episode_sampler import MultiAgentEpisodeSampler
+from rlzmq.runners.multi_agent_rows_sampler import MultiAgentRowsSampler
+from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner
 from tests.runners.multi_agent_envs import AGENTS, RestlessAgentsEnv, SteadyModule, TracingModule
 
 
@@ -48,7 +48,7 @@ def restless_config(
 
 def make_runner(config: Any, *, fused: bool) -> MultiAgentEnvRunner:
     runner = MultiAgentEnvRunner(config=config)
-    runner.use_fused = fused
+    runner.use_rows = fused
     runner._id_prefix = ""
     return runner
 
@@ -168,7 +168,7 @@ def test_fused_and_real_episode_sampling_are_identical(lookback: int, action: st
             left, right = one.meta["episode_metrics"], two.meta["episode_metrics"]
             for key in ("returns", "lengths", "agent_returns", "module_returns"):
                 assert left.get(key) == right.get(key), key
-        assert isinstance(fused._sampler, FusedMultiAgentSampler)
+        assert isinstance(fused._sampler, MultiAgentRowsSampler)
         assert isinstance(real._sampler, MultiAgentEpisodeSampler)
 
 
@@ -377,7 +377,7 @@ class Doubled(ConnectorV2):
 def test_pieces_that_are_timed_from_now_on_are_run_one_by_one() -> None:
     runner = make_runner(restless_config(2), fused=True)
     runner.sample(num_timesteps=1)
-    assert isinstance(runner._sampler, FusedMultiAgentSampler)
+    assert isinstance(runner._sampler, MultiAgentRowsSampler)
     runner.env_to_module.time_pieces = True
     batch = runner.sample(num_timesteps=1)
     assert isinstance(runner._sampler, MultiAgentEpisodeSampler)

@@ -14,7 +14,7 @@ from rlzmq.core.errors import ClosedError
 from rlzmq.envs.examples import RandomEnv
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.roles.fragment_data import take_fragment
-from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
+from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
 
 
 class FixedLength(RandomEnv):
@@ -41,7 +41,7 @@ def make_runner(request: Any) -> Any:
 
     def make(config: Any) -> SingleAgentEnvRunner:
         runner = SingleAgentEnvRunner(config=config)
-        runner.use_fused = request.param == "fused"
+        runner.use_rows = request.param == "fused"
         made.append(runner)
         return runner
 

@@ -13,7 +13,7 @@ from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.roles.fragment_data import open_steps
 from rlzmq.roles.learner.batch_check import BatchCheck
-from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner
+from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner
 from rlzmq.wire.codec import encode
 from rlzmq.wire.errors import ArrayMismatchError, MalformedFrameError
 from rlzmq.wire.fragment_message import (

@@ -1,18 +1,22 @@
-"""AgentToModuleMapping: regroups data by episode and agent into data by module."""
+"""AgentToModuleMapping: regroups data by episode and agent into data by module; the mapping that it follows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import gymnasium as gym
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.connector_v2 import ConnectorV2, batch_key
 from rlzmq.connectors.torch_piece import TorchPiece
-from rlzmq.episodes.columns import Columns
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.signatures import place_of_code
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.episodes.columns import Columns, default_agent_to_module_mapping_fn
 
-__all__ = ["MAP_STRUCTURE", "AgentToModuleMapping", "agents_of_modules"]
+__all__ = ["MAP_STRUCTURE", "AgentToModuleMapping", "agents_of_modules", "checked_mapping", "module_spaces"]
 
 MAP_STRUCTURE = "memorized_map_structure"
 """Key in shared_data: the owner of each batch row. Single-agent: a list of episode ids; multi-agent: module id ->
@@ -34,6 +38,8 @@ class AgentToModuleMapping(ConnectorV2):
         as_learner_connector: Whether to keep the data of done agents. None: keep it if the batch has columns that
             only learners use (actions, rewards, …).
     """
+
+    stage: ClassVar[int] = 5
 
     def __init__(
         self,
@@ -183,3 +189,57 @@ def _targets(
 
 def _are_alike(spaces: Sequence[Any]) -> bool:
     return bool(spaces) and all(space == spaces[0] for space in spaces)
+
+
+class _HasConfig(Protocol):
+    config: BaseConfig
+
+    @property
+    def multi_rl_module(self) -> Any: ...
+
+
+def checked_mapping(runner: _HasConfig) -> Callable[[Any, Any], str]:
+    """Return a function that maps (agent id, episode) to a module id by the runner's ``config.policy_mapping_fn``.
+
+    The function raises ConfigurationError for an unknown module id.
+    """
+
+    def mapping_fn(agent_id: Any, episode: Any) -> str:
+        fn = getattr(runner.config, "policy_mapping_fn", None) or default_agent_to_module_mapping_fn
+        module_id = fn(agent_id, episode)
+        modules = runner.multi_rl_module
+        if not isinstance(module_id, str) or module_id not in modules:
+            raise ConfigurationError(
+                f"policy_mapping_fn({agent_id!r}, episode) returned {module_id!r}, which is not a module"
+                f"{place_of_code(fn)}.{did_you_mean(module_id, list(modules.keys()))}"
+            )
+        return str(module_id)
+
+    return mapping_fn
+
+
+def module_spaces(
+    module_ids: Sequence[str],
+    mapping_fn: Callable[..., str],
+    observation_spaces: Any,
+    action_spaces: gym.spaces.Dict,
+) -> dict[str, tuple[Any, Any]]:
+    """Return (observation space, action space) by module id.
+
+    Args:
+        module_ids: The modules.
+        mapping_fn: Maps agents to modules; see `agents_of_modules`.
+        observation_spaces: Spaces after the env-to-module pipeline: a Dict by module id, or by agent id.
+        action_spaces: Action spaces by agent id.
+
+    Returns:
+        The modules' spaces; spaces that cannot be determined are left out.
+    """
+    by_name = getattr(observation_spaces, "spaces", {})
+    of_agents = {agent: (by_name.get(agent), space) for agent, space in action_spaces.spaces.items()}
+    agents = agents_of_modules(mapping_fn, of_agents, module_ids)
+    return {
+        module_id: (by_name.get(module_id, by_name.get(agents[module_id])), action_spaces[agents[module_id]])
+        for module_id in module_ids
+        if module_id in agents
+    }

@@ -9,9 +9,9 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rlzmq.connectors.columnar import RowsContext
-from rlzmq.connectors.common.add_observations import drop_observations_of_steps
+from rlzmq.connectors.common.layout import drop_observations_of_steps
 from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.rows import RowsContext
 from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
 from rlzmq.connectors.writing import agent_space
 from rlzmq.core.errors import UnsupportedSpaceError
@@ -38,7 +38,6 @@ class FrameStacking(ConnectorV2):
         as_learner_connector: Whether to stack the observations of all steps instead of the last one.
     """
 
-    columnar: ClassVar[bool] = True
     agent_by_agent: ClassVar[bool] = False
 
     def __init__(
@@ -134,7 +133,7 @@ class FrameStacking(ConnectorV2):
         return _join_frames(np.moveaxis(windows, -1, 1))
 
     def transform_observations(self, observations: Any, rows: RowsContext) -> Any:
-        """Columnar form of `__call__`. The `observations` are in their slots already."""
+        """Row form of `__call__`. The `observations` are in their slots already."""
         return _join_frames(rows.window(Columns.OBS, self.num_frames, current=True))
 
     def __repr__(self) -> str:

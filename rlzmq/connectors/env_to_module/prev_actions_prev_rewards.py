@@ -9,9 +9,9 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rlzmq.connectors.columnar import RowsContext, window_mask
 from rlzmq.connectors.connector_v2 import ConnectorV2
-from rlzmq.connectors.flattening import flat_size, flatten_tensors, flatten_values
+from rlzmq.connectors.env_to_module.flatten_observations import flat_size, flatten_tensors, flatten_values
+from rlzmq.connectors.rows import RowsContext, window_mask
 from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
 from rlzmq.connectors.writing import agent_space, rewrite_last_observation
 from rlzmq.core.errors import ConfigurationError
@@ -35,7 +35,6 @@ class PrevActionsPrevRewards(ConnectorV2):
         n_prev_rewards: Number of rewards; 0: the key is left out.
     """
 
-    columnar: ClassVar[bool] = True
     writes_episodes: ClassVar[bool] = True
 
     ORIG_OBS_KEY = "_orig_obs"
@@ -134,7 +133,7 @@ class PrevActionsPrevRewards(ConnectorV2):
         return space
 
     def transform_observations(self, observations: Any, rows: RowsContext) -> Any:
-        """Columnar form of `__call__`. The step that led to `observations` is in the columns already."""
+        """Row form of `__call__`. The step that led to `observations` is in the columns already."""
         augmented = {self.ORIG_OBS_KEY: observations}
         if self.n_prev_actions:
             num = self.n_prev_actions

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from rlzmq.connectors.common.frame_stacking import OBSERVATION_READERS
 from rlzmq.connectors.connector_v2 import ConnectorV2
-from rlzmq.core.tree import tree_zeros_like
+from rlzmq.connectors.rows import TrainRows
+from rlzmq.core.tree import tree_rows, tree_zeros_like
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_columns import located
 from rlzmq.episodes.step_values import as_rewards
@@ -20,12 +21,18 @@ __all__ = [
 ]
 
 
+_OF_OTHER_PIECES = (Columns.OBS, Columns.STATE_OUT, Columns.STATE_IN, Columns.INFOS)
+
+
 class AddColumnsFromEpisodesToTrainBatch(ConnectorV2):
     """Adds ``actions``, ``rewards``, ``terminateds``, ``truncateds`` and all extra model outputs.
 
     Each column has one item per step. ``state_out`` is left to AddStatesFromEpisodesToBatch. Columns that an earlier
     piece has added are unchanged.
     """
+
+    stage: ClassVar[int] = 2
+    step_columns: ClassVar[tuple[str, ...] | None] = ()
 
     def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
         """See ConnectorV2.
@@ -60,9 +67,27 @@ class AddColumnsFromEpisodesToTrainBatch(ConnectorV2):
                     self.add_n_batch_items(batch, column, values, num_steps, episode)
         return batch
 
+    def train_rows(self, rows: TrainRows) -> None:
+        """Row form of `__call__`. Extra rows repeat their chunk's last step, with reward 0."""
+        episodes, columns = rows.episodes, rows.columns
+        for name, column in episodes.columns.items():
+            if name not in columns and name not in _OF_OTHER_PIECES:
+                columns[name] = tree_rows(column, rows.steps)
+                if name == Columns.REWARDS:
+                    columns[name][rows.extra] = 0
+        for name, flags in (
+            (Columns.TERMINATEDS, episodes.terminated),
+            (Columns.TRUNCATEDS, episodes.truncated),
+        ):
+            if name not in columns:
+                columns[name] = rows.at_ends(flags)
+
 
 class AddNextObservationsFromEpisodesToTrainBatch(ConnectorV2):
     """Adds the observation after each step, frame-stacked if ``obs`` is."""
+
+    stage: ClassVar[int] = 2
+    step_columns: ClassVar[tuple[str, ...] | None] = (Columns.NEXT_OBS,)
 
     def __call__(
         self,
@@ -87,6 +112,11 @@ class AddNextObservationsFromEpisodesToTrainBatch(ConnectorV2):
             self.add_n_batch_items(batch, Columns.NEXT_OBS, following, num_steps, episode)
         return batch
 
+    def train_rows(self, rows: TrainRows) -> None:
+        """Row form of `__call__`."""
+        if Columns.NEXT_OBS not in rows.columns:
+            rows.columns[Columns.NEXT_OBS] = rows.observations_at(rows.steps + 1)
+
 
 class AddInfosFromEpisodesToTrainBatch(ConnectorV2):
     """Adds the info dict of every step's observation. Infos are neither batched nor padded."""
@@ -102,6 +132,11 @@ class AddInfosFromEpisodesToTrainBatch(ConnectorV2):
                 self.add_n_batch_items(batch, Columns.INFOS, infos, num_steps, episode)
         return batch
 
+    def train_rows(self, rows: TrainRows) -> None:
+        """Row form of `__call__`."""
+        infos = rows.episodes.infos
+        rows.columns[Columns.INFOS] = [infos.get(slot, {}) for slot in rows.observations.tolist()]
+
 
 class AddOneTsToEpisodesAndTruncate(ConnectorV2):
     """Extends every chunk by one step, so that its final observation gets a row in the train batch.
@@ -113,6 +148,8 @@ class AddOneTsToEpisodesAndTruncate(ConnectorV2):
     The given episodes are extended in place (ids are kept). In a LearnerConnectorPipeline these are private copies, so
     the caller's episodes do not change.
     """
+
+    stage: ClassVar[int] = 0
 
     def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
         """See ConnectorV2."""
@@ -132,6 +169,14 @@ class AddOneTsToEpisodesAndTruncate(ConnectorV2):
                 self.add_n_batch_items(batch, column, flags, num_steps + 1, episode)
             _extend_by_one_step(episode)
         return batch
+
+    def train_rows(self, rows: TrainRows) -> None:
+        """Row form of `__call__`."""
+        rows.add_one_ts()
+        terminated, truncated = rows.episodes.terminated, rows.episodes.truncated
+        rows.columns[Columns.LOSS_MASK] = rows.is_real
+        rows.columns[Columns.TERMINATEDS] = rows.at_ends(terminated)
+        rows.columns[Columns.TRUNCATEDS] = rows.at_ends(truncated | ~terminated)
 
 
 def _extend_by_one_step(episode: Any) -> None:

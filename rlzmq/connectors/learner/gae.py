@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -207,8 +207,6 @@ class ComputeReturnsToGo(ConnectorV2):
         gamma: Discount factor in [0, 1].
     """
 
-    columnar: ClassVar[bool] = True
-
     def __init__(
         self,
         input_observation_space: Any = None,
@@ -238,7 +236,7 @@ class ComputeReturnsToGo(ConnectorV2):
         return batch
 
     def compute_columns(self, episodes: EpisodeBatch) -> dict[str, Any]:
-        """Columnar form of `__call__`."""
+        """Row form of `__call__`."""
         rewards = np.asarray(episodes.columns[Columns.REWARDS][episodes.step_slots()], np.float64)
         return {Columns.RETURNS_TO_GO: self._returns(rewards, episodes.length)}
 

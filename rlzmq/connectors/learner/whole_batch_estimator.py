@@ -5,15 +5,16 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from rlzmq.connectors.common.add_time_dim import split_and_zero_pad
-from rlzmq.connectors.common.numpy_to_tensor import to_tensor
-from rlzmq.connectors.connector_v2 import ConnectorV2, batch_key
-from rlzmq.connectors.rl_modules import as_numpy, is_multi_rl_module
+from rlzmq.connectors.common.layout import split_and_zero_pad, to_tensor
+from rlzmq.connectors.connector_v2 import LAST_STAGE, ConnectorV2, batch_key
+from rlzmq.connectors.rl_modules import is_multi_rl_module
+from rlzmq.connectors.rows import TrainRows
+from rlzmq.core.tree import as_numpy, tree_leaves, tree_map
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ __all__ = ["FORWARD_OUTPUTS", "ChunkRows", "WholeBatchEstimator"]
 
 FORWARD_OUTPUTS = "fwd_out"
 """Column of a train batch: the outputs of `forward_train` on its rows, with their graph, for the loss."""
+
+# On a GPU, the forward pass is split into blocks of this many bytes of observations.
+_BLOCK_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -74,14 +78,10 @@ class WholeBatchEstimator(ConnectorV2):
             minibatch per batch then computes its loss from the same outputs, without a second pass.
     """
 
+    stage: ClassVar[int] = LAST_STAGE + 1
     reads: tuple[str, ...] = ()
     adds: tuple[str, ...] = ()
     uses_forward_train: bool = False
-
-    @property
-    def is_columnar(self) -> bool:
-        """Whether the piece consists of `evaluate` and `estimate`: no subclass overrides the per-episode call."""
-        return type(self).__call__ is WholeBatchEstimator.__call__
 
     @abc.abstractmethod
     def evaluate(
@@ -132,6 +132,62 @@ class WholeBatchEstimator(ConnectorV2):
                 self.add_estimates(columns, outputs, chunk_lengths, module_id)
         return batch
 
+    def train_rows(self, rows: TrainRows) -> None:
+        """Row form of `__call__`. Adds the column `FORWARD_OUTPUTS` where they are computed anyway and may be kept."""
+        if not hasattr(rows.module, "compute_values"):
+            return
+        keeps_forward = rows.keeps_forward and rows.device.type == "cpu" and not rows.module.is_stateful()
+        outputs, fwd_out = self._evaluate_rows(rows, keeps_forward)
+        self.add_estimates(rows.columns, outputs, rows.lengths, rows.module_id)
+        if keeps_forward and _are_rows(fwd_out, len(rows)):
+            rows.columns[FORWARD_OUTPUTS] = fwd_out
+
+    def _evaluate_rows(
+        self, rows: TrainRows, keeps_graph: bool
+    ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Return the result of `evaluate` for all rows, on the CPU; and that of `forward_train`.
+
+        The latter is that of the last block of rows; on the CPU there is only one. Columns that the module sets in its
+        batch (an action mask taken out of the observations) replace those of the train batch, as in `__call__`.
+        """
+        import torch
+
+        columns, device = rows.columns, rows.device
+        leaves = tree_leaves(columns[Columns.OBS])
+        per_block = num_rows = int(leaves[0].shape[0])
+        if device.type != "cpu":
+            bytes_per_row = sum(leaf[0].numel() * leaf.element_size() for leaf in leaves)
+            per_block = max(1, _BLOCK_BYTES // max(1, bytes_per_row))
+        parts = []
+        rewritten: list[dict[str, Any]] = []
+        fwd_out: dict[str, Any] = {}
+        with torch.no_grad():
+            for begin in range(0, num_rows, per_block):
+                block = {
+                    name: tree_map(
+                        lambda leaf, at=slice(begin, begin + per_block): leaf[at].to(device), column
+                    )
+                    for name, column in columns.items()
+                    if name != Columns.INFOS
+                }
+                given = dict(block)
+                if self.uses_forward_train:
+                    with torch.set_grad_enabled(keeps_graph):
+                        fwd_out = rows.module.forward_train(block)
+                outputs = self.evaluate(rows.module, block, fwd_out)
+                parts.append({name: out.cpu() for name, out in outputs.items()})
+                rewritten.append(
+                    {name: column for name, column in block.items() if column is not given.get(name)}
+                )
+        for name in rewritten[0] if rewritten else ():
+            columns[name] = tree_map(
+                lambda *leaves: torch.cat([leaf.cpu() for leaf in leaves]),
+                *(block[name] for block in rewritten),
+            )
+        if len(parts) == 1:
+            return parts[0], fwd_out
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, fwd_out
+
     def add_estimates(
         self,
         columns: dict[str, Any],
@@ -139,7 +195,7 @@ class WholeBatchEstimator(ConnectorV2):
         lengths: npt.NDArray[np.int64],
         module_id: Any,
     ) -> None:
-        """Add the columns to one module's batch. The learners' fused path calls this with its own outputs.
+        """Add the columns to one module's batch.
 
         Args:
             columns: The module's columns, ``[B, ...]`` or, with ``seq_lens``, ``[B, T, ...]``.
@@ -196,3 +252,9 @@ def _check(rows: ChunkRows, output: str, module_id: Any) -> None:
             f"module {module_id!r}: every chunk needs an extra step after its last one, to bootstrap from: "
             "put AddOneTsToEpisodesAndTruncate first in the pipeline."
         )
+
+
+def _are_rows(outputs: dict[str, Any], num_rows: int) -> bool:
+    """Return whether there are outputs, all of them tensors with a row for each of the batch's."""
+    leaves = tree_leaves(outputs)
+    return bool(leaves) and all(hasattr(leaf, "detach") and leaf.shape[:1] == (num_rows,) for leaf in leaves)

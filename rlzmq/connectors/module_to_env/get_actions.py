@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from rlzmq.connectors.common.numpy_to_tensor import to_tensor
+from rlzmq.connectors.common.layout import to_tensor
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.rl_modules import is_multi_rl_module
 from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
@@ -24,6 +24,8 @@ class GetActions(ConnectorV2):
     Actions that the module returned itself are used unchanged. While exploring, they get their ``action_logp`` if the
     module also returned ``action_dist_inputs``.
     """
+
+    stage: ClassVar[int] = 1
 
     def __call__(
         self,

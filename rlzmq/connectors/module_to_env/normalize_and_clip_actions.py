@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -33,6 +33,8 @@ class NormalizeAndClipActions(ConnectorV2):
         clip_actions: Whether to clip actions to the space.
     """
 
+    stage: ClassVar[int] = 6
+
     def __init__(
         self,
         input_observation_space: Any = None,
@@ -55,6 +57,11 @@ class NormalizeAndClipActions(ConnectorV2):
     def changes_actions(self) -> bool:
         """Whether the env's actions may differ from the module's. If not, there is no ``actions_for_env``."""
         return self.normalize_actions or self.clip_actions or _has_integers(self.input_action_space)
+
+    @property
+    def changes_rows(self) -> bool:
+        """Whether `apply_vectorized` may return other actions than it gets."""
+        return self.changes_actions and (self.input_action_space is None or self._compiled(None) is not None)
 
     def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """See ConnectorV2.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from rlzmq.connectors.common.add_time_dim import SINGLE_TIME_RANK_FLAG
 from rlzmq.connectors.common.agent_to_module_mapping import MAP_STRUCTURE
-from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.common.layout import SINGLE_TIME_RANK_FLAG
+from rlzmq.connectors.connector_v2 import LAST_STAGE, ConnectorV2
 from rlzmq.connectors.rl_modules import is_multi_rl_module, stateful_module_for_key
 from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
 from rlzmq.core.suggest import did_you_mean
@@ -27,6 +27,8 @@ __all__ = [
 
 class TensorToNumpy(ConnectorV2):
     """Converts all tensors of the batch, at any depth, to numpy arrays (on the CPU, without gradients)."""
+
+    stage: ClassVar[int] = 2
 
     def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """See ConnectorV2."""
@@ -46,6 +48,8 @@ class UnBatchToIndividualItems(ConnectorV2):
 
     Without these keys in `shared_data`, columns become plain lists.
     """
+
+    stage: ClassVar[int] = 3
 
     def __call__(
         self,
@@ -106,6 +110,8 @@ class ModuleToAgentUnmapping(ConnectorV2):
     ``{column: {(episode, agent, module): [items]}}``.
     """
 
+    stage: ClassVar[int] = 4
+
     def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """See ConnectorV2."""
         by_column: dict[str, Any] = {}
@@ -124,6 +130,8 @@ _WITHOUT_TIME_AXIS = (Columns.STATE_OUT, Columns.STATE_IN, Columns.INFOS)
 
 class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
     """Removes the time axis of length 1 from the items of stateful modules. States have no time axis."""
+
+    stage: ClassVar[int] = 5
 
     def __call__(
         self,
@@ -185,6 +193,8 @@ class ListifyDataForVectorEnv(ConnectorV2):
     Single-agent: the items, in the order of the batch. Multi-agent: dicts ``{agent_id: item}``, one per episode of
     `episodes` (or at the index in ``shared_data["vector_env_episodes_map"]``).
     """
+
+    stage: ClassVar[int] = LAST_STAGE
 
     def __call__(
         self,

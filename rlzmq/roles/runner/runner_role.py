@@ -32,8 +32,7 @@ from rlzmq.roles.fragment_data import sample_with_metrics, take_fragment
 from rlzmq.roles.hang_watch import EnvWatch
 from rlzmq.roles.peer_link import PeerRole
 from rlzmq.roles.runner.runner_link import RunnerLink
-from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner
-from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
+from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner, SingleAgentEnvRunner
 
 __all__ = [
     "EnvRunnerRole",

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.connectors.columnar import window_mask
+from rlzmq.connectors.rows import window_mask
 from rlzmq.core.tree import space_filler, tree_map, tree_rows, tree_stack, tree_unstack
 from rlzmq.envs.observation_check import as_space_dtype, misfit
 from rlzmq.episodes.columns import Columns
-from rlzmq.runners.multi.module_rows import ModuleStore
-from rlzmq.runners.multi.ongoing_episodes import AgentRecord, LiveEpisode
+from rlzmq.runners.ongoing_agents import AgentRecord, LiveEpisode, ModuleStore
 
 if TYPE_CHECKING:
-    from rlzmq.connectors.plans import EnvToModulePlan
+    from rlzmq.connectors.pipelines import EnvToModulePipeline
 
 __all__ = ["Acting", "ObservationRouter"]
 
@@ -49,12 +48,12 @@ class Observed:
 
 
 class ObservationRouter:
-    """The env-to-module pipeline of a `FusedMultiAgentSampler`."""
+    """The env-to-module pipeline of a `MultiAgentRowsSampler`."""
 
     def __init__(
-        self, env_to_module: EnvToModulePlan, spaces: tuple[Mapping[Any, Any], Mapping[Any, Any]]
+        self, env_to_module: EnvToModulePipeline, spaces: tuple[Mapping[Any, Any], Mapping[Any, Any]]
     ) -> None:
-        self._plan = env_to_module
+        self._env_to_module = env_to_module
         self._has_pieces = bool(env_to_module.writers or env_to_module.readers)
         self._reads_agent_by_agent = any(piece.agent_by_agent for piece in env_to_module.readers)
         self._spaces, self._action_spaces = spaces
@@ -133,22 +132,22 @@ class ObservationRouter:
             block = as_space_dtype(self._spaces.get(agent_id), tree_stack(own.observations))
             if type(block) is np.ndarray and block.shape[1:] != self._shapes.get(agent_id, block.shape[1:]):
                 raise ValueError(f"Observations of agent {agent_id!r}: unexpected shape {block.shape[1:]}.")
-            stored.append(self._plan.write(block, rows[-1]))
+            stored.append(self._env_to_module.write(block, rows[-1]))
         blocks = self._by_store(observed, rows, stored)
         for store, of_store in observed.items():
             _store(store, blocks[store], of_store)
-        if not self._plan.readers:
+        if not self._env_to_module.readers:
             return blocks
         if not self._reads_agent_by_agent:
             return {store: self._read(blocks[store], of_store) for store, of_store in observed.items()}
         return self._by_store(
-            observed, rows, [self._plan.read(own, of) for own, of in zip(stored, rows, strict=True)]
+            observed, rows, [self._env_to_module.read(own, of) for own, of in zip(stored, rows, strict=True)]
         )
 
     def _read(self, block: Any, observed: Observed) -> Any:
         """Return the readers' results for all observations of one module."""
         records = observed.records
-        return self._plan.read(
+        return self._env_to_module.read(
             block, ObservedRows(None, records, self._action_spaces.get(records[0].agent_id))
         )
 

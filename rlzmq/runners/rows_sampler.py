@@ -1,18 +1,25 @@
-"""FusedSampler: the sampling loop on whole columns, for default and columnar connector pieces.
+"""RowsSampler: the sampling loop of one agent on rows, for connector pieces that work on them.
 
 Per vector step: module act -> action columns -> env step -> reward, flag and observation columns. Nothing is created
 per environment or per episode. The episodes are found from the flags when the fragment is complete.
+
+A fragment's columns are env-major, ``[num_envs, num_slots, ...]`` with ``num_slots = lookback + T + 1``.
+Slot ``lookback`` holds the observations at the fragment's begin; the slots before it are the last ``lookback`` slots of
+the previous fragment. The step at slot s leads to the observation at s + 1. An autoreset step is a slot between two
+chunks that belongs to neither. Between two fragments, `OngoingEpisodes` holds the totals of unfinished episodes.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.connectors.columnar import VectorStepRows
+from rlzmq.connectors.rows import VectorStepRows
 from rlzmq.core.errors import EnvError
 from rlzmq.core.trace import (
     ENV_STEP_TIMER,
@@ -27,21 +34,12 @@ from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.runners.episode_metrics import FinishedEpisodes
 from rlzmq.runners.module_step import ModuleStep, to_numpy
 from rlzmq.runners.sampler import WEIGHTS_SEQ_NO, Sampler
-from rlzmq.runners.single.fragment_columns import (
-    ChunkTable,
-    ColumnBlock,
-    OngoingEpisodes,
-    Writer,
-    find_chunks,
-)
 from rlzmq.runners.vector_io import VectorStepper
 
 if TYPE_CHECKING:
-    from rlzmq.connectors.plans import EnvToModulePlan, ModuleToEnvPlan
-    from rlzmq.runners.env_runner import EnvRunner
-    from rlzmq.runners.request import SampleRequest
+    from rlzmq.runners.env_runner import EnvRunner, SampleRequest
 
-__all__ = ["FusedSampler"]
+__all__ = ["ChunkTable", "ColumnBlock", "OngoingEpisodes", "RowsSampler", "find_chunks"]
 
 # Vector steps between two checks whether enough episodes have ended.
 _BLOCK_STEPS = 64
@@ -58,24 +56,21 @@ _STEPS_PER_TIMED = 16
 BoolArray = NDArray[np.bool_]
 
 
-class FusedSampler(Sampler):
-    """Samples fragments for a runner whose pipelines run on whole columns.
+class RowsSampler(Sampler):
+    """Samples fragments for a runner whose pipelines run on rows.
 
     Args:
-        runner: Provides the env stepper, module and counters.
-        env_to_module: The env-to-module pipeline's plan.
-        module_to_env: The module-to-env pipeline's plan.
+        runner: Provides the env stepper, module, pipelines and counters.
     """
 
-    def __init__(
-        self, runner: EnvRunner, env_to_module: EnvToModulePlan, module_to_env: ModuleToEnvPlan
-    ) -> None:
+    def __init__(self, runner: EnvRunner) -> None:
+        env_to_module = runner.env_to_module
         super().__init__(runner, max(runner.config.episode_lookback_horizon, env_to_module.required_lookback))
         self.stepper: VectorStepper = VectorStepper(runner)
         self._module_step = ModuleStep(runner.module, runner.generator, env_to_module.device)
-        self._plan = env_to_module
+        self._env_to_module = env_to_module
         self._has_pieces = bool(env_to_module.writers or env_to_module.readers)
-        self._normalize = module_to_env.normalize
+        self._normalize = runner.module_to_env.normalize
         self._module_observations: Any = None
         self._num_steps_untimed = 0
         self._block = ColumnBlock(self.num_envs, 0)  # where the next fragment is written, if there is room
@@ -101,7 +96,7 @@ class FusedSampler(Sampler):
         self._block = block = ColumnBlock(num_envs, lookback + 1)
         self._first = 0
         self._rows = VectorStepRows(block.columns, num_envs)
-        if self._plan.required_lookback:  # pieces read these columns before the first action
+        if self._env_to_module.required_lookback:  # pieces read these columns before the first action
             block.add(Columns.ACTIONS, self.stepper.example_actions())
             block.add(Columns.REWARDS, np.zeros(num_envs))
         self._begin_with(block, observations, lookback)
@@ -168,7 +163,7 @@ class FusedSampler(Sampler):
         """Run the hot loop for ``num_steps`` vector steps, or fewer if the request is fulfilled earlier."""
         runner, num_envs = self.runner, self.num_envs
         source, normalize, has_pieces = self.stepper.source, self._normalize, self._has_pieces
-        to_store, read, rows = self._to_store, self._plan.read, self._rows
+        to_store, read, rows = self._to_store, self._env_to_module.read, self._rows
         module_step, state, observations = self._module_step, self._state, self._module_observations
         random_actions = request.random_actions
         write_obs, write_reward = block.writer(Columns.OBS), block.writer(Columns.REWARDS)
@@ -280,11 +275,14 @@ class FusedSampler(Sampler):
         rewards = columns[Columns.REWARDS]
         steps_before = np.where(table.continues, self._ongoing.steps[table.env_index], 0)
         batch_lookback = np.minimum(steps_before, lookback)
-        initial_state = self._initial_states(table)
+        initial_state = None if self._begin_state is None else self._initial_states(table)
         duration_s = (time.perf_counter() - begin_s) * table.length / max(num_steps, 1)
         episode_ids = self._ongoing.settle(
             table, _sums(rewards, start, table.length), begin_s, num_steps, self._finished
         )
+        infos = {}
+        for (index, slot), info in self._infos.items():
+            infos[index * num_slots + slot] = info
         batch = EpisodeBatch(
             columns=columns,
             start=start,
@@ -297,24 +295,23 @@ class FusedSampler(Sampler):
             episode_ids=episode_ids,
             initial_state=initial_state,
             duration_s=duration_s,
-            infos={index * num_slots + slot: info for (index, slot), info in self._infos.items()},
-            observation_space=self._plan.stored_observation_space,
+            infos=infos,
+            observation_space=self._env_to_module.stored_observation_space,
             action_space=self.runner.env.single_action_space,
         )
         if request.num_episodes is not None:
             self.forget()
         else:
-            self._carried_infos = {
-                (index, slot - num_steps): info
-                for (index, slot), info in self._infos.items()
-                if slot >= num_steps
-            }
+            self._carried_infos = {}
+            for (index, slot), info in self._infos.items():
+                if slot >= num_steps:
+                    self._carried_infos[index, slot - num_steps] = info
         return batch
 
     # -- off the hot path ----------------------------------------------------------------------
 
     def _begin_with(self, block: ColumnBlock, observations: Any, slot: int) -> None:
-        """Put the observations of a reset of all envs through the columnar pieces and into their slot."""
+        """Put the observations of a reset of all envs through the pieces and into their slot."""
         is_first = np.ones(self.num_envs, np.bool_)
         self._module_observations = stored = observations
         if self._has_pieces:
@@ -322,15 +319,15 @@ class FusedSampler(Sampler):
         block.add(Columns.OBS, stored)
         block.writer(Columns.OBS)(slot, stored)
         if self._has_pieces:
-            self._module_observations = self._plan.read(stored, self._rows)
+            self._module_observations = self._env_to_module.read(stored, self._rows)
 
     def _to_store(self, observations: Any, slot: int, is_first: BoolArray) -> Any:
-        """Return what the columnar pieces make of observations, and move the rows there; readers come after storing."""
+        """Return what the pieces make of observations, and move the rows there; readers come after storing."""
         self._num_previous += 1
         self._num_previous[is_first] = 0
         num_previous = np.minimum(self._num_previous, slot - self._first)
         self._rows.move_to(slot, is_first=is_first, num_previous=num_previous)
-        return self._plan.write(observations, self._rows)
+        return self._env_to_module.write(observations, self._rows)
 
     def _output_writers(self, block: ColumnBlock, outputs: dict[str, Any]) -> dict[str, Writer]:
         """Return writers for the model outputs' columns; add new columns."""
@@ -392,8 +389,6 @@ class FusedSampler(Sampler):
 
     def _initial_states(self, table: ChunkTable) -> Any:
         """Return the module's state before each chunk's first step, leaves ``[C, ...]``."""
-        if self._begin_state is None:
-            return None
         from_before = table.first_step == 0
 
         def pick(begin: NDArray[Any], initial: Any) -> NDArray[Any]:
@@ -416,3 +411,274 @@ def _sums(values: NDArray[Any], start: NDArray[np.int64], length: NDArray[np.int
     sums = np.empty(len(start))
     sums[order] = np.add.reduceat(values, bounds, dtype=np.float64)[::2]
     return sums
+
+
+Writer = Callable[[int, Any], None]
+
+
+class ColumnBlock:
+    """Columns by name, each a tree of arrays ``[num_envs, num_slots, ...]``.
+
+    Args:
+        num_envs: Rows.
+        num_slots: Slots per row; ``grow`` adds more.
+        columns: Columns of this size; None: there are none yet.
+    """
+
+    def __init__(self, num_envs: int, num_slots: int, columns: dict[str, Any] | None = None) -> None:
+        self.num_envs = num_envs
+        self.num_slots: int = num_slots
+        self.columns: dict[str, Any] = {} if columns is None else columns
+        self._writers: dict[str, Writer] = {}
+
+    def add(self, name: str, example: Any, dtype: Any = None) -> None:
+        """Add a column of zeros.
+
+        Args:
+            name: The column's name.
+            example: A tree of arrays ``[num_envs, ...]`` with the column's shapes and dtypes.
+            dtype: Overrides the dtype.
+        """
+        lead = (self.num_envs, self.num_slots)
+        self._writers.pop(name, None)
+        self.columns[name] = tree_map(
+            lambda leaf: np.zeros((*lead, *leaf.shape[1:]), leaf.dtype if dtype is None else dtype), example
+        )
+
+    def cast_like(self, name: str, example: Any) -> None:
+        """Change the dtypes of a column to those of a tree of arrays."""
+        self._writers.pop(name, None)
+        self.columns[name] = tree_map(
+            lambda column, leaf: column if column.dtype == leaf.dtype else column.astype(leaf.dtype),
+            self.columns[name],
+            example,
+        )
+
+    def writer(self, name: str) -> Writer:
+        """Return ``write(slot, values)`` for values ``[num_envs, ...]``; valid until the block grows."""
+        writer = self._writers.get(name)
+        if writer is None:
+            writer = self._writers[name] = self._make_writer(self.columns[name])
+        return writer
+
+    def _make_writer(self, column: Any) -> Writer:
+        if isinstance(column, np.ndarray):
+            write: Writer = column.swapaxes(0, 1).__setitem__
+            return write
+
+        rows = [leaf.swapaxes(0, 1) for leaf in tree_leaves(column)]
+
+        def write_tree(slot: int, values: Any) -> None:
+            for row, value in zip(rows, tree_leaves(values), strict=True):
+                row[slot] = value
+
+        return write_tree
+
+    def grow(self, num_slots: int) -> None:
+        """Make room for ``num_slots`` slots and keep the written values."""
+        old = self.num_slots
+        if num_slots <= old:
+            return
+
+        def grown(leaf: NDArray[Any]) -> NDArray[Any]:
+            larger = np.zeros((leaf.shape[0], num_slots, *leaf.shape[2:]), leaf.dtype)
+            larger[:, :old] = leaf
+            return larger
+
+        self.columns = {name: tree_map(grown, column) for name, column in self.columns.items()}
+        self._writers.clear()
+        self.num_slots = num_slots
+
+    def copy_slots(self, begin: int, end: int) -> ColumnBlock:
+        """Return a block with copies of the slots ``begin … end - 1``."""
+        columns = {
+            name: column[:, begin:end].copy()
+            if type(column) is np.ndarray
+            else tree_map(lambda leaf: leaf[:, begin:end].copy(), column)
+            for name, column in self.columns.items()
+        }
+        return ColumnBlock(self.num_envs, end - begin, columns)
+
+    def put(self, block: ColumnBlock) -> None:
+        """Write another block's slots into the first ones, adding columns that are missing."""
+        for name, column in block.columns.items():
+            if name not in self.columns:
+                self.add(name, tree_map(lambda leaf: leaf[:, 0], column))
+            for to, leaf in zip(tree_leaves(self.columns[name]), tree_leaves(column), strict=True):
+                to[:, : leaf.shape[1]] = leaf
+
+    def flat(self) -> dict[str, Any]:
+        """Return the columns as ``[num_envs * num_slots, ...]`` (views)."""
+        return {
+            name: column.reshape(-1, *column.shape[2:])
+            if type(column) is np.ndarray
+            else tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), column)
+            for name, column in self.columns.items()
+        }
+
+
+@dataclass
+class ChunkTable:
+    """Positions of a fragment's chunks: finished ones by (step, env), then ongoing ones by env.
+
+    Attributes:
+        env_index: int64[C].
+        first_step: int64[C], first step, counted from the fragment's begin.
+        length: int64[C], number of steps.
+        terminated, truncated: bool[C].
+        continues: bool[C], whether the chunk's episode began before the fragment.
+        num_finished: Number of chunks that ended their episode.
+    """
+
+    env_index: NDArray[np.int64]
+    first_step: NDArray[np.int64]
+    length: NDArray[np.int64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    continues: NDArray[np.bool_]
+    num_finished: int
+
+    def select(self, mask: NDArray[np.bool_]) -> ChunkTable:
+        """Return the chunks where ``mask`` is True."""
+        return ChunkTable(
+            self.env_index[mask],
+            self.first_step[mask],
+            self.length[mask],
+            self.terminated[mask],
+            self.truncated[mask],
+            self.continues[mask],
+            int(mask[: self.num_finished].sum()),
+        )
+
+
+def find_chunks(
+    terminated: NDArray[np.bool_], truncated: NDArray[np.bool_], starts_with_reset: NDArray[np.bool_]
+) -> ChunkTable:
+    """Find the chunks from the done flags of a fragment.
+
+    Args:
+        terminated, truncated: bool ``[T, num_envs]``, the flags of each vector step; False at
+            autoreset steps.
+        starts_with_reset: bool ``[num_envs]``, envs whose step 0 is an autoreset step.
+
+    Returns:
+        The chunks with at least one step.
+    """
+    num_steps, num_envs = terminated.shape
+    done = terminated | truncated
+    if not done.any():
+        none = np.zeros(num_envs, np.bool_)
+        begin = starts_with_reset.astype(np.int64)
+        table = ChunkTable(np.arange(num_envs), begin, num_steps - begin, none, none, ~starts_with_reset, 0)
+        return table if num_steps > 1 or not begin.any() else table.select(table.length > 0)
+    # (step, env) of every episode end, sorted by step, then env
+    end_step, end_env = np.nonzero(done)
+    # The same, sorted by env, then step, so that consecutive ends of one env are neighbors.
+    by_env = np.lexsort((end_step, end_env))
+    env, step = end_env[by_env], end_step[by_env]
+    begin = np.empty_like(step)
+    is_first = np.ones(len(env), np.bool_)
+    if len(env):
+        is_first[1:] = env[1:] != env[:-1]
+        begin[1:] = step[:-1] + 2  # the end, the autoreset step, then the next episode's first step
+        begin[is_first] = starts_with_reset[env[is_first]]
+    begins, firsts = np.empty_like(begin), np.empty_like(is_first)
+    begins[by_env], firsts[by_env] = begin, is_first
+    continues = firsts & ~starts_with_reset[end_env]
+
+    open_begin = starts_with_reset.astype(np.int64)
+    open_continues = ~starts_with_reset
+    np.maximum.at(open_begin, end_env, end_step + 2)
+    open_continues[end_env] = False
+
+    table = ChunkTable(
+        env_index=np.concatenate([end_env, np.arange(num_envs)]),
+        first_step=np.concatenate([begins, open_begin]),
+        length=np.concatenate([end_step + 1 - begins, num_steps - open_begin]),
+        terminated=np.concatenate([terminated[end_step, end_env], np.zeros(num_envs, np.bool_)]),
+        truncated=np.concatenate([truncated[end_step, end_env], np.zeros(num_envs, np.bool_)]),
+        continues=np.concatenate([continues, open_continues]),
+        num_finished=len(end_env),
+    )
+    return table.select(table.length > 0)
+
+
+class OngoingEpisodes:
+    """Ids, steps, returns and start times of each env's current episode.
+
+    Args:
+        num_envs: Number of environments; a new episode begins in each one.
+        new_id: Creates episode ids.
+
+    Attributes:
+        ids: Episode id per env.
+        steps: int64[N], number of env steps so far.
+        returns: float64[N], sum of rewards so far.
+        started_s: float64[N], start time on the clock of ``time.perf_counter``.
+    """
+
+    def __init__(self, num_envs: int, new_id: Callable[[], str]) -> None:
+        self._new_id = new_id
+        self.ids: list[str] = [new_id() for _ in range(num_envs)]
+        self.steps: NDArray[np.int64] = np.zeros(num_envs, np.int64)
+        self.returns: NDArray[np.float64] = np.zeros(num_envs, np.float64)
+        self.started_s: NDArray[Any] = np.full(num_envs, time.perf_counter())
+
+    def close(self, index: int, finished: FinishedEpisodes) -> None:
+        """End the episode of env ``index`` between two fragments; its chunks have been returned already."""
+        if self.steps[index]:
+            finished.returns.append(float(self.returns[index]))
+            finished.lengths.append(int(self.steps[index]))
+            finished.durations_s.append(time.perf_counter() - float(self.started_s[index]))
+        self.steps[index] = 0
+
+    def settle(
+        self,
+        table: ChunkTable,
+        chunk_returns: NDArray[np.float64],
+        begin_s: float,
+        num_steps: int,
+        finished: FinishedEpisodes,
+    ) -> list[str]:
+        """Add a fragment's chunks.
+
+        Args:
+            table: The chunks.
+            chunk_returns: float64[C].
+            begin_s: Start time of the fragment.
+            num_steps: The fragment's number of vector steps.
+            finished: Receives the ended episodes.
+
+        Returns:
+            The episode id of each chunk.
+        """
+        if not table.num_finished and len(table.env_index) == len(self.ids) and table.continues.all():
+            self.steps += table.length
+            self.returns += chunk_returns
+            return list(self.ids)
+        end_s = time.perf_counter()
+        step_s = (end_s - begin_s) / max(num_steps, 1)
+        env, continues, num = table.env_index, table.continues, table.num_finished
+        total_returns = chunk_returns + np.where(continues, self.returns[env], 0.0)
+        total_steps = table.length + np.where(continues, self.steps[env], 0)
+        started_s = np.where(continues, self.started_s[env], begin_s + step_s * table.first_step)
+
+        ended_s = begin_s + step_s * (table.first_step[:num] + table.length[:num])
+        finished.returns += total_returns[:num].tolist()
+        finished.lengths += total_steps[:num].tolist()
+        finished.durations_s += (ended_s - started_s[:num]).tolist()
+
+        ids = [
+            self.ids[index] if goes_on else self._new_id()
+            for index, goes_on in zip(env.tolist(), continues.tolist(), strict=True)
+        ]
+        self.steps[:] = 0
+        self.returns[:] = 0.0
+        self.started_s[:] = end_s
+        open_envs = env[num:]
+        self.steps[open_envs] = total_steps[num:]
+        self.returns[open_envs] = total_returns[num:]
+        self.started_s[open_envs] = started_s[num:]
+        open_ids = dict(zip(open_envs.tolist(), ids[num:], strict=True))
+        self.ids = [open_ids.get(index) or self._new_id() for index in range(len(self.ids))]
+        return ids

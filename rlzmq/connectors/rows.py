@@ -1,13 +1,14 @@
-"""Connector pieces on the fused path, which works on whole columns.
+"""Rows: what connector pieces work on, whole columns instead of an episode after the other.
 
-A pipeline of only default pieces and *columnar* pieces needs no per-episode dicts, so the env runner and the learner
-work on whole arrays. This module documents the interface.
+A piece is a function of rows: next to `__call__`, which RLlib's pieces have, it states its row form. A pipeline whose
+pieces all have one, in the order of their `stage`, runs on rows (``pipeline.on_rows``). A piece without one, such as a
+user's that has only `__call__`, makes its pipeline call all its pieces with real episodes. Both give identical numbers.
+A subclass that overrides only `__call__` has no row form.
 
-**Pieces.** A columnar piece sets ``columnar = True`` and implements
-``transform_observations(observations, rows) -> observations``. Observations are trees of arrays ``[N, ...]``, one row
-per observation. `rows` (`RowsContext`) tells which rows begin an episode, and gives access to the values before each
-row. The same method serves the env runner (a row = one sub-env at this vector step) and the learner (a row = any slot
-of an EpisodeBatch). There are two kinds:
+**Observations.** ``transform_observations(observations, rows) -> observations`` gets trees of arrays ``[N, ...]``, one
+row per observation. `rows` (`RowsContext`) tells which rows begin an episode, and gives access to the values before
+each row. The same method serves the env runner (a row = one sub-env at this vector step) and the learner (a row = any
+slot of an EpisodeBatch). There are two kinds:
 
 * *writers* (``writes_episodes = True``: MeanStdFilter, FlattenObservations, PrevActionsPrevRewards): episodes store
   their result, so learners see it, too;
@@ -15,53 +16,48 @@ of an EpisodeBatch). There are two kinds:
 
 **Env runner**, per vector step, for every row (including final observations and resets)::
 
-    plan = env_to_module_pipeline.columnar_plan()      # None: use the generic path
     rows = VectorStepRows(columns, num_envs)           # columns: leaves [N, S, ...]; once
     # columns[ACTIONS], columns[REWARDS], ... already hold the step that led to `observations`
     rows.move_to(slot, is_first=..., num_previous=...)
-    stored = plan.write(observations, rows)            # identity without writers
-    columns[OBS][:, slot] = stored                     # space: plan.stored_observation_space
-    module_observations = plan.read(stored, rows)      # identity without readers
-    ...
-    normalize = module_to_env_pipeline.columnar_plan().normalize
-    actions_for_env = normalize.apply_vectorized(actions) if normalize else actions
+    stored = env_to_module.write(observations, rows)   # identity without writers
+    columns[OBS][:, slot] = stored                     # space: env_to_module.stored_observation_space
+    module_observations = env_to_module.read(stored, rows)   # identity without readers
 
 A multi-agent env runner creates rows per agent (a row = this agent in one sub-env), for the agents with a new
 observation at this vector step. ``rows.agent_id`` is the agent. An agent's steps before the row are its own steps, with
 any number of env steps between them. Readers with ``agent_by_agent = False`` get the rows of all agents of a module at
 once.
 
-The runner keeps at least `plan.required_lookback` slots (multi-agent: of each agent's own steps) before each chunk.
-`write` updates statistics (MeanStdFilter) exactly once per row: first with all N rows, then it normalizes. The
-per-episode protocol does the same, so both paths give identical numbers.
+The runner keeps at least `required_lookback` slots (multi-agent: of each agent's own steps) before each chunk. `write`
+updates statistics (MeanStdFilter) exactly once per row: first with all N rows, then it normalizes.
 
-**Learner**, on an EpisodeBatch::
-
-    plan = learner_pipeline.columnar_plan()
-    rows = FlatRows.of_batch(batch, slots, chunks)     # any slots: steps, bootstrap rows, next obs
-    observations = plan.observations(batch, slots, chunks)   # gather + transforms, [M, ...]
-    extra = plan.extra_columns(batch)                  # {column: [num_env_steps, ...]}
+**Learner.** ``piece.train_rows(rows)`` adds the piece's columns to `TrainRows`, a module's train batch in the making.
+The default is enough for pieces that transform observations or ``compute_columns(episodes)``, one value per step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from rlzmq.core.tree import tree_map
+from rlzmq.core.tree import tree_map, tree_rows
+from rlzmq.episodes.columns import Columns, ragged_arange
 from rlzmq.episodes.episode_batch import EpisodeBatch
 
-__all__ = ["FlatRows", "RowsContext", "VectorStepRows"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["FlatRows", "RowsContext", "TrainRows", "VectorStepRows"]
 
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
 
 
 class RowsContext(Protocol):
-    """What a columnar piece knows about the N rows that it transforms.
+    """What a piece knows about the N rows that it transforms.
 
     Attributes:
         num_rows: N.
@@ -205,6 +201,126 @@ class FlatRows:
             return part if missing is None else _zeroed(part, missing)
 
         return tree_map(gather, self.columns[column])
+
+
+class _ObservationPiece(Protocol):
+    agent_by_agent: ClassVar[bool]
+
+    def transform_observations(self, observations: Any, rows: RowsContext) -> Any: ...
+
+
+class TrainRows:
+    """One module's train batch while the pieces of a learner pipeline make it.
+
+    A row is a step. Pieces that need a row for each chunk's last observation call `add_one_ts` first.
+
+    Args:
+        episodes: The chunks, each with at least one step.
+        module: The RLModule.
+        module_id: Its id.
+        device: The module's device.
+        keeps_forward: Whether the outputs of `forward_train` may become a column, for one update with these weights.
+
+    Attributes:
+        columns: Name -> tree of arrays ``[N, ...]``, or of tensors ``[B, ...]`` on the CPU in the end.
+        observation_pieces: Pieces that all observations go through, in order.
+        lengths: int64[C], number of rows of each chunk.
+        chunks: int64[N], chunk of each row.
+        observations: int64[N], slot of each row's observation.
+        steps: int64[N], slot of each row's step; an extra row repeats its chunk's last step.
+        extra: int64[C], the extra rows; empty unless `add_one_ts` was called.
+        last: int64[C], row of each chunk's last step.
+    """
+
+    def __init__(
+        self,
+        episodes: EpisodeBatch,
+        module: Any,
+        module_id: str,
+        device: torch.device,
+        *,
+        keeps_forward: bool = False,
+    ) -> None:
+        self.episodes = episodes
+        self.module = module
+        self.module_id = module_id
+        self.device = device
+        self.keeps_forward = keeps_forward
+        self.columns: dict[str, Any] = {}
+        self.observation_pieces: list[_ObservationPiece] = []
+        self._lay_out(0)
+
+    def _lay_out(self, num_extra: int) -> None:
+        episodes = self.episodes
+        self.lengths: IntArray = episodes.length + num_extra
+        self.chunks: IntArray = np.arange(len(episodes), dtype=np.int64).repeat(self.lengths)
+        self.observations: IntArray = ragged_arange(episodes.start, self.lengths)
+        ends = self.lengths.cumsum()
+        self.extra: IntArray = ends - 1 if num_extra else ends[:0]
+        self.last: IntArray = ends - 1 - num_extra
+        self.steps: IntArray = self.observations.copy()
+        self.steps[self.extra] -= 1
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def add_one_ts(self) -> None:
+        """Give each chunk an extra row, for its last observation. Call it before there are columns."""
+        self._lay_out(1)
+
+    @property
+    def is_real(self) -> BoolArray:
+        """bool[N], whether each row is a step, not an extra row."""
+        real = np.ones(len(self), np.bool_)
+        real[self.extra] = False
+        return real
+
+    def at_ends(self, flags: BoolArray) -> BoolArray:
+        """Return bool[N]: the chunks' `flags` at their last steps, False elsewhere."""
+        column = np.zeros(len(self), np.bool_)
+        column[self.last] = flags
+        return column
+
+    def add_step_columns(self, columns: Mapping[str, Any]) -> None:
+        """Add columns with a value per step, ``[num_steps, ...]``; extra rows get zeros."""
+        for name, values in columns.items():
+            self.columns[name] = tree_map(self._spread, values) if len(self.extra) else values
+
+    def _spread(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        spread = np.zeros((len(self), *values.shape[1:]), values.dtype)
+        spread[self.is_real] = values
+        return spread
+
+    def observations_at(self, slots: IntArray) -> Any:
+        """Return the module's observations ``[N, ...]`` at one slot for each row, of the row's chunk.
+
+        Args:
+            slots: int64[N], within ``start - lookback … start + length`` of their chunks.
+        """
+        batch, chunks = self.episodes, self.chunks
+        if not self.observation_pieces:
+            return tree_rows(batch.columns[Columns.OBS], slots)
+        agent_ids = list(dict.fromkeys(batch.agent_ids or [None]))
+        if len(agent_ids) == 1:
+            return self._transformed(slots, chunks, agent_ids[0])
+        if not any(piece.agent_by_agent for piece in self.observation_pieces):
+            return self._transformed(slots, chunks, None)
+        agent_of = np.array([agent_ids.index(agent_id) for agent_id in batch.agent_ids or ()])[chunks]
+        order = np.argsort(agent_of, kind="stable")
+        parts = [
+            self._transformed(slots[mine], chunks[mine], agent_ids[agent_of[mine[0]]])
+            for mine in np.split(order, np.flatnonzero(np.diff(agent_of[order])) + 1)
+            if len(mine)
+        ]
+        back = np.argsort(order)
+        return tree_map(lambda *leaves: np.concatenate(leaves)[back], *parts)
+
+    def _transformed(self, slots: IntArray, chunks: IntArray, agent_id: Any) -> Any:
+        rows = FlatRows.of_batch(self.episodes, slots, chunks, agent_id)
+        observations = tree_rows(self.episodes.columns[Columns.OBS], slots)
+        for piece in self.observation_pieces:
+            observations = piece.transform_observations(observations, rows)
+        return observations
 
 
 def window_mask(num_previous: IntArray, num: int, *, current: bool) -> BoolArray | None:

@@ -1,4 +1,4 @@
-"""FusedMultiAgentSampler: the multi-agent sampling loop for default and columnar connector pieces.
+"""MultiAgentRowsSampler: the sampling loop of several agents on rows, for connector pieces that work on them.
 
 Per vector step and module, one stacked block of observations goes through the module, and one block of acts comes out.
 Agents keep row numbers only. Columns are gathered when the fragment is complete. The results are identical to those of
@@ -8,42 +8,39 @@ the MultiAgentEpisodeSampler.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 import torch
 
+from rlzmq.connectors.common.agent_to_module_mapping import checked_mapping
 from rlzmq.core.trace import ENV_TO_MODULE_TIMER, INFERENCE_TIMER
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
+from rlzmq.episodes.agent_timelines import Pending
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.runners.module_step import ModuleStep, to_numpy
-from rlzmq.runners.multi.fragment_batch import collect_batch
-from rlzmq.runners.multi.module_mapping import checked_mapping
-from rlzmq.runners.multi.module_rows import ModuleStore, gather_states
-from rlzmq.runners.multi.observation_routing import ObservationRouter
-from rlzmq.runners.multi.ongoing_episodes import AgentRecord, LiveEpisode
+from rlzmq.runners.observation_routing import ObservationRouter
+from rlzmq.runners.ongoing_agents import AgentRecord, LiveEpisode, ModuleStore, gather_states
 from rlzmq.runners.sampler import WEIGHTS_SEQ_NO, EpisodicSampler
 
 if TYPE_CHECKING:
-    from rlzmq.connectors.plans import EnvToModulePlan, ModuleToEnvPlan
     from rlzmq.runners.env_runner import EnvRunner
 
-__all__ = ["FusedMultiAgentSampler"]
+__all__ = ["MultiAgentRowsSampler", "collect_batch"]
 
 
-class FusedMultiAgentSampler(EpisodicSampler):
-    """Samples fragments for a multi-agent runner whose pipelines run on whole columns."""
+class MultiAgentRowsSampler(EpisodicSampler):
+    """Samples fragments for a multi-agent runner whose pipelines run on rows."""
 
-    def __init__(
-        self, runner: EnvRunner, env_to_module: EnvToModulePlan, module_to_env: ModuleToEnvPlan
-    ) -> None:
+    def __init__(self, runner: EnvRunner) -> None:
+        env_to_module = runner.env_to_module
         super().__init__(runner, runner.config.episode_lookback_horizon)
         self._mapping_fn = checked_mapping(runner)
         self._own_lookback = env_to_module.required_lookback
-        self._normalize = module_to_env.normalize
+        self._normalize = runner.module_to_env.normalize
         action_spaces = runner.env.single_action_spaces
         spaces = list(action_spaces.spaces.values())
         self._one_action_space = all(space == spaces[0] for space in spaces)
@@ -253,3 +250,134 @@ class FusedMultiAgentSampler(EpisodicSampler):
                 if record.track.pending is not None:
                     record.track.pending.action = next_act
                     next_act += 1
+
+
+def collect_batch(
+    chunks: Sequence[tuple[int, LiveEpisode]], spaces: tuple[Any, Any], mapping_fn: Any
+) -> EpisodeBatch:
+    """Return the chunks as a batch, without the agents that made no step in them.
+
+    Args:
+        chunks: (env index, episode).
+        spaces: (observation spaces, action spaces) by agent id.
+        mapping_fn: Maps agents to modules.
+    """
+    groups: dict[str, list[tuple[int, int, LiveEpisode, AgentRecord]]] = {}
+    leftovers: dict[int, dict[str, Any]] = {}
+    for e, (_, live) in enumerate(chunks):
+        departed = dict(live.timeline.departed)
+        module_ids = dict(live.face._agent_module_ids)
+        order = 0
+        for agent_id, record in live.records.items():
+            if record.num_steps:
+                groups.setdefault(record.store.module_id, []).append((e, order, live, record))
+                module_ids.pop(agent_id, None)
+                order += 1
+            elif record.track.is_done:
+                track = record.track
+                departed[agent_id] = track.departure
+        values = {
+            "departed": departed,
+            "early_rewards": dict(live.timeline.early_rewards),
+            "agent_module_ids": module_ids,
+        }
+        left = {name: value for name, value in values.items() if value}
+        if left:
+            leftovers[e] = left
+    timelines = [live.timeline for _, live in chunks]
+    return EpisodeBatch(
+        {},
+        groups=[_rows(entries, spaces) for entries in groups.values()],
+        episode_ids=[live.id_ for _, live in chunks],
+        t_started=[timeline.env_t_started for timeline in timelines],
+        length=[timeline.env_t - timeline.env_t_started for timeline in timelines],
+        lookback=[timeline.lookback for timeline in timelines],
+        terminated=[timeline.is_terminated for timeline in timelines],
+        truncated=[timeline.is_truncated for timeline in timelines],
+        env_index=[index for index, _ in chunks],
+        leftovers=leftovers,
+        custom_data={e: dict(data) for e, (_, live) in enumerate(chunks) if (data := live.face.custom_data)},
+        observation_space=spaces[0],
+        action_space=spaces[1],
+        agent_to_module_mapping_fn=mapping_fn,
+    )
+
+
+def _rows(entries: list[tuple[int, int, LiveEpisode, AgentRecord]], spaces: tuple[Any, Any]) -> EpisodeBatch:
+    """Return the chunks of one module's agents."""
+    store = entries[0][3].store
+    observation_rows: list[int] = []
+    act_rows: list[int] = []
+    rewards: list[Any] = []
+    env_ts: list[int] = []
+    infos: dict[int, dict[str, Any]] = {}
+    leftovers: dict[int, dict[str, Any]] = {}
+    start = []
+    for number, (_, _, _, record) in enumerate(entries):
+        begin = len(observation_rows)
+        start.append(begin + record.lookback)
+        observation_rows += record.observation_rows
+        act_rows += record.act_rows
+        act_rows.append(record.act_rows[0])  # the slot of the last observation holds no step
+        rewards += record.rewards
+        rewards.append(record.rewards[0])
+        env_ts += record.track.obs_env_ts
+        infos.update((begin + k, info) for k, info in record.infos.items())
+        left = record.track.leftovers(len(record.act_rows))
+        if left:
+            leftovers[number] = left
+    _put_hanging_acts(store, leftovers)
+    records = [record for _, _, _, record in entries]
+    columns = {
+        Columns.OBS: store.observations(observation_rows),
+        **store.acts(act_rows),
+        Columns.REWARDS: np.array(rewards),
+    }
+    initial_state = None
+    if store.module_step.is_stateful:
+        initial_state = tree_stack([_as_arrays(record.initial_state) for record in records])
+    agent_ids = [record.agent_id for record in records]
+    return EpisodeBatch(
+        columns,
+        start=start,
+        length=[record.num_steps for record in records],
+        lookback=[record.lookback for record in records],
+        t_started=[record.t_started for record in records],
+        terminated=[record.track.terminated for record in records],
+        truncated=[record.track.truncated for record in records],
+        episode_ids=[f"{live.id_}_{record.agent_id}" for _, _, live, record in entries],
+        agent_ids=agent_ids,
+        module_ids=[store.module_id] * len(records),
+        multi_agent_episode_ids=[live.id_ for _, _, live, _ in entries],
+        initial_state=initial_state,
+        infos=infos,
+        observation_space=_common(spaces[0], agent_ids),
+        action_space=_common(spaces[1], agent_ids),
+        episode=[e for e, _, _, _ in entries],
+        order=[order for _, order, _, _ in entries],
+        env_ts=env_ts,
+        leftovers=leftovers,
+    )
+
+
+def _put_hanging_acts(store: ModuleStore, leftovers: dict[int, dict[str, Any]]) -> None:
+    """Replace the row numbers of hanging acts with the acts themselves."""
+    hanging = [left for left in leftovers.values() if "pending" in left]
+    if not hanging:
+        return
+    columns = store.acts([left["pending"].action for left in hanging])
+    items = {name: tree_unstack(values) for name, values in columns.items()}
+    for number, left in enumerate(hanging):
+        outputs = {name: values[number] for name, values in items.items()}
+        outputs[WEIGHTS_SEQ_NO] = int(outputs[WEIGHTS_SEQ_NO])
+        left["pending"] = Pending(outputs.pop(Columns.ACTIONS), outputs)
+
+
+def _as_arrays(state: Any) -> Any:
+    return tree_map(np.asarray, state)
+
+
+def _common(spaces: Any, agent_ids: list[Any]) -> Any:
+    """Return the space shared by all agents; None if their spaces differ."""
+    own = [spaces[agent_id] for agent_id in dict.fromkeys(agent_ids) if agent_id in spaces.spaces]
+    return own[0] if own and all(space == own[0] for space in own) else None

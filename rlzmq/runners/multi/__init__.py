@@ -1,1 +1,0 @@
-"""Sampling from multi-agent environments."""

@@ -1,1 +1,0 @@
-"""Sampling from vector environments with one agent each."""
