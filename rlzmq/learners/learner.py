@@ -379,25 +379,22 @@ class Learner(TellsUncalled, Checkpointable):
             and type(self).forward_train is Learner.forward_train
         )
         for batch in source.batches(num_batches, rng):
-            yield self._build(batch, keeps_forward)
+            yield self.prepare(batch, keeps_forward=keeps_forward)
 
-    def _build(self, episodes: Any, keeps_forward: bool = False) -> TrainBatch:
-        """Return the train batch of drawn episodes; see `TrainBatchBuilder.build`."""
-        return self._builder.build(episodes=episodes, keeps_forward=keeps_forward)
+    def prepare(self, episodes: Any, *, keeps_forward: bool = False) -> TrainBatch:
+        """Run the learner connector, in `update` or before it, e.g. on another thread while an update runs.
 
-    def prepare(self, episodes: Any) -> TrainBatch:
-        """Run the learner connector before `update`, e.g. on another thread while an update runs.
-
-        Allowed only for pipelines that do not use the weights. PPO's does, for its advantages.
+        Before it only for pipelines that do not use the weights. PPO's does, for its advantages.
 
         Args:
             episodes: See `update`.
+            keeps_forward: See `TrainBatchBuilder.build`.
 
         Returns:
             A batch for ``update(batch=…)``.
         """
         self._check_built()
-        return self._builder.build(episodes=episodes)
+        return self._builder.build(episodes=episodes, keeps_forward=keeps_forward)
 
     def _train_on(self, train_batch: TrainBatch, options: _Options) -> None:
         """Train a batch, minibatch by minibatch. All ranks must have the same number of batches."""

@@ -493,7 +493,7 @@ class OfflineLearner(TorchLearner):
         extra_state, num_batches = self.get_extra_state(), 0
         self._stats.clear()
         for batch in batches:
-            columns, num_batches = self._build(batch).on(self.device), num_batches + 1
+            columns, num_batches = self.prepare(batch).on(self.device), num_batches + 1
             # Without the other ranks.
             fwd_out = {DEFAULT_MODULE_ID: module.forward_train(columns[DEFAULT_MODULE_ID])}
             for module_id, loss in self.compute_losses(fwd_out=fwd_out, batch=columns).items():

@@ -186,6 +186,11 @@ def test_a_burn_in_trains_each_step_once_with_a_warmer_state(data: Path) -> None
             found.append((result["num_env_steps_trained_lifetime"], weights(algo)["pi.layers.0.weight"]))
     assert found[0][0] == found[1][0]
     assert not np.array_equal(found[0][1], found[1][1])
+    learner = config.build_learner()
+    (drawn,) = learner.source.batches(1, np.random.default_rng(0))
+    assert (
+        learner.prepare(drawn).columns["default_policy"]["loss_mask"].shape[1] == 10 + 9
+    )  # without an update
 
 
 @pytest.mark.parametrize(

@@ -146,8 +146,8 @@ class MARWILLearner(OfflineLearner):
                 )
             raise ConfigurationError(f"{where}, config.burnin_len={settings.burnin_len}: {advice}")
 
-    def _build(self, episodes: Any, keeps_forward: bool = False) -> TrainBatch:
-        train_batch = super()._build(episodes, keeps_forward)
+    def prepare(self, episodes: Any, *, keeps_forward: bool = False) -> TrainBatch:
+        train_batch = super().prepare(episodes, keeps_forward=keeps_forward)
         if self.config.burnin_len:
             for module_id, columns in train_batch.columns.items():
                 train_batch.columns[module_id] = with_burn_in(columns, self.config.burnin_len)
