@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rlzmq.core.errors import ConfigurationError, EnvError, MultiAgentEnvError
 from rlzmq.envs.multi_agent_env import AgentDict, agent_spaces
-from rlzmq.envs.registry import EnvContext, EnvEntry, make_env, resolve_env
+from rlzmq.envs.registry import EnvContext, EnvEntry, MakingEnvs, make_env, resolve_env
 from rlzmq.envs.sync_vector import Recover
 from rlzmq.episodes.step_values import as_flag
 
@@ -270,8 +270,10 @@ def make_multi_agent_vec(
             f"gym_env_vectorize_mode={mode!r}: multi-agent environments are vectorized in mode 'sync' only."
         )
 
+    making = MakingEnvs(num_envs, context)
+
     def creator(index: int) -> Callable[[], Any]:
-        return lambda: _make_checked(entry, context.copy_with_overrides(vector_index=index))
+        return making.counting(lambda: _make_checked(entry, context.copy_with_overrides(vector_index=index)))
 
     return SyncVectorMultiAgentEnv([creator(index) for index in range(num_envs)])
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ __all__ = [
     "EnvContext",
     "EnvEntry",
     "EnvPoolVectorEnv",
+    "MakingEnvs",
     "adopt_registration",
     "call_creator",
     "check_env_name",
@@ -117,6 +120,10 @@ _SIDE_DOORS = frozenset({"RecordVideo", "GymV21Environment-v0", "GymV26Environme
 
 _CREATORS: dict[str, Callable[..., Any]] = {}
 
+_log = logging.getLogger("rlzmq.envs")
+
+_FIRST_S, _EVERY_S = 2.0, 5.0  # until a person wonders, and between two lines of a log
+
 
 class EnvContext(dict[str, Any]):
     """``config.env_config`` as a dict, with the environment's indices.
@@ -198,6 +205,39 @@ class EnvEntry:
         """True if the creator is a class of native vector environments, or a partial of one."""
         creator = self.creator.func if isinstance(self.creator, partial) else self.creator
         return inspect.isclass(creator) and issubclass(creator, gym.vector.VectorEnv)
+
+
+class MakingEnvs:
+    """Logs how many of a runner's environments are made, if that takes seconds; of several runners only the first does.
+
+    Args:
+        num_envs: How many will be made.
+        context: The runner's.
+    """
+
+    def __init__(self, num_envs: int, context: EnvContext) -> None:
+        self._num_envs, self._num_made = num_envs, 0
+        self._begun_at = time.monotonic()
+        self._due_at = self._begun_at + _FIRST_S if context.worker_index <= 1 else float("inf")
+
+    def made_one(self) -> None:
+        """Count one more."""
+        self._num_made += 1
+        now = time.monotonic()
+        if now >= self._due_at and self._num_made < self._num_envs:
+            self._due_at = now + _EVERY_S
+            text = "made %d of %d environments in %.0f s"
+            _log.warning(text, self._num_made, self._num_envs, now - self._begun_at)
+
+    def counting(self, creator: Callable[[], Any]) -> Callable[[], Any]:
+        """Return a creator whose environments are counted."""
+
+        def make() -> Any:
+            env = creator()
+            self.made_one()
+            return env
+
+        return make
 
 
 def register_env(name: str, env_creator: Callable[..., Any]) -> None:

@@ -26,7 +26,7 @@ from rlzmq.core.errors import ConfigurationError, RlzmqError, UnsupportedSpaceEr
 from rlzmq.core.process import blocked, default_in_forks, ignore_ending_signals
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.tracebacks import run_error
-from rlzmq.envs.registry import EnvContext, EnvEntry, call_creator, make_env, resolve_env
+from rlzmq.envs.registry import EnvContext, EnvEntry, MakingEnvs, call_creator, make_env, resolve_env
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv, SparseInfos
 
 __all__ = ["VECTORIZE_MODES", "check_env_spaces", "check_space", "make_vec", "sparse_infos"]
@@ -80,9 +80,10 @@ def make_vec(
         partial(make, entry, context.copy_with_overrides(vector_index=index, remote=mode_name == "async"))
         for index in range(num_envs)
     ]
+    making = MakingEnvs(num_envs, context)
     if mode_name == "sync":
         try:
-            return LeanSyncVectorEnv(creators)
+            return LeanSyncVectorEnv([making.counting(creator) for creator in creators])
         except RuntimeError as error:  # Gymnasium's text when the spaces differ
             if "space" not in str(error):
                 raise
@@ -90,7 +91,7 @@ def make_vec(
                 f"The {num_envs} environments made from {entry.label} differ in their spaces, but a vector "
                 f"env needs them equal: {error}"
             ) from error
-    return _make_async(creators)
+    return _make_async(creators, making)
 
 
 def sparse_infos(infos: Mapping[str, Any], num_envs: int) -> SparseInfos:
@@ -234,8 +235,27 @@ def _check_autoreset(entry: EnvEntry, vector_env: VectorEnv[Any, Any, Any]) -> N
     )
 
 
+class _Answer:
+    """A pipe to an environment's process until its first answer, which says that the environment is made."""
+
+    def __init__(self, pipes: list[Any], index: int, making: MakingEnvs) -> None:
+        self._pipe, self._pipes, self._index, self._making = pipes[index], pipes, index, making
+
+    def recv(self) -> Any:
+        answer = self._pipe.recv()
+        self._pipes[self._index] = self._pipe
+        self._making.made_one()
+        return answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pipe, name)
+
+
 class _AsyncVectorEnv(AsyncVectorEnv):
-    def __init__(self, creators: Sequence[Callable[[], gym.Env[Any, Any]]], context: str) -> None:
+    def __init__(
+        self, creators: Sequence[Callable[[], gym.Env[Any, Any]]], context: str, making: MakingEnvs
+    ) -> None:
+        self._making = making
         super().__init__(creators, context=context)
         # All processes have answered, so they have opened the queue's semaphores. Without names nothing remains in
         # /dev/shm, even if multiprocessing's resource tracker is killed together with all of them.
@@ -245,12 +265,19 @@ class _AsyncVectorEnv(AsyncVectorEnv):
             if finalizer._callback is locks[0]._cleanup and finalizer._args[0] in names:
                 finalizer()
 
+    def _check_spaces(self) -> None:
+        pipes: list[Any] = self.parent_pipes
+        pipes[:] = [_Answer(pipes, index, self._making) for index in range(len(pipes))]
+        super()._check_spaces()
+
     def close_extras(self, timeout: int | float | None = None, terminate: bool = False) -> None:
         super().close_extras(timeout, terminate)
         del self.error_queue  # otherwise the resource tracker warns about its semaphores
 
 
-def _make_async(creators: Sequence[Callable[[], gym.Env[Any, Any]]]) -> VectorEnv[Any, Any, Any]:
+def _make_async(
+    creators: Sequence[Callable[[], gym.Env[Any, Any]]], making: MakingEnvs
+) -> VectorEnv[Any, Any, Any]:
     # forkserver, because a fork of this process would inherit its threads' locks and open sockets.
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     ensure_multiprocessing_directory()
@@ -258,7 +285,7 @@ def _make_async(creators: Sequence[Callable[[], gym.Env[Any, Any]]]) -> VectorEn
         with blocked(), _main_module_hidden():
             resource_tracker.ensure_running()  # which unblocks some of the signals
             with blocked():
-                return _AsyncVectorEnv(creators, context=method)
+                return _AsyncVectorEnv(creators, method, making)
     except RlzmqError:
         raise
     except (RuntimeError, EOFError, BrokenPipeError) as error:

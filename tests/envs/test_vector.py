@@ -20,7 +20,8 @@ from gymnasium.vector import AutoresetMode
 from rlzmq.core.addresses import SocketDirectory
 from rlzmq.core.errors import ConfigurationError, EnvError, UnsupportedSpaceError
 from rlzmq.envs import sync_vector
-from rlzmq.envs.examples import RandomEnv
+from rlzmq.envs.examples import MultiAgentCartPole, RandomEnv
+from rlzmq.envs.multi_agent_vector import make_multi_agent_vec
 from rlzmq.envs.registry import EnvContext
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv
 from rlzmq.envs.vector import make_vec, sparse_infos
@@ -342,3 +343,33 @@ def test_recorded_actions_may_change_their_dtype() -> None:
     assert history is not None
     np.testing.assert_allclose(history.actions[:, 0], np.arange(11) / 10)
     assert history.actions.dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("mode", "worker_index", "told"),
+    [
+        ("sync", 0, [1, 2, 3]),
+        ("sync", 1, [1, 2, 3]),
+        ("sync", 2, []),
+        ("async", 0, [1, 2]),
+        ("multi-agent", 1, [1, 2]),
+    ],
+)
+def test_making_many_environments_tells_how_far_it_is(
+    mode: str,
+    worker_index: int,
+    told: list[int],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rlzmq.envs.registry._FIRST_S", 0.0)
+    monkeypatch.setattr("rlzmq.envs.registry._EVERY_S", 0.0)
+    num_envs, context = (4 if mode == "sync" else 3), EnvContext(worker_index=worker_index)
+    if mode == "multi-agent":
+        env: Any = make_multi_agent_vec(MultiAgentCartPole, num_envs=num_envs, context=context)
+    else:
+        env = make_vec("CartPole-v1", num_envs=num_envs, mode=mode, context=context)
+    env.close()
+    assert len(caplog.messages) == len(told)
+    for number, text in zip(told, caplog.messages, strict=True):
+        assert f"made {number} of {num_envs} environments" in text

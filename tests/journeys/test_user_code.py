@@ -219,3 +219,23 @@ def test_what_an_env_runner_writes_does_not_command_the_terminal(mine: Terminal)
     for stream in (b"stdout", b"stderr"):
         assert rb"[runner-0] to %s \x1b]0;mine\x07" % stream + b"\r\n" in written, written
     assert b"\x1b]0;" not in written
+
+
+SLOW = """
+import time
+import gymnasium as gym
+
+class Slow(gym.Wrapper):
+    def __init__(self, config):
+        time.sleep(0.25)
+        super().__init__(gym.make("CartPole-v1"))
+"""
+
+
+@pytest.mark.parametrize("num_runners", [0, 1])
+def test_making_many_slow_environments_shows_progress(terminal: Terminal, num_runners: int) -> None:
+    (terminal.cwd / "slow.py").write_text(SLOW)
+    many = f"--env slow:Slow --env-runners {num_runners} --envs-per-env-runner 14"
+    done = terminal.type(f"rlzmq train ppo {many} {TINY} --stop iterations=1")
+    assert done.code == 0, done
+    assert re.search(r"made \d+ of 14 environments in \d s", done.err), done
