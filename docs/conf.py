@@ -27,6 +27,9 @@ source_suffix = {
 }  # generated_pages reads it
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+highlight_language = "none"  # blocks without a language are commands and their output
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}

@@ -21,6 +21,7 @@ from rlzmq.core.errors import (
 from rlzmq.core.imports import hidden_modules
 from rlzmq.core.printable import cut, printable
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import instead_of_command
 from rlzmq.core.tracebacks import FULL, format_error, origin_parts, run_error, shows_all_frames
 from rlzmq.core.version import __version__
 
@@ -73,7 +74,7 @@ _COMMANDS = {
     ),
     "ckpt": ("rlzmq.cli.ckpt", "check checkpoints, or compare two: rlzmq ckpt ls RUN, rlzmq ckpt diff A B"),
     "launch": ("rlzmq.cli.launch", "logs and end of a run that --on started: rlzmq launch logs|stop RUN"),
-    "scale": ("rlzmq.cli.scale", "runners or learners of a living run: rlzmq scale RUN --runners 40"),
+    "scale": ("rlzmq.cli.scale", "runners or learners of a living run: rlzmq scale RUN --env-runners 40"),
     "record": (
         "rlzmq.cli.record",
         "record a checkpoint's episodes: rlzmq record CHECKPOINT --output DIR",
@@ -127,7 +128,9 @@ def _main(arguments: Sequence[str] | None) -> int:
         return 0
     entry = _COMMANDS.get(given[0])
     if entry is None:
-        print(f"rlzmq: no command {given[0]!r}.{did_you_mean(given[0], _COMMANDS)}", file=sys.stderr)
+        instead = instead_of_command(given[0])
+        hint = f" Instead: {instead}." if instead else did_you_mean(given[0], _COMMANDS)
+        print(f"rlzmq: no command {given[0]!r}.{hint}", file=sys.stderr)
         return EXIT_USAGE
     find_modules_here()
     if "--verbose" in given:

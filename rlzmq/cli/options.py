@@ -9,6 +9,7 @@ import tomllib
 import typing
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from rlzmq.cli.parsing import flag_of
 from rlzmq.config.plain import setting_from_text
 from rlzmq.config.search_space import SearchObject, grid_search, lograndint, loguniform, randint, uniform
 from rlzmq.config.settings import Setting
@@ -33,6 +34,9 @@ _TABLES = ("model_config", "evaluation_config")  # objects in Python, dicts on t
 _NAMES = ("policies", "policies_to_train")
 _NAMED_CODE = ("policy_mapping_fn",)
 _WRAPPERS = ("wrappers",)
+# No flags: what is so whatever is given, and, of other algorithms, what only offline ones read.
+_WITHOUT_EFFECT = {"framework", "torch_skip_nan_gradients", "export_native_model_files"}
+_OF_OFFLINE = ("input_", "dataset_", "offline_eval")
 _METAVARS = {
     bool: "true|false",
     int: "INT",
@@ -58,9 +62,11 @@ def options_type(config_class: type[BaseConfig], name: str, base: type) -> type:
         metavar = _metavar(setting, field.annotation)
         if metavar is None or not field.group or setting in taken or setting.startswith("_") or field.only:
             continue
+        if setting in _WITHOUT_EFFECT or (setting.startswith(_OF_OFFLINE) and defaults.is_online):
+            continue
         text = f"{_help(field)} (default: {_shown(defaults._values.get(setting))})"
         aliases = [_ALIASES[setting]] if setting in _ALIASES else None
-        flag = _flag(setting)[2:]
+        flag = flag_of(setting)[2:]
         marks = tyro.conf.arg(name=flag, help=text, metavar=metavar, help_behavior_hint="", aliases=aliases)
         is_table = metavar == _METAVARS[dict]
         kind: Any = Annotated[list[str] if is_table else str, marks]
@@ -69,7 +75,8 @@ def options_type(config_class: type[BaseConfig], name: str, base: type) -> type:
     fields: list[tuple[str, Any, Any]] = []
     for group, members in groups.items():
         members_type = dataclasses.make_dataclass(group, members)
-        members_type.__doc__ = (getattr(config_class, group).__doc__ or "").partition("\n")[0]
+        about = (getattr(config_class, group).__doc__ or "").partition("\n")[0]
+        members_type.__doc__ = about.partition(", in addition to")[0].rstrip(".") + "."
         title = tyro.conf.arg(name=group.replace("_", " "))
         fields.append(
             (
@@ -101,7 +108,7 @@ def apply_settings(config: BaseConfig, options: Any) -> None:
             try:
                 setattr(config, setting, value)
             except ConfigurationError as error:
-                text = str(error).replace(f"config.{setting}", _flag(setting))
+                text = str(error).replace(f"config.{setting}", flag_of(setting))
                 raise ConfigurationError(text.partition(" Set it with .")[0]) from None
 
 
@@ -163,7 +170,7 @@ def table_from_texts(setting: str, texts: list[str]) -> dict[str, Any]:
             part = None
         if not isinstance(part, dict):
             raise ConfigurationError(
-                f"{_flag(setting)} {text!r}: expected key=value (repeat the flag for more), a JSON object such as "
+                f"{flag_of(setting)} {text!r}: expected key=value (repeat the flag for more), a JSON object such as "
                 "'{\"key\": 3}', or a TOML inline table such as '{key = 3}'."
             )
         table.update(part)
@@ -182,10 +189,6 @@ def _parsed_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         return {}
-
-
-def _flag(setting: str) -> str:
-    return "--" + setting.rstrip("_").replace("_", "-")
 
 
 def _metavar(setting: str, annotation: Any) -> str | None:

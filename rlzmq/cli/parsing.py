@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import io
 import itertools
+import re
 import shutil
 import sys
 import textwrap
@@ -17,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 
 from rlzmq.core.synonyms import instead_of_flag
 
-__all__ = ["OptionsExit", "parse"]
+__all__ = ["OptionsExit", "flag_of", "parse"]
 
 _Options = TypeVar("_Options")
 
@@ -48,7 +49,8 @@ def parse(
     """
     import tyro
 
-    prog = " ".join(word for word in usage.split(" [")[0].split() if word.islower() and word[0] != "-")
+    words = usage.partition(" --")[0].partition(" [")[0].split()
+    prog = " ".join(word for word in words if word.islower())
     markers = (tyro.conf.UseAppendAction, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
     config = (*markers, tyro.conf.OmitArgPrefixes)
     helps = {"-h", "--help", *(["--help-all"] if usual is not None else [])} & set(arguments)
@@ -71,7 +73,8 @@ def parse(
     width = shutil.get_terminal_size().columns
     print(textwrap.fill(f"usage: {usage}", width, subsequent_indent="  "), end="\n\n")
     print(textwrap.fill(description, width), end="\n\n")
-    print(listed.rstrip())
+    listed = re.sub(r"\[\[(\w+) \[\1 \.\.\.\]\]\]", lambda found: f"{found[1]}…".ljust(len(found[0])), listed)
+    print(listed.replace(" (default: )", " " * 12).rstrip())
     if usual is not None and "--help-all" not in helps:
         print(f"\n{prog} --help-all: the other {len(_flags_of(kind)) - len(usual)} flags")
     raise OptionsExit(0)
@@ -79,7 +82,7 @@ def parse(
 
 def _instead(prog: str, arguments: Sequence[str], flags: set[str]) -> str:
     """Return one line for each flag that is another library's word: what to write here."""
-    words = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    words = [argument.partition("=")[0] for argument in arguments if re.match("--?[a-z]", argument)]
     found = {word: instead_of_flag(word, flags) for word in words if word.replace("_", "-") not in flags}
     return "\n".join(f"{prog}: there is no {word}. Instead: {here}" for word, here in found.items() if here)
 
@@ -92,8 +95,13 @@ def _flags_of(kind: Any) -> set[str]:
         if dataclasses.is_dataclass(group):
             flags |= _flags_of(group)
         else:
-            flags.add("--" + field.name.rstrip("_").replace("_", "-"))
+            flags.add(flag_of(field.name))
     return flags
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of a field or setting."""
+    return "--" + name.rstrip("_").replace("_", "-")
 
 
 def _with_field_help(kind: Any, usual: Collection[str] | None) -> Any:

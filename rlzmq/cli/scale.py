@@ -21,7 +21,7 @@ class ScaleOptions:
 
     run: tyro.conf.Positional[Path]
     """The run directory."""
-    runners: int | None = None
+    env_runners: int | None = None
     """How many runners (default: as they are)."""
     learners: int | None = None
     """How many learners; those beyond the run's ranks wait as spares (default: as they are)."""
@@ -32,13 +32,13 @@ def run(arguments: Sequence[str]) -> int:
     options = parse(
         ScaleOptions,
         arguments,
-        usage="rlzmq scale RUN [--runners N] [--learners N]",
+        usage="rlzmq scale RUN [--env-runners N] [--learners N]",
         description="Change the number of runners or learners of a living run. Those that are surplus leave in order.",
     )
-    asked = {"runners": options.runners, "learners": options.learners}
+    asked = {"runners": options.env_runners, "learners": options.learners}
     counts = {name: count for name, count in asked.items() if count is not None}
     if not counts or min(counts.values()) < 0:
-        raise ConfigurationError(f"expected --runners or --learners, 0 or more, got {counts or 'none'}")
+        raise ConfigurationError(f"expected --env-runners or --learners, 0 or more, got {counts or 'none'}")
     if not (options.run / "jobs" / "roles.toml").exists():
         raise ConfigurationError(
             f"{options.run} was not started with --on. To add runners to a run that listens: rlzmq runner --join FILE "

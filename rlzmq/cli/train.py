@@ -136,8 +136,7 @@ def _usage() -> str:
         if presets := presets_of(name):
             text = f"presets: {', '.join(presets)}"
             lines += textwrap.wrap(text, width, initial_indent=" " * 11, subsequent_indent=" " * 13)
-    first = next(iter(ALGORITHMS))
-    lines += ["", f"e.g.  rlzmq train {first} --env CartPole-v1", f"      rlzmq train {first} --help"]
+    lines += ["", "e.g.  rlzmq train ppo --env CartPole-v1", "      rlzmq train ppo --help"]
     return "\n".join(lines)
 
 
@@ -418,7 +417,7 @@ def _submit(arguments: Sequence[str], options: Any, path: Path) -> int:
     run = shlex.quote(str(path))
     print(f"logs        rlzmq launch logs {run} --follow")
     if "runners" in jobs.roles:
-        print(f"scale       rlzmq scale {run} --runners N")
+        print(f"scale       rlzmq scale {run} --env-runners N")
     print(f"stop        rlzmq launch stop {run}")
     return 0
 
@@ -442,7 +441,10 @@ def _next_commands(name: str, options: Any, path: Path, saved: Path | None, stop
     if saved is not None:
         imports = "".join(f" --import {shlex.quote(module)}" for module in options.import_)
         until = "".join(f" --stop {shlex.quote(stop)}" for stop in stops)
-        lines.append(f"evaluate    rlzmq evaluate {shlex.quote(str(saved))}{imports}")
+        checkpoint = (
+            path / saved.relative_to(path.absolute()) if saved.is_relative_to(path.absolute()) else saved
+        )
+        lines.append(f"evaluate    rlzmq evaluate {shlex.quote(str(checkpoint))}{imports}")
         lines.append(f"resume      rlzmq train {name} --resume {shlex.quote(str(path))}{imports}{until}")
     return "\n".join(lines)
 

@@ -138,7 +138,9 @@ class MissingNameFinder:
 
     def _module_hint(self, path: str) -> str:
         last = path.rpartition(".")[2]
-        if instead := instead_of_algorithm(last):
+        if instead := instead_of_algorithm(last) or next(
+            filter(None, map(instead_of, path.split("."))), None
+        ):
             return f". Instead: {instead}."
         names = [
             name

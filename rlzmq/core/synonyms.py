@@ -16,6 +16,7 @@ __all__ = [
     "accepted_name",
     "instead_of",
     "instead_of_algorithm",
+    "instead_of_command",
     "instead_of_flag",
     "instead_of_key",
     "missing_key",
@@ -28,21 +29,36 @@ _RENAMED: dict[str, tuple[str, ...]] = {
     word: tuple(here.split())
     for word, here in {
         "learning_rate": "lr",
+        "learning_rate_schedule": "lr",
+        "discount": "gamma",
+        "discount_factor": "gamma",
         "n_steps": "train_batch_size_per_learner",
         "num_steps": "train_batch_size_per_learner",
         "n_epochs": "num_epochs",
         "update_epochs": "num_epochs",
         "num_sgd_iter": "num_epochs",
+        "epochs": "num_epochs",
+        "repeat_per_collect": "num_epochs",
         "batch_size": "minibatch_size train_batch_size_per_learner",
         "num_minibatches": "minibatch_size",
         "sgd_minibatch_size": "minibatch_size",
         "ent_coef": "entropy_coeff initial_alpha",
         "alpha": "initial_alpha",
+        "entropy_coef": "entropy_coeff",
+        "ent_coeff": "entropy_coeff",
+        "entropy_coeff_schedule": "entropy_coeff",
+        "autotune": "target_entropy",
+        "auto_entropy_tuning": "target_entropy",
         "vf_coef": "vf_loss_coeff",
+        "value_coef": "vf_loss_coeff",
+        "value_loss_coef": "vf_loss_coeff",
+        "vf_loss_coef": "vf_loss_coeff",
         "gae_lambda": "lambda_",
         "lam": "lambda_",
         "clip_range": "clip_param",
         "clip_coef": "clip_param",
+        "clip_epsilon": "clip_param",
+        "eps_clip": "clip_param",
         "clip_range_vf": "vf_clip_param",
         "clip_vloss": "vf_clip_param",
         "max_grad_norm": "grad_clip",
@@ -51,18 +67,34 @@ _RENAMED: dict[str, tuple[str, ...]] = {
         "anneal_lr": "lr",
         "policy_kwargs": "model_config",
         "net_arch": "model_config",
+        "hidden_sizes": "model_config",
+        "activation": "model_config",
+        "activation_fn": "model_config",
+        "features_extractor_class": "model_config",
         "fcnet_hiddens": "model_config",
         "model": "model_config",
         "policy_lr": "actor_lr",
+        "actor_learning_rate": "actor_lr",
+        "critic_learning_rate": "critic_lr",
+        "alpha_learning_rate": "alpha_lr",
         "q_lr": "critic_lr lr",
         "buffer_size": "replay_buffer_config",
+        "prioritized_replay": "replay_buffer_config",
+        "estimation_step": "n_step",
+        "multi_step": "n_step",
         "learning_starts": "num_steps_sampled_before_learning_starts",
         "train_freq": "training_intensity",
         "train_frequency": "training_intensity",
         "gradient_steps": "training_intensity",
         "target_update_interval": "target_network_update_freq",
         "target_network_frequency": "target_network_update_freq",
+        "action_noise": "exploration_noise",
+        "policy_freq": "policy_delay",
+        "policy_frequency": "policy_delay",
+        "policy_noise": "target_noise",
+        "noise_clip": "target_noise_clip",
         "exploration_fraction": "epsilon",
+        "eps_train": "epsilon",
         "exploration_initial_eps": "epsilon",
         "exploration_final_eps": "epsilon",
         "start_e": "epsilon",
@@ -73,6 +105,23 @@ _RENAMED: dict[str, tuple[str, ...]] = {
         "num_workers": "num_env_runners",
         "num_rollout_workers": "num_env_runners",
         "n_jobs": "num_env_runners",
+        **dict.fromkeys(("jobs", "runners", "nproc", "num_processes", "parallel_envs"), "num_env_runners"),
+        "envs": "num_envs_per_env_runner",
+        "vectorization_mode": "gym_env_vectorize_mode",
+        "remote_worker_envs": "gym_env_vectorize_mode",
+        "vec_env": "gym_env_vectorize_mode",
+        "observation_filter": "env_to_module_connector",
+        "evaluation_num_workers": "evaluation_num_env_runners",
+        "evaluation_num_episodes": "evaluation_duration",
+        "n_eval_episodes": "evaluation_duration",
+        "eval_freq": "evaluation_interval",
+        "eval_interval": "evaluation_interval",
+        "checkpoint_frequency": "checkpoint_every_s",
+        "save_freq": "checkpoint_every_s",
+        "recreate_failed_workers": "restart_failed_env_runners",
+        "recreate_failed_env_runners": "restart_failed_env_runners",
+        "ignore_worker_failures": "ignore_env_runner_failures",
+        "stats_window_size": "metrics_num_episodes_for_smoothing",
         "device": "num_gpus_per_learner",
         "cuda": "num_gpus_per_learner",
         "num_gpus": "num_gpus_per_learner",
@@ -80,6 +129,7 @@ _RENAMED: dict[str, tuple[str, ...]] = {
         "env_id": "env",
         "env_name": "env",
         "env_kwargs": "env_config",
+        "render_mode": "env_config",
         "wrapper_class": "wrappers",
         "seeds": "seed",
         "random_seed": "seed",
@@ -91,21 +141,48 @@ _RENAMED: dict[str, tuple[str, ...]] = {
 # Only on the command line: these are no settings in Python.
 _FLAGS = {
     **dict.fromkeys(
-        ("timesteps", "total_timesteps", "n_timesteps", "max_steps", "stop_timesteps"), "--stop steps=NUMBER"
+        ("timesteps", "total_timesteps", "n_timesteps", "n", "max_steps", "stop_timesteps", "episodes"),
+        "--stop steps=NUMBER",
     ),
     **dict.fromkeys(("stop_reward", "reward_threshold"), "--stop return=NUMBER"),
     **dict.fromkeys(("stop_iters", "iterations"), "--stop iterations=NUMBER"),
     **dict.fromkeys(("env_id", "env_name", "gym_id"), "--env ENV"),
-    **dict.fromkeys(("log_dir", "logdir", "local_dir", "log_folder", "save_dir"), "--run-dir DIRECTORY"),
+    **dict.fromkeys(
+        ("log_dir", "logdir", "local_dir", "log_folder", "save_dir", "name", "exp_name", "experiment_name"),
+        "--run-dir DIRECTORY",
+    ),
     **dict.fromkeys(("tensorboard_log", "tensorboard"), "--log tb"),
     **dict.fromkeys(("track", "wandb", "wandb_project_name"), "--log wandb"),
-    **dict.fromkeys(("trained_agent", "restore", "load", "checkpoint"), "--resume RUN_OR_CHECKPOINT"),
-    **dict.fromkeys(("device", "cuda", "num_gpus"), "--num-gpus-per-learner 1"),
+    **dict.fromkeys(
+        ("trained_agent", "restore", "load", "checkpoint", "resume_from"), "--resume RUN_OR_CHECKPOINT"
+    ),
+    **dict.fromkeys(("device", "cuda", "num_gpus", "gpu", "gpus"), "--num-gpus-per-learner 1"),
+    **dict.fromkeys(("no_cuda", "cpu"), "--num-gpus-per-learner 0"),
+    **dict.fromkeys(("num_cpus", "threads"), "--num-env-runners NUMBER"),
     **dict.fromkeys(("net_arch", "policy_kwargs", "hidden_sizes"), "--model-config fcnet_hiddens=[64,64]"),
     **dict.fromkeys(("algo", "run", "algorithm"), "rlzmq train ALGORITHM --env ENV"),
     "buffer_size": "--replay-buffer-config capacity=NUMBER",
     "capture_video": "rlzmq evaluate RUN --video film.mp4, after the run",
     "render": "rlzmq evaluate RUN --video film.mp4, after the run",
+    "render_mode": "rlzmq evaluate RUN --video film.mp4, after the run",
+    "save_model": "nothing: checkpoints are written to --run-dir",
+    "framework": "nothing: PyTorch is the only one",
+    "input": "rlzmq train bc --input DIRECTORY: online algorithms sample their data",
+    "http": "--port NUMBER",
+    "runners": "--env-runners NUMBER",
+    "deterministic": "--seed NUMBER",
+    "torch_deterministic": "--seed NUMBER",
+    "lr_schedule": "--lr '[[0, 1e-3], [1000000, 0]]'",
+    "frame_stack": "--wrappers 'FrameStackObservation(stack_size=4)'",
+    **dict.fromkeys(("normalize", "norm_obs"), "a connector, in Python: MeanStdFilter"),
+    **dict.fromkeys(("lstm", "use_lstm", "recurrent"), "--model-config use_lstm=true"),
+    **dict.fromkeys(
+        ("hyperparams", "hyperparameters", "conf_file", "yaml_file"), "--config FILE.toml, or flags"
+    ),
+    **dict.fromkeys(
+        ("optimize", "optimize_hyperparameters", "num_samples"),
+        "rlzmq tune ALGORITHM --env ENV --lr 1e-4..1e-2:log",
+    ),
     "eval_freq": "--evaluation-interval ITERATIONS",
     "eval_episodes": "--evaluation-duration EPISODES",
     "save_freq": "--checkpoint-every-s SECONDS",
@@ -184,6 +261,20 @@ _ALGORITHMS = {
     "dreamerv3": "PPO or SAC: there is no model-based algorithm",
 }
 
+_COMMANDS = {
+    **dict.fromkeys(("learn", "fit", "run", "start"), "rlzmq train ALGORITHM --env ENV"),
+    **dict.fromkeys(("eval", "test", "rollout"), "rlzmq evaluate RUN"),
+    **dict.fromkeys(("enjoy", "play", "render", "watch", "video"), "rlzmq evaluate RUN --video film.mp4"),
+    **dict.fromkeys(("optimize", "sweep", "search"), "rlzmq tune ALGORITHM --env ENV --lr 1e-4..1e-2:log"),
+    **dict.fromkeys(
+        ("tensorboard", "tb"), "rlzmq train … --log tb, then tensorboard --logdir RUN; or rlzmq dashboard"
+    ),
+    **dict.fromkeys(("list", "ls", "compare"), "rlzmq runs"),
+    **dict.fromkeys(
+        ("init", "up", "submit"), "nothing to start first: rlzmq train … --on ENGINE uses several machines"
+    ),
+}
+
 _NETWORKS = "networks are torch.nn.Modules that a TorchRLModule builds in setup()"
 _MARKS = "leave it out: in RLlib it only marks a method for its readers"
 _OWN_LOOP = "config.build() and algo.train() in a loop, tune.Tuner, or the command `rlzmq train`"
@@ -226,6 +317,11 @@ _INSTEAD = {
     "export_model": "`rlzmq export RUN`, which writes ONNX or torch.export",
     "export_policy_model": "`rlzmq export RUN`, which writes ONNX or torch.export",
     "replay_buffer": "training(replay_buffer_config={'capacity': …})",
+    "use_sde": "nothing: there is no state-dependent exploration",
+    "optimizer": "a learner_class with configure_optimizers_for_module",
+    "eps_test": "evaluation(evaluation_config={'explore': False})",
+    "num_cpus_per_worker": "nothing: processes have no quota; env_runners(num_env_runners=…) sets how many there are",
+    **dict.fromkeys(("step_per_epoch", "step_per_collect", "max_epoch", "n_iterations"), _LOOP),
     "tensorboard_log": "`rlzmq train --log tb`",
     "verbose": "debugging(log_level=…)",
     "callback": "callbacks(MyCallback)",
@@ -241,12 +337,38 @@ _INSTEAD = {
             "VecEnv",
             "AsyncVectorEnv",
             "SyncVectorEnv",
+            "DummyVectorEnv",
+            "SubprocVectorEnv",
+            "ShmemVectorEnv",
         ),
         _VECTOR,
     ),
     "VecNormalize": "the connector MeanStdFilter, with env_runners(env_to_module_connector=…)",
     "VecFrameStack": "the connector FrameStackingEnvToModule, with env_runners(env_to_module_connector=…)",
     "Monitor": "nothing: results have the episodes' returns and lengths",
+    "VecMonitor": "nothing: results have the episodes' returns and lengths",
+    "RecordVideo": "`rlzmq evaluate RUN --video film.mp4`",
+    **dict.fromkeys(
+        ("make", "make_env", "Env"), "gymnasium's; config.environment(…) takes its ids and classes"
+    ),
+    **dict.fromkeys(("Trainer", "OnpolicyTrainer", "OffpolicyTrainer", "Agent"), _LOOP),
+    "Collector": "SingleAgentEnvRunner",
+    "VectorReplayBuffer": "EpisodeReplayBuffer",
+    **dict.fromkeys(
+        ("get_schedule_fn", "linear_schedule", "get_linear_fn", "LinearSchedule"),
+        "a list as the value: training(lr=[(0, 3e-4), (1_000_000, 0.0)])",
+    ),
+    **dict.fromkeys(("set_random_seed", "seed_everything"), "debugging(seed=…)"),
+    "StopTrainingOnRewardThreshold": "a test of the return in the loop, or `rlzmq train --stop return=…`",
+    **dict.fromkeys(
+        ("NormalActionNoise", "OrnsteinUhlenbeckActionNoise"), "TD3Config().training(exploration_noise=…)"
+    ),
+    **dict.fromkeys(("results_plotter", "plot_results", "load_results"), "`rlzmq plot RUN…`"),
+    "safe_mean": "numpy.mean",
+    "register": "register_env",
+    **dict.fromkeys(
+        ("rllib", "air", "agents", "common"), "from rlzmq import PPOConfig: all names are in one module"
+    ),
     "check_env": "`rlzmq check-env ENV`",
     **dict.fromkeys(("BaseCallback", "CheckpointCallback", "EvalCallback", "CallbackList"), "Callback"),
     "BaseAlgorithm": "Algorithm",
@@ -391,6 +513,8 @@ _BY_ENDING = {  # whole families
     "Catalog": _NETWORKS,
     "EncoderConfig": _NETWORKS,
     "HeadConfig": _NETWORKS,
+    "Policy": "Policy.load(run) to act, an algorithm's config to train: PPOConfig",  # Tianshou's PPOPolicy
+    "Agent": "an algorithm's config: PPOConfig",
 }
 
 
@@ -431,6 +555,11 @@ def accepted_name(name: str, exports: Mapping[str, str]) -> tuple[str, str] | No
 def instead_of_algorithm(name: str) -> str | None:
     """Return the nearest algorithm here, for another (``"TD3Config"``, ``"td3"``); None if none is known."""
     return _ALGORITHMS.get(name.removesuffix("Config").removesuffix("Trainer").lower())
+
+
+def instead_of_command(word: str) -> str | None:
+    """Return the command line that does what a command of another library's does; None if nothing is known."""
+    return _COMMANDS.get(word)
 
 
 def instead_of_flag(word: str, flags: Container[str]) -> str | None:

@@ -24,14 +24,15 @@ _OF_USERS = {"learner_config_dict"}
 _ALWAYS_SO = {"framework", "torch_skip_nan_gradients", "export_native_model_files"}
 
 
-def test_each_setting_is_read_or_fixed() -> None:
+@pytest.mark.parametrize("config_class", [get_config_class(name) for name in ALGORITHMS])
+def test_each_setting_is_read_or_fixed(config_class: type[AlgorithmConfig]) -> None:
     package = Path(rlzmq.__file__).parent
     sources = {path: path.read_text() for path in package.rglob("*.py")}
     for declaring in ("sampling", "learning", "running", "rllib_compat"):
         sources.pop(package / "config" / f"{declaring}.py")
     text = "\n".join(sources.values())
-    unread = [name for name, _ in PPOConfig().items() if not re.search(rf"(?:\.|[\"']){name}\b", text)]
-    fixed = {name: field for name, field in PPOConfig._fields.items() if field.only}
+    unread = [name for name, _ in config_class().items() if not re.search(rf"(?:\.|[\"']){name}\b", text)]
+    fixed = {name: field for name, field in config_class._fields.items() if field.only}
     assert set(unread) - fixed.keys() - _OF_USERS - _ALWAYS_SO == set()
     assert len(fixed) > 20
     for name, field in fixed.items():

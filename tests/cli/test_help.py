@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlzmq import ConfigurationError, PPOConfig
-from rlzmq.algorithms.registry import ALGORITHMS
+from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
 from rlzmq.cli.main import _COMMANDS, main
 from rlzmq.cli.train import _config, _parse
 
@@ -49,6 +50,15 @@ def test_help_shows_the_flags_that_people_set_and_help_all_the_rest(
     assert "--clip-param" not in text
     assert main(["train", "ppo", "--help-all"]) == 0
     assert "--clip-param" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_no_flag_of_the_help_is_without_effect(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", name, "--help-all"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert not re.search("Has no effect|only choice|accepted for compatibility", text)
+    is_online = get_config_class(name)().is_online
+    assert ("--input" in text.split()) == ("--offline-evaluation-interval" in text.split()) == (not is_online)
 
 
 def test_commands_are_grouped(capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,11 +106,11 @@ def test_a_run_on_kubernetes_goes_on_whatever_happens_to_its_pods(
     assert done.code == 0, done
     assert "runner-" in done.out, done
 
-    assert terminal.type("rlzmq scale runs/cartpole --runners 2").code == 0
+    assert terminal.type("rlzmq scale runs/cartpole --env-runners 2").code == 0
     until(lambda: len(cluster.running("runners")) == 2, "two runners")
-    assert terminal.type("rlzmq scale runs/cartpole --runners 0").code == 0
+    assert terminal.type("rlzmq scale runs/cartpole --env-runners 0").code == 0
     until(lambda: not cluster.running("runners"), "no runner")
-    assert terminal.type("rlzmq scale runs/cartpole --runners 1").code == 0
+    assert terminal.type("rlzmq scale runs/cartpole --env-runners 1").code == 0
     pod_that(cluster, "runners", "joined")
 
     logs = terminal.start("rlzmq launch logs runs/cartpole --follow")
@@ -140,7 +140,7 @@ def test_a_living_run_is_not_submitted_twice_and_an_ended_one_is_at_once(
     assert terminal.type(f"{train} --resume auto").code == 0
     assert set(cluster.objects) == created
     assert not cluster.objects["jobsets", "rlzmq-cartpole"]["status"]
-    done = terminal.type("rlzmq scale runs/cartpole --runners 3 --learners 2")
+    done = terminal.type("rlzmq scale runs/cartpole --env-runners 3 --learners 2")
     assert done.code == 0, done
     learners = cluster.objects["jobs", "rlzmq-cartpole-learners-0"]["spec"]
     assert (learners["parallelism"], learners["completions"]) == (2, 2)

@@ -71,8 +71,8 @@ def test_wrong_jobs_are_refused(tmp_path: Path, cluster: str, more: tuple[str, .
 @pytest.mark.parametrize(
     ("command", "code", "problem"),
     [
-        ("scale runs/none --runners 2", 78, "was not started with --on"),
-        ("scale runs/none", 78, "expected --runners or --learners"),
+        ("scale runs/none --env-runners 2", 78, "was not started with --on"),
+        ("scale runs/none", 78, "expected --env-runners or --learners"),
         ("launch logs runs/none", 78, "is not a run"),
         ("launch cluster.toml", 2, "expected logs or stop"),
     ],

@@ -140,14 +140,14 @@ def test_a_living_run_is_scaled_its_logs_are_followed_and_it_is_stopped(slurm: S
     run = Run(slurm, "scaled", f"[head]\n{place('1G', 'n1')}[runners]\n{place('1G', count=2)}")
     run.wait_for(" joined ", "runners-1")
     command = "rlzmq {} runs/scaled {}"
-    assert slurm.ctl(command.format("scale", "--runners 3")).split() == ["runners", "3"]
+    assert slurm.ctl(command.format("scale", "--env-runners 3")).split() == ["runners", "3"]
     run.wait_for(" joined ", "runners-2")
-    slurm.ctl(command.format("scale", "--runners 1"))
+    slurm.ctl(command.format("scale", "--env-runners 1"))
     for role in ("runners-1", "runners-2"):
         run.wait_for("leaving: the current fragment is sent first", role)
     until(lambda: len(slurm.ctl("squeue -h -r --name=" + "scaled-runners-" + run.jobs["head"]).splitlines()) == 1,
           slurm.describe)  # fmt: skip
-    slurm.ctl(command.format("scale", "--runners 2"))  # the free number again
+    slurm.ctl(command.format("scale", "--env-runners 2"))  # the free number again
     end = run.wait_for("leaving", "runners-1")
     run.wait_for(" joined ", "runners-1", after=end)
     follow = "(" + command.format("launch logs", "--follow") + " > followed; echo code $? >> followed) & "

@@ -131,10 +131,10 @@ def test_a_run_is_started_scaled_followed_and_stopped_from_a_laptop(machines: Ma
     assert re.search(r"^runners +runners@m2,m3$", run.said, re.M), run.said
     run.wait_for(first, "runners-0", " joined ")
     run.wait_for(second, "runners-1", " joined ")
-    run.type("scale run --runners 3")
+    run.type("scale run --env-runners 3")
     run.wait_for(first, "runners-2", " joined ")
     follow = run.popen("launch logs run --follow")
-    run.type("scale run --runners 1")
+    run.type("scale run --env-runners 1")
     for machine, name in ((first, "runners-2"), (second, "runners-1")):
         assert "leaving: the current fragment is sent first" in run.log(machine, name)
         assert not run.file(machine, f"{name}.pid").exists()
@@ -175,7 +175,7 @@ def test_what_dies_is_started_again_and_the_others_never_notice(machines: Machin
     run.trains_on()
     machines.boot(second)
     end = len(run.log(second, "runners-1"))
-    run.type("scale run --runners 2")  # what ran on it is started again
+    run.type("scale run --env-runners 2")  # what ran on it is started again
     run.wait_for(second, "runners-1", " joined ", end)
     assert driver.is_running()
 

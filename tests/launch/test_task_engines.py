@@ -115,9 +115,9 @@ def test_what_dies_is_replaced_and_the_rest_goes_on(cluster: TaskCluster, tmp_pa
     run.wait_for("iter", after=end)
 
     cluster.add_node()
-    run.type("rlzmq scale runs/a --runners 3")
+    run.type("rlzmq scale runs/a --env-runners 3")
     run.runners(3)
-    run.type("rlzmq scale runs/a --runners 1")
+    run.type("rlzmq scale runs/a --env-runners 1")
     (last,) = run.runners(1)
     run.wait_for("iter", after=len(run.log()))
     assert last in cluster.roles("rlzmq runner")
