@@ -127,7 +127,9 @@ class MissingNameFinder:
             try:
                 getattr(package, name)
             except AttributeError as error:
-                raise ImportError(str(error), name="rlzmq") from None
+                instead = instead_of(name, self._exports)
+                text = f"cannot import name {name!r}. Instead: {instead}." if instead else str(error)
+                raise ImportError(text, name="rlzmq") from None
         raise ModuleNotFoundError(f"No module named {wanted!r}{self._module_hint(wanted)}", name=wanted)
 
     def hint(self, name: str) -> str:

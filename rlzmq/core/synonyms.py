@@ -317,6 +317,7 @@ _INSTEAD = {
     "export_model": "`rlzmq export RUN`, which writes ONNX or torch.export",
     "export_policy_model": "`rlzmq export RUN`, which writes ONNX or torch.export",
     "replay_buffer": "training(replay_buffer_config={'capacity': …})",
+    "policy_frequency": "nothing, or TD3, which has policy_delay",
     "use_sde": "nothing: there is no state-dependent exploration",
     "optimizer": "a learner_class with configure_optimizers_for_module",
     "eps_test": "evaluation(evaluation_config={'explore': False})",

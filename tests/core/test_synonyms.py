@@ -1,4 +1,4 @@
-"""Words of Stable-Baselines3, RLlib's old stack and CleanRL: each is answered with what to write here."""
+"""Words of Stable-Baselines3, RL Zoo, RLlib's old stack, CleanRL, Tianshou: each is answered with what to write."""
 
 from __future__ import annotations
 
@@ -81,6 +81,41 @@ CONFIGS = {
     "SACConfig().training(ent_coef=0.1)": ".training(initial_alpha=…)",
     "SACConfig().training(policy_lr=0.1)": ".training(actor_lr=…)",
     "SACConfig().training(q_lr=0.1)": ".training(critic_lr=…)",
+    'PPO("CnnPolicy", ENV, n_steps=128)': "PPOConfig().environment(env)",
+    "PPOConfig().training(eps_clip=0.2)": ".training(clip_param=…)",
+    "PPOConfig().training(repeat_per_collect=4)": ".training(num_epochs=…)",
+    "PPOConfig().training(epochs=4)": ".training(num_epochs=…)",
+    "PPOConfig().training(step_per_epoch=1000)": "algo.train() in a loop",
+    "PPOConfig().training(max_epoch=10)": "algo.train() in a loop",
+    "PPOConfig().training(discount_factor=0.99)": ".training(gamma=…)",
+    "PPOConfig().training(discount=0.99)": ".training(gamma=…)",
+    "PPOConfig().training(optimizer='adam')": "configure_optimizers_for_module",
+    "PPOConfig().training(hidden_sizes=[64])": ".rl_module(model_config=…)",
+    "PPOConfig().training(activation='relu')": ".rl_module(model_config=…)",
+    "PPOConfig().training(entropy_coef=0.01)": ".training(entropy_coeff=…)",
+    "PPOConfig().training(value_loss_coef=0.5)": ".training(vf_loss_coeff=…)",
+    "PPOConfig().training(value_coef=0.5)": ".training(vf_loss_coeff=…)",
+    "PPOConfig().training(use_sde=True)": "no state-dependent exploration",
+    "PPOConfig().training(stats_window_size=100)": ".reporting(metrics_num_episodes_for_smoothing=…)",
+    "PPOConfig().training(learning_rate_schedule=[[0, 1]])": ".training(lr=…)",
+    "PPOConfig().training(entropy_coeff_schedule=[[0, 1]])": ".training(entropy_coeff=…)",
+    "PPOConfig().evaluation(evaluation_num_workers=2)": ".evaluation(evaluation_num_env_runners=…)",
+    "PPOConfig().evaluation(evaluation_num_episodes=2)": ".evaluation(evaluation_duration=…)",
+    "PPOConfig().evaluation(eval_freq=2)": ".evaluation(evaluation_interval=…)",
+    "PPOConfig().env_runners(num_cpus_per_worker=1)": "processes have no quota",
+    "PPOConfig().env_runners(observation_filter='MeanStdFilter')": "env_to_module_connector",
+    "PPOConfig().env_runners(remote_worker_envs=True)": "gym_env_vectorize_mode",
+    "PPOConfig().env_runners(vectorization_mode='async')": "gym_env_vectorize_mode",
+    "PPOConfig().environment('CartPole-v1', render_mode='human')": ".environment(env_config=…)",
+    "PPOConfig().checkpointing(checkpoint_frequency=3)": ".checkpointing(checkpoint_every_s=…)",
+    "PPOConfig().fault_tolerance(recreate_failed_workers=True)": "restart_failed_env_runners",
+    "DQNConfig().training(prioritized_replay=True)": ".training(replay_buffer_config=…)",
+    "DQNConfig().training(estimation_step=3)": ".training(n_step=…)",
+    "DQNConfig().training(eps_test=0.05)": "{'explore': False}",
+    "SACConfig().training(autotune=True)": ".training(target_entropy=…)",
+    "SACConfig().training(policy_frequency=2)": "TD3",
+    "TD3Config().training(policy_freq=2)": ".training(policy_delay=…)",
+    "TD3Config().training(action_noise=0.1)": ".training(exploration_noise=…)",
     "PPO.load('run')": "Policy.load(path)",
     "Policy.from_checkpoint('run')": "Policy.load(path)",
 }
@@ -102,6 +137,25 @@ NAMES = {
     "MlpPolicy": "model_config",
     "check_env": "rlzmq check-env",
     "evaluate_policy": "rlzmq evaluate",
+    "Trainer": "algo.train() in a loop",
+    "OnpolicyTrainer": "algo.train() in a loop",
+    "Collector": "SingleAgentEnvRunner",
+    "PPOPolicy": "Policy.load(run)",
+    "PPOAgent": "PPOConfig",
+    "make": "gymnasium's",
+    "make_env": "gymnasium's",
+    "Env": "gymnasium's",
+    "RecordVideo": "--video",
+    "get_schedule_fn": "training(lr=[",
+    "set_random_seed": "debugging(seed=…)",
+    "StopTrainingOnRewardThreshold": "--stop return=",
+    "NormalActionNoise": "exploration_noise",
+    "results_plotter": "rlzmq plot",
+    "safe_mean": "numpy.mean",
+    "VecMonitor": "returns and lengths",
+    "DummyVectorEnv": "num_envs_per_env_runner",
+    "register": "register_env",
+    "rllib": "from rlzmq import",
     "init": "no cluster",
     "shutdown": "algo.stop()",
 }
@@ -155,6 +209,31 @@ FLAGS = {
     "--checkpoint-freq 10": "--checkpoint-every-s",
     "--eval-freq 10": "--evaluation-interval",
     "--capture-video": "rlzmq evaluate",
+    "--lr-schedule linear": "--lr '[[",
+    "--hidden-sizes 64 64": "fcnet_hiddens",
+    "--parallel-envs 4": "--num-env-runners",
+    "--nproc 4": "--num-env-runners",
+    "--jobs 4": "--num-env-runners",
+    "--num-cpus 4": "--num-env-runners",
+    "--envs 4": "--num-envs-per-env-runner",
+    "--epochs 2": "--num-epochs",
+    "--episodes 20": "--stop steps=",
+    "-n 1000": "--stop steps=",
+    "--exp-name a": "--run-dir",
+    "--eval-interval 4": "--evaluation-interval",
+    "--save-model": "checkpoints are written",
+    "--no-cuda": "--num-gpus-per-learner 0",
+    "--gpu 0": "--num-gpus-per-learner",
+    "--framework tf2": "PyTorch",
+    "--input shards": "rlzmq train bc",
+    "--vec-env subproc": "--gym-env-vectorize-mode",
+    "--conf-file a.yml": "--config",
+    "--optimize": "rlzmq tune",
+    "--resume-from a": "--resume",
+    "--torch-deterministic": "--seed",
+    "--lstm": "use_lstm=true",
+    "--render-mode human": "--video",
+    "--frame-stack 4": "FrameStackObservation",
 }
 
 
@@ -182,6 +261,12 @@ def test_a_name_to_import(name: str) -> None:
     _check(str(read.value), NAMES[name])
 
 
+def test_a_name_of_rllibs_old_stack_in_its_own_module() -> None:
+    with pytest.raises(ImportError) as caught:
+        exec("from rlzmq.algorithms.ppo import PPOTrainer")
+    _check(str(caught.value), "PPOConfig")
+
+
 @pytest.mark.parametrize("code", USES)
 def test_a_word_about_algorithms_policies_and_results(
     code: str, trained: tuple[Algorithm, dict[str, object], Policy]
@@ -204,6 +289,16 @@ def test_a_word_on_the_command_line(
 @pytest.mark.parametrize(("name", "answer"), [("a2c", "PPO"), ("ddpg", "TD3"), ("TRPO", "PPO")])
 def test_an_algorithm_on_the_command_line(name: str, answer: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", name, "--env", "CartPole-v1"]) == 78
+    _check(capsys.readouterr().err, answer)
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [("learn ppo", "rlzmq train"), ("enjoy --algo ppo", "rlzmq evaluate"), ("play run", "rlzmq evaluate"),
+     ("tensorboard runs", "--log tb"), ("optimize", "rlzmq tune"), ("init", "nothing to start")],
+)  # fmt: skip
+def test_a_command(line: str, answer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(line.split()) == 2
     _check(capsys.readouterr().err, answer)
 
 
