@@ -6,13 +6,17 @@
 Lines are those without docstrings. An annotation counts as bare if it is exactly `Any`; `dict[str, Any]` does not.
 Circles count imports inside functions and under ``if TYPE_CHECKING``. The spine is what one `Algorithm.train` of a
 serial PPO run with 8 envs calls: files, functions, all lines of these files. Words of docs have a letter or a digit.
+A user meets the flags of ``rlzmq train ppo --help`` and the distributions that ``pip install .`` brings.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import functools
+import importlib.metadata
+import io
 import re
 import sys
 import tomllib
@@ -20,6 +24,8 @@ from collections import Counter
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
+
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "rlzmq"
@@ -196,6 +202,31 @@ def num_settings() -> int:
     )
 
 
+def flags_of_help() -> int:
+    """Return the number of flags that ``rlzmq train ppo --help`` explains."""
+    from rlzmq.cli.main import main as rlzmq
+
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        rlzmq(["train", "ppo", "--help"])
+    return len(re.findall(r"^\W*--[a-z]", said.getvalue(), flags=re.MULTILINE))
+
+
+def core_distributions() -> set[str]:
+    """Return the distributions that ``pip install .`` brings on this Python, without those of torch's CUDA builds."""
+    waiting = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    found: set[str] = set()
+    while waiting:
+        requirement = Requirement(waiting.pop())
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        is_of_cuda = name == "triton" or name.startswith(("nvidia-", "cuda-"))
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if applies and not is_of_cuda and name not in found:
+            found.add(name)
+            waiting += importlib.metadata.requires(name) or []
+    return found
+
+
 def words_of_docs() -> int:
     """Return the words of the pages in ``docs`` that people write; a word has a letter or a digit."""
     docs = ROOT / "docs"
@@ -222,6 +253,7 @@ def figures() -> dict[str, dict[str, float]]:
             "import_circles": len(circles()),
         },
         "docs": {"words": words_of_docs()},
+        "user": {"flags_of_train_help": flags_of_help(), "core_distributions": len(core_distributions())},
         "tests": {"lines": sum(code_lines(path) for path in (ROOT / "tests").rglob("*.py"))},
         "spine": {
             "files": len(files),

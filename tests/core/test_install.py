@@ -4,44 +4,21 @@ from __future__ import annotations
 
 import compileall
 import email
-import importlib.metadata
 import importlib.util
 import os
 import re
 import subprocess
 import sys
-import tomllib
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 import rlzmq
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
-MAX_DISTRIBUTIONS = 30
 MAX_IMPORT_S = 0.3
-
-
-def test_the_core_install_is_at_most_thirty_distributions() -> None:
-    # The project's own list, not the installed one, which an editable install keeps as it was.
-    waiting = list(tomllib.loads(PROJECT.read_text())["project"]["dependencies"])
-    found: set[str] = set()
-    while waiting:
-        requirement = Requirement(waiting.pop())
-        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
-        is_of_cuda = name == "triton" or name.startswith(("nvidia-", "cuda-"))  # of torch's builds for GPUs
-        if (
-            name in found
-            or is_of_cuda
-            or (requirement.marker and not requirement.marker.evaluate({"extra": ""}))
-        ):
-            continue
-        found.add(name)
-        waiting += importlib.metadata.requires(name) or []
-    assert len(found) <= MAX_DISTRIBUTIONS, sorted(found)
 
 
 def test_an_application_without_sources_imports_and_trains(tmp_path: Path) -> None:
