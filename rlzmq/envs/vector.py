@@ -268,7 +268,7 @@ class _AsyncVectorEnv(AsyncVectorEnv):
     def _check_spaces(self) -> None:
         pipes: list[Any] = self.parent_pipes
         pipes[:] = [_Answer(pipes, index, self._making) for index in range(len(pipes))]
-        super()._check_spaces()
+        super()._check_spaces()  # type: ignore[no-untyped-call]
 
     def close_extras(self, timeout: int | float | None = None, terminate: bool = False) -> None:
         super().close_extras(timeout, terminate)
