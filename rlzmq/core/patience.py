@@ -34,8 +34,6 @@ from itertools import islice
 from types import FrameType
 from typing import Any
 
-import numpy as np
-
 from rlzmq.core.tracebacks import format_stack, place_in, user_errors
 
 __all__ = [
@@ -334,6 +332,8 @@ class CallWatch:
                 setattr(env, name, self._counting_resets(method))
 
     def _counting_steps(self, method: Callable[..., Any], tells: bool) -> Callable[..., Any]:
+        import numpy as np  # not above: the fork server starts without it
+
         clock = time.monotonic
 
         def step(*args: Any, **kwargs: Any) -> Any:
