@@ -19,7 +19,7 @@ import numpy as np
 from rlzmq.actors import by_value
 from rlzmq.actors.host import ActorHost, CallServer, constructed
 from rlzmq.actors.loop_thread import new_event_loop
-from rlzmq.actors.messages import Call, Cancel, Result, Shutdown, decode_message, pack, pack_snapshot
+from rlzmq.actors.messages import Answer, Call, Cancel, Shutdown, decode_message, pack, pack_snapshot
 from rlzmq.core.addresses import process_directory, set_multiprocessing_directory
 from rlzmq.core.errors import ProtocolError
 from rlzmq.core.process import (
@@ -125,7 +125,7 @@ class _Child:
             self._calls.fail(self._stop_call_id, error)
             self._exit_code = 1
         else:
-            self._calls.send(Result(self._stop_call_id), pack(None, "stop"))
+            self._calls.send(Answer(self._stop_call_id), pack(None, "stop"))
 
     async def _read_private_pipe(self) -> None:
         """Read the constructor's payload, then functions to apply; stop when the parent closes the pipe."""

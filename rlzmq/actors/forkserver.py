@@ -199,9 +199,9 @@ class ForkServer:
             self._delay_s = _deaths.failed(time.monotonic())
         return self._delay_s
 
-    def worked(self) -> None:
+    def note_work(self) -> None:
         """Record that a process of this server has started."""
-        _deaths.worked()
+        _deaths.note_work()
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the server; do nothing if it has ended."""

@@ -17,10 +17,10 @@ from rlzmq.actors.forkserver import ForkedChild
 from rlzmq.actors.host import ActorHost
 from rlzmq.actors.messages import (
     ActorMessage,
+    Answer,
     Call,
     Cancel,
     Failure,
-    Result,
     Shutdown,
     encode_message,
     pack,
@@ -211,7 +211,7 @@ class ProcessLink:
 
     def on_message(self, message: ActorMessage, value: Any) -> None:
         """Deliver an answer to its call; drop it if the call is no longer outstanding."""
-        if not isinstance(message, Result | Failure):
+        if not isinstance(message, Answer | Failure):
             raise ProtocolError(f"{type(message).__name__} is not for an actor system")
         pending = self._pending.get(message.call_id)
         if pending is not None and not pending.answer.done():

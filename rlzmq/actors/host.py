@@ -10,7 +10,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from rlzmq.actors.messages import ActorMessage, Failure, Result, encode_message, pack, pack_snapshot
+from rlzmq.actors.messages import ActorMessage, Answer, Failure, encode_message, pack, pack_snapshot
 from rlzmq.actors.remote_errors import pack_error
 from rlzmq.core.errors import ClosedError, ProtocolError
 from rlzmq.core.tracebacks import is_interrupt, run_error
@@ -260,7 +260,7 @@ class CallServer:
 
     async def _answer(self, call_id: int, work: Coroutine[Any, Any, list[Any]]) -> None:
         try:
-            self.send(Result(call_id), await work)
+            self.send(Answer(call_id), await work)
         except BaseException as error:
             if not _is_cancelled(error):
                 self.fail(call_id, run_error(error))

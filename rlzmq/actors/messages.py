@@ -18,10 +18,10 @@ from rlzmq.wire.values import pack_value, unpack_value
 __all__ = [
     "NO_CALL_ID",
     "ActorMessage",
+    "Answer",
     "Call",
     "Cancel",
     "Failure",
-    "Result",
     "Shutdown",
     "decode_message",
     "encode_message",
@@ -54,11 +54,11 @@ class Cancel(ActorMessage):
 
 @dataclass(frozen=True, slots=True)
 class Shutdown(ActorMessage):
-    """To the actor: finish and exit; answered by a Result."""
+    """To the actor: finish and exit; answered by an Answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Result(ActorMessage):
+class Answer(ActorMessage):
     """From the actor: the call returned; carries the value."""
 
 
@@ -74,11 +74,11 @@ _KINDS: dict[int, type[ActorMessage]] = {
     128: Call,
     129: Cancel,
     130: Shutdown,
-    131: Result,
+    131: Answer,
     132: Failure,
 }
 _NUMBERS = {kind: number for number, kind in _KINDS.items()}
-_WITH_VALUE = (Call, Result)
+_WITH_VALUE = (Call, Answer)
 
 
 def encode_message(message: ActorMessage, value: Sequence[Any] = ()) -> list[Any]:

@@ -327,7 +327,7 @@ class ActorSystem:
                     raise
                 await asyncio.sleep(delay_s)
             else:
-                server.worked()
+                server.note_work()
                 return ActorHandle(link, actor_class, self._call_deadline_s)
 
     def watch(self, handle: ActorHandle, patience: Patience, is_spared: Callable[[], bool]) -> None:

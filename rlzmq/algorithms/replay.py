@@ -24,7 +24,7 @@ from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.learner import Learner
 from rlzmq.learners.sources import BatchSource, FreshBatch
-from rlzmq.roles.fragment_data import open_steps
+from rlzmq.roles.fragment_data import decode_steps
 from rlzmq.roles.learner.arrival_log import (
     ArrivalFile,
     RecordedState,
@@ -293,7 +293,7 @@ class Replay:
             if isinstance(step, RecordedState):
                 _set_state(learner, step.load(), file)
                 continue
-            batches = [open_steps(file.frames(steps), BatchCheck(), *steps) for steps in step.ranges]
+            batches = [decode_steps(file.frames(steps), BatchCheck(), *steps) for steps in step.ranges]
             self.current = update = RepeatedUpdate(
                 step.version, learner.get_state(not_components="source"), step.timesteps
             )

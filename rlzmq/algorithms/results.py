@@ -27,7 +27,7 @@ from rlzmq.core.trace import LEARNER_STAGES
 from rlzmq.driver.update_results import Accounting, UpdateResult
 from rlzmq.runners.episode_metrics import EpisodeMetrics, add_fragment_metas
 
-__all__ = ["Result", "ResultBuilder", "merge_learner_results"]
+__all__ = ["IterationResult", "ResultBuilder", "merge_learner_results"]
 
 _log = logging.getLogger("rlzmq.algorithms")
 
@@ -36,7 +36,7 @@ NUM_LAGS = 20  # number of entries of `policy_lag/num_env_steps`; the last one c
 _SUMMED = ("num_env_steps_trained", "num_module_steps_trained", "num_env_steps_trained_lifetime")
 
 
-class Result(dict[str, Any]):
+class IterationResult(dict[str, Any]):
     """An iteration's result. Notebooks show its main numbers and the returns so far.
 
     Attributes:
@@ -197,7 +197,7 @@ class ResultBuilder:
         env_runners["weights_seq_no"] = self._weights_version
         timers = {name: sum(values) / len(values) for name, values in self._timers.items()}
         timers["training_iteration"] = elapsed
-        result = Result(
+        result = IterationResult(
             {
                 "training_iteration": iteration,
                 "num_env_steps_sampled_lifetime": env_runners["num_env_steps_sampled_lifetime"],

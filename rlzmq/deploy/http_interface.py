@@ -32,7 +32,7 @@ from rlzmq.deploy.batcher import Batcher, OverloadedError, ServeMetrics
 from rlzmq.deploy.export import describe
 from rlzmq.deploy.served_checkpoint import ServedCheckpoint
 from rlzmq.deploy.served_policy import Arrays, RequestError, ServedPolicy, rows_from_json, values_from_json
-from rlzmq.net.http_server import HttpGate, host_name
+from rlzmq.net.http_server import RequestFilter, host_name
 from rlzmq.telemetry.prometheus import CONTENT_TYPE
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class HttpInterface:
 
         listening = _listen(address, insecure)
         host = host_name(address)
-        gate = HttpGate(
+        gate = RequestFilter(
             self._application(),
             token=self._token,
             hosts={host, *_LOOPBACK, *self._hosts} if host in _LOOPBACK else {host, *self._hosts},

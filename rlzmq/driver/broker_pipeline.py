@@ -29,7 +29,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError, StandstillError
 from rlzmq.core.patience import FairClock, Patience
-from rlzmq.driver.broker_supervision import BrokerKeeper
+from rlzmq.driver.broker_supervision import BrokerSupervisor
 from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.driver.driver_link import DriverLink, MetaCheck, ReportReader
 from rlzmq.driver.join_files import JoinKeys, pack_config
@@ -175,7 +175,7 @@ class BrokerPipeline(Supervisor):
         self._learners = learner_group
         self._connectors = connectors
         self._run_id = uuid.uuid4().hex
-        self._broker: BrokerKeeper | None = None
+        self._broker: BrokerSupervisor | None = None
         self._driver: DriverLink | None = None
         self._place_of: dict[str, int] = {}
         self._index_of: dict[str, int] = {}
@@ -198,7 +198,7 @@ class BrokerPipeline(Supervisor):
 
     async def start_broker(self) -> None:
         """Start the broker's process."""
-        self._broker = BrokerKeeper(
+        self._broker = BrokerSupervisor(
             self._system, self._run_id, self._config, self._join_keys, self._control_address
         )
         await self._broker.start()
@@ -464,11 +464,11 @@ class BrokerPipeline(Supervisor):
     def _note_work(self, report: Report) -> None:
         """Reset the failure counts of all peers that contributed to a committed update."""
         assert self._broker is not None
-        self._broker.worked()
-        self._learners.supervisor.worked()
+        self._broker.note_work()
+        self._learners.supervisor.note_work()
         for fragment, _, _ in report.fragments:
             if (index := self._place_of.get(fragment.runner)) is not None:
-                self._runners.supervisor.worked(index)
+                self._runners.supervisor.note_work(index)
 
     def fault_tolerance(self) -> dict[str, int]:
         """Return the number of broker restarts, and of env steps whose fragment metadata was lost with a broker."""

@@ -1,4 +1,4 @@
-"""The broker of a run: BrokerKeeper restarts it on the same addresses if it dies or hangs.
+"""The broker of a run: BrokerSupervisor restarts it on the same addresses if it dies or hangs.
 
 Peers reconnect, notice the new incarnation and send the broker what they hold, so no accepted data is lost
 (`rlzmq.protocol.broker.core`).
@@ -20,14 +20,14 @@ from rlzmq.driver.supervision import Supervisor, lost_error, restarted, spawn_wi
 from rlzmq.protocol.supervision import RestartPolicy, Supervision
 from rlzmq.roles.broker.broker_role import BrokerRole
 
-__all__ = ["BrokerKeeper"]
+__all__ = ["BrokerSupervisor"]
 
 _log = logging.getLogger("rlzmq.driver")
 
 _POLICY = RestartPolicy(max_restarts=5, window_s=60.0)
 
 
-class BrokerKeeper(Supervisor):
+class BrokerSupervisor(Supervisor):
     """Starts and restarts the broker's process.
 
     Args:
@@ -91,9 +91,9 @@ class BrokerKeeper(Supervisor):
             self._write_join_files(self._keys)
         self._start(self._supervise(), "supervise the broker")
 
-    def worked(self) -> None:
+    def note_work(self) -> None:
         """Reset the failure count, after an update was committed."""
-        self._machine.worked()
+        self._machine.note_work()
 
     async def stop(self) -> None:
         """Stop the supervision, then the broker."""

@@ -183,11 +183,11 @@ class LearnerSupervisor(Supervisor):
             await self.prepare(handle)
             self._prepared.add(handle)
 
-    def worked(self) -> None:
+    def note_work(self) -> None:
         """Reset the failure counts, after an update was committed."""
         self.is_untouched = False
         for handle in self._handles:
-            self._machines[_place(handle)].worked()
+            self._machines[_place(handle)].note_work()
 
     def has_only_weights(self, name: str) -> bool:
         """Return whether this rank, by name, is the last of the group, so that nobody else has its weights."""

@@ -184,14 +184,14 @@ class RunnerSupervisor(Supervisor):
                 if place.handle is handle:
                     place.up.clear()  # its supervising task may not have run yet
                 continue
-            self.worked(index)
+            self.note_work(index)
             return result
 
-    def worked(self, index: int) -> None:
+    def note_work(self, index: int) -> None:
         """Reset the failure count, after the runner has delivered useful work."""
         place = self._places[index]
         if place.up.is_set() and not place.is_given_up:
-            place.machine.worked()
+            place.machine.note_work()
             place.has_worked = True
 
     def blame(self, index: int, why: str) -> None:

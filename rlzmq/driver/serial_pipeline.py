@@ -17,7 +17,7 @@ from rlzmq.core.patience import CallWatch
 from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.driver.update_results import Accounting, UpdateResult
 from rlzmq.protocol.leases import plan_lease
-from rlzmq.roles.fragment_data import by_env, num_left_out, take_fragment
+from rlzmq.roles.fragment_data import num_left_out, sorted_by_env, take_fragment
 
 __all__ = ["SerialPipeline"]
 
@@ -117,7 +117,7 @@ class SerialPipeline:
                 batch = take_fragment(runner, length)
             metas.append(batch.meta)
             if plan.keeps_episodes:
-                batch, _ = by_env(batch, runner.num_envs)
+                batch, _ = sorted_by_env(batch, runner.num_envs)
             num_steps = batch.num_env_steps
             num_unusable = num_left_out(batch.meta)
             self.accounting.add(sampled=num_steps + num_unusable, dropped={"not_finite": num_unusable})

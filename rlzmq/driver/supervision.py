@@ -8,7 +8,7 @@
 Who is stopped or hangs is killed by the actor system (`rlzmq.actors.system`), and so has simply ended here.
 
 The roles differ in their decisions: `RunnerSupervisor` restarts a runner at its place, `LearnerSupervisor` forms a
-group of the survivors and lets replacements join it, `BrokerKeeper` restarts the broker on the same addresses.
+group of the survivors and lets replacements join it, `BrokerSupervisor` restarts the broker on the same addresses.
 """
 
 from __future__ import annotations

@@ -162,8 +162,8 @@ class SyncVectorMultiAgentEnv:
                 row = self._checked(index, row, "step", _STEP_PARTS)
             rows.append(row)
             _, _, terminateds, truncateds, _ = row
-            goes_on = terminateds.get("__all__") is False and truncateds.get("__all__") is False
-            if not goes_on and (_says_over(terminateds) or _says_over(truncateds)):
+            is_ongoing = terminateds.get("__all__") is False and truncateds.get("__all__") is False
+            if not is_ongoing and (_says_over(terminateds) or _says_over(truncateds)):
                 needs_reset[index] = True
         return rows
 

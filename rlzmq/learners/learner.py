@@ -317,8 +317,8 @@ class Learner(TellsUncalled, Checkpointable):
                 self._train_on(train_batch, options if data_iterators is None else _Options())
             if data_iterators is not None:
                 self.num_minibatches_per_epoch = max(1, self._counts.num_minibatches)
-            takes_in = self.ranks.group is not None or (episodes is not None and self.source.keeps_data)
-            if not (takes_in or self._counts.num_minibatches or self._counts.batch.num_env_steps):
+            may_be_empty = self.ranks.group is not None or (episodes is not None and self.source.keeps_data)
+            if not (may_be_empty or self._counts.num_minibatches or self._counts.batch.num_env_steps):
                 return self.results()  # no data, no update
             self.weights_seq_no += 1
             self._leave_out_skipped(source_before)

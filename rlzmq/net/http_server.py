@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = [
-    "HttpGate",
+    "RequestFilter",
     "host_name",
     "server_config",
 ]
@@ -108,7 +108,7 @@ _BODY_TIMEOUT_S = 30.0
 _MAX_BODIES = 16  # of the largest size, which may arrive at the same time
 
 
-class HttpGate:
+class RequestFilter:
     """ASGI middleware that answers what may not pass (401, 403, 408, 413, 503); `app` gets whole requests only.
 
     No body is read before the token was checked, and none on open paths.

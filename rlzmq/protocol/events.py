@@ -266,7 +266,7 @@ class StartLease:
     weights_version: int
     connector_version: int
     max_s: float = 0.0
-    by_env: bool = False
+    is_sorted_by_env: bool = False
 
 
 @dataclass(frozen=True, slots=True)

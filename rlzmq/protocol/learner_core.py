@@ -140,7 +140,7 @@ _RECEIVING, _READY, _TRAINING = 0, 1, 2
 
 
 @dataclass(slots=True)
-class _AtHand:
+class _HeldShard:
     """An update's shard, from its plan until it is trained."""
 
     attempt: int
@@ -195,7 +195,7 @@ class LearnerCore(PeerCore):
         self.next_update: int = 0
         self.progress = 0
         self.patience_s = 0.0
-        self._at_hand: dict[int, _AtHand] = {}
+        self._held: dict[int, _HeldShard] = {}
         self._running: int | None = None
         self._memory = LearnerMemory()
         self._weights: NewWeights | None = None
@@ -210,17 +210,17 @@ class LearnerCore(PeerCore):
     @property
     def num_waiting_updates(self) -> int:
         """Number of received updates whose training has not started."""
-        return len(self._at_hand) - (self._running is not None)
+        return len(self._held) - (self._running is not None)
 
     def is_receiving(self, update_id: int, attempt: int) -> bool:
         """Return whether shards of this update are still missing, so that a shard may be refused."""
-        at_hand = self._matching(update_id, attempt)
-        return at_hand is not None and at_hand.phase == _RECEIVING
+        held = self._matching(update_id, attempt)
+        return held is not None and held.phase == _RECEIVING
 
     def training_ranges(self, update_id: int) -> list[FragmentRange]:
         """Return an update's ranges over all ranks once TRAIN has arrived; before, an empty list."""
-        at_hand = self._at_hand.get(update_id)
-        return unpack_ranges(at_hand.train_ranges) if at_hand is not None and at_hand.train else []
+        held = self._held.get(update_id)
+        return unpack_ranges(held.train_ranges) if held is not None and held.train else []
 
     # ------------------------------------------------------------------ events
 
@@ -240,9 +240,9 @@ class LearnerCore(PeerCore):
                 instructions = self._on_message(event, now)
             return instructions + self._advance(now)
         if isinstance(event, ShardDecoded):
-            at_hand = self._matching(event.update_id, event.attempt)
-            if at_hand is not None and event.index in at_hand.shards:
-                at_hand.decoded.add(event.index)
+            held = self._matching(event.update_id, event.attempt)
+            if held is not None and event.index in held.shards:
+                held.decoded.add(event.index)
             return self._advance(now)
         if isinstance(event, ShardFailed):
             return self._on_failed(event)
@@ -304,15 +304,15 @@ class LearnerCore(PeerCore):
             return []
         if isinstance(message, Train):
             return self._on_train(message, event.payload)
-        at_hand, instructions = self._open(message.update_id, message.attempt)
-        if at_hand is None:
+        held, instructions = self._open(message.update_id, message.attempt)
+        if held is None:
             return instructions
         if isinstance(message, ShardPlan):
-            at_hand.num_fragments = message.num_fragments
-            at_hand.num_env_steps = message.num_env_steps
-            at_hand.num_env_steps_all_ranks = message.num_env_steps_all_ranks
-        elif message.index not in at_hand.shards:
-            at_hand.shards[message.index] = message
+            held.num_fragments = message.num_fragments
+            held.num_env_steps = message.num_env_steps
+            held.num_env_steps_all_ranks = message.num_env_steps_all_ranks
+        elif message.index not in held.shards:
+            held.shards[message.index] = message
             instructions.append(
                 DecodeShard(
                     message.update_id,
@@ -327,37 +327,37 @@ class LearnerCore(PeerCore):
         return instructions
 
     def _on_train(self, message: Train, payload: tuple[Buffer, ...]) -> list[Instruction]:
-        at_hand = self._matching(message.update_id, message.attempt)
+        held = self._matching(message.update_id, message.attempt)
         # TRAIN follows this rank's READY; one that overtook other messages is sent again.
-        if at_hand is not None and at_hand.is_complete and at_hand.train is None:
-            at_hand.train, at_hand.train_ranges = message, payload
+        if held is not None and held.is_complete and held.train is None:
+            held.train, held.train_ranges = message, payload
         return []
 
     def _on_failed(self, event: ShardFailed) -> list[Instruction]:
-        at_hand = self._matching(event.update_id, event.attempt)
-        if at_hand is None or event.index not in at_hand.shards:
+        held = self._matching(event.update_id, event.attempt)
+        if held is None or event.index not in held.shards:
             return []
         refused = ShardRefused(
             event.update_id,
             event.attempt,
             self.generation,
-            at_hand.shards[event.index].fragment,
+            held.shards[event.index].fragment,
             event.reason,
             event.detail[:1000],
         )
         # Forget the shard. If the refusal is lost, the broker sends the shard again.
-        del at_hand.shards[event.index]
-        at_hand.decoded.discard(event.index)
+        del held.shards[event.index]
+        held.decoded.discard(event.index)
         return [Send(b"", refused)]
 
     def _on_trained(self, event: UpdateTrained, now: float) -> list[Instruction]:
-        at_hand = self._matching(event.update_id, event.attempt)
-        if at_hand is None or self._running != event.update_id:
+        held = self._matching(event.update_id, event.attempt)
+        if held is None or self._running != event.update_id:
             return []  # it is from an earlier generation, whose state was replaced
-        del self._at_hand[event.update_id]
+        del self._held[event.update_id]
         self._running = None
         self.next_update = event.update_id + 1
-        self._memory.note_trained(at_hand.train_ranges)
+        self._memory.note_trained(held.train_ranges)
         done = UpdateDone(
             event.update_id,
             event.attempt,
@@ -367,7 +367,7 @@ class LearnerCore(PeerCore):
             event.trained,
             event.num_trained_steps,
         )
-        payload = (event.results, *at_hand.train_ranges)
+        payload = (event.results, *held.train_ranges)
         self._memory.done[event.update_id] = Done(done, payload, now)
         return [Send(b"", done, payload)]
 
@@ -381,10 +381,10 @@ class LearnerCore(PeerCore):
             if now - done.sent_at >= self.timers.resend_s:
                 done.sent_at = now
                 instructions.append(Send(b"", done.message, done.payload))
-        for update_id, at_hand in self._at_hand.items():
-            if at_hand.phase == _READY and now - at_hand.ready_at >= self.timers.resend_s:
-                at_hand.ready_at = now
-                instructions.append(self._ready(update_id, at_hand))
+        for update_id, held in self._held.items():
+            if held.phase == _READY and now - held.ready_at >= self.timers.resend_s:
+                held.ready_at = now
+                instructions.append(self._ready(update_id, held))
         return instructions + self._advance(now)
 
     def _on_new_broker(self, now: float) -> list[Instruction]:
@@ -392,12 +392,12 @@ class LearnerCore(PeerCore):
         for done in self._memory.done.values():
             done.sent_at = now
             instructions.append(Send(b"", done.message, done.payload))
-        for update_id, at_hand in self._at_hand.items():
-            at_hand.ready_at = now
-            if at_hand.phase == _READY:
+        for update_id, held in self._held.items():
+            held.ready_at = now
+            if held.phase == _READY:
                 # HELLO named the updates with TRAIN. The new broker repeats TRAIN if it still holds them.
-                at_hand.train, at_hand.train_ranges = None, ()
-                instructions.append(self._ready(update_id, at_hand))
+                held.train, held.train_ranges = None, ()
+                instructions.append(self._ready(update_id, held))
         return instructions + self._send_weights()
 
     # ------------------------------------------------------------------ private
@@ -405,12 +405,12 @@ class LearnerCore(PeerCore):
     def _advance(self, now: float) -> list[Instruction]:
         """Send READY for complete shards, and start the next update once its TRAIN has arrived."""
         instructions: list[Instruction] = []
-        for update_id, at_hand in self._at_hand.items():
-            if at_hand.phase == _RECEIVING and at_hand.is_complete:
-                at_hand.phase = _READY
-                at_hand.ready_at = now
-                instructions.append(self._ready(update_id, at_hand))
-        head = self._at_hand.get(self.next_update)
+        for update_id, held in self._held.items():
+            if held.phase == _RECEIVING and held.is_complete:
+                held.phase = _READY
+                held.ready_at = now
+                instructions.append(self._ready(update_id, held))
+        head = self._held.get(self.next_update)
         if self._running is None and head is not None and head.train is not None:
             self._running = self.next_update
             head.phase = _TRAINING
@@ -425,36 +425,36 @@ class LearnerCore(PeerCore):
             )
         return instructions
 
-    def _ready(self, update_id: int, at_hand: _AtHand) -> Send:
-        return Send(b"", ShardReady(update_id, at_hand.attempt, self.generation, self.rank))
+    def _ready(self, update_id: int, held: _HeldShard) -> Send:
+        return Send(b"", ShardReady(update_id, held.attempt, self.generation, self.rank))
 
-    def _open(self, update_id: int, attempt: int) -> tuple[_AtHand | None, list[Instruction]]:
+    def _open(self, update_id: int, attempt: int) -> tuple[_HeldShard | None, list[Instruction]]:
         """Return the held update of this attempt, created if new. A higher attempt replaces a lower one."""
-        at_hand = self._at_hand.get(update_id)
-        if at_hand is not None and at_hand.attempt == attempt:
-            return at_hand, []
-        if at_hand is not None and (attempt < at_hand.attempt or at_hand.phase == _TRAINING):
+        held = self._held.get(update_id)
+        if held is not None and held.attempt == attempt:
+            return held, []
+        if held is not None and (attempt < held.attempt or held.phase == _TRAINING):
             return None, []
-        instructions = self._void(update_id) if at_hand is not None else []
-        opened = self._at_hand[update_id] = _AtHand(attempt)
+        instructions = self._void(update_id) if held is not None else []
+        opened = self._held[update_id] = _HeldShard(attempt)
         return opened, instructions
 
-    def _matching(self, update_id: int, attempt: int) -> _AtHand | None:
-        at_hand = self._at_hand.get(update_id)
-        return at_hand if at_hand is not None and at_hand.attempt == attempt else None
+    def _matching(self, update_id: int, attempt: int) -> _HeldShard | None:
+        held = self._held.get(update_id)
+        return held if held is not None and held.attempt == attempt else None
 
     def _void(self, update_id: int) -> list[Instruction]:
-        at_hand = self._at_hand.pop(update_id)
-        return [DropShards(update_id, at_hand.attempt)]
+        held = self._held.pop(update_id)
+        return [DropShards(update_id, held.attempt)]
 
     def _drop_at_hand(self, next_update: int) -> list[Instruction]:
         instructions: list[Instruction] = []
-        for update_id, at_hand in self._at_hand.items():
+        for update_id, held in self._held.items():
             if update_id < next_update:
                 # The group's state has trained it (here or on the rank whose state was adopted).
-                self._memory.note_trained(at_hand.train_ranges)
-            instructions.append(DropShards(update_id, at_hand.attempt))
-        self._at_hand.clear()
+                self._memory.note_trained(held.train_ranges)
+            instructions.append(DropShards(update_id, held.attempt))
+        self._held.clear()
         return instructions
 
     def _send_weights(self) -> list[Instruction]:
@@ -464,7 +464,7 @@ class LearnerCore(PeerCore):
         return [Send(b"", Weights(newest.generation, newest.version), (newest.frame,))]
 
     def _hello(self) -> tuple[Hello, tuple[Buffer, ...]]:
-        training = {u: item for u, item in self._at_hand.items() if item.train is not None}
+        training = {u: item for u, item in self._held.items() if item.train is not None}
         hello = Hello(
             role="learner",
             **self._identity(),
@@ -482,14 +482,14 @@ class LearnerCore(PeerCore):
         return hello, tuple(payload)
 
     def _state(self) -> LearnerState:
-        at_hand = sorted(self._at_hand.items())
+        held = sorted(self._held.items())
         return LearnerState(
             generation=self.generation,
             next_update=self.next_update,
-            update_ids=tuple(update_id for update_id, _ in at_hand),
-            attempts=tuple(item.attempt for _, item in at_hand),
-            num_held=tuple(len(item.shards) for _, item in at_hand),
-            phases=tuple(item.phase for _, item in at_hand),
+            update_ids=tuple(update_id for update_id, _ in held),
+            attempts=tuple(item.attempt for _, item in held),
+            num_held=tuple(len(item.shards) for _, item in held),
+            phases=tuple(item.phase for _, item in held),
             progress=self.progress,
             patience_s=self.patience_s,
         )

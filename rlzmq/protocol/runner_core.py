@@ -380,7 +380,7 @@ class RunnerCore(PeerCore):
             self.weights.version,
             self.connector_version,
             lease.max_s,
-            lease.by_env,
+            lease.is_sorted_by_env,
         )
 
     def _offer(self, frame: Buffer) -> None:

@@ -66,7 +66,7 @@ class Supervision:
         """Record a successful start (the constructor returned)."""
         self._started_at = now
 
-    def worked(self) -> None:
+    def note_work(self) -> None:
         """Record useful work, which clears earlier failures."""
         self._failures.clear()
         self._num_doublings = 0

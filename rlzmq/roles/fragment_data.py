@@ -13,7 +13,7 @@ from rlzmq.roles.learner.batch_check import BatchCheck
 from rlzmq.wire.fragment_message import decode_fragment
 from rlzmq.wire.schema import FragmentId
 
-__all__ = ["by_env", "num_left_out", "open_steps", "sample_with_metrics", "take_fragment"]
+__all__ = ["decode_steps", "num_left_out", "sample_with_metrics", "sorted_by_env", "take_fragment"]
 
 # Far above any real fragment; an external runner may send any number.
 _MAX_LEFT_OUT = 2**40
@@ -51,7 +51,7 @@ def _within_lease(runner: Any, batch: Any, num_env_steps: int) -> Any:
     return batch
 
 
-def by_env(batch: EpisodeBatch, num_envs: int) -> tuple[EpisodeBatch, tuple[int, ...]]:
+def sorted_by_env(batch: EpisodeBatch, num_envs: int) -> tuple[EpisodeBatch, tuple[int, ...]]:
     """Order a batch's chunks by environment and count the env steps of each.
 
     Args:
@@ -86,7 +86,7 @@ def _take_metrics(runner: Any, batch: Any) -> None:
         batch.meta["custom_metrics"] = custom
 
 
-def open_steps(
+def decode_steps(
     frames: Sequence[Any],
     check: BatchCheck,
     fragment: FragmentId,

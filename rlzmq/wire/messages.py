@@ -421,7 +421,7 @@ class Lease(WireMessage):
         timeout_s: Time without progress after which the broker may grant the steps to another runner.
         accepted: Sequence numbers accepted since the last message to this runner.
         max_s: Number of seconds after which the sampled data must be delivered; 0: no limit.
-        by_env: Whether the fragment must order its chunks by environment and fill in `env_steps`.
+        is_sorted_by_env: Whether the fragment must order its chunks by environment and fill in `env_steps`.
     """
 
     lease_id: int
@@ -434,7 +434,7 @@ class Lease(WireMessage):
     timeout_s: float
     accepted: Spans = ()
     max_s: float = 0.0
-    by_env: bool = False
+    is_sorted_by_env: bool = False
 
 
 @message(17, "runner")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlzmq.net.http_server import HttpGate, host_name
+from rlzmq.net.http_server import RequestFilter, host_name
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ class Asked:
             self.status = message["status"]
 
     async def run(self) -> int:
-        gate = HttpGate(self.app, token="secret", hosts=["here"], max_body_bytes=10, body_timeout_s=0.05)
+        gate = RequestFilter(self.app, token="secret", hosts=["here"], max_body_bytes=10, body_timeout_s=0.05)
         scope = {"type": "http", "path": "/", "headers": self._headers}
         await gate(scope, self.receive, self.send)
         return self.status

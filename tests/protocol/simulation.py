@@ -332,7 +332,7 @@ class Simulation:
         if self.faulty() and self.rng.random() < 0.03:
             seconds += self.rng.uniform(1.0, 12.0)  # hangs, longer than its lease may take
         env_steps: tuple[int, ...] = ()
-        if lease.by_env:
+        if lease.is_sorted_by_env:
             cuts = sorted(self.rng.randint(0, most - lost) for _ in range(self.plan.num_envs - 1))
             env_steps = tuple(np.diff([0, *cuts, most - lost]).tolist())
         event = E.FragmentSampled(

@@ -105,7 +105,7 @@ def test_an_origin_is_forgotten_with_its_last_newcomer(monkeypatch):
     known = state.Newcomers()
     for number in range(10):
         known.add(f"origin-{number}", _newcomer(f"{number}"), lambda _: True)
-        known.worked(f"{number}")
+        known.discard(f"{number}")
         assert len(known) == len(known._of) == 0
 
 

@@ -65,7 +65,7 @@ def test_the_broker_keeps_an_environments_steps_at_one_rank_and_takes_all() -> N
     bench = Bench()
     bench.ready_run(num_ranks=2, batch=40, keeps_episodes=True)
     bench.runner("runner-0")
-    assert all(lease.by_env for lease in bench.leases("runner-0"))
+    assert all(lease.is_sorted_by_env for lease in bench.leases("runner-0"))
     for env_steps in ((5, 5, 5, 3), (2, 5, 5, 5), (5, 5, 5, 5)):
         bench.fragment(steps=sum(env_steps), runner="runner-0", env_steps=env_steps)
     plans = [plan for rank in range(2) for plan in bench.sent(f"learner-{rank}", ShardPlan)]

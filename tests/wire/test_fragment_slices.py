@@ -11,7 +11,7 @@ import pytest
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.roles.fragment_data import open_steps
+from rlzmq.roles.fragment_data import decode_steps
 from rlzmq.roles.learner.batch_check import BatchCheck
 from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner
 from rlzmq.wire.codec import encode
@@ -50,7 +50,7 @@ def episodes() -> EpisodeBatch:
 
 
 def facts(frames: Any, first: int, num_steps: int) -> Any:
-    batch = open_steps(frames, BatchCheck(), FRAGMENT_ID, first, num_steps)
+    batch = decode_steps(frames, BatchCheck(), FRAGMENT_ID, first, num_steps)
     states = [episode.get_state() for episode in batch]
     return batch.meta, repr(states)
 

@@ -399,7 +399,7 @@ class Grants:
             connector_version=state.connector_version,
             timeout_s=terms.lease_timeout_s,
             max_s=max_s,
-            by_env=terms.keeps_episodes,
+            is_sorted_by_env=terms.keeps_episodes,
             accepted=state.receipts.take_accepted(peer.uuid),
         )
         state.send(peer, message)

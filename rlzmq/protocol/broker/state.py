@@ -192,7 +192,7 @@ class Newcomers:
             A newcomer to forget if there are too many: from this origin if it has too many, else from the origin with
             the most; disconnected ones first, then the oldest.
         """
-        self.worked(newcomer.uuid)
+        self.discard(newcomer.uuid)
         known = self._of.setdefault(origin, OrderedDict())
         known[newcomer.uuid] = newcomer
         self._origins[newcomer.uuid] = origin
@@ -209,10 +209,10 @@ class Newcomers:
         leaving = (
             first if not is_connected(first) else next(filter(lambda o: not is_connected(o), others), first)
         )
-        self.worked(leaving.uuid)
+        self.discard(leaving.uuid)
         return leaving
 
-    def worked(self, uuid: str) -> None:
+    def discard(self, uuid: str) -> None:
         """Remove a process that has worked. No effect if it is not a newcomer."""
         origin = self._origins.pop(uuid, None)
         if origin is not None:
@@ -560,7 +560,7 @@ class BrokerState:
     def _forget_runner(self, uuid: str, incarnation: int) -> None:
         self.ledger.forget(uuid, incarnation)
         self.receipts.forget_record(uuid, incarnation)
-        self.newcomers.worked(uuid)
+        self.newcomers.discard(uuid)
 
     def drop(self, entry: Entry, reason: DropReason) -> None:
         """Drop an entry's free steps. Its meta still reaches the driver."""

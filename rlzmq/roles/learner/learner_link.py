@@ -44,7 +44,7 @@ from rlzmq.protocol.events import (
 )
 from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.protocol.weights import PUBLICATION_PREFIX_BYTES, new_publication_buffer, seal_publication
-from rlzmq.roles.fragment_data import open_steps
+from rlzmq.roles.fragment_data import decode_steps
 from rlzmq.roles.hang_watch import UpdateWatch
 from rlzmq.roles.learner.arrival_log import ArrivalLog
 from rlzmq.roles.learner.batch_check import BatchCheck
@@ -207,7 +207,7 @@ class LearnerLink(PeerLink):
         num_replaced = self._check.num_replaced
         start = time.perf_counter()
         try:
-            batch = open_steps(shard.frames, self._check, shard.fragment, shard.first, shard.num_steps)
+            batch = decode_steps(shard.frames, self._check, shard.fragment, shard.first, shard.num_steps)
         except MemoryError as error:
             end_if_out_of_memory(error, self.core.name)
             raise

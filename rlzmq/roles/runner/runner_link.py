@@ -41,7 +41,7 @@ from rlzmq.protocol.events import (
 from rlzmq.protocol.narrow_path import NARROW_PATH
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.protocol.weights import PUBLICATION_TOPIC
-from rlzmq.roles.fragment_data import by_env
+from rlzmq.roles.fragment_data import sorted_by_env
 from rlzmq.roles.hang_watch import EnvWatch
 from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, Curve, PeerLink, ends_link, new_peer_id
 from rlzmq.roles.runner.neighbors import Neighbors
@@ -297,8 +297,8 @@ class RunnerLink(PeerLink):
             batch = self._role.take_fragment(lease.num_vector_steps, lease.max_s or None)
             sampled_at = time.perf_counter()
             env_steps: tuple[int, ...] = ()
-            if lease.by_env:
-                batch, env_steps = by_env(batch, runner.num_envs)
+            if lease.is_sorted_by_env:
+                batch, env_steps = sorted_by_env(batch, runner.num_envs)
             meta = batch.meta
             batch.meta = {name: value for name, value in meta.items() if name not in _ONLY_IN_META_FRAME}
             header, arrays = batch.to_wire()

@@ -32,8 +32,8 @@ from rlzmq.telemetry.prometheus import CONTENT_TYPE, prometheus_text
 from rlzmq.telemetry.runs import X_AXES
 
 __all__ = [
+    "BrowserFilter",
     "Dashboard",
-    "Gate",
 ]
 
 
@@ -59,7 +59,7 @@ _NO_ENTRY = (
 )
 
 
-class Gate:
+class BrowserFilter:
     """Passes on authenticated requests only. A one-time link sets a session cookie; programs use a bearer token.
 
     Only GET and HEAD are allowed, only under this host's names, and not from pages of other sites.
@@ -214,7 +214,7 @@ class Dashboard:
             Route("/", _get_file),
             Route("/{path}", _get_file),
         ]
-        self._gate = Gate(
+        self._gate = BrowserFilter(
             Starlette(routes=routes, lifespan=self._lifespan),
             hosts=[*_LOOPBACK, name, *hosts],
             cookie=f"rlzmq_dashboard_{self._port}",
