@@ -152,7 +152,15 @@ class EpisodeBatch(BatchColumns):
     @overload
     def __getitem__(self, index: slice) -> Self: ...
 
-    def __getitem__(self, index: SupportsIndex | slice) -> Any:
+    @overload
+    def __getitem__(self, index: str) -> Any: ...
+
+    def __getitem__(self, index: SupportsIndex | slice | str) -> Any:
+        """Return an episode, a slice of them, or a column by its name: a row ``[num_env_steps, …]`` per step."""
+        if isinstance(index, str):
+            batch = self.updated()
+            slots = batch.step_slots()
+            return tree_map(lambda leaf: leaf[slots], batch.columns[index])
         if isinstance(index, slice):
             return self.select(np.arange(len(self), dtype=np.int64)[index])
         return list.__getitem__(self, index) if self._is_ordinary else self._item(range(len(self))[index])

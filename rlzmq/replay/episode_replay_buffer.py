@@ -125,6 +125,11 @@ class EpisodeReplayBuffer(ReplayBuffer):
         return self._num_sampled
 
     @property
+    def episodes(self) -> EpisodeBatch:
+        """A copy of the stored episodes, the oldest first."""
+        return _stored_batch(EpisodeReplayBuffer.get_state(self), self._store)
+
+    @property
     def num_bytes(self) -> int:
         """Size of the stored steps in bytes."""
         return self._store.num_bytes
@@ -494,24 +499,8 @@ class EpisodeReplayBuffer(ReplayBuffer):
         """Restore the output of `get_state`, replacing all stored steps. The capacity is unchanged."""
         old, store = self._store, self._new_store()
         self._store = store
-        length = np.asarray(state["length"], np.int64)
-        if len(length):
-            self._add_stored(
-                EpisodeBatch(
-                    dict(state["columns"]),
-                    start=np.cumsum(length + 1) - length - 1,
-                    length=length,
-                    t_started=state["t_started"],
-                    terminated=state["terminated"],
-                    truncated=state["truncated"],
-                    episode_ids=list(state["episode_ids"]),
-                    infos=dict(state["infos"]),
-                    initial_state=_stacked(state["initial_state"]),
-                    observation_space=old.observation_space,
-                    action_space=old.action_space,
-                ),
-                state,
-            )
+        if len(state["length"]):
+            self._add_stored(_stored_batch(state, old), state)
         counters = state["counters"]
         store.num_added, store.num_evicted = int(counters["added"]), int(counters["evicted"])
         store.num_episodes_added = int(counters["episodes_added"])
@@ -523,6 +512,24 @@ class EpisodeReplayBuffer(ReplayBuffer):
 
     def _add_stored(self, batch: EpisodeBatch, state: Mapping[str, Any]) -> IntArray:
         return self._store.add(batch, join=False)
+
+
+def _stored_batch(state: Mapping[str, Any], store: StepStore) -> EpisodeBatch:
+    """Return the steps of a buffer's state, with the spaces of its store."""
+    length = np.asarray(state["length"], np.int64)
+    return EpisodeBatch(
+        dict(state["columns"]),
+        start=np.cumsum(length + 1) - length - 1,
+        length=length,
+        t_started=state["t_started"],
+        terminated=state["terminated"],
+        truncated=state["truncated"],
+        episode_ids=list(state["episode_ids"]),
+        infos=dict(state["infos"]),
+        initial_state=_stacked(state["initial_state"]),
+        observation_space=store.observation_space,
+        action_space=store.action_space,
+    )
 
 
 def _stacked(states: Sequence[Any]) -> Any:

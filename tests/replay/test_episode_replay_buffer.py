@@ -512,3 +512,17 @@ def test_a_larger_sample_takes_no_more_calls_and_steps_take_little_more_than_the
     columns = sum(np.asarray(column).dtype.itemsize for column in (np.int64(0), np.int64(0), np.float64(0)))
     bookkeeping = 8 * 6 + 2  # links, times and serial numbers; flags
     assert columns <= buffer.num_bytes / len(buffer) <= 1.1 * (columns + bookkeeping)
+
+
+@pytest.mark.parametrize("buffer_class", BUFFERS)
+def test_stored_episodes_and_columns_of_a_sample_can_be_looked_at(buffer_class: Any) -> None:
+    buffer = buffer_class(capacity=100)
+    assert len(buffer.episodes) == 0
+    buffer.add([episode_of(0, 0, 3), episode_of(1, 0, 4, terminated=True)])
+    buffer.add([episode_of(0, 3, 5, truncated=True)])
+    found = {episode.id_: episode for episode in buffer.episodes}
+    assert found["e0"].get_observations().tolist() == [number(0, t) for t in range(6)]
+    assert (len(found["e1"]), found["e1"].is_terminated, found["e0"].is_truncated) == (4, True, True)
+    sample = buffer.sample(64)
+    assert len(sample["obs"]) == len(sample["actions"]) == 64
+    assert (sample["obs"] % 1000 == sample["actions"]).all()
