@@ -93,9 +93,8 @@ class EpisodeBatch(BatchColumns):
         ValueError: The lengths of the table's parts differ.
     """
 
-    __slots__ = ("_source",)  # used by a subclass whose instances become an EpisodeBatch
+    __slots__ = ()
 
-    _source: Any
     groups: list[EpisodeBatch] | None
 
     # -- facts ----------------------------------------------------------------------------------------
@@ -179,12 +178,12 @@ class EpisodeBatch(BatchColumns):
             ValueError: The items do not fit together; see `from_episodes`.
         """
         if self._is_ordinary:
-            batch = self.from_episodes(self)
+            batch = EpisodeBatch.from_episodes(self)
         else:
             tracked = self._tracked
             if not any(map(self._is_changed, tracked.values())):
                 return self
-            batch = self.from_episodes(
+            batch = EpisodeBatch.from_episodes(
                 tracked[i] if i in tracked else self.new_item(i) for i in range(len(self))
             )
             batch.env_index = self.env_index
@@ -444,7 +443,7 @@ class EpisodeBatch(BatchColumns):
     def compact(self) -> EpisodeBatch:
         """Return the same chunks on new columns without unused slots. Batches of several agents are unchanged."""
         batch = self.updated()
-        return episode_gather.compact(batch) if batch.groups is None else batch
+        return episode_gather.compact(EpisodeBatch, batch) if batch.groups is None else batch
 
     # -- the list -------------------------------------------------------------------------------------
 
@@ -477,7 +476,7 @@ class EpisodeBatch(BatchColumns):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         batch = self.updated()
-        return _restored, (type(batch), batch._fields())
+        return _restored, (batch._fields(),)
 
     # -- the wire -------------------------------------------------------------------------------------
 
@@ -553,14 +552,9 @@ for _name in (*_CHANGING, "__setitem__", "__delitem__", "__imul__"):
     setattr(EpisodeBatch, _name, _changing(getattr(list, _name)))
 
 
-def _restored(kind: type[EpisodeBatch], fields: dict[str, Any]) -> Any:
+def _restored(fields: dict[str, Any]) -> EpisodeBatch:
     """Return a pickled or copied batch."""
-    batch: Any = kind.__new__(kind)
-    batch._is_ordinary = False
-    batch._tracked = {}
-    for name, value in fields.items():
-        setattr(batch, name, value)
-    return batch
+    return EpisodeBatch(**fields)
 
 
 # -- joined chunks -------------------------------------------------------------------------------------

@@ -441,7 +441,7 @@ def _concat_ids(batches: list[B], name: str) -> list[Any] | None:
     return ids
 
 
-def compact(batch: B) -> B:
+def compact(cls: type[B], batch: BatchColumns) -> B:
     """See `EpisodeBatch.compact`."""
     counts = batch.lookback + batch.length + 1
     slots = ragged_arange(batch.start - batch.lookback, counts)
@@ -453,7 +453,7 @@ def compact(batch: B) -> B:
     table: dict[str, Any] = {name: getattr(batch, name) for name in TABLE}
     table["start"] = np.cumsum(counts) - counts + batch.lookback
     ids: dict[str, Any] = {name: getattr(batch, name) for name in ID_LISTS}
-    return type(batch)(
+    return cls(
         {
             name: tree_map(lambda leaf: leaf.take(slots, axis=0), column)
             for name, column in batch.columns.items()

@@ -237,7 +237,7 @@ def _trimmed(batch: BatchColumns) -> tuple[BatchColumns, int, int]:
     high = int((batch.start + batch.length).max()) + 1
     num_used = int((batch.lookback + batch.length).sum()) + len(batch)
     if 2 * num_used < high - low or num_used > 2 * (high - low) or int(batch.length.sum()) > high - low:
-        batch = episode_gather.compact(batch)
+        batch = episode_gather.compact(BatchColumns, batch)
         low, high = 0, batch.num_slots
     return batch, low, high
 

@@ -135,7 +135,7 @@ class TrainBatchBuilder:
         return train_batch
 
     def _of_episodes(self, episodes: Any, keeps_forward: bool) -> TrainBatch:
-        if isinstance(episodes, Transitions):
+        if isinstance(episodes, Transitions) and not episodes.is_read:
             rows = self._transition_columns(episodes)
             if rows is not None:
                 num_rows = episodes.num_rows

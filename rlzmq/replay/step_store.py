@@ -445,10 +445,9 @@ class _Whole(NamedTuple):
 
 
 class Transitions(EpisodeBatch):
-    """Transitions, which become an EpisodeBatch of chunks of one step each when its columns or table are first read.
+    """Chunks of one step each, whose columns and table are read from the store when they are first used.
 
-    A learner with default connector pieces reads only `rows`. Until the transitions are an EpisodeBatch, the store must
-    not change.
+    A learner with default connector pieces reads only `rows`. Until the columns are used, the store must not change.
 
     Args:
         store: The store.
@@ -459,7 +458,9 @@ class Transitions(EpisodeBatch):
         first_item: Number of the first item among all sampled ones, from which the episodes' ids follow.
     """
 
-    __slots__ = ()
+    __slots__ = ("_source",)
+
+    _source: _Drawn | None  # None: the columns were read
 
     def __init__(
         self,
@@ -474,7 +475,7 @@ class Transitions(EpisodeBatch):
 
     def parts(self, num: int) -> list[Transitions]:
         """Return them in parts of `num` transitions each, whose rows are read from the store at once."""
-        store, starts, last, values, first_item, *_ = self._source
+        store, starts, last, values, first_item, *_ = self._drawn
         parts: list[Transitions] = []
         rows: dict[bool, dict[str, Any]] = {}
         for first in range(0, len(starts), num):
@@ -488,14 +489,16 @@ class Transitions(EpisodeBatch):
         return parts
 
     def __getattr__(self, name: str) -> Any:
-        """Become an EpisodeBatch, since one of its attributes is read."""
+        """Read the columns and the table, since an attribute is missing."""
+        if name == "_source" or self._source is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         slots = self.slots()
-        store, starts, last, values, first_item, *_ = self._source
+        store, starts, last, values, first_item, *_ = self._drawn
         columns: dict[str, Any] = {key: of_rows.repeat(2) for key, of_rows in values.items()}
         for key, column in store.columns.items():
             if key in STEP_COLUMNS and key not in columns:
                 columns[key] = tree_rows(column, slots)
-        self.__class__ = EpisodeBatch  # type: ignore[assignment]
+        self._source = None
         EpisodeBatch.__init__(
             self,
             columns,
@@ -506,13 +509,24 @@ class Transitions(EpisodeBatch):
         return getattr(self, name)
 
     @property
+    def is_read(self) -> bool:
+        """Whether the columns were used, and may have been changed: `rows` cannot be called any more."""
+        return self._source is None
+
+    @property
+    def _drawn(self) -> _Drawn:
+        if self._source is None:
+            raise RuntimeError("expected transitions whose columns were not used yet.")
+        return self._source
+
+    @property
     def num_rows(self) -> int:
         """Number of transitions."""
-        return len(self._source.starts)
+        return len(self._drawn.starts)
 
     def slots(self) -> IntArray:
         """Return the store's slots of each transition's two observations, int64 [2 K]."""
-        store, starts, last, *_ = self._source
+        store, starts, last, *_ = self._drawn
         slots = np.empty(2 * len(starts), np.int64)
         slots[::2], slots[1::2] = starts, store.next[last]
         return slots
@@ -523,7 +537,7 @@ class Transitions(EpisodeBatch):
         Args:
             next_observations: Whether to include ``new_obs``.
         """
-        store, starts, last, values, _, part_of = self._source
+        store, starts, last, values, _, part_of = self._drawn
         if part_of is not None:
             whole, place, known = part_of
             if next_observations not in known:

@@ -188,9 +188,9 @@ def test_drawn_transitions_give_the_train_batch_of_their_episodes(
     source = EpisodeReplay(kind(500, seed=0), batch_size=16, train_ratio=1.0, n_step=n_step, gamma=0.9)
     source.add(fresh(0, 40))
 
-    def drawn() -> EpisodeBatch:
+    def drawn() -> Transitions:
         (batch,) = source.batches(1, np.random.default_rng(7))
-        assert type(batch) is Transitions
+        assert isinstance(batch, Transitions)
         return batch
 
     learner = square_learner(minibatch_size=None, num_epochs=1)
@@ -199,7 +199,7 @@ def test_drawn_transitions_give_the_train_batch_of_their_episodes(
     build = learner._builder.build
     rows, first = build(episodes=drawn()), drawn()
     assert len(first) == first.num_env_steps == 16
-    assert type(first) is EpisodeBatch, "it has been read"
+    assert first.is_read
     others = [build(episodes=first), build(episodes=pickle.loads(pickle.dumps(drawn())))]
     learner._builder.uses_rows = False
     others.append(build(episodes=drawn()))
@@ -234,7 +234,7 @@ def test_batches_drawn_at_once_are_those_drawn_one_by_one(
     for mine, other in zip(together, single, strict=True):
         assert len(mine) == 15
         assert mine.episode_ids == other.episode_ids
-        assert type(mine) is EpisodeBatch, "it has been read"
+        assert mine.is_read
         assert_identical(build(episodes=mine), build(episodes=other))
 
 
