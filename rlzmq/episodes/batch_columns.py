@@ -140,6 +140,10 @@ class BatchColumns(list[Any]):
 
     # -- facts ----------------------------------------------------------------------------------------
 
+    def __len__(self) -> int:
+        """Return the number of chunks."""
+        return list.__len__(self) if self._is_ordinary else len(self.start)
+
     @property
     def agent_batches(self) -> list[Any]:
         """The batches with columns: this one or, of several agents, its groups."""

@@ -447,10 +447,6 @@ class EpisodeBatch(BatchColumns):
 
     # -- the list -------------------------------------------------------------------------------------
 
-    def __len__(self) -> int:
-        """Return the number of chunks."""
-        return list.__len__(self) if self._is_ordinary else len(self.start)
-
     def __iter__(self) -> Iterator[Any]:
         return list.__iter__(self) if self._is_ordinary else self._items()
 
