@@ -50,12 +50,12 @@ from rlzmq.algorithms.run_modules import RunModules
 from rlzmq.algorithms.stored_config import Given
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import trace
+from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.checkpoint_series import CheckpointSeries
 from rlzmq.core.errors import ClosedError, Interrupted, StandstillError
 from rlzmq.core.imports import LazyModule
 from rlzmq.core.last_words import LastWords, end_process
 from rlzmq.core.metrics import MetricsLogger
-from rlzmq.core.patience import CallWatch
 from rlzmq.core.process import apply_log_level
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.driver.module_configs import PLACES

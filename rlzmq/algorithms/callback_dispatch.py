@@ -8,8 +8,8 @@ from typing import Any
 
 from rlzmq.actors.loop_thread import in_calling_thread
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.callbacks import CallbackList
-from rlzmq.core.patience import CallWatch
 
 __all__ = ["CallbackDispatch"]
 

@@ -10,31 +10,15 @@
 
 The limit is the least time, or `FACTOR` times the longest recent interval if that is more. Time for which the machine
 gave no processor does not count: see `FairClock`, `CoreWait`.
-
-`CallWatch` names calls of user code that do not return, with their stacks, from a thread of its own:
-
-calling thread                            watching thread, ten times per second
-call(…) … reset, step, step … ──────────► time since anything began or returned ──► a warning with the stack,
-                                          again after twice that time, and so on; in the end `on_timeout`
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
-import sys
-import threading
 import time
-import traceback
-import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
-from types import FrameType
-from typing import Any
-
-from rlzmq.core.tracebacks import format_stack, place_in, user_errors
 
 __all__ = [
     "ANSWER_S",
@@ -42,7 +26,6 @@ __all__ = [
     "FIRST_S",
     "LINK_S",
     "STEP_S",
-    "CallWatch",
     "CoreWait",
     "FairClock",
     "Patience",
@@ -237,189 +220,3 @@ def _children() -> list[int]:
             return list(map(int, file.read().split()))
     except OSError:
         return []
-
-
-_log = logging.getLogger("rlzmq.calls")
-
-_LOOK_S = 0.1
-
-
-class CallWatch:
-    """Watches the calls of user code of one run in one process.
-
-    A call inside of another one, and each reset and step of an attended environment, counts as progress. Time does not
-    count for which this process was frozen, or got no core.
-
-    Args:
-        warn_after_s: Seconds without progress after which a warning is logged; again after twice the time, and so on.
-            0: no warnings.
-        timeout_s: Seconds without progress after which `on_timeout` is called. None: never.
-        on_timeout: Called once, on the watching thread, with a text that names the call.
-    """
-
-    RESETS = "making or resetting its environments"
-    STEPS = "a vector step"
-
-    def __init__(
-        self,
-        warn_after_s: float = 0.0,
-        timeout_s: float | None = None,
-        on_timeout: Callable[[str], None] | None = None,
-    ) -> None:
-        self._warn_after_s = warn_after_s
-        self._timeout_s = timeout_s
-        self._on_timeout = on_timeout
-        self._is_on = False
-        self._env: Any = None
-        # Written by the calling threads, read by the watching one.
-        # What, on which thread, and what it waits for if it is a coroutine; the innermost last.
-        self._calls: list[tuple[str, int, Awaitable[Any] | None]] = []
-        self._moved_at = 0.0
-        self._num_returned = 0
-        self._num_steps = 0
-        self._begins_episodes = False
-        # Used by the watching thread only.
-        self._warned_at_s = 0.0
-        self._withheld = Withheld(_LOOK_S)
-        self._over = threading.Event()
-
-    def start(self, name: str) -> None:
-        """Start the watching thread, which ends with this object."""
-        self._is_on = True
-        threading.Thread(target=_watch, args=(weakref.ref(self), self._over), name=name, daemon=True).start()
-
-    def close(self) -> None:
-        """Stop watching. Idempotent."""
-        self._over.set()
-
-    # -- the calling threads --------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def call(self, what: str, coroutine: Awaitable[Any] | None = None) -> Iterator[None]:
-        """Return a context for a call of user code, whose exceptions become errors (see `user_errors`).
-
-        Args:
-            what: Names the call in messages.
-            coroutine: What the block awaits; its exceptions stay what they are.
-        """
-        mine = what, threading.get_ident(), coroutine
-        self._moved_at = time.monotonic()
-        self._calls.append(mine)
-        try:
-            with user_errors() if coroutine is None else contextlib.nullcontext():
-                yield
-        finally:
-            self._calls.remove(mine)
-            self._moved_at = time.monotonic()
-
-    def work(self, *, is_reset: bool = False) -> contextlib.AbstractContextManager[None]:
-        """Return a context for calls of environments: a constructor or a reset, or steps and resets."""
-        return self.call(self.RESETS if is_reset else self.STEPS)
-
-    def attend(self, env: Any) -> None:
-        """Watch each reset and step of this vector env from now on; once per env."""
-        if env is self._env or not self._is_on:
-            return
-        self._env = env
-        self._begins_episodes = False
-        # Vector envs of this process have an `is_resetting` flag.
-        tells = isinstance(getattr(getattr(env, "unwrapped", env), "is_resetting", None), bool)
-        for name in ("step", "step_sparse"):
-            if (method := getattr(env, name, None)) is not None:
-                setattr(env, name, self._counting_steps(method, tells))
-        for name in ("reset", "reset_sparse"):
-            if (method := getattr(env, name, None)) is not None:
-                setattr(env, name, self._counting_resets(method))
-
-    def _counting_steps(self, method: Callable[..., Any], tells: bool) -> Callable[..., Any]:
-        import numpy as np  # not above: the fork server starts without it
-
-        clock = time.monotonic
-
-        def step(*args: Any, **kwargs: Any) -> Any:
-            result = method(*args, **kwargs)
-            self._moved_at = clock()
-            self._num_returned += 1
-            self._num_steps += 1
-            return result
-
-        def step_elsewhere(*args: Any, **kwargs: Any) -> Any:
-            result = step(*args, **kwargs)
-            self._begins_episodes = bool(np.any(result[2]) or np.any(result[3]))
-            return result
-
-        return step if tells else step_elsewhere
-
-    def _counting_resets(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def reset(*args: Any, **kwargs: Any) -> Any:
-            with self.work(is_reset=True):
-                result = method(*args, **kwargs)
-            self._num_returned += 1
-            self._begins_episodes = False
-            return result
-
-        return reset
-
-    # -- the watching thread --------------------------------------------------------------------
-
-    def _turn(self) -> None:
-        now = time.monotonic()
-        self._withheld.look(now, self._moved_at if self._calls else now)
-        if (hangs := self._look(now)) and not self._over.is_set():
-            self._over.set()
-            self._end(hangs)
-
-    def _look(self, now: float) -> str:
-        """Warn if nothing moves; return a description of what has taken too long, or ""."""
-        calls = self._calls[-1:]
-        if not calls:
-            self._warned_at_s = 0.0
-            return ""
-        silent_s = self._silent_s(now)
-        self._warn_if_due(silent_s, calls[0][0], self._consequence())
-        if self._timeout_s is not None and silent_s >= self._timeout_s:
-            return f"{calls[0][0]} has not returned for {silent_s:.1f} s"
-        return ""
-
-    def _silent_s(self, now: float) -> float:
-        return now - self._moved_at - self._withheld.seconds
-
-    def _consequence(self) -> str:
-        if self._timeout_s is None:
-            return "the run waits for it"
-        return f"the run ends when that is {self._timeout_s:g} s"
-
-    def _warn_if_due(self, silent_s: float, what: str, consequence: str) -> None:
-        if silent_s < self._warned_at_s:  # something has moved since
-            self._warned_at_s = 0.0
-        due_s = 2 * self._warned_at_s or self._warn_after_s
-        if due_s and silent_s >= due_s:
-            self._warned_at_s = silent_s
-            stack = self._stack()
-            text = "%s has not returned for %.0f s; %s. It is at %s:\n%s"
-            _log.warning(text, what, silent_s, consequence, place_in(stack), format_stack(stack))
-
-    def _stack(self) -> traceback.StackSummary:
-        """Return the stack of the innermost call's thread or coroutine; empty if it has returned in the meantime."""
-        frames: list[tuple[FrameType, int]] = []
-        for _, thread, coroutine in self._calls[-1:]:
-            if coroutine is None and (frame := sys._current_frames().get(thread)) is not None:
-                return traceback.extract_stack(frame)
-            while (frame := getattr(coroutine, "cr_frame", None)) is not None:
-                frames.append((frame, frame.f_lineno))
-                coroutine = getattr(coroutine, "cr_await", None)
-        return traceback.StackSummary.extract(frames)
-
-    def _end(self, hangs: str) -> None:
-        stack = self._stack()
-        if self._on_timeout is not None:
-            self._on_timeout(f"{hangs}, at {place_in(stack)}:\n{format_stack(stack)}")
-
-
-def _watch(ref: weakref.ref[CallWatch], over: threading.Event) -> None:
-    while not over.wait(_LOOK_S):
-        watch = ref()
-        if watch is None:
-            return
-        watch._turn()
-        del watch

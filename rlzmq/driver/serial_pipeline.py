@@ -12,8 +12,8 @@ import time
 from typing import Any
 
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE
-from rlzmq.core.patience import CallWatch
 from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.driver.update_results import Accounting, UpdateResult
 from rlzmq.protocol.leases import plan_lease

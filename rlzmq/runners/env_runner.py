@@ -18,11 +18,11 @@ import torch
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import trace
+from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.callbacks import CallbackList
 from rlzmq.core.errors import ClosedError, ConfigurationError, Interrupted
 from rlzmq.core.metrics import MetricsLogger, ReducedMetrics
 from rlzmq.core.override import TellsUncalled
-from rlzmq.core.patience import CallWatch
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.trace import NUM_VECTOR_STEPS_PER_SAMPLE, StageTimers
 from rlzmq.envs.registry import EnvContext

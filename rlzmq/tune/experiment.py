@@ -31,9 +31,9 @@ from rlzmq.algorithms.algorithm import Algorithm
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.plain import to_json
 from rlzmq.config.search_space import GridSearch, SearchObject, find_search_objects
+from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import opener
-from rlzmq.core.patience import CallWatch
 from rlzmq.core.process import num_usable_cores
 from rlzmq.core.seeding import derive_seed
 from rlzmq.telemetry.metric_paths import number_at

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from rlzmq.cli.interrupt import Interrupt
+from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.errors import ExitRaisedError, Interrupted
-from rlzmq.core.patience import CallWatch
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:

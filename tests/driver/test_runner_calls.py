@@ -9,7 +9,7 @@ import pytest
 
 from rlzmq import EnvRunnerGroup, MetricsLogger, PPOConfig, SingleAgentEnvRunner
 from rlzmq.core.metrics import ReducedMetrics
-from rlzmq.driver.async_env_runner_group import RunnerCalls
+from rlzmq.driver.runner_calls import RunnerCalls
 from rlzmq.wire.values import pack_blob, unpack_blob
 
 

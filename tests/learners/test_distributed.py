@@ -15,8 +15,8 @@ from torch import nn
 
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.process import loopback_interface
+from rlzmq.learners.data_parallel import DataParallelForward
 from rlzmq.learners.distributed import DesynchronizedError, RankGroup, parameter_hash
-from rlzmq.learners.ranks import DataParallelForward
 from tests.learners.ranks import DiedError, form_group, run_ranks
 
 

@@ -24,9 +24,9 @@ from rlzmq.core.process import loopback_interface
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners import distributed
+from rlzmq.learners.data_parallel import DataParallelForward, SharedGradients
 from rlzmq.learners.distributed import RankGroup, SharedRows
 from rlzmq.learners.learner import Learner
-from rlzmq.learners.ranks import DataParallelForward, SharedGradients
 from tests.learners.cases import SquareLearner, episode_batch, ppo_config, ppo_learner, rows, square_learner
 from tests.learners.ranks import DiedError, form_group, run_ranks
 from tests.support.forked import child_unmaps_only_its_own

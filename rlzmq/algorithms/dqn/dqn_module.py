@@ -18,7 +18,8 @@ from rlzmq.core.tree import tree_leaves
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.schedule import Schedule
 from rlzmq.modules.default_models.actor_critic import ObservationMask, apply_action_mask
-from rlzmq.modules.default_models.encoders import MLP, RecurrentEncoder, build_encoder
+from rlzmq.modules.default_models.encoders import MLP, RecurrentEncoder
+from rlzmq.modules.default_models.image_encoders import build_encoder
 from rlzmq.modules.rl_module import InferenceOnlyAPI, QNetAPI, TargetNetworkAPI, TorchRLModule
 
 __all__ = [

@@ -16,7 +16,8 @@ from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.default_models.actor_critic import ObservationMask, PolicyHead, apply_action_mask
-from rlzmq.modules.default_models.encoders import MLP, MultiStreamEncoder, build_encoder
+from rlzmq.modules.default_models.encoders import MLP
+from rlzmq.modules.default_models.image_encoders import MultiStreamEncoder, build_encoder
 from rlzmq.modules.distributions import TorchSquashedGaussian
 from rlzmq.modules.rl_module import InferenceOnlyAPI, TargetNetworkAPI, TorchRLModule
 from rlzmq.modules.weights import StructureCache, frozen, parameters_of

@@ -5,13 +5,8 @@ from rlzmq.modules.default_models.actor_critic import (
     DefaultPPOTorchRLModule,
     PolicyHead,
 )
-from rlzmq.modules.default_models.encoders import (
-    MLP,
-    ImageEncoder,
-    MultiStreamEncoder,
-    RecurrentEncoder,
-    build_encoder,
-)
+from rlzmq.modules.default_models.encoders import MLP, RecurrentEncoder
+from rlzmq.modules.default_models.image_encoders import ImageEncoder, MultiStreamEncoder, build_encoder
 
 __all__ = [
     "MLP",

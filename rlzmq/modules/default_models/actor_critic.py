@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.episodes.columns import Columns
-from rlzmq.modules.default_models.encoders import MLP, RecurrentEncoder, build_encoder, mismatch
+from rlzmq.modules.default_models.encoders import MLP, RecurrentEncoder
+from rlzmq.modules.default_models.image_encoders import build_encoder, mismatch
 from rlzmq.modules.distributions import num_dist_inputs
 from rlzmq.modules.rl_module import InferenceOnlyAPI, TorchRLModule, ValueFunctionAPI
 
