@@ -132,7 +132,7 @@ _GIT_S = 2.0  # a large repository on a slow disk is not worth waiting for
 class RunDirectory:
     """The directory of one run, which only one driver at a time may write: its lock, its metrics, its checkpoints.
 
-    Files: ``driver.lock`` (who drives the run; while it runs), ``config.values`` (settings that differ from the
+    Files: ``driver.lock`` (who drives the run; while it runs), ``config.toml`` (settings that differ from the
     defaults), ``run.json`` (command, versions, Git commit, seed, process), ``metrics.jsonl`` (each iteration's whole
     result, flushed at once), ``events.jsonl`` (the driver's warnings and errors; see `rlzmq.telemetry.run_directory`),
     ``checkpoints/NNNNNN/`` (by iteration; see `rlzmq.core.checkpoint_series`), ``arrivals/`` (with

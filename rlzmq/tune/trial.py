@@ -49,7 +49,7 @@ class SavedCheckpoint:
 class Trial:
     """One trial, as its driver sees it.
 
-    Files: ``params.json`` and, of an algorithm, ``config.values`` (its config), ``result.json`` (a line per result),
+    Files: ``params.json`` and, of an algorithm, ``config.toml`` (its config), ``result.json`` (a line per result),
     ``progress.csv`` (a row per result, with the first one's slash paths as columns), ``checkpoint_NNNNNN/``,
     ``checkpoints.json`` (the checkpoints with their results), ``error.txt``.
 
@@ -115,7 +115,7 @@ class Trial:
     # -- results --------------------------------------------------------------------------------------------
 
     def write_config(self) -> None:
-        """Write ``params.json``, and ``config.values`` for ``rlzmq train --config``."""
+        """Write ``params.json``, and ``config.toml`` for ``rlzmq train --config``."""
         config = self.config.serialize() if isinstance(self.config, BaseConfig) else to_json(self.config)
         write_text(self.path / "params.json", json.dumps(config, indent=1))
         if isinstance(self.config, BaseConfig):

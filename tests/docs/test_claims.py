@@ -11,6 +11,7 @@ import pytest
 from fsspec.registry import known_implementations
 
 import rlzmq
+from rlzmq.algorithms import ALGORITHMS
 from rlzmq.cli.main import _COMMANDS, main
 from rlzmq.core.cloud_path import _DRIVERS
 from rlzmq.envs import wrappers as environments
@@ -98,14 +99,16 @@ def test_commands_and_flags_that_are_named_exist(capsys: pytest.CaptureFixture[s
             if command not in _COMMANDS:
                 wrong.append(f"{page}: {line}")
                 continue
-            if command not in flags:
-                asked = (
-                    [command, "ppo", "--help-all"] if command in ("train", "tune") else [command, "--help"]
-                )
+            asked = [command, "--help"]
+            if command in ("train", "tune"):
+                named = [*line.split(), ""][2]
+                asked = [command, named if named in ALGORITHMS else "ppo", "--help-all"]
+            key = " ".join(asked[:-1])
+            if key not in flags:
                 assert main(asked) == 0
-                flags[command] = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+                flags[key] = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
             used = set(re.findall(r"(?<!\S)(--[a-z][\w-]*)", line)) - {"--help"}
-            wrong += [f"{page}: rlzmq {command} has no {flag}" for flag in used - flags[command]]
+            wrong += [f"{page}: rlzmq {key} has no {flag}" for flag in used - flags[key]]
     assert wrong == []
 
 
