@@ -53,7 +53,7 @@ TASKS = {
 
 def record_pendulum(place: Path) -> None:
     """Record a SAC run."""
-    task = ONLINE["pendulum-sac"]
+    task = ONLINE["pendulum-rllib-sac"]
     config = configure(task, "serial", 0).offline_data(output=str(place / "pendulum"))
     with config.build() as algo:
         while not mean_return(algo.train()["env_runners"]) >= task.target:

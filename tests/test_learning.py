@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from rlzmq import ConfigurationError
 from rlzmq.envs.registry import make_env
-from scripts import learn
+from scripts import learn, learn_peers
 
 SCRIPT = Path(learn.__file__)
 SEED = 1
@@ -44,3 +45,28 @@ def test_the_target_is_reached_from_recorded_data(tasks: tuple[str, ...], mode: 
     command = [sys.executable, str(script), "--tasks", *tasks, "--mode", mode, "--seeds", str(SEED)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=2350, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_table_beside_the_peer_has_the_value_at_the_end_of_each_tasks_env_steps(tmp_path: Path) -> None:
+    for library, last in (("rlzmq", 500.0), ("sb3", 300.0)):
+        for seed in (1, 2):
+            path = learn_peers.path_of(tmp_path, library, "CartPole-v1 PPO", seed)
+            path.mkdir(parents=True)
+            (path / "run.json").write_text(json.dumps({"command": [], "env": "CartPole-v1", "seed": seed}))
+            rows = [(0, 0.0), (40_000, last + seed), (80_000, 0.0)]  # what comes later does not count
+            (path / "metrics.jsonl").write_text(
+                "".join(
+                    json.dumps(
+                        {
+                            "training_iteration": number,
+                            "num_env_steps_sampled_lifetime": steps,
+                            "env_runners": {"episode_return_mean": value},
+                        }
+                    )
+                    + "\n"
+                    for number, (steps, value) in enumerate(rows, 1)
+                )
+            )
+    (learn_peers.path_of(tmp_path, "sb3", "CartPole-v1 PPO", 3).with_suffix(".unfinished")).mkdir()
+    *_, row = learn_peers.table(tmp_path, ["CartPole-v1 PPO"]).splitlines()
+    assert row == "| CartPole-v1 PPO | 40k | 502 [501, 502] | 302 [301, 302] |"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import gymnasium as gym
+import numpy as np
 
 from rlzmq.core.errors import ConfigurationError, MultiAgentEnvError
 from rlzmq.core.suggest import did_you_mean
@@ -350,6 +351,7 @@ def make_multi_agent(env_name_or_creator: str | type | Callable[..., Any]) -> ty
             self.agents = list(self.possible_agents)
             self.observation_spaces = {i: env.observation_space for i, env in enumerate(self.envs)}
             self.action_spaces = {i: env.action_space for i, env in enumerate(self.envs)}
+            self.render_mode, self.metadata = self.envs[0].render_mode, self.envs[0].metadata
             self._terminated: set[int] = set()
             self._truncated: set[int] = set()
             super().__init__()
@@ -388,7 +390,8 @@ def make_multi_agent(env_name_or_creator: str | type | Callable[..., Any]) -> ty
             return observations, rewards, terminateds, truncateds, infos
 
         def render(self) -> Any:
-            return self.envs[0].render()
+            frames = [env.render() for env in self.envs]
+            return np.concatenate(frames, axis=1) if self.render_mode == "rgb_array" else frames[0]
 
         def close(self) -> None:
             for env in self.envs:

@@ -94,6 +94,18 @@ def test_spaces_come_by_agent_or_as_one_for_all() -> None:
 # -- make_multi_agent ---------------------------------
 
 
+def test_the_pictures_of_all_agents_lie_side_by_side() -> None:
+    one = gym.make("CartPole-v1", render_mode="rgb_array")
+    env = make_multi_agent("CartPole-v1")(EnvContext({"num_agents": 2, "render_mode": "rgb_array"}))
+    for made in (one, env):
+        made.reset(seed=0)
+    height, width, _ = one.render().shape
+    assert env.render_mode == "rgb_array"
+    assert env.render().shape == (height, 2 * width, 3)
+    for made in (one, env):
+        made.close()
+
+
 def test_independent_agents_end_one_by_one_and_the_last_one_ends_the_episode() -> None:
     env = MultiAgentCartPole({"num_agents": 3})
     assert env.possible_agents == [0, 1, 2]
