@@ -25,7 +25,9 @@ from rlzmq.tune.callback import Callback, LoggerCallback
 from rlzmq.tune.result_grid import Result, ResultGrid, TrialError, TuneError
 from rlzmq.tune.schedulers import create_scheduler
 from rlzmq.tune.search import create_searcher
-from rlzmq.tune.session import (
+from rlzmq.tune.settings import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
+from rlzmq.tune.stopper import Stopper
+from rlzmq.tune.trial_api import (
     Checkpoint,
     PlacementGroupFactory,
     Trainable,
@@ -35,8 +37,6 @@ from rlzmq.tune.session import (
     with_parameters,
     with_resources,
 )
-from rlzmq.tune.settings import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
-from rlzmq.tune.stopper import Stopper
 from rlzmq.tune.tuner import CLIReporter, Tuner, register_trainable
 
 __all__ = [

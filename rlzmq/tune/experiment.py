@@ -42,11 +42,11 @@ from rlzmq.tune.config_paths import TrialConfig, config_value, resolve, with_val
 from rlzmq.tune.result_grid import Result, ResultGrid, TrialError
 from rlzmq.tune.schedulers import CONTINUE, Decision, FIFOScheduler, PopulationBasedTraining, TrialScheduler
 from rlzmq.tune.search import BasicVariantGenerator
-from rlzmq.tune.session import TrialContext
 from rlzmq.tune.settings import RunConfig, TuneConfig
 from rlzmq.tune.stopper import NoopStopper, make_stopper
 from rlzmq.tune.study import Claim, EndedTrial, Study
 from rlzmq.tune.trial import Trial, read_results
+from rlzmq.tune.trial_api import TrialContext
 from rlzmq.tune.trial_process import TrialProcess
 
 __all__ = ["Experiment"]

@@ -13,8 +13,8 @@ from typing import Any
 from rlzmq.core.errors import ConfigurationError, RlzmqError
 from rlzmq.core.imports import import_optional
 from rlzmq.telemetry.metric_paths import Mode, check_mode, flatten, number_at, value_at
-from rlzmq.tune.session import Checkpoint
 from rlzmq.tune.trial import read_checkpoints, read_results
+from rlzmq.tune.trial_api import Checkpoint
 
 __all__ = ["Result", "ResultGrid", "TrialError", "TuneError"]
 

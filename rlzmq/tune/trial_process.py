@@ -20,7 +20,14 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import opener
 from rlzmq.telemetry.writers import make_writers
 from rlzmq.tune.config_paths import TrialConfig
-from rlzmq.tune.session import Checkpoint, FunctionSession, Trainable, TrialContext, TrialStopped, set_session
+from rlzmq.tune.trial_api import (
+    Checkpoint,
+    RunningFunction,
+    Trainable,
+    TrialContext,
+    TrialStopped,
+    set_running_function,
+)
 
 __all__ = ["STAGED_CHECKPOINT", "TrialProcess"]
 
@@ -223,12 +230,12 @@ class _RunningFunction:
         context: TrialContext,
         checkpoint: str | None,
     ) -> None:
-        self._session = FunctionSession(
+        self._function = RunningFunction(
             context,
             None if checkpoint is None else Checkpoint(checkpoint),
             Path(context.trial_dir) / STAGED_CHECKPOINT,
         )
-        set_session(self._session)
+        set_running_function(self._function)
         self._state: Literal["new", "waiting", "over"] = "new"
         self._final: dict[str, Any] | None = None
         self._thread = threading.Thread(target=self._run, args=(function, config), name="trial", daemon=True)
@@ -239,18 +246,18 @@ class _RunningFunction:
             if isinstance(returned, Mapping):  # the function's last result
                 self._final = dict(returned)
         except TrialStopped:
-            self._session.end()
+            self._function.end()
         except BaseException as error:
-            self._session.end(error)
+            self._function.end(error)
         else:
-            self._session.end()
+            self._function.end()
 
     def step(self) -> tuple[dict[str, Any], bool] | None:
         if self._state == "new":
             self._thread.start()
         elif self._state == "waiting":
-            self._session.let_go_on(True)
-        found = self._session.next_report() if self._state != "over" else None
+            self._function.let_go_on(True)
+        found = self._function.next_report() if self._state != "over" else None
         self._state = "over" if found is None else "waiting"
         if found is None and self._final is not None:
             found, self._final = (self._final, False), None
@@ -262,6 +269,6 @@ class _RunningFunction:
 
     def stop(self) -> None:
         if self._state == "waiting":
-            self._session.let_go_on(False)
+            self._function.let_go_on(False)
             self._thread.join(_STOP_S)
-        set_session(None)
+        set_running_function(None)

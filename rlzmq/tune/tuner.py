@@ -35,10 +35,10 @@ from rlzmq.tune.config_paths import config_value
 from rlzmq.tune.experiment import Experiment
 from rlzmq.tune.result_grid import ResultGrid
 from rlzmq.tune.search import load_optuna
-from rlzmq.tune.session import Trainable, WithResources
 from rlzmq.tune.settings import RunConfig, TuneConfig, settings_from_stored, stored_settings
 from rlzmq.tune.study import EndedTrial
 from rlzmq.tune.trial import Trial
+from rlzmq.tune.trial_api import Trainable, WithResources
 
 __all__ = [
     "CLIReporter",

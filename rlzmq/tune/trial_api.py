@@ -16,15 +16,15 @@ from rlzmq.core.errors import ConfigurationError
 
 __all__ = [
     "Checkpoint",
-    "FunctionSession",
     "PlacementGroupFactory",
+    "RunningFunction",
     "Trainable",
     "TrialContext",
     "TrialStopped",
     "get_checkpoint",
     "get_context",
     "report",
-    "set_session",
+    "set_running_function",
     "with_parameters",
     "with_resources",
 ]
@@ -103,7 +103,7 @@ class TrialStopped(BaseException):
     """Raised by `report` when the trial is stopped, so that the function's ``finally`` blocks run."""
 
 
-class FunctionSession:
+class RunningFunction:
     """The channel between a trial's function, which runs on its own thread, and the trial's actor.
 
     `report` hands over one result and blocks until the actor asks for the next one.
@@ -151,21 +151,21 @@ class FunctionSession:
         self._goes_on.put(goes_on)
 
 
-_session: FunctionSession | None = None
+_running: RunningFunction | None = None
 
 
-def set_session(session: FunctionSession | None) -> None:
-    """Set the session of this process, which runs one trial."""
-    global _session
-    _session = session
+def set_running_function(function: RunningFunction | None) -> None:
+    """Set the function of the trial that this process runs."""
+    global _running
+    _running = function
 
 
-def _the_session(name: str) -> FunctionSession:
-    if _session is None:
+def _running_function(name: str) -> RunningFunction:
+    if _running is None:
         raise ConfigurationError(
             f"tune.{name}() was called outside of a trial: call it in the function that is passed to tune.Tuner(…)."
         )
-    return _session
+    return _running
 
 
 def report(metrics: Mapping[str, Any], *, checkpoint: Checkpoint | None = None) -> None:
@@ -178,7 +178,7 @@ def report(metrics: Mapping[str, Any], *, checkpoint: Checkpoint | None = None) 
     Raises:
         ConfigurationError: Called outside of a trial.
     """
-    _the_session("report").report(metrics, checkpoint)
+    _running_function("report").report(metrics, checkpoint)
 
 
 def get_checkpoint() -> Checkpoint | None:
@@ -187,7 +187,7 @@ def get_checkpoint() -> Checkpoint | None:
     Raises:
         ConfigurationError: Called outside of a trial.
     """
-    return _the_session("get_checkpoint").checkpoint
+    return _running_function("get_checkpoint").checkpoint
 
 
 def get_context() -> TrialContext:
@@ -196,7 +196,7 @@ def get_context() -> TrialContext:
     Raises:
         ConfigurationError: Called outside of a trial.
     """
-    return _the_session("get_context").context
+    return _running_function("get_context").context
 
 
 class Trainable:
