@@ -116,7 +116,7 @@ class RunningFunction:
         self._reports: queue.SimpleQueue[tuple[dict[str, Any], bool] | BaseException | None] = (
             queue.SimpleQueue()
         )
-        self._goes_on: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._permits: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None) -> None:
         """Hand over a result and wait until the trial may continue.
@@ -128,7 +128,7 @@ class RunningFunction:
             shutil.rmtree(self._stage, ignore_errors=True)
             shutil.copytree(checkpoint.path, self._stage)
         self._reports.put((dict(metrics), checkpoint is not None))
-        if not self._goes_on.get():
+        if not self._permits.get():
             raise TrialStopped
 
     def end(self, error: BaseException | None = None) -> None:
@@ -146,9 +146,9 @@ class RunningFunction:
             raise found
         return found
 
-    def let_go_on(self, goes_on: bool) -> None:
-        """Make the function's `report` return (`goes_on`) or raise TrialStopped."""
-        self._goes_on.put(goes_on)
+    def resume(self, may_continue: bool) -> None:
+        """Make the function's `report` return (`may_continue`) or raise TrialStopped."""
+        self._permits.put(may_continue)
 
 
 _running: RunningFunction | None = None

@@ -256,7 +256,7 @@ class _RunningFunction:
         if self._state == "new":
             self._thread.start()
         elif self._state == "waiting":
-            self._function.let_go_on(True)
+            self._function.resume(True)
         found = self._function.next_report() if self._state != "over" else None
         self._state = "over" if found is None else "waiting"
         if found is None and self._final is not None:
@@ -269,6 +269,6 @@ class _RunningFunction:
 
     def stop(self) -> None:
         if self._state == "waiting":
-            self._function.let_go_on(False)
+            self._function.resume(False)
             self._thread.join(_STOP_S)
         set_running_function(None)
