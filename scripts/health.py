@@ -129,8 +129,12 @@ FAULTS: dict[str, tuple[set[str], Callable[[], Any]]] = {
         lambda: off_policy(SACConfig(), "Pendulum-v1", alpha_lr=0.3, target_entropy=50.0),
     ),
     "rewards are a thousand times too large": (
-        {"gradients clipped", "values diverge"},
+        {"rewards too large"},
         lambda: ppo(Unrewarding, {"reward": 1e5, "noise": 1e5}, grad_clip=0.5, grad_clip_by="global_norm"),
+    ),
+    "DQN's rewards are a thousand times too large": (
+        {"rewards too large"},
+        lambda: off_policy(DQNConfig(), Unrewarding, {"reward": 1e5}),
     ),
     "SAC's critic has an lr of 1": (
         {"values diverge"},

@@ -94,6 +94,21 @@ def _value_gradients_clipped(seen: _Seen) -> Finding | None:
     return None
 
 
+def _rewards_too_large(seen: _Seen) -> Finding | None:
+    error, values = math.sqrt(seen.number("vf_loss_unclipped")), seen.number("vf_explained_var")
+    is_behind = abs(values) < 0.01
+    if math.isnan(error):
+        error, values = seen.number("td_error_mean"), seen.number("qf_mean")
+        is_behind = error > 0.5 * abs(values)
+    if error > 1000.0 and is_behind:
+        return Finding(
+            f"values are wrong by {error:.2g} on average, as much as returns vary: networks cannot follow rewards of "
+            "this size",
+            "Scale rewards, for example with wrappers=['NormalizeReward']",
+        )
+    return None
+
+
 def _entropy_gone(seen: _Seen) -> Finding | None:
     entropy, before = seen.number("entropy"), _number(seen.first.get("entropy"))
     if before > 0.0 and entropy < 0.0:  # of a density
@@ -237,6 +252,7 @@ _CHECKS: dict[str, Callable[[_Seen], Finding | None]] = {
     "KL too high": _kl_too_high,
     "entropy gone": _entropy_gone,
     "value gradients clipped": _value_gradients_clipped,
+    "rewards too large": _rewards_too_large,
     "targets outside of the support": _outside_of_support,
     "values diverge": _values_diverge,
     "gradients clipped": _gradients_clipped,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,8 @@ from rlzmq.cli.joining import import_first
 from rlzmq.cli.main import EXIT_CONFIG
 from rlzmq.cli.parsing import parse
 from rlzmq.core.errors import ConfigurationError, RlzmqError
+from rlzmq.core.tracebacks import is_of_user, place_of
+from rlzmq.runners.episode_metrics import HOW_TO_LIMIT
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig
@@ -65,13 +66,12 @@ def run(arguments: Sequence[str]) -> int:
         config = _config(options)
         env = config.make_env()
         problems += [] if isinstance(env, MultiAgentEnv) else _gymnasium(env)
-        problems += _step_randomly(env, options)
-        problems += _train(env, config, options) if not problems else []
+        problems += _step_randomly(env, options) or (_train(env, config, options) if not problems else [])
     except ConfigurationError:
         raise
     except Exception as error:  # raised by the env
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        problems.append(f"{type(error).__name__}: {error} ({place.filename}:{place.lineno}, {place.name})")
+        place = f" ({place_of(error)})" if is_of_user(error) else ""
+        problems.append(f"{type(error).__name__}: {error}{place}")
     finally:
         if env is not None:
             env.close()
@@ -101,12 +101,11 @@ def _step_randomly(env: Any, options: CheckEnvOptions) -> list[str]:
     """Take random steps, check observations and rewards, and print the speed and episode lengths."""
     import numpy as np
 
-    problems: dict[str, None] = {}
+    problems: dict[str, str] = {}  # with the first value that shows it
     is_multi = not hasattr(env, "observation_space") or hasattr(env, "possible_agents")
-    first, _ = env.reset(seed=options.seed)
-    again, _ = env.reset(seed=options.seed)
+    first, again = (_parts(env.reset(seed=options.seed), "reset", "observation, info")[0] for _ in range(2))
     if not _equal(first, again):
-        problems["reset(seed=…) twice with the same seed gives different observations"] = None
+        problems["reset(seed=…) twice with the same seed gives different observations"] = ""
     if is_multi:
         for agent in env.possible_agents:
             env.action_spaces[agent].seed(options.seed)
@@ -120,16 +119,22 @@ def _step_randomly(env: Any, options: CheckEnvOptions) -> list[str]:
             if is_multi
             else env.action_space.sample()
         )
-        observation, reward, terminated, truncated, _ = env.step(action)
+        observation, reward, terminated, truncated, _ = _parts(
+            env.step(action), "step", "observation, reward, terminated, truncated, info"
+        )
         length += 1
         items = observation.items() if is_multi else [("", observation)]
         for agent, item in items:
             space = env.observation_spaces[agent] if is_multi else env.observation_space
             if not space.contains(item):
-                problems[f"an observation {f'of {agent!r} ' if is_multi else ''}is outside of {space}"] = None
+                who = f"an observation {f'of {agent!r} ' if is_multi else ''}is outside of {space}"
+                dtype = getattr(item, "dtype", None)
+                problems.setdefault(
+                    who, f": {item!r:.120}" + (f", dtype {dtype}" if dtype is not None else "")
+                )
         rewards = list(reward.values()) if is_multi else [reward]
         if not np.isfinite(np.asarray(rewards, dtype=np.float64)).all():
-            problems["a reward is not finite"] = None
+            problems["a reward is not finite"] = f": {reward!r:.80}"
         is_over = (
             terminated.get("__all__") or truncated.get("__all__") if is_multi else terminated or truncated
         )
@@ -139,9 +144,19 @@ def _step_randomly(env: Any, options: CheckEnvOptions) -> list[str]:
     seconds = time.perf_counter() - start
     print(
         f"{options.steps / seconds:.0f} steps/s  {len(lengths)} episodes"
-        + (f", {min(lengths)}–{max(lengths)} steps" if lengths else " ended; raise --steps to see one")
+        + (f", {min(lengths)}–{max(lengths)} steps" if lengths else " ended")
     )
-    return list(problems)
+    if not lengths:
+        print(f"note: no episode ended in {options.steps} steps. If they never end: {HOW_TO_LIMIT}")
+    return [name + value for name, value in problems.items()]
+
+
+def _parts(returned: Any, method: str, names: str) -> tuple[Any, ...]:
+    """Return what a method of the env returned, if it is a tuple of as many values as there are names."""
+    if not isinstance(returned, tuple) or len(returned) != names.count(",") + 1:
+        what = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
+        raise TypeError(f"{method}() returned {what}, expected ({names})")
+    return returned
 
 
 def _config(options: CheckEnvOptions) -> AlgorithmConfig:

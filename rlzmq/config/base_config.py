@@ -233,10 +233,12 @@ class BaseConfig(DerivedValues):
         name = type(env).__name__
         agents = list(getattr(env, "possible_agents", None) or getattr(env, "agents", None) or ())
         if isinstance(env, MultiAgentEnv) and not self.is_multi_agent:
+            modules = ",".join(agent if isinstance(agent, str) else f"p{agent}" for agent in agents[:8])
             raise ConfigurationError(
                 f"config.env: {name} has several agents ({', '.join(map(repr, agents[:8]))}), but the config is for a "
                 "single one. Set which module acts for which agent: .multi_agent(policies={'shared'}, "
-                "policy_mapping_fn=lambda agent_id, episode: 'shared')."
+                "policy_mapping_fn=lambda agent_id, episode: 'shared'), or a module each: "
+                f"--policies {modules} --policy-mapping-fn rlzmq.envs.examples:module_of_agent."
             )
         if not isinstance(env, MultiAgentEnv) and (agents or self.is_multi_agent):
             wrapper = "PettingZooEnv" if hasattr(env, "agent_iter") else "ParallelPettingZooEnv"

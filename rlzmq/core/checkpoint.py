@@ -309,9 +309,8 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
         manifest = json.loads(_bytes_of(folder / _MANIFEST, _MAX_MANIFEST_BYTES))
         digest = _digest_of(manifest) if isinstance(manifest, dict) else ""
     except FileNotFoundError:
-        raise CheckpointError(
-            f"{folder} is not a checkpoint: it has no {_MANIFEST}. Expected a directory that save_to_path() wrote."
-        ) from None
+        what = "is not a checkpoint: it has no " + _MANIFEST if folder.exists() else "does not exist"
+        raise CheckpointError(f"{folder} {what}. Expected a run, or what save_to_path() wrote.") from None
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"The manifest of the checkpoint {folder} is torn: {error}.") from None
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:

@@ -20,6 +20,7 @@ __all__ = [
     "format_error",
     "format_stack",
     "is_interrupt",
+    "is_of_user",
     "origin_parts",
     "place_in",
     "place_of",
@@ -108,11 +109,13 @@ def place_in(frames: Sequence[traceback.FrameSummary]) -> str:
     """Return ``FILE:LINE in FUNCTION`` of the innermost frame of the user's code, or of any code."""
     if not frames:
         return "an unknown place"
-    theirs = [
-        frame for frame in frames if not _is_library(frame.filename) and not frame.filename.startswith(_OURS)
-    ]
-    frame = theirs[-1] if theirs else frames[-1]
+    frame = [*frames[-1:], *filter(_is_users, frames)][-1]
     return f"{frame.filename}:{frame.lineno} in {frame.name}"
+
+
+def is_of_user(error: BaseException) -> bool:
+    """Return whether code of the user raised an error, or called what raised it."""
+    return any(map(_is_users, traceback.extract_tb(error.__traceback__)))
 
 
 def format_stack(frames: traceback.StackSummary) -> str:
@@ -253,6 +256,10 @@ def _with_libraries_between(theirs: Sequence[int], ours: Sequence[bool]) -> list
 def _is_explained(error: BaseException) -> bool:
     """Return whether the error's message is sufficient: it was raised on purpose, or in another process."""
     return isinstance(error, RlzmqError) or hasattr(error, "remote_origin")
+
+
+def _is_users(frame: traceback.FrameSummary) -> bool:
+    return not _is_library(frame.filename) and not frame.filename.startswith(_OURS)
 
 
 def _is_library(file: str) -> bool:

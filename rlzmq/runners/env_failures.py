@@ -16,7 +16,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import EnvError, ExitRaisedError, StepFailedRecreateEnvError
 from rlzmq.core.printable import cut
 from rlzmq.core.process import end_if_out_of_memory
-from rlzmq.core.tracebacks import place_of, shows_all_frames, user_errors
+from rlzmq.core.tracebacks import is_of_user, place_of, shows_all_frames, user_errors
 from rlzmq.core.tree import tree_map, tree_unstack
 from rlzmq.envs.sync_vector import Way
 from rlzmq.episodes.step_values import NO_INFO
@@ -78,21 +78,16 @@ class Reproduction:
         if self.seed is not None:
             begin = f"reset(seed={self.seed})"
         elif self.random_state is not None:
-            begin = f"reset() with unwrapped.np_random.bit_generator.state = {self.random_state}"
+            begin = "reset() with the random state in the exception's `way_there`"
         else:
             begin = "reset()"
         num = len(self.actions)
         if not num:
             return f"To reproduce: {begin}."
-        shown = ", ".join(map(repr, self.actions[: _MAX_SHOWN // 2 if num > _MAX_SHOWN else num]))
-        if num > _MAX_SHOWN:
-            rest = ", ".join(map(repr, self.actions[-_MAX_SHOWN // 2 :]))
-            shown = (
-                f"{shown}, … {num - _MAX_SHOWN} more (all of them in the exception's `way_there`) …, {rest}"
-            )
+        shown = "in the exception's `way_there`" if num > _MAX_SHOWN else self.actions
         return (
             f"To reproduce: {begin}, then {num} step{'s' if num > 1 else ''} (after an episode's end a step is a "
-            f"reset) with the actions [{shown}]."
+            f"reset) with the actions {shown}."
         )
 
 
@@ -116,13 +111,15 @@ class EnvFailures:
             raise error
         runner.num_env_failures += 1
         runner._num_failures_in_a_row += 1
+        head = self._head(error, env_index, where)
         if expected := _interface_of(error, where):  # a new environment would do the same
-            self._stop(expected, self._head(error, env_index, where), error, way)
-        text = self._describe(error, env_index, where, way)
+            self._stop(head, expected, "", error, way)
+        how = f"{way or 'The steps that led to it are not known.'} {describe_runner(runner)}"
         if not getattr(config, "restart_failed_sub_environments", False):
             self._stop(
+                head,
                 "Set config.fault_tolerance(restart_failed_sub_environments=True) to continue with a new one.",
-                text,
+                how,
                 error,
                 way,
             )
@@ -130,22 +127,27 @@ class EnvFailures:
         self._last_kind = kind if way is not None and len(way.actions) <= 1 else None
         if isinstance(error, _MISTAKES) and kind == last == self._last_kind:
             self._stop(
-                "A new environment raised the same error at once: correct the environment.", text, error, way
+                head,
+                "A new environment raised the same error at once: correct the environment.",
+                how,
+                error,
+                way,
             )
         in_a_row = runner._num_failures_in_a_row
         tolerance = getattr(config, "num_consecutive_env_runner_failures_tolerance", 100)
         if in_a_row > tolerance:
             self._stop(
+                head,
                 f"It is failure {in_a_row} in a row without a finished episode, more than "
                 f"num_consecutive_env_runner_failures_tolerance={tolerance}.",
-                text,
+                how,
                 error,
                 way,
             )
         if isinstance(error, StepFailedRecreateEnvError):  # requested by the environment, not an error
             return
-        self._check_rate(text, error, way)
-        self._log(text, error)
+        self._check_rate(head, how, error, way)
+        self._log(f"{head} The environment is recreated. {how}", error)
 
     def _log(self, text: str, error: BaseException) -> None:
         """Log the first failure of each kind with its traceback, then only the 10th, 100th, … one."""
@@ -154,12 +156,12 @@ class EnvFailures:
         self._num_by_place[kind] = num = self._num_by_place[kind] + 1
         shown = error if shows_all_frames() else None
         if num == 1:
-            _log.warning("%s Raised at %s. The environment is recreated.", text, place, exc_info=shown)
+            _log.warning("%s", text, exc_info=shown)
         elif math.log10(num).is_integer():
             who = f"Environments of env runner {self._runner.worker_index} have"
             _log.warning("%s raised %s at %s %d times.", who, *kind, num, exc_info=shown)
 
-    def _check_rate(self, text: str, error: BaseException, way: Reproduction | None) -> None:
+    def _check_rate(self, head: str, how: str, error: BaseException, way: Reproduction | None) -> None:
         tolerance = getattr(self._runner.config, "env_failures_per_minute_tolerance", 4)
         now = time.perf_counter()
         self._times.append(now)
@@ -167,32 +169,32 @@ class EnvFailures:
             self._times.popleft()
         if tolerance is not None and len(self._times) > tolerance:
             self._stop(
+                head,
                 f"These are {len(self._times)} failures within {_WINDOW_S:.0f} s, more than "
                 f"env_failures_per_minute_tolerance={tolerance}: correct the environment, or raise the tolerance "
                 "(None: any number).",
-                text,
+                how,
                 error,
                 way,
             )
 
-    def _stop(self, reason: str, text: str, error: BaseException, way: Reproduction | None) -> None:
-        failure = EnvError(f"{text.rstrip('.')}. {reason}")
+    def _stop(self, head: str, reason: str, how: str, error: BaseException, way: Reproduction | None) -> None:
+        failure = EnvError(f"{head} {reason} {how}".rstrip())
         failure.way_there = way  # type: ignore[attr-defined]
         raise failure from error
 
-    def _describe(
-        self, error: BaseException, env_index: int | None, where: str, way: Reproduction | None
-    ) -> str:
-        how = "The steps that led to it are not known." if way is None else str(way)
-        return f"{self._head(error, env_index, where)} {describe_runner(self._runner)}. {how}"
-
     def _head(self, error: BaseException, env_index: int | None, where: str) -> str:
+        """Return who raised what, and where in the user's code."""
         which = "An environment" if env_index is None else f"Environment {env_index}"
         try:
             said = cut(str(error))
         except Exception:  # the user's __str__ raises too
             said = "(the original error cannot be rendered)"
-        return f"{which} of env runner {self._runner.worker_index} raised {type(error).__name__} in {where}(): {said}"
+        place = f" ({place_of(error)})" if is_of_user(error) else ""
+        return (
+            f"{which} of env runner {self._runner.worker_index} raised {type(error).__name__} in {where}(): "
+            f"{said.rstrip('.')}{place}."
+        )
 
 
 # Errors of code that is wrong, not of a simulator or a connection that may work in the next try.

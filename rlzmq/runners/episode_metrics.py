@@ -26,8 +26,8 @@ __all__ = [
 ]
 
 HOW_TO_LIMIT = (
-    "gymnasium.wrappers.TimeLimit(env, max_episode_steps=…) where the environment is made, or "
-    "env_config={'max_episode_steps': …} with an id of Gymnasium"
+    "environment(wrappers=['TimeLimit(max_episode_steps=500)']), on the command line "
+    "--wrappers 'TimeLimit(max_episode_steps=500)'"
 )
 """Advice about episodes that never end."""
 

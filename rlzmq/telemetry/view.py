@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["LinesView", "LiveView", "PanelView", "View", "make_view", "summary_line"]
 
 _BARS = "▁▂▃▄▅▆▇█"
+_SHORT = {"mean_kl_loss": "kl", "entropy": "entropy", "vf_explained_var": "ev", "total_loss": "loss"}
 
 
 Shown = TypeVar("Shown")
@@ -125,12 +126,18 @@ def _facts(result: Mapping[str, Any]) -> dict[str, str]:
     runners = result["env_runners"]
     mean = runners.get("episode_return_mean", math.nan)
     accounting = result["accounting"]
-    facts = {
-        "iter": str(result["training_iteration"]),
-        "return": _return_text(mean),
-        "episodes": str(runners.get("num_episodes_lifetime", 0)),
-        "steps": str(result["num_env_steps_sampled_lifetime"] or result["num_env_steps_trained_lifetime"]),
-        "steps/s": f"{runners.get('num_env_steps_sampled_lifetime_throughput', 0.0):.0f}",
+    sampled, trained = result["num_env_steps_sampled_lifetime"], result["num_env_steps_trained_lifetime"]
+    facts = {"iter": str(result["training_iteration"])}
+    if trained and not sampled:  # from recorded data
+        facts["steps"] = str(trained)
+    else:
+        facts |= {
+            "return": _return_text(mean),
+            "episodes": str(runners.get("num_episodes_lifetime", 0)),
+            "steps": str(sampled),
+            "steps/s": f"{runners.get('num_env_steps_sampled_lifetime_throughput', 0.0):.0f}",
+        }
+    facts |= {
         **_dropped(accounting["dropped"]),
         "time": f"{result['time_total_s']:.1f}s",
         **_bottleneck(result),
@@ -139,8 +146,12 @@ def _facts(result: Mapping[str, Any]) -> dict[str, str]:
     for module_id, values in result.get("learners", {}).items():
         if module_id.startswith("__"):
             continue
-        for name, short in (("mean_kl_loss", "kl"), ("entropy", "entropy"), ("vf_explained_var", "ev")):
-            if isinstance(values.get(name), int | float) and len(result["learners"]) <= 2:
+        for name, short in _SHORT.items():
+            if (
+                (sampled or name == "total_loss")
+                and isinstance(values.get(name), int | float)
+                and len(result["learners"]) <= 2
+            ):
                 facts[short] = f"{values[name]:.3f}"
     evaluated = result.get("evaluation", {}).get("env_runners")
     if evaluated is not None:

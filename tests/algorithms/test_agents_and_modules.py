@@ -96,7 +96,8 @@ def test_an_env_of_several_agents_without_multi_agent_says_so() -> None:
     assert refusal(PPOConfig().environment(MultiAgentCartPole, env_config={"num_agents": 2})) == (
         "config.env: MultiAgentCartPole has several agents (0, 1), but the config is for a single one. Set which "
         "module acts for which agent: .multi_agent(policies={'shared'}, "
-        "policy_mapping_fn=lambda agent_id, episode: 'shared')."
+        "policy_mapping_fn=lambda agent_id, episode: 'shared'), or a module each: --policies p0,p1 "
+        "--policy-mapping-fn rlzmq.envs.examples:module_of_agent."
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rlzmq import PPOConfig
+from rlzmq.runners.episode_metrics import HOW_TO_LIMIT
 from rlzmq.telemetry.view import summary_line
 
 
@@ -30,10 +31,7 @@ class Endless(gym.Env[Any, Any]):
         return np.zeros(3, np.float32), 1.0, False, self.t >= self.ends_after, {}
 
 
-LIMIT = (
-    "limit them: gymnasium.wrappers.TimeLimit(env, max_episode_steps=…) where the environment is made, or "
-    "env_config={'max_episode_steps': …} with an id of Gymnasium"
-)
+LIMIT = f"limit them: {HOW_TO_LIMIT}"
 
 
 def config(**evaluation: Any) -> PPOConfig:

@@ -34,6 +34,7 @@ def normalized(text: str) -> list[str]:
     text = re.sub(r"pid \d+ on \S+\)", "pid)", text)
     text = re.sub(r"(seed|seed=) ?\d+", r"\1 N", text)
     text = re.sub(r"actions \[[01, ]+\]", "actions […]", text)
+    text = re.sub(r"\.py:\d+ in", ".py:N in", text)
     return [line for line in text.splitlines() if line.strip(" ^~")]
 
 
@@ -79,16 +80,17 @@ ENV_FRAMES = [
 ]
 
 
-def env_error(worker: int) -> str:
+def env_error(worker: int, advice: str) -> str:
     return (
-        f"Environment 0 of env runner {worker} raised ValueError in step(): the env's own (env_config "
-        "{'breaks': True}, run seed N, env seed N, incarnation 0, vector env number 1, 0 env steps before). To "
-        "reproduce: reset(seed= N), then 2 steps (after an episode's end a step is a reset) with the actions […]."
+        f"Environment 0 of env runner {worker} raised ValueError in step(): the env's own ({HERE}/broken_parts.py:N in "
+        f"helper). {advice} To reproduce: reset(seed= N), then 2 steps (after an episode's end a step is a reset) with "
+        "the actions […]. (env_config {'breaks': True}, run seed N, env seed N, incarnation 0, vector env number 1, 0 "
+        "env steps before)"
     )
 
 
 TOO_MANY = (
-    " These are 5 failures within 60 s, more than env_failures_per_minute_tolerance=4: correct the environment, or "
+    "These are 5 failures within 60 s, more than env_failures_per_minute_tolerance=4: correct the environment, or "
     "raise the tolerance (None: any number)."
 )
 
@@ -106,18 +108,17 @@ def test_an_env_in_this_process_is_logged_once_and_shown_once(caplog: pytest.Log
         *ENV_FRAMES,
         "The above exception was the direct cause of the following exception:",
         *OURS,
-        f"rlzmq.core.errors.EnvError: {env_error(0)}{TOO_MANY}",
+        f"rlzmq.core.errors.EnvError: {env_error(0, TOO_MANY)}",
     ]
-    place = f"Raised at {HERE}/broken_parts.py:N in helper."
     logged = [re.sub(r"py:\d+", "py:N", line) for line in normalized("\n".join(caplog.messages))]
-    assert logged == [f"{env_error(0)} {place} The environment is recreated."]
+    assert logged == [env_error(0, "The environment is recreated.")]
 
 
 @pytest.mark.parametrize(
     ("part", "role"), [("env", "runner-0"), ("env_to_module", "runner-0"), ("loss", "learner-0")]
 )
 def test_out_of_another_process_the_same_frames_follow_the_error(part: str, role: str) -> None:
-    text = f"rlzmq.core.errors.EnvError: {env_error(1)}{TOO_MANY}"
+    text = f"rlzmq.core.errors.EnvError: {env_error(1, TOO_MANY)}"
     frames, text, *notes = (ENV_FRAMES, text) if part == "env" else RAISED[part]
     assert shown_by(broken(part, 1)) == [*OURS, text, f"raised in actor '{role}' (pid):", *frames, *notes]
 

@@ -125,8 +125,8 @@ def test_an_env_that_is_often_bad_ends_the_run_with_what_leads_there_again(
         rf"Environment ([01]) of env runner 0 returned nan in column {column} at step (\d+) of an episode \(env_config "
         rf".*, run seed 7, env seed {runner.env_seed()}, incarnation 0, vector env number 1, \d+ env steps before\)\. "
         r"To reproduce: reset\(.*\).*then \d+ steps? \(after an episode's end a step is a reset\) with the actions "
-        r"\[.*\]\. \d+ such values in \d+ env steps are more than 1 %: correct the environment, or clean what it "
-        r"returns in a wrapper\.",
+        r"(\[.*\]|in the exception's `way_there`)\. \d+ such values in \d+ env steps are more than 1 %: correct the "
+        r"environment, or clean what it returns in a wrapper\.",
         text,
     )
     assert match is not None, text
