@@ -128,9 +128,9 @@ def _step_randomly(env: Any, options: CheckEnvOptions) -> list[str]:
             space = env.observation_spaces[agent] if is_multi else env.observation_space
             if not space.contains(item):
                 who = f"an observation {f'of {agent!r} ' if is_multi else ''}is outside of {space}"
-                dtype = getattr(item, "dtype", None)
+                dtype = getattr(item, "dtype", space.dtype)
                 problems.setdefault(
-                    who, f": {item!r:.120}" + (f", dtype {dtype}" if dtype is not None else "")
+                    who, f": {item!r:.120}" + (f", of {dtype}" if dtype != space.dtype else "")
                 )
         rewards = list(reward.values()) if is_multi else [reward]
         if not np.isfinite(np.asarray(rewards, dtype=np.float64)).all():

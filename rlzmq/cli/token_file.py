@@ -30,7 +30,7 @@ def token_in(path: Path) -> str:
         return token
     token = secrets.token_urlsafe(32)
     try:
-        write_private_file(path, token + "\n")
+        write_private_file(path, token)  # without a line end: programs put it into a header
     except OSError as error:
         raise ConfigurationError(f"cannot write {path}: {error.strerror}. Name another file.") from error
     return token

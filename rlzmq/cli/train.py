@@ -25,7 +25,7 @@ from rlzmq.cli.parsing import parse
 from rlzmq.cli.stopping import StopCriteria
 from rlzmq.core import faults
 from rlzmq.core.errors import CheckpointError, ConfigurationError, Interrupted
-from rlzmq.core.printable import printable
+from rlzmq.core.printable import printable, short_path
 from rlzmq.core.process import open_stack_channel, outlive_readers
 from rlzmq.core.tracebacks import run_error
 from rlzmq.telemetry.view import make_view
@@ -441,10 +441,7 @@ def _next_commands(name: str, options: Any, path: Path, saved: Path | None, stop
     if saved is not None:
         imports = "".join(f" --import {shlex.quote(module)}" for module in options.import_)
         until = "".join(f" --stop {shlex.quote(stop)}" for stop in stops)
-        checkpoint = (
-            path / saved.relative_to(path.absolute()) if saved.is_relative_to(path.absolute()) else saved
-        )
-        lines.append(f"evaluate    rlzmq evaluate {shlex.quote(str(checkpoint))}{imports}")
+        lines.append(f"evaluate    rlzmq evaluate {shlex.quote(short_path(saved))}{imports}")
         lines.append(f"resume      rlzmq train {name} --resume {shlex.quote(str(path))}{imports}{until}")
     return "\n".join(lines)
 
@@ -479,7 +476,7 @@ def _checkpoint_to_resume(options: Any, path: Path) -> Path | None:
         for skipped, reason in found.skipped:
             print(f"skipped     {skipped}: {printable(reason)}", flush=True)
     if found.path is not None:
-        print(f"resumed     {found.path}", flush=True)
+        print(f"resumed     {short_path(found.path)}", flush=True)
     elif not is_auto:
         raise _nothing_to_resume(str(place), found)
     elif not options.quiet:

@@ -24,6 +24,7 @@ from rlzmq.cli.train import apply_preset
 from rlzmq.config.search_space import GridSearch, find_search_objects, search_objects_in_tables
 from rlzmq.config.values import read_toml
 from rlzmq.core.errors import ConfigurationError, Interrupted
+from rlzmq.core.printable import short_path
 from rlzmq.core.process import outlive_readers
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.trust import CALLER, find_code
@@ -265,7 +266,7 @@ def _print_summary(results: ResultGrid, tuner: Tuner, options: TuneOptions) -> i
         return EXIT_INTERNAL
     best = results.get_best_result()
     value = number_at(best.metrics, str(results.metric))
-    print(f"best        {results.metric} = {value:.6g} in {best.path}")
+    print(f"best        {results.metric} = {value:.6g} in {short_path(best.path)}")
     for path in tuner.space:
         try:
             print(f"            {path} = {config_value(best.config, path)}")
@@ -275,7 +276,9 @@ def _print_summary(results: ResultGrid, tuner: Tuner, options: TuneOptions) -> i
     config = Path(best.path) / "config.toml"
     if config.is_file():
         name = Path(best.path).name.rpartition("_")[0].lower()
-        print(f"train       rlzmq train {name} --config {shlex.quote(str(config))} --preset none{imports}")
+        print(
+            f"train       rlzmq train {name} --config {shlex.quote(short_path(config))} --preset none{imports}"
+        )
         if best.checkpoint is not None:
-            print(f"evaluate    rlzmq evaluate {shlex.quote(best.checkpoint.path)}{imports}")
+            print(f"evaluate    rlzmq evaluate {shlex.quote(short_path(best.checkpoint.path))}{imports}")
     return 0

@@ -1,8 +1,10 @@
-"""Conversion of text from peers and files to a form that is safe to print."""
+"""Conversion of texts and paths to a form that is safe, or short, to print."""
 
 from __future__ import annotations
 
-__all__ = ["MAX_ERROR_BYTES", "cut", "printable"]
+from pathlib import Path
+
+__all__ = ["MAX_ERROR_BYTES", "cut", "printable", "short_path"]
 
 # Maximum length of an exception's text when it is stored or sent.
 MAX_ERROR_BYTES = 16 * 1024
@@ -21,6 +23,12 @@ def printable(text: str, *, keep: str = "") -> str:
         char if char.isprintable() or char in keep else char.encode("unicode_escape").decode()
         for char in text
     )
+
+
+def short_path(path: str | Path) -> str:
+    """Return a path as it is typed in the current directory: relative, if it lies below."""
+    here, path = Path.cwd(), Path(path)
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def cut(text: str, max_bytes: int = MAX_ERROR_BYTES) -> str:

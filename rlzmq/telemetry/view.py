@@ -147,11 +147,8 @@ def _facts(result: Mapping[str, Any]) -> dict[str, str]:
         if module_id.startswith("__"):
             continue
         for name, short in _SHORT.items():
-            if (
-                (sampled or name == "total_loss")
-                and isinstance(values.get(name), int | float)
-                and len(result["learners"]) <= 2
-            ):
+            is_shown = len(result["learners"]) <= 2 and bool(sampled) != (name == "total_loss")
+            if is_shown and isinstance(values.get(name), int | float):
                 facts[short] = f"{values[name]:.3f}"
     evaluated = result.get("evaluation", {}).get("env_runners")
     if evaluated is not None:

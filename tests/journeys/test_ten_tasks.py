@@ -49,7 +49,7 @@ class Elevator(gym.Env):
         is_there = self.floor == self.goal and self.calls[self.floor]
         return self.observe(), 0.0 if is_there else -self.config["price"], is_there, self.t >= 20, {}
 """
-WITH_BUG = ELEVATOR.replace("int(np.clip(self.floor + action - 1, 0, 5))", "self.floor + action - 1")
+WITH_BUG = ELEVATOR.replace("[True] * 6", "[True] * 3")
 
 
 def typed(terminal: Terminal, line: str) -> Done:
@@ -90,7 +90,7 @@ def test_an_own_env_with_a_bug(place: Terminal) -> None:
     assert re.search(r"IndexError: list index out of range \(\S+buggy\.py:\d+ in step\)", checked.err), (
         checked
     )
-    failed = place.type(f"rlzmq train ppo --env buggy:Elevator {TINY} --stop iterations=1")
+    failed = place.type(f"rlzmq train ppo --env buggy:Elevator {TINY} --stop steps=10000")
     assert failed.code == 70, failed
     assert "self.calls[self.floor]" in failed.err, failed
     last = failed.err.splitlines()[-1]
@@ -125,7 +125,7 @@ print("steps", env.t)
 
 
 def test_a_wrong_reward_scale_is_found(place: Terminal) -> None:
-    """README.md, docs/index.md, docs/how_to/not_learning.md; 2 commands."""
+    """README.md, docs/how_to/index.md, docs/how_to/not_learning.md; 2 commands."""
     line = f"rlzmq train ppo --env my_envs:Elevator --env-config price=25000 {TINY} --stop iterations=3"
     first, *_, third = re.findall(r"^iter .*", typed(place, f"{line} --run-dir runs/unscaled").out, re.M)
     assert "health" not in first
