@@ -27,7 +27,7 @@ def printable(text: str, *, keep: str = "") -> str:
 
 def short_path(path: str | Path) -> str:
     """Return a path as it is typed in the current directory: relative, if it lies below."""
-    here, path = Path.cwd(), Path(path)
+    here, path = Path.cwd(), Path(path) if isinstance(path, str) else path
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
