@@ -126,7 +126,7 @@ def _facts(result: Mapping[str, Any]) -> dict[str, str]:
     runners = result["env_runners"]
     mean = runners.get("episode_return_mean", math.nan)
     accounting = result["accounting"]
-    sampled, trained = result["num_env_steps_sampled_lifetime"], result["num_env_steps_trained_lifetime"]
+    sampled, trained = (result.get(f"num_env_steps_{what}_lifetime", 0) for what in ("sampled", "trained"))
     facts = {"iter": str(result["training_iteration"])}
     if trained and not sampled:  # from recorded data
         facts["steps"] = str(trained)
