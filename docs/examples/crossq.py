@@ -90,11 +90,10 @@ class CrossQLearner(SACLearner):
 
 
 class CrossQConfig(SACConfig):
-    def get_default_rl_module_spec(self):
-        return RLModuleSpec(module_class=CrossQModule)
-
-    def get_default_learner_class(self):
-        return CrossQLearner
+    def __init__(self, algo_class=None):
+        super().__init__(algo_class=algo_class)
+        self.rl_module(rl_module_spec=RLModuleSpec(module_class=CrossQModule))
+        self.training(learner_class=CrossQLearner)
 
 
 def main(iterations, seed):

@@ -5,7 +5,6 @@
 """TD3 (arXiv:1802.09477) outside of the package: a module, a loss and a config."""
 
 import argparse
-import copy
 from itertools import pairwise
 
 import torch
@@ -35,18 +34,13 @@ def mlp(num_inputs, num_outputs, *last):
 class MyTD3Module(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
     """A policy with actions in (-1, 1), which are scaled to the environment's, two critics, and targets of all."""
 
+    networks_with_target = ("pi", "qfs")  # target_pi, target_qfs
+
     def setup(self):
         num_obs, num_actions = self.observation_space.shape[0], self.action_space.shape[0]
         self.pi = mlp(num_obs, num_actions, torch.nn.Tanh())
         self.qfs = torch.nn.ModuleList(mlp(num_obs + num_actions, 1) for _ in range(2))
         self.make_target_networks()
-
-    def make_target_networks(self):
-        self.target_pi = copy.deepcopy(self.pi).requires_grad_(False)
-        self.target_qfs = copy.deepcopy(self.qfs).requires_grad_(False)
-
-    def get_target_network_pairs(self):
-        return [(self.pi, self.target_pi), (self.qfs, self.target_qfs)]
 
     def get_non_inference_attributes(self):  # what runners do not need
         return ["qfs", "target_pi", "target_qfs"]
@@ -101,21 +95,12 @@ class MyTD3Learner(ReplayLearner):
 class MyTD3Config(OffPolicyConfig):
     def __init__(self, algo_class=None):
         super().__init__(algo_class=algo_class or Algorithm)
-        self.policy_delay = 2  # a new setting: declared here, set in training()
-        self.training(train_batch_size=128, target_network_update_freq=0, tau=0.005)
+        self.policy_delay = 2  # a new setting
+        self.rl_module(rl_module_spec=RLModuleSpec(module_class=MyTD3Module))
+        self.training(
+            learner_class=MyTD3Learner, train_batch_size=128, tau=0.005, target_network_update_freq=0
+        )
         self.training(replay_buffer_config={"type": "EpisodeReplayBuffer", "capacity": 1_000_000})
-
-    def training(self, *, policy_delay=None, **kwargs):
-        super().training(**kwargs)
-        if policy_delay is not None:
-            self.policy_delay = policy_delay
-        return self
-
-    def get_default_rl_module_spec(self):
-        return RLModuleSpec(module_class=MyTD3Module)
-
-    def get_default_learner_class(self):
-        return MyTD3Learner
 
 
 def main(iterations, seed):

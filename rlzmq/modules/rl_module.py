@@ -22,8 +22,9 @@ the ones that it needs and reports a missing one.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -81,15 +82,30 @@ class InferenceOnlyAPI(ABC):
 
 
 class TargetNetworkAPI(ABC):
-    """A module with target networks, for DQN, SAC and APPO."""
+    """A module with target networks, for DQN, SAC and APPO.
 
-    @abstractmethod
+    Attributes:
+        networks_with_target: Names of attributes that have a target network. That of ``qfs`` is ``target_qfs``.
+    """
+
+    networks_with_target: ClassVar[Sequence[str]] = ()
+
     def make_target_networks(self) -> None:
-        """Create the target networks as copies. The learner calls it once, after building the module."""
+        """Create the target networks as copies, at the end of `setup`."""
+        for name in self.networks_with_target:
+            setattr(self, f"target_{name}", copy.deepcopy(getattr(self, name)).requires_grad_(False))
 
-    @abstractmethod
     def get_target_network_pairs(self) -> list[tuple[Any, Any]]:
-        """Return pairs ``(main network, target network)`` of the same architecture."""
+        """Return pairs ``(main network, target network)`` of the same architecture.
+
+        Raises:
+            NotImplementedError: The class names no networks.
+        """
+        if not self.networks_with_target:
+            raise NotImplementedError(
+                f"{type(self).__name__}: set networks_with_target, or override this method."
+            )
+        return [(getattr(self, name), getattr(self, f"target_{name}")) for name in self.networks_with_target]
 
     @abstractmethod
     def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> Any:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -40,6 +39,9 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
         qfs, target_qfs: The critics.
         log_alpha: Logarithm of the temperature, a 0-d parameter.
     """
+
+    networks_with_target: ClassVar[Sequence[str]] = ("qfs",)
+    target_qfs: nn.ModuleList
 
     has_temperature: ClassVar[bool] = True
     """Whether the module has `log_alpha`."""
@@ -93,12 +95,6 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
         """Return the network `pi`, from features to the inputs of the action distribution."""
         assert self.action_space is not None
         return PolicyHead(self.pi_encoder.output_dim, self.action_space, config, where=where)
-
-    def make_target_networks(self) -> None:
-        self.target_qfs: nn.ModuleList = copy.deepcopy(self.qfs).requires_grad_(False)
-
-    def get_target_network_pairs(self) -> list[tuple[Any, Any]]:
-        return [(self.qfs, self.target_qfs)]
 
     def get_non_inference_attributes(self) -> list[str]:
         return ["qfs", "target_qfs", "log_alpha"]

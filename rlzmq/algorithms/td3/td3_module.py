@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -27,6 +26,7 @@ class DefaultTD3Module(DefaultSACModule):
     `model_config`: fields of a DefaultModelConfig, and ``twin_q`` and ``exploration_noise`` (see `TD3Config`).
     """
 
+    networks_with_target: ClassVar[Sequence[str]] = ("qfs", "pi_encoder", "pi")
     has_temperature: ClassVar[bool] = False
     own_settings: ClassVar[Mapping[str, Any]] = {"exploration_noise": 0.1}
     exploration_noise: float | list[tuple[float, float]]
@@ -49,15 +49,6 @@ class DefaultTD3Module(DefaultSACModule):
             use_layernorm=config.head_fcnet_use_layernorm,
             output_dim=math.prod(self._action_shape),
         )
-
-    def make_target_networks(self) -> None:
-        super().make_target_networks()
-        for name in ("pi_encoder", "pi"):
-            setattr(self, f"target_{name}", copy.deepcopy(getattr(self, name)).requires_grad_(False))
-
-    def get_target_network_pairs(self) -> list[tuple[Any, Any]]:
-        policy = [(getattr(self, name), getattr(self, f"target_{name}")) for name in ("pi_encoder", "pi")]
-        return super().get_target_network_pairs() + policy
 
     def get_non_inference_attributes(self) -> list[str]:
         return ["qfs", "target_qfs", "target_pi_encoder", "target_pi"]
