@@ -37,7 +37,7 @@ class Zoo:
         algorithm: Class of Stable-Baselines3.
         num_envs: Number of environments.
         settings: Its arguments; ``"lin_0.001"``: falls to 0 over `falls_over` env steps.
-        policy: ``policy_kwargs``.
+        policy: ``policy_kwargs``; `activation` is a name in ``torch.nn``.
         normalizes: Whether observations and rewards are normalised.
         falls_over: Number of env steps of the zoo's run, which its schedules refer to.
     """
@@ -107,6 +107,13 @@ TASKS = {
                        "ent_coef": 1.05057e-06, "clip_range": 0.4, "gae_lambda": 0.8, "vf_coef": 0.695929},
             normalizes=True),
     ),
+    "Hopper-v5 PPO": Task(
+        "ppo", "Hopper-v5", 60_000,
+        Zoo("PPO", 1, {"n_steps": 512, "batch_size": 32, "gamma": 0.999, "learning_rate": 9.80828e-05,
+                       "ent_coef": 0.00229519, "clip_range": 0.2, "n_epochs": 5, "gae_lambda": 0.99,
+                       "max_grad_norm": 0.7, "vf_coef": 0.835671},
+            {"log_std_init": -2, "ortho_init": False, "activation": "ReLU", "net_arch": [256, 256]}, normalizes=True),
+    ),
 }  # fmt: skip
 
 
@@ -163,8 +170,11 @@ def sb3(name: str, seed: int, path: str | Path) -> None:
         if isinstance(value, str):
             first, part = float(value.removeprefix("lin_")), task.num_env_steps / zoo.falls_over
             settings[key] = lambda left, first=first, part=part: first * (1 - part * (1 - left))
+    policy = dict(zoo.policy)
+    if "activation" in policy:
+        policy["activation_fn"] = getattr(torch.nn, policy.pop("activation"))
     model = getattr(stable_baselines3, zoo.algorithm)(
-        "MlpPolicy", vector, policy_kwargs=dict(zoo.policy), seed=seed, device="cpu", **settings
+        "MlpPolicy", vector, policy_kwargs=policy, seed=seed, device="cpu", **settings
     )
     unfinished = Path(f"{path}.unfinished")
     unfinished.mkdir(parents=True)

@@ -63,11 +63,11 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigurationError(f"--output {output}: there is no directory {output.parent}.")
     places = {str(place): find_runs(place) for place in options.runs}
     runs = list({run.path.resolve(): run for found in places.values() for run in found}.values())
-    x_label, y_label = X_LABELS[options.x], options.y
+    x_label, y_label, end = X_LABELS[options.x], options.y, ""
     if options.iqm:
         groups = places
-        num_envs = len({run.env for run in runs})
-        x_label = x_label if num_envs == 1 else f"fraction of each env's {x_label}"
+        if len({run.env for run in runs}) > 1:
+            x_label, end = f"fraction of each env's {x_label}", "the end"
         y_label = f"{y_label}, normalised: IQM"
         curves = iqm_curves(groups, options.y, options.x)
     else:
@@ -77,7 +77,9 @@ def run(arguments: Sequence[str]) -> int:
     for curve, group in zip(curves, groups.values(), strict=True):
         seeds = f" ({len(group)} runs)" if len(group) > 1 else ""
         interval = f" [{curve.low[-1]:.2f}, {curve.high[-1]:.2f}]" if len(group) > 1 else ""
-        print(f"{curve.label}{seeds}: {curve.mean[-1]:.2f}{interval} at {options.x} {curve.x[-1]:,.0f}")
+        print(
+            f"{curve.label}{seeds}: {curve.mean[-1]:.2f}{interval} at {end or f'{options.x} {curve.x[-1]:,.0f}'}"
+        )
         labelled.append(dataclasses.replace(curve, label=curve.label + seeds))
     plot_curves(labelled, output, x_label=x_label, y_label=y_label)
     print(f"plot        {output}")
