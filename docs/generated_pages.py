@@ -130,7 +130,7 @@ def _settings_page(algorithm: str) -> str:
         parts.append(f"## {group}\n\n{_first_line(config_class, group)}\n")
         parts += ["| setting | type | default | meaning |", "|---|---|---|---|"]
         parts += [
-            f"| `{field.name}` | {_cell(field.expected)} | {_code(getattr(config, field.name))} | {_cell(field.doc)} |"
+            f"| `{field.name}` | {_cell(field.expected)} | {_code(config._values[field.name])} | {_cell(field.doc)} |"
             for field in groups[group]
         ]
         parts.append("")
@@ -148,7 +148,12 @@ def _settings_page(algorithm: str) -> str:
 
 
 def _order_of_setters(config_class: type) -> Any:
-    order = [name for base in reversed(config_class.__mro__) for name in vars(base)]
+    order = [
+        name
+        for base in reversed(config_class.__mro__)
+        for name, each in vars(base).items()
+        if inspect.isfunction(each)
+    ]
     return order.index
 
 

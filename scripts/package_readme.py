@@ -15,6 +15,10 @@ class PackageReadme(MetadataHookInterface):
     def update(self, metadata: dict[str, Any]) -> None:
         """Set the description."""
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
-        text = re.sub(r"^!\[[^\]]*\]\((?!https:)[^)]*\)\n\n", "", text, flags=re.MULTILINE)
-        text = re.sub(r"\[([^\]]+)\]\((?!https:)[^)]*\)", r"\1", text)
-        metadata["readme"] = {"content-type": "text/markdown", "text": text}
+        metadata["readme"] = {"content-type": "text/markdown", "text": package_text(text)}
+
+
+def package_text(text: str) -> str:
+    """Return README's text for package indexes."""
+    text = re.sub(r"^!\[[^\]]*\]\((?!https:)[^)]*\)\n\n", "", text, flags=re.MULTILINE)
+    return re.sub(r"\[([^\]]+)\]\((?!https:)[^)]*\)", r"\1", text)

@@ -26,7 +26,7 @@ import psutil
 from rlzmq.core.process import find_stack_channel
 
 DOCS = Path(__file__).parents[1] / "docs"
-COMMAND = "rlzmq train ppo --env CartPole-v1 --num-env-runners 2 --run-dir demo"
+COMMAND = "rlzmq train ppo --env CartPole-v1 --env-runners 2 --run-dir demo"
 KILL_AT, STOP_AT = 200.0, 475.0
 
 _WIDTH, _HEIGHT = 860, 330
