@@ -136,41 +136,6 @@ def test_a_wrong_reward_scale_is_found(place: Terminal) -> None:
     assert "health" not in scaled.out, scaled
 
 
-@pytest.mark.slow
-def test_what_the_finding_names_is_what_keeps_the_run_from_learning(place: Terminal) -> None:
-    line = (
-        "rlzmq train ppo --env my_envs:Elevator --env-config price=25000 --model-config vf_share_layers=true "
-        "--env-runners 0 --train-batch-size-per-learner 500 --minibatch-size 100 --num-epochs 4 --lr 1e-3 --seed 1 "
-        "--stop iterations=15"
-    )
-    unscaled = typed(place, f"{line} --run-dir runs/too-large").out.splitlines()
-    assert any("health rewards too large" in shown for shown in unscaled)
-    scaled = typed(place, f"{line} --wrappers NormalizeReward --run-dir runs/normalized").out
-    assert "rewards too large" not in scaled
-    lengths = [
-        last_result(place, f"runs/{run}")["env_runners"]["episode_len_mean"]
-        for run in ("too-large", "normalized")
-    ]
-    assert lengths[1] < 5.0 < 8.0 < lengths[0], lengths
-
-
-@pytest.mark.slow
-def test_a_clone_of_an_expert_acts_as_well(place: Terminal) -> None:
-    seed = "--env-runners 0 --seed 1"
-    typed(place, f"rlzmq train ppo --env CartPole-v1 {seed} --stop return=300 --run-dir runs/expert")
-    typed(place, "rlzmq record runs/expert --output data/expert --episodes 50")
-    typed(
-        place,
-        "rlzmq train bc --env CartPole-v1 --input data/expert --lr 1e-3 --stop iterations=300 --quiet "
-        "--run-dir runs/clone",
-    )
-    means = [
-        float(typed(place, f"rlzmq evaluate {run} --episodes 20 --seed 1").out.split("mean ")[1].split()[0])
-        for run in ("runs/expert", "runs/clone")
-    ]
-    assert means[1] > 0.7 * means[0] > 150.0, means
-
-
 def test_five_seeds_of_two_settings(place: Terminal) -> None:
     """README.md, docs/how_to/index.md, docs/runs.md; 3 commands, the first in a loop."""
     pytest.importorskip("matplotlib")
