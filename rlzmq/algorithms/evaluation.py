@@ -26,7 +26,7 @@ from rlzmq.core.plain import decode, encode_supported
 from rlzmq.core.signatures import place_of_code
 from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.driver.session import Session
-from rlzmq.roles.runner.runner_role import SamplingRound, UntilEnd
+from rlzmq.roles.runner.sampling_round import SamplingRound, UntilEnd
 from rlzmq.runners.episode_metrics import HOW_TO_LIMIT, EpisodeMetrics, add_fragment_metas
 
 __all__ = ["Evaluation"]

@@ -127,8 +127,9 @@ class MissingNameFinder:
             try:
                 getattr(package, name)
             except AttributeError as error:
-                instead = instead_of(name, self._exports)
-                text = f"cannot import name {name!r}. Instead: {instead}." if instead else str(error)
+                text = str(error)
+                if "Instead:" not in text and (instead := instead_of(name, self._exports)):
+                    text = f"cannot import name {name!r}. Instead: {instead}."
                 raise ImportError(text, name="rlzmq") from None
         raise ModuleNotFoundError(f"No module named {wanted!r}{self._module_hint(wanted)}", name=wanted)
 

@@ -18,10 +18,10 @@ from rlzmq.driver.module_configs import one_less, one_more, weights_to_load
 from rlzmq.driver.process_config import config_for_learners
 from rlzmq.driver.supervision import spawn_within
 from rlzmq.learners.rank_modules import RANK_MODULES
-from rlzmq.learners.replay_learner import divide_states
 from rlzmq.learners.sources import num_env_steps_of
 from rlzmq.modules.saving import read_module_states
 from rlzmq.protocol.supervision import Supervision
+from rlzmq.replay.replay_buffer import divide_states
 from rlzmq.roles.learner.formation import LEARNER_ROLE, form_group
 
 __all__ = [

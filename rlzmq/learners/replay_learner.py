@@ -22,14 +22,12 @@ from rlzmq.learners.schedule import Schedule
 from rlzmq.learners.sources import BatchSource, batches_of, num_env_steps_of
 from rlzmq.learners.target_network_learner import TargetNetworkLearner
 from rlzmq.replay import EpisodeReplayBuffer, ReplayBuffer, joined
-from rlzmq.replay.replay_buffer import divide_buffers
 
 __all__ = [
     "REPLAY_KEY",
     "BurnIn",
     "EpisodeReplay",
     "ReplayLearner",
-    "divide_states",
     "importance_weights",
 ]
 
@@ -96,21 +94,6 @@ class BurnIn:
         for c in np.flatnonzero(~is_known & (batch.t_started > 0)).tolist():
             if (known := state_before(int(batch.columns[REPLAY_KEY][batch.start[c]]))) is not None:
                 tree_map(lambda rows, state, c=c: rows.__setitem__(c, state), batch.initial_state, known)
-
-
-def divide_states(states: Sequence[Mapping[str, Any]], num_ranks: int) -> list[dict[str, Any]] | None:
-    """Divide the states of all ranks' replay buffers among a different number of ranks.
-
-    Args:
-        states: Results of `BatchSource.get_state`, by rank.
-        num_ranks: The new number of ranks.
-
-    Returns:
-        A state for each rank; None if the states are not those of `rlzmq.replay`'s buffers.
-    """
-    if not all({"columns", "modules"} & state.get("buffer", {}).keys() for state in states):
-        return None
-    return [{"buffer": state} for state in divide_buffers([state["buffer"] for state in states], num_ranks)]
 
 
 class EpisodeReplay(BatchSource):

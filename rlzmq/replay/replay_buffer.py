@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 
-__all__ = ["ReplayBuffer", "divide_buffers"]
+__all__ = ["ReplayBuffer", "divide_buffers", "divide_states"]
 
 _ANY = (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
 
@@ -145,6 +145,21 @@ class ReplayBuffer(ABC):
 
 _PER_STRETCH = ("episode_ids", "t_started", "length", "initial_state")
 _FLAGS = ("terminated", "truncated")
+
+
+def divide_states(states: Sequence[Mapping[str, Any]], num_ranks: int) -> list[dict[str, Any]] | None:
+    """Divide the states of all ranks' replay buffers among a different number of ranks.
+
+    Args:
+        states: Results of `BatchSource.get_state`, by rank.
+        num_ranks: The new number of ranks.
+
+    Returns:
+        A state for each rank; None if the states are not those of rlzmq's own buffers.
+    """
+    if not all({"columns", "modules"} & state.get("buffer", {}).keys() for state in states):
+        return None
+    return [{"buffer": state} for state in divide_buffers([state["buffer"] for state in states], num_ranks)]
 
 
 def divide_buffers(states: Sequence[Mapping[str, Any]], num_buffers: int) -> list[dict[str, Any]]:
