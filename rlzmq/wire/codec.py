@@ -54,7 +54,7 @@ __all__ = [
 Buffer = Any
 
 # Incremented with every incompatible change of frames or headers. Peers of another version are refused.
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 
 # A byte limit alone is not enough (16 MiB of empty maps take 1.2 GiB once decoded), so headers are
 # small, their containers are bounded, and large data has separate frames.
