@@ -39,7 +39,7 @@ def test_a_mistyped_flag_names_the_closest(capsys: pytest.CaptureFixture[str]) -
         (["train", "ppo", "--env", "CartPole-v1", "--gamma", "2"], 78, "gamma: expected"),
         (["train", "ppo", "--env", "CartPole-v1", "--stop", "retrun=3"], 78, "Did you mean 'return'"),
         (["train", "ppo", "--env", "CartPol-v1", "--env-runners", "0"], 78, "CartPole"),
-        (["evaluate", "/nowhere"], 78, "is not a checkpoint"),
+        (["evaluate", "/nowhere"], 78, "does not exist"),
     ],
 )
 def test_mistakes_end_with_their_code_and_text(

@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     path = spec().build().save_to_path(tmp_path / "m")
     with pytest.raises(ValueError, match="expects shape"):
         spec(model_config={"fcnet_hiddens": [5]}).build().restore_from_path(path)
-    with pytest.raises(CheckpointError, match="not a checkpoint"):
+    with pytest.raises(CheckpointError, match="does not exist"):
         RLModule.from_checkpoint(tmp_path / "nothing")
 
 
