@@ -224,9 +224,11 @@ class RemoteLearnerListener:
         self._socket.close()
         if self._authenticator is not None:
             self._authenticator.close()
-        await asyncio.to_thread(context.close)
-        if self._store is not None:
-            self._store.close()
+        try:
+            await context.aclose()
+        finally:
+            if self._store is not None:
+                self._store.close()
 
     def _on_message(self, frames: list[Any]) -> None:
         routing = bytes(frames[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import dataclass
 from typing import Protocol
@@ -114,6 +115,10 @@ class Context:
         for owner in list(self._open):
             owner.close()
         self._raw.term()
+
+    async def aclose(self) -> None:
+        """Like `close`, without blocking the event loop. The context is closed also if the caller is cancelled."""
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, self.close))
 
     def __enter__(self) -> Context:
         return self

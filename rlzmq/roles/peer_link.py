@@ -368,7 +368,7 @@ class PeerLink(abc.ABC):
             self._socket.close()
         if self._context is not None:
             context, self._context = self._context, None
-            await asyncio.to_thread(context.close)
+            await context.aclose()
         if not self.ended.done():
             self.ended.set_result(("closed", ""))
         elif not self.ended.cancelled() and self.ended.exception() is not None:

@@ -85,7 +85,7 @@ class Conversation:
     async def __aexit__(self, *_: object) -> None:
         self._socket.close(100)
         assert self._context is not None
-        await asyncio.to_thread(self._context.close)
+        await self._context.aclose()
 
     def tell(self, message: WireMessage) -> None:
         """Send without waiting."""

@@ -78,7 +78,7 @@ class FakePeer:
     async def close(self) -> None:
         self._timer.cancel()
         self.socket.close()
-        await asyncio.to_thread(self.context.close)
+        await self.context.aclose()
 
 
 class FakeRunner(FakePeer):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -441,3 +442,20 @@ async def test_a_message_that_has_arrived_is_read_after_a_send_to_nobody(
     with pytest.raises(PeerLostError):
         router.send([b"nobody", b"message"])
     await asyncio.wait_for(received.wait(), DEADLINE_S)
+
+
+async def test_a_context_is_closed_although_whoever_closes_it_is_cancelled() -> None:
+    loop, is_free = asyncio.get_running_loop(), threading.Event()
+    threads = ThreadPoolExecutor(1)
+    loop.set_default_executor(threads)
+    threads.submit(is_free.wait)  # the closing has to wait for a thread
+    context = Context()
+    closing = asyncio.create_task(context.aclose())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert not context.closed
+    is_free.set()
+    await loop.run_in_executor(None, int)
+    assert context.closed

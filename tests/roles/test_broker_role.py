@@ -223,7 +223,7 @@ async def test_hostile_bytes_are_refused_and_counted_and_the_run_goes_on():
     assert refused["version"] == 2
     assert {answer.reason for answer in answers if isinstance(answer, Refused)} == {"version", "role"}
     attacker.close()
-    await asyncio.to_thread(context.close)
+    await context.aclose()
     await broker.stop()
 
 

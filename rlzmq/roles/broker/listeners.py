@@ -315,7 +315,7 @@ class BrokerListeners:
 
     async def wait_closed(self) -> None:
         """Wait after `close` until sent messages are delivered, or the linger time is over."""
-        await asyncio.to_thread(self._context.close)
+        await self._context.aclose()
 
     # ------------------------------------------------------------------ private
 

@@ -115,8 +115,8 @@ class RemoteLearner:
         finally:
             self._calls.cancel_all()
             self._socket.close()
-            await asyncio.to_thread(context.close)
             self._host.close()
+            await context.aclose()
 
     def end(self, error: BaseException | None = None) -> None:
         """`run` returns, or raises `error`."""
