@@ -40,10 +40,7 @@ from rlzmq.core import last_words
 from rlzmq.core.printable import printable
 from rlzmq.core.process import ignore_ending_signals
 
-__all__ = [
-    "StderrTail",
-    "main",
-]
+__all__ = ["main"]
 
 
 _NUM_LINES = 40  # room for a fatal error's stacks and the lines before them

@@ -32,14 +32,7 @@ from rlzmq.core.process import STACKS_TO_STDERR
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.tracebacks import ShortTraceback
 
-__all__ = [
-    "ActorHandle",
-    "ActorLink",
-    "Exited",
-    "LocalLink",
-    "ProcessLink",
-    "short_name",
-]
+__all__ = ["ActorHandle", "Exited", "LocalLink", "ProcessLink", "short_name"]
 
 
 _log = logging.getLogger("rlzmq.actors")

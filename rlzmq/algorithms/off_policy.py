@@ -20,14 +20,7 @@ from rlzmq.envs.registry import resolve_env
 from rlzmq.learners.schedule import Schedule
 from rlzmq.replay import ReplayBuffer, buffer_class
 
-__all__ = [
-    "OffPolicyConfig",
-    "OffPolicySettings",
-    "OfflineActorCriticConfig",
-    "OfflineConfig",
-    "check_no_compiled_update",
-    "check_no_lr",
-]
+__all__ = ["OffPolicyConfig", "OffPolicySettings", "OfflineActorCriticConfig", "OfflineConfig", "check_no_lr"]
 
 _logger = logging.getLogger(__name__)
 

@@ -33,13 +33,7 @@ from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.runners.module_step import ModuleStep
 
-__all__ = [
-    "Policy",
-    "as_batch_of",
-    "as_value_of",
-    "first_row",
-    "refuse_tuple",
-]
+__all__ = ["Policy", "first_row"]
 
 
 _ARRAYS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)

@@ -36,14 +36,7 @@ from rlzmq.roles.learner.batch_check import BatchCheck
 from rlzmq.roles.learner.learner_role import make_learner
 from rlzmq.wire.values import pack_blob, unpack_blob
 
-__all__ = [
-    "Mismatch",
-    "RepeatedUpdate",
-    "Replay",
-    "learner_of",
-    "load_update",
-    "save_update",
-]
+__all__ = ["Mismatch", "RepeatedUpdate", "Replay", "learner_of", "load_update"]
 
 
 _UPDATE = "update"

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = [
     "PLACES",
     "Given",
-    "ModuleClasses",
     "Purpose",
     "acting_config",
     "config_class_of",

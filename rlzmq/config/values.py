@@ -47,12 +47,7 @@ from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.trust import CALLER, Trust
 from rlzmq.envs.registry import adopt_registration, registration_of
 
-__all__ = [
-    "ConfigValues",
-    "read_toml",
-    "settings_in",
-    "toml_of",
-]
+__all__ = ["ConfigValues", "read_toml"]
 
 
 _UNSET = "unset"  # TOML has no None, so a table's ``unset = ["name"]`` lists the settings that are None

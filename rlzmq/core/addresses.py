@@ -19,7 +19,6 @@ from rlzmq.core.files import FileLock, lock_file
 from rlzmq.core.suggest import did_you_mean
 
 __all__ = [
-    "MAX_IPC_PATH_BYTES",
     "AddressLock",
     "SocketDirectory",
     "check_bind_address",

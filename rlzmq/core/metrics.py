@@ -16,13 +16,11 @@ from rlzmq.core.suggest import did_you_mean
 
 __all__ = [
     "METRICS_STATES",
-    "REDUCTIONS",
     "CustomStat",
     "MetricsLogger",
     "ReducedMetrics",
     "Stat",
     "StatsBase",
-    "as_pushed",
     "check_stats_cls_lookup",
     "logged_state",
 ]

@@ -176,7 +176,6 @@ _FLAGS = {
     "lr_schedule": "--lr '[[0, 1e-3], [1000000, 0]]'",
     "frame_stack": "--wrappers 'FrameStackObservation(stack_size=4)'",
     **dict.fromkeys(("normalize", "norm_obs"), "a connector, in Python: MeanStdFilter"),
-    **dict.fromkeys(("lstm", "use_lstm", "recurrent"), "--model-config use_lstm=true"),
     **dict.fromkeys(
         ("hyperparams", "hyperparameters", "conf_file", "yaml_file"), "--config FILE.toml, or flags"
     ),

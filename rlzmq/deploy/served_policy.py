@@ -28,18 +28,7 @@ from rlzmq.core.printable import cut
 from rlzmq.core.tree import leaf_spaces, tree_flatten, tree_leaves, tree_map, tree_stack, tree_unstack
 from rlzmq.deploy.policy_graph import FlatPolicyGraph, GraphOutputs, PolicyGraph, Port, zeros_of
 
-__all__ = [
-    "Arrays",
-    "EpisodeGraph",
-    "RequestError",
-    "ServedPolicy",
-    "check_finite",
-    "check_rows",
-    "fitting_rows",
-    "fitting_values",
-    "rows_from_json",
-    "values_from_json",
-]
+__all__ = ["Arrays", "RequestError", "ServedPolicy", "check_rows", "rows_from_json", "values_from_json"]
 
 
 _Array = npt.NDArray[Any]

@@ -24,11 +24,7 @@ from rlzmq.protocol.supervision import Supervision
 from rlzmq.replay.replay_buffer import divide_states
 from rlzmq.roles.learner.formation import LEARNER_ROLE, form_group
 
-__all__ = [
-    "AsyncLearnerGroup",
-    "shard_batch",
-    "shard_episodes",
-]
+__all__ = ["AsyncLearnerGroup", "shard_episodes"]
 
 
 def shard_episodes(episodes: Any, num_ranks: int) -> tuple[list[list[Any]], int]:

@@ -23,13 +23,7 @@ from rlzmq.learners.sources import BatchSource, batches_of, num_env_steps_of
 from rlzmq.learners.target_network_learner import TargetNetworkLearner
 from rlzmq.replay import EpisodeReplayBuffer, ReplayBuffer, joined
 
-__all__ = [
-    "REPLAY_KEY",
-    "BurnIn",
-    "EpisodeReplay",
-    "ReplayLearner",
-    "importance_weights",
-]
+__all__ = ["BurnIn", "EpisodeReplay", "ReplayLearner", "importance_weights"]
 
 
 REPLAY_KEY = "replay_key"

@@ -27,7 +27,6 @@ __all__ = [
     "TorchSquashedGaussian",
     "action_dist_cls_for",
     "check_dist_inputs",
-    "flat_actions",
     "num_dist_inputs",
     "sample_categorical",
 ]

@@ -19,15 +19,7 @@ from zmq.utils import z85
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.net.context import Context
 
-__all__ = [
-    "ZAP_DOMAIN",
-    "Authenticator",
-    "CurveClient",
-    "CurveServer",
-    "KeyPair",
-    "check_public_key",
-    "curve_support",
-]
+__all__ = ["Authenticator", "CurveClient", "CurveServer", "KeyPair", "check_public_key", "curve_support"]
 
 
 ZAP_DOMAIN = b"rlzmq"

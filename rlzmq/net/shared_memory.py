@@ -48,15 +48,7 @@ from rlzmq.wire.codec import WIRE_VERSION, Buffer, decode_head, encode_opaque
 from rlzmq.wire.errors import SchemaError, WireError, wire_decoder
 from rlzmq.wire.schema import FOLDED, FRAMES_NEEDED, from_header, to_header
 
-__all__ = [
-    "FOLDED_TOPIC",
-    "MIN_SHARED_BYTES",
-    "Segment",
-    "SegmentPool",
-    "SharedFrames",
-    "min_shared_bytes",
-    "read_segment",
-]
+__all__ = ["FOLDED_TOPIC", "MIN_SHARED_BYTES", "Segment", "SegmentPool", "SharedFrames", "read_segment"]
 
 
 with contextlib.suppress(ModuleNotFoundError):  # runs in several processes need it, clients do not

@@ -48,7 +48,6 @@ __all__ = [
     "column_form",
     "find_shards",
     "open_shards",
-    "read_parquet",
     "write_shard",
 ]
 

@@ -34,13 +34,7 @@ if TYPE_CHECKING:
     from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
     from rlzmq.runners.env_runner import EnvRunner
 
-__all__ = [
-    "ACTION_COLUMNS",
-    "EpisodeSampler",
-    "MultiAgentEpisodeSampler",
-    "SingleAgentEpisodeSampler",
-    "fill_outputs",
-]
+__all__ = ["EpisodeSampler", "MultiAgentEpisodeSampler", "SingleAgentEpisodeSampler"]
 
 ACTION_COLUMNS = (Columns.ACTIONS, Columns.ACTIONS_FOR_ENV)
 """Columns of a module's outputs that are not extra model outputs."""

@@ -29,7 +29,7 @@ from rlzmq.runners.sampler import WEIGHTS_SEQ_NO, EpisodicSampler
 if TYPE_CHECKING:
     from rlzmq.runners.env_runner import EnvRunner
 
-__all__ = ["MultiAgentRowsSampler", "collect_batch"]
+__all__ = ["MultiAgentRowsSampler"]
 
 
 class MultiAgentRowsSampler(EpisodicSampler):

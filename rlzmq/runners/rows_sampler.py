@@ -39,7 +39,7 @@ from rlzmq.runners.vector_io import VectorStepper
 if TYPE_CHECKING:
     from rlzmq.runners.env_runner import EnvRunner, SampleRequest
 
-__all__ = ["ChunkTable", "ColumnBlock", "OngoingEpisodes", "RowsSampler", "find_chunks"]
+__all__ = ["ColumnBlock", "RowsSampler", "find_chunks"]
 
 # Vector steps between two checks whether enough episodes have ended.
 _BLOCK_STEPS = 64

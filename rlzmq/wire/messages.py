@@ -59,7 +59,6 @@ __all__ = [
     "Welcome",
     "decode_message",
     "encode_message",
-    "message_from_head",
 ]
 
 

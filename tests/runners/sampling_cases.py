@@ -6,10 +6,29 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 from rlzmq.algorithms.ppo import PPOConfig
 from rlzmq.core.tree import tree_leaves
 from rlzmq.envs.examples import RandomEnv
+
+# Requests for samples, drawn.
+CALLS = st.one_of(
+    st.builds(lambda n: {"lease": n}, st.integers(1, 9)),
+    st.builds(
+        lambda n, explore, random, reset: {
+            "num_timesteps": n,
+            "explore": explore,
+            "random_actions": random,
+            "force_reset": reset,
+        },
+        st.integers(1, 20),
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
+    ),
+    st.builds(lambda n: {"num_episodes": n}, st.integers(1, 4)),
+)
 
 
 def make_config(

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling_cases import assert_same, make_config, random_env_config
+from sampling_cases import CALLS, assert_same, make_config, random_env_config
 
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.env_to_module import (
@@ -273,22 +273,6 @@ TREES = st.one_of(
     LEAVES,
     st.builds(lambda a, b: spaces.Dict(z=a, c=b), LEAVES, LEAVES),
     st.builds(lambda a, b: spaces.Tuple((a, spaces.Dict(k=b))), LEAVES, LEAVES),
-)
-CALLS = st.one_of(
-    st.builds(lambda n: {"lease": n}, st.integers(1, 9)),
-    st.builds(
-        lambda n, explore, random, reset: {
-            "num_timesteps": n,
-            "explore": explore,
-            "random_actions": random,
-            "force_reset": reset,
-        },
-        st.integers(1, 20),
-        st.booleans(),
-        st.booleans(),
-        st.booleans(),
-    ),
-    st.builds(lambda n: {"num_episodes": n}, st.integers(1, 4)),
 )
 
 

@@ -11,6 +11,7 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling_cases import CALLS
 
 from rlzmq.algorithms.ppo import PPOConfig
 from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
@@ -186,24 +187,6 @@ PROGRAM: list[dict[str, Any]] = [
 @pytest.mark.parametrize("pieces", PIECES)
 def test_every_piece_gives_the_same_on_columns_and_on_episodes(pieces: str, lstm: bool) -> None:
     check(make_config(pieces, lstm=lstm, num_envs=3), PROGRAM)
-
-
-CALLS = st.one_of(
-    st.builds(lambda n: {"lease": n}, st.integers(1, 7)),
-    st.builds(
-        lambda n, explore, random, reset: {
-            "num_timesteps": n,
-            "explore": explore,
-            "random_actions": random,
-            "force_reset": reset,
-        },
-        st.integers(1, 16),
-        st.booleans(),
-        st.booleans(),
-        st.booleans(),
-    ),
-    st.builds(lambda n: {"num_episodes": n}, st.integers(1, 3)),
-)
 
 
 @settings(max_examples=50, deadline=None)

@@ -148,13 +148,6 @@ class Machine:
             raise RuntimeError(f"the slow path ended with {router.wait()}")
         return router
 
-    def limit_rate(self, rate: str) -> None:
-        """What it sends is no faster than this, e.g. ``10mbit``."""
-        subprocess.run(
-            ["tc", "-n", self.name, "qdisc", "replace", "dev", "eth0", "root", "tbf",
-             "rate", rate, "burst", "32kbit", "latency", "400ms"], check=True, capture_output=True,
-        )  # fmt: skip
-
 
 class Machines(Sequence[Machine]):
     """Several machines at one switch.

@@ -34,7 +34,6 @@ __all__ = [
     "NumpyToTensor",
     "add_observations_of_steps",
     "drop_observations_of_steps",
-    "num_sequences",
     "split_and_zero_pad",
     "states_are_known",
     "to_tensor",

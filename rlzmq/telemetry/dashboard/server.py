@@ -31,10 +31,7 @@ from rlzmq.telemetry.dashboard.watched import Watched, WatchedRun
 from rlzmq.telemetry.prometheus import CONTENT_TYPE, prometheus_text
 from rlzmq.telemetry.runs import X_AXES
 
-__all__ = [
-    "BrowserFilter",
-    "Dashboard",
-]
+__all__ = ["Dashboard"]
 
 
 _ENTER = "/enter"

@@ -26,18 +26,7 @@ from rlzmq.telemetry.metric_paths import number_at, value_at
 from rlzmq.telemetry.run_directory import EVENTS
 from rlzmq.telemetry.runs import RETURN_MEAN, X_AXES, Run, differing_settings, find_runs
 
-__all__ = [
-    "COLUMNS",
-    "LinesTail",
-    "LiveRun",
-    "MetricsTail",
-    "Watched",
-    "WatchedRun",
-    "WatchedSearch",
-    "WatchedTrial",
-    "find_searches",
-    "runner_grid",
-]
+__all__ = ["COLUMNS", "MetricsTail", "Watched", "WatchedRun", "runner_grid"]
 
 
 T = TypeVar("T")

@@ -27,7 +27,6 @@ __all__ = [
     "CONTINUE",
     "PAUSE",
     "PB2",
-    "STOP",
     "ASHAScheduler",
     "AsyncHyperBandScheduler",
     "Decision",
