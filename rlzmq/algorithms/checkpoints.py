@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
-import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,19 +199,14 @@ def write_algorithm(
     is removed if writing fails.
     """
     components, about = to_components(algorithm, config, state)
-    if path is not None:
-        return str(write_checkpoint(path, components, about=about))
-    made = Path(tempfile.mkdtemp(prefix="rlzmq-checkpoint-"))
-    try:
-        written = write_checkpoint(made / "checkpoint", components, about=about)
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
-    _log.warning(
-        "checkpoint  %s (in the temporary directory, which the system may empty; pass save_to_path a path to keep it)",
-        written,
-    )
-    return str(written)
+    written = str(write_checkpoint(path, components, about=about))
+    if path is None:
+        _log.warning(
+            "checkpoint  %s (in the temporary directory, which the system may empty; pass save_to_path a path to "
+            "keep it)",
+            written,
+        )
+    return written
 
 
 def to_components(

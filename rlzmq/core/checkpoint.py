@@ -117,8 +117,6 @@ class Checkpointable:
 
 def write_part(path: str | Path | None, name: str, state: Any, kind: type) -> str:
     """Write one part's state as its own checkpoint and return its absolute path."""
-    if path is None:
-        path = Path(tempfile.mkdtemp(prefix="rlzmq-checkpoint-")) / "checkpoint"
     return str(write_checkpoint(path, {name: state}, about={"part": kind.__qualname__}))
 
 
@@ -196,12 +194,13 @@ def local_path(path: str | Path) -> Path:
 
 
 def write_checkpoint(
-    path: str | Path, components: Mapping[str, Any], *, about: Mapping[str, Any] | None = None
+    path: str | Path | None, components: Mapping[str, Any], *, about: Mapping[str, Any] | None = None
 ) -> Path:
     """Write a checkpoint atomically: at any time `path` contains either the old or the new one.
 
     Args:
-        path: The checkpoint's directory. An existing one is replaced.
+        path: The checkpoint's directory. An existing one is replaced. None: a new one in the temporary directory,
+            which is removed if writing fails.
         components: ``{name: state}``; a state is a tree of dicts, lists, tuples, plain values and numpy arrays.
         about: Plain facts for the manifest, e.g. the algorithm's name.
 
@@ -212,6 +211,13 @@ def write_checkpoint(
         CheckpointError: The disk is full or `path` cannot be written; the content of `path` is unchanged.
         TypeError: A state contains something that is neither plain nor an array.
     """
+    if path is None:
+        made = Path(tempfile.mkdtemp(prefix="rlzmq-checkpoint-"))
+        try:
+            return write_checkpoint(made / "checkpoint", components, about=about)
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)
+            raise
     target = local_path(path)
     if isinstance(target, CloudPath):
         _put(target, components, about)

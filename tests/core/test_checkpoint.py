@@ -124,9 +124,11 @@ def test_writing_again_replaces(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
 
 
-def test_objects_are_refused_by_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["c", None])
+def test_objects_are_refused_by_place(name: str | None, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(TypeError, match=r"one\['a'\]\[1\]: expected .* got builtins\.object"):
-        ckpt.write_checkpoint(tmp_path / "c", {"one": {"a": [0, object()]}})
+        ckpt.write_checkpoint(name and tmp_path / name, {"one": {"a": [0, object()]}})
     assert list(tmp_path.iterdir()) == []
 
 

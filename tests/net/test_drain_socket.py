@@ -446,9 +446,8 @@ async def test_a_message_that_has_arrived_is_read_after_a_send_to_nobody(
 
 async def test_a_context_is_closed_although_whoever_closes_it_is_cancelled() -> None:
     loop, is_free = asyncio.get_running_loop(), threading.Event()
-    threads = ThreadPoolExecutor(1)
-    loop.set_default_executor(threads)
-    threads.submit(is_free.wait)  # the closing has to wait for a thread
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    loop.run_in_executor(None, is_free.wait)  # the closing has to wait for a thread
     context = Context()
     closing = asyncio.create_task(context.aclose())
     await asyncio.sleep(0)

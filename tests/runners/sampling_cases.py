@@ -12,7 +12,6 @@ from rlzmq.algorithms.ppo import PPOConfig
 from rlzmq.core.tree import tree_leaves
 from rlzmq.envs.examples import RandomEnv
 
-# Requests for samples, drawn.
 CALLS = st.one_of(
     st.builds(lambda n: {"lease": n}, st.integers(1, 9)),
     st.builds(
