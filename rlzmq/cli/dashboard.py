@@ -129,5 +129,5 @@ def _announce(link: str) -> None:
 
 def check_installed() -> None:
     """Raise MissingPackageError if the packages of ``rlzmq[dash]`` are missing."""
-    for module in ("starlette", "uvicorn"):
+    for module in ("starlette", "uvicorn", "prometheus_client"):
         import_optional(module, "The dashboard", "rlzmq[dash]")

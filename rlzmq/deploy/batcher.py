@@ -16,14 +16,14 @@ import logging
 import math
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from rlzmq.core.errors import RlzmqError
+from rlzmq.core.imports import import_optional
 from rlzmq.deploy.served_policy import Arrays, ServedPolicy
-from rlzmq.telemetry.prometheus import LATENCY_S, Histogram, Labels, Metric, prometheus_text
 
 __all__ = [
     "Batcher",
@@ -32,26 +32,65 @@ __all__ = [
     "ServeMetrics",
 ]
 
-
+_LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 class ServeMetrics:
-    """Counters of one server. Use them on its event loop.
+    """Metrics of one server.
 
     Attributes:
+        registry: Holds them for `prometheus_client.generate_latest`.
         batch_size: Number of rows of each forward pass.
-        checkpoint: Name of the served checkpoint.
-        num_reloads, num_skipped: How often a newer checkpoint was loaded, and how often one could not be.
+        reloads: Newer checkpoints, by what happened to them: "loaded" or "skipped".
+
+    Raises:
+        MissingPackageError: prometheus-client is not installed.
     """
 
     def __init__(self) -> None:
-        self._requests: Counter[tuple[str, int]] = Counter()
-        self._latency_s: dict[str, Histogram] = {}
-        self.batch_size: Histogram = Histogram(_BATCH_SIZES)
-        self.checkpoint = ""
-        self.num_reloads = 0
-        self.num_skipped = 0
+        import_optional("prometheus_client", "Serving over HTTP", "rlzmq[serve]")
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+
+        self.registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "rlzmq_serve_requests",
+            "Answered requests, by interface and HTTP code.",
+            ("interface", "code"),
+            registry=registry,
+        )
+        self._errors = Counter(
+            "rlzmq_serve_errors", "Requests answered by an error.", ("interface",), registry=registry
+        )
+        self._latency_s = Histogram(
+            "rlzmq_serve_latency_seconds",
+            "Time from a request's arrival to its answer.",
+            ("interface",),
+            buckets=_LATENCY_S,
+            registry=registry,
+        )
+        self.batch_size = Histogram(
+            "rlzmq_serve_batch_size",
+            "Observations per forward pass.",
+            buckets=_BATCH_SIZES,
+            registry=registry,
+        )
+        self._checkpoint = Info(
+            "rlzmq_serve_checkpoint", "The checkpoint that is served, as a label.", registry=registry
+        )
+        self._iteration = Gauge(
+            "rlzmq_serve_checkpoint_iteration",
+            "Training iteration of the checkpoint; 0 if its name has none.",
+            registry=registry,
+        )
+        self.reloads = Counter(
+            "rlzmq_serve_reloads",
+            "Newer checkpoints, by what happened to them.",
+            ("result",),
+            registry=registry,
+        )
+        for result in ("loaded", "skipped"):
+            self.reloads.labels(result)  # a rate needs a value before the first one
 
     def answered(self, interface: str, code: int, latency_s: float) -> None:
         """Count a request.
@@ -61,65 +100,15 @@ class ServeMetrics:
             code: As in HTTP: 200, 400 a malformed request, 404 an unknown module, 503 overloaded, 500 an error.
             latency_s: Time from its arrival to its answer.
         """
-        self._requests[interface, code] += 1
-        histogram = self._latency_s.get(interface)
-        if histogram is None:
-            histogram = self._latency_s[interface] = Histogram(LATENCY_S)
-        histogram.observe(latency_s)
+        self._requests.labels(interface, code).inc()
+        if code != 200:
+            self._errors.labels(interface).inc()
+        self._latency_s.labels(interface).observe(latency_s)
 
-    def text(self) -> str:
-        """Return the metrics in Prometheus's text format."""
-        errors: Counter[Labels] = Counter()
-        requests: dict[Labels, float | Histogram] = {}
-        for (interface, code), number in self._requests.items():
-            requests[("interface", interface), ("code", str(code))] = number
-            if code != 200:
-                errors[(("interface", interface),)] += number
-        iteration = int(self.checkpoint) if self.checkpoint.isdecimal() else 0
-        latency: dict[Labels, float | Histogram] = {
-            (("interface", interface),): histogram for interface, histogram in self._latency_s.items()
-        }
-        return prometheus_text(
-            [
-                Metric(
-                    "rlzmq_serve_requests_total",
-                    "counter",
-                    "Answered requests, by interface and HTTP code.",
-                    requests,
-                ),
-                Metric("rlzmq_serve_errors_total", "counter", "Requests answered by an error.", dict(errors)),
-                Metric(
-                    "rlzmq_serve_latency_seconds",
-                    "histogram",
-                    "Time from a request's arrival to its answer.",
-                    latency,
-                ),
-                Metric(
-                    "rlzmq_serve_batch_size",
-                    "histogram",
-                    "Observations per forward pass.",
-                    {(): self.batch_size},
-                ),
-                Metric(
-                    "rlzmq_serve_checkpoint_info",
-                    "gauge",
-                    "The checkpoint that is served, as a label.",
-                    {(("checkpoint", self.checkpoint),): 1},
-                ),
-                Metric(
-                    "rlzmq_serve_checkpoint_iteration",
-                    "gauge",
-                    "Training iteration of the checkpoint; 0 if its name has none.",
-                    {(): iteration},
-                ),
-                Metric(
-                    "rlzmq_serve_reloads_total",
-                    "counter",
-                    "Newer checkpoints, by what happened to them.",
-                    {(("result", "loaded"),): self.num_reloads, (("result", "skipped"),): self.num_skipped},
-                ),
-            ]
-        )
+    def serves(self, checkpoint: str) -> None:
+        """Record the name of the served checkpoint."""
+        self._checkpoint.info({"checkpoint": checkpoint})
+        self._iteration.set(int(checkpoint) if checkpoint.isdecimal() else 0)
 
 
 _log = logging.getLogger("rlzmq.serve")

@@ -33,7 +33,6 @@ from rlzmq.deploy.export import describe
 from rlzmq.deploy.served_checkpoint import ServedCheckpoint
 from rlzmq.deploy.served_policy import Arrays, RequestError, ServedPolicy, rows_from_json, values_from_json
 from rlzmq.net.http_server import RequestFilter, host_name
-from rlzmq.telemetry.prometheus import CONTENT_TYPE
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -157,6 +156,7 @@ class HttpInterface:
         self._task = None
 
     def _application(self) -> Any:
+        from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
         from starlette.applications import Starlette
         from starlette.responses import JSONResponse, Response
         from starlette.routing import Route
@@ -183,7 +183,7 @@ class HttpInterface:
             return JSONResponse({"status": "ok"})
 
         async def metrics(request: Request) -> Response:
-            return Response(self._metrics.text(), media_type=CONTENT_TYPE)
+            return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
         return Starlette(
             routes=[

@@ -88,7 +88,8 @@ class AsyncPolicyServer:
         **code: Any,
     ) -> None:
         load = functools.partial(load_policies, module_id=module_id, agent_id=agent_id, **code)
-        self._source = CheckpointSource(path, load)
+        self._metrics = ServeMetrics()
+        self._source = CheckpointSource(path, load, on_skipped=self._metrics.reloads.labels("skipped").inc)
         self._http_address = http
         self.token: str = secrets.token_urlsafe(32) if token is None else token
         self._allowed_hosts = allowed_hosts
@@ -97,7 +98,6 @@ class AsyncPolicyServer:
         self._max_batch_size = max_batch_size
         self._batch_wait_timeout_s = batch_wait_timeout_s
         self._reload_interval_s = reload_interval_s
-        self._metrics = ServeMetrics()
         self._served: ServedCheckpoint | None = None
         self._batcher: Batcher | None = None
         self._http: HttpInterface | None = None
@@ -180,10 +180,9 @@ class AsyncPolicyServer:
         return self._served
 
     def _use(self, found: ServedCheckpoint | None) -> None:
-        self._metrics.num_skipped = self._source.num_skipped
         if found is not None:
             self._served = found
-            self._metrics.checkpoint = found.name
+            self._metrics.serves(found.name)
 
     async def _look(self) -> bool:
         async with self._reloading:
@@ -195,7 +194,7 @@ class AsyncPolicyServer:
             self._use(found)
         if found is None:
             return False
-        self._metrics.num_reloads += 1
+        self._metrics.reloads.labels("loaded").inc()
         _log.info("serving the checkpoint %s", found.path)
         return True
 

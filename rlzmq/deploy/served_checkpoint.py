@@ -99,18 +99,17 @@ class CheckpointSource:
     Args:
         path: A checkpoint, or a directory of a run or of checkpoints.
         load: See `LoadPolicies`.
+        on_skipped: Called, on the thread of `newer_than`, for each checkpoint that cannot be served.
     """
 
-    def __init__(self, path: str | Path, load: LoadPolicies) -> None:
+    def __init__(
+        self, path: str | Path, load: LoadPolicies, *, on_skipped: Callable[[], None] = lambda: None
+    ) -> None:
         self._path = path
         self._load = load
+        self._on_skipped = on_skipped
         self._current: tuple[str, str] | None = None
         self._failures: Counter[tuple[str, str]] = Counter()
-
-    @property
-    def num_skipped(self) -> int:
-        """Number of checkpoints that could not be served."""
-        return len(self._failures)
 
     def retry(self) -> None:
         """Let `newer_than` retry all skipped checkpoints."""
@@ -143,6 +142,7 @@ class CheckpointSource:
                 first_error = first_error or error
                 if identity not in self._failures:
                     _log.warning("skipped the checkpoint %s: %s", candidate, printable(str(error)))
+                    self._on_skipped()
                 self._failures[identity] += 1
                 continue
             self._current = identity

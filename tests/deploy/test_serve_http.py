@@ -356,8 +356,8 @@ def test_metrics_count_requests_errors_batches_and_the_checkpoint(checkpoint: Pa
     assert values["rlzmq_serve_requests_total", "400", "", "", ""] == 1
     assert values["rlzmq_serve_requests_total", "404", "", "", ""] == 1
     assert values["rlzmq_serve_errors_total", "", "", "", ""] == 2
-    assert values["rlzmq_serve_batch_size_bucket", "", "1", "", ""] == 1
-    assert values["rlzmq_serve_batch_size_bucket", "", "4", "", ""] == 2
+    assert values["rlzmq_serve_batch_size_bucket", "", "1.0", "", ""] == 1
+    assert values["rlzmq_serve_batch_size_bucket", "", "4.0", "", ""] == 2
     assert values["rlzmq_serve_batch_size_sum", "", "", "", ""] == 4
     assert values["rlzmq_serve_latency_seconds_count", "", "", "", ""] == 4
     assert values["rlzmq_serve_checkpoint_info", "", "", "", "000007"] == 1

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import uvicorn
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, QueryParams
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -25,10 +26,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.net.http_server import server_config
-from rlzmq.telemetry.dashboard.exported import metrics_of
+from rlzmq.telemetry.dashboard.exported import ExportedRuns
 from rlzmq.telemetry.dashboard.panels import Columns, curves_for_width, panels_of
 from rlzmq.telemetry.dashboard.watched import Watched, WatchedRun
-from rlzmq.telemetry.prometheus import CONTENT_TYPE, prometheus_text
 from rlzmq.telemetry.runs import X_AXES
 
 __all__ = ["Dashboard"]
@@ -323,7 +323,7 @@ class Dashboard:
             if run.live is not None and run.may_be_asked:
                 await run.live.poll()
         return Response(
-            prometheus_text(metrics_of(self._watched.runs)), headers={"content-type": CONTENT_TYPE}
+            generate_latest(ExportedRuns(self._watched.runs)), media_type=CONTENT_TYPE_PLAIN_0_0_4
         )
 
     async def _get_curves(self, request: Request) -> Response:
