@@ -1,27 +1,23 @@
 """Shards: recorded episodes in files that are mapped into memory.
 
 ```
- 8 bytes   "rlzmqep1"
- u32       CRC-32 of all that follows
  u32       length of the head
- u64       length of the file
  head      msgpack: the header of `EpisodeBatch.to_wire`, the length of each frame, spaces, how actions are scaled
- frames    those of `EpisodeBatch.to_wire`, each at a multiple of 64 bytes
+ frames    those of `EpisodeBatch.to_wire`, each at a multiple of 64 bytes of the file
 ```
 
-A shard is written under another name (``*.shard.part``) and renamed once it is complete and on disk. Any number of
-processes may write into a directory while others read it. Nothing in a shard is pickled, and every size is checked.
+This is the only record of a `FragmentLog`. A shard is written under another name (``*.shard.part``) and renamed once
+it is complete and on disk. Any number of processes may write into a directory while others read it. Nothing in a shard
+is pickled, and every size is checked.
 """
 
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import struct
 import time
 import uuid
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +29,7 @@ import numpy as np
 from rlzmq.core import faults
 from rlzmq.core.errors import ConfigurationError, ProtocolError
 from rlzmq.core.files import make_directories
+from rlzmq.core.fragment_log import RECORD_BYTES, map_file, read_records, write_record
 from rlzmq.core.imports import import_optional
 from rlzmq.core.plain import NotPlainError
 from rlzmq.core.space_plain import space_from_plain, space_to_plain
@@ -51,9 +48,10 @@ __all__ = [
     "write_shard",
 ]
 
-_MAGIC = b"rlzmqep1"
-_PREFIX = struct.Struct("<8sIIQ")
-_FIRST_CHECKED = 12  # the CRC covers the bytes from here on
+_MAGIC = b"rlzmqep2"
+_HEAD_BYTES = struct.Struct("<I")
+_START = len(_MAGIC) + RECORD_BYTES + _HEAD_BYTES.size  # of the head
+_SHARD = 1
 _ALIGNMENT = 64
 _SUFFIX, _UNFINISHED, _PARQUET = ".shard", ".shard.part", ".parquet"
 
@@ -121,27 +119,20 @@ def write_shard(directory: str | Path, episodes: Any, *, normalize_actions: bool
             "normalize_actions": normalize_actions,
         }
     )
-    parts: list[Any] = [head]
-    position = _PREFIX.size + len(head)
+    parts: list[Any] = [_HEAD_BYTES.pack(len(head)), head]
+    position = _START + len(head)
     for frame in frames:
         padding = -position % _ALIGNMENT
         parts += [bytes(padding), frame.reshape(-1).view(np.uint8).data]
         position += padding + frame.nbytes
-    prefix = _PREFIX.pack(_MAGIC, 0, len(head), position)
-    crc = zlib.crc32(prefix[_FIRST_CHECKED:])
-    for part in parts:
-        crc = zlib.crc32(part, crc)
     place = Path(directory)
     make_directories(place)
     path = place / f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}{_SUFFIX}"  # sorted by time
     unfinished = path.with_suffix(_UNFINISHED)
     try:
-        with unfinished.open("xb") as file:
-            file.write(_PREFIX.pack(_MAGIC, crc, len(head), position))
-            faults.at("shard.begun")
-            for part in parts:
-                file.write(part)
-            file.flush()
+        with unfinished.open("xb", buffering=0) as file:
+            file.write(_MAGIC)
+            write_record(file, _SHARD, parts)
             os.fsync(file.fileno())
         faults.at("shard.written")
         unfinished.rename(path)
@@ -164,8 +155,7 @@ def _plain_space(space: Any) -> Any:
 def open_shards(paths: str | Path | Sequence[str | Path]) -> OpenedShards:
     """Map all shards below one or several directories into memory, in the order of their names.
 
-    Every byte is read once and compared with the shard's CRC. Files that are torn, altered or of another release are
-    skipped.
+    Every byte is read once, for the shard's checksum. Files that are torn, altered or of another release are skipped.
 
     Args:
         paths: A directory with shards or Parquet files (see `read_parquet`) at any depth, one file, or a list of these.
@@ -225,23 +215,19 @@ def _open(path: Path) -> EpisodeBatch:
         return batch
     if path.name.endswith(_UNFINISHED):
         raise ProtocolError("unfinished: its writer is still at work, or was killed")
-    with path.open("rb") as file:
-        num_bytes = os.fstat(file.fileno()).st_size
-        if num_bytes < _PREFIX.size:
-            raise ProtocolError(f"torn: {num_bytes} bytes, fewer than the {_PREFIX.size} it begins with")
-        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    magic, crc, head_bytes, file_bytes = _PREFIX.unpack_from(content)
-    if magic != _MAGIC:
+    content = map_file(path)
+    magic = bytes(content[: len(_MAGIC)])
+    if len(content) >= len(_MAGIC) and magic != _MAGIC:
         raise ProtocolError(f"expected a file that begins with {_MAGIC!r}, got {magic!r}")
-    if file_bytes != num_bytes:
-        raise ProtocolError(f"torn or altered: expected {file_bytes} bytes, got {num_bytes}")
-    actual = zlib.crc32(content[_FIRST_CHECKED:])
-    if actual != crc:
-        raise ProtocolError(f"altered: expected the CRC-32 {crc:08x}, got {actual:08x}")
+    record = next(read_records(content, len(_MAGIC)), None)
+    if record is None or record.kind != _SHARD or record.end != len(content):
+        raise ProtocolError(
+            f"torn or altered: its {len(content)} bytes do not have the checksum they begin with"
+        )
     # The checksum was right, so from here on only a writer's mistakes are found.
     try:
-        head = msgpack.unpackb(content[_PREFIX.size : _PREFIX.size + head_bytes])
-        position, frames = _PREFIX.size + head_bytes, []
+        position, frames = _START + _HEAD_BYTES.unpack_from(record.payload)[0], []
+        head = msgpack.unpackb(content[_START:position])
         for size in head["frames"]:
             position += -position % _ALIGNMENT
             frames.append(content[position : position + size])

@@ -380,7 +380,7 @@ def test_an_update_that_raises_is_recorded_and_raises_again(
 def test_a_full_disk_ends_the_log_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write, num_left = arrival_log._write_record, 25
+    write, num_left = arrival_log.write_record, 25
 
     def fill(*args: Any) -> None:
         nonlocal num_left
@@ -389,7 +389,7 @@ def test_a_full_disk_ends_the_log_and_not_the_run(
             raise OSError(28, "No space left on device")
         write(*args)
 
-    monkeypatch.setattr(arrival_log, "_write_record", fill)
+    monkeypatch.setattr(arrival_log, "write_record", fill)
     with small(PPOConfig, tmp_path, **PPO).learners(num_learners=0).build() as algo:
         for _ in range(4):
             result = algo.train()

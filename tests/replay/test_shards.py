@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -87,43 +86,21 @@ def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
         write_shard(tmp_path, [])
     file = write_shard(tmp_path, episodes(2))
     file.write_bytes(b"")
-    with pytest.raises(ConfigurationError, match=r"1 of which none is usable:\n.*torn: 0 bytes"):
+    with pytest.raises(ConfigurationError, match=r"1 of which none is usable:\n.*torn or altered"):
         open_shards(tmp_path)
 
 
-def byte_classes(content: bytes) -> dict[str, tuple[int, str]]:
-    """Return a position of each kind of byte in a shard's file, and the reason that its change gives."""
-    _, _, head_bytes, _ = struct.unpack_from("<8sIIQ", content)
-    first_frame = -(-(24 + head_bytes) // 64) * 64
-    padding = 24 + head_bytes
-    assert padding < first_frame, "this head needs padding"
-    return {
-        "magic": (3, "begins with"),
-        "crc": (9, "CRC-32"),
-        "length of the head": (13, "CRC-32"),
-        "length of the file": (17, "torn or altered: expected"),
-        "first of the head": (24, "CRC-32"),
-        "last of the head": (24 + head_bytes - 1, "CRC-32"),
-        "padding": (padding, "CRC-32"),
-        "chunk table": (first_frame, "CRC-32"),
-        "a column": ((first_frame + len(content)) // 2, "CRC-32"),
-        "last byte": (len(content) - 1, "CRC-32"),
-    }
-
-
-def test_a_changed_byte_of_each_class_makes_a_shard_unusable(tmp_path: Path) -> None:
+def test_a_changed_byte_makes_a_shard_unusable(tmp_path: Path) -> None:
     whole = write_shard(tmp_path, episodes(2, seed=1))
     file = write_shard(tmp_path, episodes(2))
     content = file.read_bytes()
-    for what, (position, reason) in byte_classes(content).items():
-        for bit in (0, 7):
-            changed = bytearray(content)
-            changed[position] ^= 1 << bit
-            file.write_bytes(changed)
-            opened = open_shards(tmp_path)
-            assert opened.paths == [whole], what
-            assert [skipped.path for skipped in opened.skipped] == [file]
-            assert reason in opened.skipped[0].reason, what
+    for position in (*range(0, 64), *range(64, len(content), 37), len(content) - 1):
+        changed = bytearray(content)
+        changed[position] ^= 1 << (position % 8)
+        file.write_bytes(changed)
+        opened = open_shards(tmp_path)
+        assert opened.paths == [whole], position
+        assert [skipped.path for skipped in opened.skipped] == [file]
 
 
 def test_a_shard_torn_at_any_byte_or_made_longer_is_unusable(tmp_path: Path) -> None:
@@ -231,7 +208,7 @@ for seed in range(int(sys.argv[2]), int(sys.argv[2]) + 10):
 """
 
 
-@pytest.mark.parametrize("place", ["shard.begun", "shard.written"])
+@pytest.mark.parametrize("place", ["record.begun", "shard.written"])
 def test_many_processes_write_into_a_directory_and_one_is_killed(tmp_path: Path, place: str) -> None:
     """The one is killed while it writes its fourth shard: the first three are whole, as are all of the others'."""
     writers = []

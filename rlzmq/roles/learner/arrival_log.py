@@ -5,12 +5,8 @@
  an update begins ─► FRAGMENT (each once), UPDATE        it has ended ─► TRAINED, with a digest of all weights
 ```
 
-Each learner process writes one file, ``NNNNNN.arrivals``, numbered in the order of creation::
-
-    "rlzmq arrivals 1\\n"
-    HEAD, then records     each: u32 CRC-32 of the rest, u8 kind, u64 length, payload
-
-An incomplete record (after a kill or a power failure) ends its file.
+Each learner process writes one `FragmentLog`, ``NNNNNN.arrivals``, numbered in the order of creation, whose first
+record is the HEAD.
 
 Records are written on the learner's thread, before the weights of the update are sent to anyone. So a killed process
 leaves no gap in the surviving lineage, and at most one update without its digest. Files are not synced: a power
@@ -21,12 +17,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import mmap
 import os
 import struct
-import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -37,7 +31,8 @@ import numpy.typing as npt
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.files import FileLock, lock_file, make_directories, write_all
+from rlzmq.core.files import FileLock, lock_file, make_directories
+from rlzmq.core.fragment_log import map_file, read_records, write_record
 from rlzmq.core.trust import is_signed, signature_of
 from rlzmq.protocol.events import DecodeShard
 from rlzmq.roles.peer_link import package_version
@@ -63,8 +58,6 @@ _MAGIC = b"rlzmq arrivals 1\n"
 _HEAD, _STATE, _FRAGMENT, _UPDATE, _TRAINED = range(1, 6)
 _PATTERN = "*.arrivals"
 _COUNT = struct.Struct("<I")
-_RECORD = struct.Struct("<IBQ")
-_MAX_RECORD_BYTES = 1 << 31
 # A fragment may be split among consecutive updates; one that was forgotten is written again.
 _MAX_REMEMBERED = 4096
 # Settings that only sampling needs; a replay need not import their code.
@@ -234,12 +227,12 @@ class ArrivalLog:
         }
         packed = bytes(pack_blob(head))
         signature = signature_of("arrival log", packed)
-        _write_record(file, _HEAD, [pack_blob({"head": packed, "signature": signature})])
+        write_record(file, _HEAD, [pack_blob({"head": packed, "signature": signature})])
         return file
 
     def _write(self, kind: int, parts: Sequence[Buffer]) -> None:
         assert self._file is not None
-        _write_record(self._file, kind, parts)
+        write_record(self._file, kind, parts)
 
     def _write_fragment(self, shard: DecodeShard) -> None:
         name = _name_of(FragmentRange(shard.fragment, shard.first, shard.num_steps))
@@ -350,7 +343,7 @@ def read_arrivals(directory: str | Path) -> list[ArrivalFile]:
 
 def _read(path: Path) -> ArrivalFile | None:
     """Read one file; return None if it ended before its first update."""
-    content = _map_file(path)
+    content = map_file(path)
     if bytes(content[: len(_MAGIC)]) != _MAGIC:
         if len(content) < len(_MAGIC) and _MAGIC.startswith(bytes(content)):
             return None
@@ -359,7 +352,7 @@ def _read(path: Path) -> ArrivalFile | None:
         )
     file, end = ArrivalFile(path, {}), len(_MAGIC)
     try:
-        for kind, payload, next_one in _read_records(content, end):
+        for kind, payload, next_one in read_records(content, end):
             end = next_one
             _take(file, kind, payload)
     except (WireError, KeyError, TypeError, struct.error) as error:  # its checksum was right
@@ -420,36 +413,3 @@ def _create_file(path: Path, *, is_new: bool = False) -> BinaryIO:
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if is_new else os.O_TRUNC)
     return os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0)
-
-
-def _write_record(file: BinaryIO, kind: int, parts: Sequence[Buffer]) -> None:
-    """Append one record whose payload is the concatenated `parts`, which are not copied."""
-    length = sum(memoryview(part).nbytes for part in parts)
-    crc = zlib.crc32(_RECORD.pack(0, kind, length)[4:])
-    for part in parts:
-        crc = zlib.crc32(part, crc)
-    file.write(_RECORD.pack(crc, kind, length))
-    faults.at("record.begun")
-    for part in parts:
-        write_all(file, part)
-
-
-def _map_file(path: Path) -> memoryview:
-    """Return a file's content, memory-mapped."""
-    with path.open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-
-
-def _read_records(content: memoryview, position: int) -> Iterator[tuple[int, memoryview, int]]:
-    """Yield (kind, payload, position of the next record) up to the first incomplete or damaged record."""
-    while position + _RECORD.size <= len(content):
-        crc, kind, length = _RECORD.unpack_from(content, position)
-        end = position + _RECORD.size + length
-        if length > _MAX_RECORD_BYTES or end > len(content):
-            return
-        if zlib.crc32(content[position + 4 : end]) != crc:
-            return
-        yield kind, content[position + _RECORD.size : end], end
-        position = end
