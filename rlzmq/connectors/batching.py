@@ -12,7 +12,7 @@ from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.tree import is_nested, tree_flatten, tree_map, tree_stack
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
-__all__ = ["BatchItemMethods", "BatchedNdArray", "batch_items", "batch_key"]
+__all__ = ["BatchItemMethods", "BatchedNdArray", "batch_items"]
 
 
 _PLAIN = frozenset({SingleAgentEpisode})
@@ -121,7 +121,7 @@ class BatchItemMethods:
         Raises:
             ValueError: The column already holds the other kind (plain list / by episode), or batched data.
         """
-        key = None if single_agent_episode is None else batch_key(single_agent_episode)
+        key = None if single_agent_episode is None else single_agent_episode.batch_key
         _items_of(batch, column, key).append(item_to_add)
 
     @staticmethod
@@ -145,7 +145,7 @@ class BatchItemMethods:
         Raises:
             ValueError: `items_to_add` has another length; see also `add_batch_item`.
         """
-        key = None if single_agent_episode is None else batch_key(single_agent_episode)
+        key = None if single_agent_episode is None else single_agent_episode.batch_key
         if isinstance(items_to_add, list):
             if len(items_to_add) != num_items:
                 raise ValueError(
@@ -217,21 +217,13 @@ class BatchItemMethods:
         return by_module
 
 
-def batch_key(episode: Any) -> tuple[Any, ...]:
-    """Return the key of an episode's items: ``(episode_id,)`` or ``(episode_id, agent_id, module_id)``."""
-    agent_id = getattr(episode, "agent_id", None)
-    if agent_id is None:
-        return (episode.id_,)
-    return (episode.multi_agent_episode_id or episode.id_, agent_id, episode.module_id)
-
-
 def _zipped(
     episodes: Iterator[Any], column: Mapping[tuple[Any, ...], list[Any]] | list[Any]
 ) -> Iterator[tuple[Any, Any]]:
     num_taken: dict[Any, int] = {}
     by_key = not isinstance(column, list)
     for episode in episodes:
-        key = batch_key(episode) if by_key else None
+        key = episode.batch_key if by_key else None
         items: Any = column.get(key, []) if by_key else column  # type: ignore[union-attr,arg-type]
         index = num_taken.get(key, 0)
         if index >= len(items):

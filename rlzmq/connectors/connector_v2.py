@@ -34,7 +34,7 @@ from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rlzmq.connectors.batching import BatchedNdArray, BatchItemMethods, batch_key
+from rlzmq.connectors.batching import BatchedNdArray, BatchItemMethods
 from rlzmq.connectors.rows import RowsContext, TrainRows
 from rlzmq.connectors.torch_piece import TorchPiece
 from rlzmq.core.checkpoint import Checkpointable
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import gymnasium as gym
 
 
-__all__ = ["BatchedNdArray", "ConnectorV2", "RowsContext", "batch_key", "name_set", "recorded_arguments"]
+__all__ = ["BatchedNdArray", "ConnectorV2", "RowsContext", "name_set", "recorded_arguments"]
 
 LAST_STAGE = 7
 """Stage of the default piece that completes a pipeline."""

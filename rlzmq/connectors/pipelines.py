@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
 
 from rlzmq.connectors.common.agent_to_module_mapping import AgentToModuleMapping
 from rlzmq.connectors.common.layout import NumpyToTensor
-from rlzmq.connectors.connector_v2 import LAST_STAGE, ConnectorV2, batch_key, name_set
+from rlzmq.connectors.connector_v2 import LAST_STAGE, ConnectorV2, name_set
 from rlzmq.connectors.explain import explain_pipeline
 from rlzmq.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
 from rlzmq.connectors.rows import RowsContext, TrainRows
@@ -622,13 +622,15 @@ def private_copies(episodes: Sequence[Any]) -> list[Any]:
     Args:
         episodes: SingleAgentEpisodes, MultiAgentEpisodes, batches of either, or a mixture.
     """
-    num_seen: dict[Any, int] = {}
-    return [
-        _multi_agent_copy(episode, num_seen)
-        if hasattr(episode, "agent_episodes")
-        else _told_apart(single_agent_copy(episode), num_seen)
-        for episode in _flat(episodes)
-    ]
+    num_seen: Counter[Any] = Counter()
+    copies = []
+    for episode in _flat(episodes):
+        chunk = episode.writable_copy()
+        if index := num_seen[chunk.batch_key]:
+            chunk.set_id(f"{chunk.batch_key[0]}_{index}")
+        num_seen[episode.batch_key] += 1
+        copies.append(chunk)
+    return copies
 
 
 def _flat(episodes: Sequence[Any]) -> Iterator[Any]:
@@ -637,38 +639,6 @@ def _flat(episodes: Sequence[Any]) -> Iterator[Any]:
             yield from _flat(episode)
         else:
             yield episode
-
-
-def single_agent_copy(episode: Any) -> Any:
-    """Return a SingleAgentEpisode that shares its arrays with the given one until one of them is written to."""
-    return episode.slice(slice(0, len(episode)))
-
-
-def _told_apart(episode: Any, num_seen: dict[Any, int]) -> Any:
-    key = batch_key(episode)
-    index = num_seen.get(key, 0)
-    num_seen[key] = index + 1
-    if index:
-        if episode.agent_id is not None and episode.multi_agent_episode_id is not None:
-            episode.multi_agent_episode_id = f"{episode.multi_agent_episode_id}_{index}"
-        else:
-            episode.id_ = f"{episode.id_}_{index}"
-    return episode
-
-
-def _multi_agent_copy(episode: Any, num_seen: dict[Any, int]) -> Any:
-    chunk = copy.copy(episode)
-    chunk.agent_episodes = {
-        agent_id: single_agent_copy(agent_episode)
-        for agent_id, agent_episode in episode.agent_episodes.items()
-    }
-    index = num_seen.get(episode.id_, 0)
-    num_seen[episode.id_] = index + 1
-    if index:
-        chunk.id_ = f"{episode.id_}_{index}"
-        for agent_episode in chunk.agent_episodes.values():
-            agent_episode.multi_agent_episode_id = chunk.id_
-    return chunk
 
 
 def _checked(piece: Any) -> ConnectorV2:

@@ -1,17 +1,25 @@
-"""Functions that write processed observations back into episodes."""
+"""Pieces that change observations: their spaces by agent, and writing observations back into episodes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+import abc
+from typing import Any, TypedDict
 
 import gymnasium as gym
 import numpy as np
 
+from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.core.tree import is_nested, tree_stack, tree_unstack
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 
-__all__ = ["agent_space", "rewrite_all_observations", "rewrite_last_observation"]
+__all__ = [
+    "OF_AGENTS",
+    "AgentOption",
+    "ObservationPiece",
+    "agent_space",
+    "rewrite_all_observations",
+    "rewrite_last_observation",
+]
 
 
 def agent_space(space: Any, agent_id: Any) -> Any:
@@ -21,18 +29,50 @@ def agent_space(space: Any, agent_id: Any) -> Any:
     return space
 
 
-def map_agent_spaces(
-    space: Any, func: Any, multi_agent: bool, agent_ids: Collection[Any] | None = None
-) -> Any:
-    """Return `func` of the space, or in multi-agent use of every (listed) agent's part of it."""
-    if multi_agent and isinstance(space, gym.spaces.Dict):
+OF_AGENTS = "For spaces that are Dicts by agent id, pass multi_agent=True."
+"""Hint in errors about spaces."""
+
+
+class AgentOption(TypedDict, total=False):
+    """The keyword argument of every `ObservationPiece`."""
+
+    multi_agent: bool
+
+
+class ObservationPiece(ConnectorV2):
+    """Base class of pieces that change the observation space, or each agent's.
+
+    Args:
+        input_observation_space, input_action_space: See ConnectorV2.
+        multi_agent: Whether the spaces are Dicts by agent id.
+    """
+
+    def __init__(
+        self,
+        input_observation_space: Any = None,
+        input_action_space: Any = None,
+        *,
+        multi_agent: bool = False,
+    ) -> None:
+        super().__init__(input_observation_space, input_action_space)
+        self._multi_agent = multi_agent
+
+    @abc.abstractmethod
+    def new_space(self, observation_space: Any, action_space: Any, agent_id: Any) -> Any:
+        """Return what becomes of an agent's observation space; the agent id is None in single-agent use."""
+
+    def recompute_output_observation_space(
+        self, input_observation_space: Any, input_action_space: Any
+    ) -> Any:
+        """Return the new space, or in multi-agent use a Dict of the agents' new spaces."""
+        if not (self._multi_agent and isinstance(input_observation_space, gym.spaces.Dict)):
+            return self.new_space(input_observation_space, input_action_space, None)
         return gym.spaces.Dict(
             {
-                agent_id: func(part) if agent_ids is None or agent_id in agent_ids else part
-                for agent_id, part in space.spaces.items()
+                agent_id: self.new_space(space, agent_space(input_action_space, agent_id), agent_id)
+                for agent_id, space in input_observation_space.spaces.items()
             }
         )
-    return func(space)
 
 
 def rewrite_last_observation(episode: Any, observation: Any, space: Any) -> None:

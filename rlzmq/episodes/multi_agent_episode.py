@@ -461,6 +461,23 @@ class MultiAgentEpisode(MultiAgentGetters):
                         kept.pending, kept.reward = _step(sae, end)
         return self._derive(new, episodes)
 
+    def writable_copy(self) -> MultiAgentEpisode:
+        """Return a copy whose agents' episodes share their arrays until the first write."""
+        chunk = copy.copy(self)
+        chunk.agent_episodes = {id_: sae.writable_copy() for id_, sae in self.agent_episodes.items()}
+        return chunk
+
+    @property
+    def batch_key(self) -> tuple[str]:
+        """The episode id, as in the keys of its agents' items."""
+        return (self.id_,)
+
+    def set_id(self, id_: str) -> None:
+        """Change the episode id, also of the agents' episodes."""
+        self.id_ = id_
+        for sae in self.agent_episodes.values():
+            sae.multi_agent_episode_id = id_
+
     def _env_steps_to_first_own(self) -> int:
         """Return the number of env steps from the earliest observation acted on in this chunk to the chunk's start."""
         longest = 0

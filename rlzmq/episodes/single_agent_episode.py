@@ -449,6 +449,24 @@ class SingleAgentEpisode(EpisodeColumns):
         chunk.t = t_started + end - begin - lookback
         return chunk
 
+    def writable_copy(self) -> Self:
+        """Return a copy that shares its arrays with this episode until one of them is written to."""
+        return self.slice(builtins.slice(0, len(self)))
+
+    @property
+    def batch_key(self) -> tuple[Any, ...]:
+        """Key of this episode's items in batches: ``(episode id,)`` or ``(episode id, agent id, module id)``."""
+        if self.agent_id is None:
+            return (self.id_,)
+        return (self.multi_agent_episode_id or self.id_, self.agent_id, self.module_id)
+
+    def set_id(self, id_: str) -> None:
+        """Change the episode id in `batch_key`."""
+        if self.agent_id is None or self.multi_agent_episode_id is None:
+            self.id_ = id_
+        else:
+            self.multi_agent_episode_id = id_
+
     def _state_before(self, position: int) -> Any:
         """Return the module's state before the step at an absolute position; None if unknown."""
         if position == self.rewards.lookback and self.initial_state is not None:

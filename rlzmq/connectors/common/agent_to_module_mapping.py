@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import gymnasium as gym
 
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.connectors.connector_v2 import ConnectorV2, batch_key
+from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.torch_piece import TorchPiece
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.signatures import place_of_code
@@ -127,7 +127,7 @@ class AgentToModuleMapping(ConnectorV2):
 
     def _keys_of_done_agents(self, episodes: Sequence[Any]) -> set[tuple[Any, ...]]:
         return {
-            batch_key(episode)
+            episode.batch_key
             for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False)
             if episode.is_done
         }

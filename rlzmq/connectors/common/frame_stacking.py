@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
 from rlzmq.connectors.common.layout import drop_observations_of_steps
-from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.rows import RowsContext
 from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
-from rlzmq.connectors.writing import agent_space
+from rlzmq.connectors.writing import OF_AGENTS, AgentOption, ObservationPiece, agent_space
 from rlzmq.core.errors import UnsupportedSpaceError
 from rlzmq.episodes.columns import Columns
 
@@ -23,7 +22,7 @@ OBSERVATION_READERS = "observation_readers"
 """Key in shared_data of a learner pipeline: pieces whose `observations_of` other pieces must use."""
 
 
-class FrameStacking(ConnectorV2):
+class FrameStacking(ObservationPiece):
     """Concatenates the last `num_frames` observations along their last axis, for the module.
 
     Box ``(84, 84, 1)`` becomes ``(84, 84, num_frames)``, Box ``(4,)`` becomes ``(4 * num_frames,)``. The oldest frame
@@ -32,9 +31,8 @@ class FrameStacking(ConnectorV2):
     (``config.env_runners(episode_lookback_horizon=...)``).
 
     Args:
-        input_observation_space, input_action_space: See ConnectorV2.
+        input_observation_space, input_action_space, agents: See ObservationPiece.
         num_frames: Number of observations, >= 1.
-        multi_agent: Whether the spaces are Dicts by agent id.
         as_learner_connector: Whether to stack the observations of all steps instead of the last one.
     """
 
@@ -46,14 +44,13 @@ class FrameStacking(ConnectorV2):
         input_action_space: Any = None,
         *,
         num_frames: int = 1,
-        multi_agent: bool = False,
         as_learner_connector: bool = False,
+        **agents: Unpack[AgentOption],
     ) -> None:
-        super().__init__(input_observation_space, input_action_space)
+        super().__init__(input_observation_space, input_action_space, **agents)
         if num_frames < 1:
             raise ValueError(f"num_frames: expected at least 1, got {num_frames}.")
         self.num_frames = num_frames
-        self._multi_agent = multi_agent
         self._all_steps = as_learner_connector
 
     @property
@@ -66,22 +63,13 @@ class FrameStacking(ConnectorV2):
         """Number of earlier steps needed: ``num_frames - 1``."""
         return self.num_frames - 1
 
-    def recompute_output_observation_space(
-        self, input_observation_space: Any, input_action_space: Any
-    ) -> Any:
+    def new_space(self, observation_space: Any, action_space: Any, agent_id: Any) -> gym.spaces.Box:
         """Return the Box with its last axis repeated `num_frames` times."""
-        if self._multi_agent and isinstance(input_observation_space, gym.spaces.Dict):
-            return gym.spaces.Dict(
-                {aid: self._stacked(s) for aid, s in input_observation_space.spaces.items()}
-            )
-        return self._stacked(input_observation_space)
-
-    def _stacked(self, space: Any) -> gym.spaces.Box:
+        space = observation_space
         if not isinstance(space, gym.spaces.Box) or not space.shape:
             raise UnsupportedSpaceError(
-                f"{type(self).__name__}: expected a Box with at least one axis, got {space}. Put a piece "
-                "that "
-                "makes one (FlattenObservations) before it, or pass multi_agent=True for a Dict by agent id."
+                f"{type(self).__name__}: expected a Box with at least one axis, got {space}. Put a piece that makes "
+                f"one (FlattenObservations) before it. {OF_AGENTS}"
             )
         # Zeros stand for missing frames, so they are part of the space.
         low = np.minimum(space.low, np.zeros((), space.dtype))
@@ -184,7 +172,7 @@ class FrameStackingLearner(FrameStacking):
         input_action_space: Any = None,
         *,
         num_frames: int = 1,
-        multi_agent: bool = False,
+        **agents: Unpack[AgentOption],
     ) -> None:
         spaces = input_observation_space, input_action_space
-        super().__init__(*spaces, num_frames=num_frames, multi_agent=multi_agent, as_learner_connector=True)
+        super().__init__(*spaces, num_frames=num_frames, as_learner_connector=True, **agents)

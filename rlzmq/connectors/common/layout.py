@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rlzmq.connectors.batching import BatchedNdArray, batch_items
 from rlzmq.connectors.common.agent_to_module_mapping import MAP_STRUCTURE
-from rlzmq.connectors.connector_v2 import LAST_STAGE, ConnectorV2, batch_key
+from rlzmq.connectors.connector_v2 import LAST_STAGE, ConnectorV2
 from rlzmq.connectors.rl_modules import (
     initial_state,
     is_multi_rl_module,
@@ -107,7 +107,7 @@ class AddObservationsFromEpisodesToBatch(ConnectorV2):
         if not self._as_learner_connector:
             items: dict[Any, list[Any]] = {}
             for episode in self.single_agent_episode_iterator(episodes):
-                items.setdefault(batch_key(episode), []).append(episode.get_observations(-1))
+                items.setdefault(episode.batch_key, []).append(episode.get_observations(-1))
             if items:
                 batch[Columns.OBS] = items
             return batch
@@ -191,7 +191,7 @@ class AddTimeDimToBatchAndZeroPad(ConnectorV2):
         lengths: dict[Any, list[int]] = {}
         for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
             if len(episode):
-                lengths.setdefault(batch_key(episode), []).append(len(episode))
+                lengths.setdefault(episode.batch_key, []).append(len(episode))
         seq_lens_by_key = {}
         for key, key_lengths in lengths.items():
             module = stateful_module_for_key(rl_module, key)
@@ -332,7 +332,7 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
         for episode in self.single_agent_episode_iterator(
             episodes, agents_that_stepped_only=not self._as_learner_connector
         ):
-            key = batch_key(episode)
+            key = episode.batch_key
             module = stateful_module_for_key(rl_module, key)
             if module is None:
                 continue

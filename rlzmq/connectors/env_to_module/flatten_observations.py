@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
 from rlzmq.connectors.common.layout import add_observations_of_steps, drop_observations_of_steps
-from rlzmq.connectors.connector_v2 import ConnectorV2, name_set
+from rlzmq.connectors.connector_v2 import name_set
 from rlzmq.connectors.rows import RowsContext
 from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
 from rlzmq.connectors.writing import (
+    AgentOption,
+    ObservationPiece,
     agent_space,
-    map_agent_spaces,
     rewrite_all_observations,
     rewrite_last_observation,
 )
@@ -113,7 +114,7 @@ def _collect_tensors(space: gym.Space[Any], values: Any, parts: list[Any]) -> No
         parts.append(values.reshape(values.shape[0], flat_size(space)).to(torch.float32))
 
 
-class FlattenObservations(ConnectorV2):
+class FlattenObservations(ObservationPiece):
     """Flattens observations to float32 vectors in the episodes, and on the learner also in the batch.
 
     Parts of a Dict are sorted by key; Discrete and MultiDiscrete parts are one-hot encoded.
@@ -125,8 +126,7 @@ class FlattenObservations(ConnectorV2):
         (5,)
 
     Args:
-        input_observation_space, input_action_space: See ConnectorV2.
-        multi_agent: Whether the space is a Dict by agent id; each agent's part is flattened.
+        input_observation_space, input_action_space, agents: See ObservationPiece.
         agent_ids: The agents (or one agent) whose observations to flatten; None: all.
         keys_to_remove: Keys (or one key) of (each agent's) Dict observations to leave out.
         as_learner_connector: Whether to flatten all observations of the episodes instead of the last ones, and to
@@ -140,13 +140,12 @@ class FlattenObservations(ConnectorV2):
         input_observation_space: Any = None,
         input_action_space: Any = None,
         *,
-        multi_agent: bool = False,
         agent_ids: Collection[Any] | str | None = None,
         keys_to_remove: Collection[str] | str | None = None,
         as_learner_connector: bool = False,
+        **agents: Unpack[AgentOption],
     ) -> None:
-        super().__init__(input_observation_space, input_action_space)
-        self._multi_agent = multi_agent
+        super().__init__(input_observation_space, input_action_space, **agents)
         self._agent_ids = name_set(agent_ids)
         self._keys_to_remove = frozenset(name_set(keys_to_remove) or ())
         self._as_learner_connector = as_learner_connector
@@ -156,14 +155,11 @@ class FlattenObservations(ConnectorV2):
         """Whether the piece handles only the last step: True unless `as_learner_connector`."""
         return not self._as_learner_connector
 
-    def recompute_output_observation_space(
-        self, input_observation_space: Any, input_action_space: Any
-    ) -> Any:
-        """Return a Box ``(flat_size,)``, or in multi-agent use a Dict of them."""
-        return map_agent_spaces(input_observation_space, self._flat_space, self._multi_agent, self._agent_ids)
-
-    def _flat_space(self, space: Any) -> gym.spaces.Box:
-        return gym.spaces.Box(-np.inf, np.inf, (flat_size(self._kept(space)),), np.float32)
+    def new_space(self, observation_space: Any, action_space: Any, agent_id: Any) -> Any:
+        """Return a Box ``(flat_size,)``; the space itself of agents whose observations are not flattened."""
+        if not self._is_mine(agent_id):
+            return observation_space
+        return gym.spaces.Box(-np.inf, np.inf, (flat_size(self._kept(observation_space)),), np.float32)
 
     def _kept(self, space: Any) -> Any:
         """Return the space without the keys to remove."""

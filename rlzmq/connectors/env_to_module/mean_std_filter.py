@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.rows import RowsContext
 from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
-from rlzmq.connectors.writing import agent_space, map_agent_spaces, rewrite_last_observation
+from rlzmq.connectors.writing import AgentOption, ObservationPiece, agent_space, rewrite_last_observation
 from rlzmq.core.tree import leaf_spaces, tree_flatten, tree_stack, tree_unstack
 from rlzmq.episodes.columns import DEFAULT_AGENT_ID, Columns
 
@@ -120,7 +119,7 @@ _SMALL = 1e-6
 _MOST = float(np.finfo(np.float32).max)
 
 
-class MeanStdFilter(ConnectorV2):
+class MeanStdFilter(ObservationPiece):
     """Normalizes observations by the statistics of all observations seen so far, separately for each agent.
 
     Box parts become float32 ``(x - mean) / std``, clipped; other parts are unchanged. The result is written back into
@@ -132,8 +131,7 @@ class MeanStdFilter(ConnectorV2):
     are merged by the parallel-variance formula, so the merged filter equals one filter that saw all observations.
 
     Args:
-        input_observation_space, input_action_space: See ConnectorV2.
-        multi_agent: Whether the space is a Dict by agent id.
+        input_observation_space, input_action_space, agents: See ObservationPiece.
         de_mean_to_zero: Whether to subtract the mean.
         de_std_to_one: Whether to divide by the standard deviation.
         clip_by_value: Bound c: results are clipped to [-c, c]; None: no clipping.
@@ -147,14 +145,13 @@ class MeanStdFilter(ConnectorV2):
         input_observation_space: Any = None,
         input_action_space: Any = None,
         *,
-        multi_agent: bool = False,
         de_mean_to_zero: bool = True,
         de_std_to_one: bool = True,
         clip_by_value: float | None = 10.0,
         update_stats: bool = True,
+        **agents: Unpack[AgentOption],
     ) -> None:
-        super().__init__(input_observation_space, input_action_space)
-        self._multi_agent = multi_agent
+        super().__init__(input_observation_space, input_action_space, **agents)
         self.de_mean_to_zero = de_mean_to_zero
         self.de_std_to_one = de_std_to_one
         self.clip_by_value = clip_by_value
@@ -171,9 +168,13 @@ class MeanStdFilter(ConnectorV2):
     def recompute_output_observation_space(
         self, input_observation_space: Any, input_action_space: Any
     ) -> Any:
-        """Return the space with Box parts replaced by float32 Boxes bounded by `clip_by_value`."""
+        """See ObservationPiece."""
         self._box_indices = {}
-        return map_agent_spaces(input_observation_space, self._filtered_space, self._multi_agent)
+        return super().recompute_output_observation_space(input_observation_space, input_action_space)
+
+    def new_space(self, observation_space: Any, action_space: Any, agent_id: Any) -> Any:
+        """Return the space with Box parts replaced by float32 Boxes bounded by `clip_by_value`."""
+        return self._filtered_space(observation_space)
 
     def _filtered_space(self, space: Any) -> Any:
         if isinstance(space, gym.spaces.Dict):

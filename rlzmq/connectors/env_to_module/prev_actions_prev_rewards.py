@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.env_to_module.flatten_observations import flat_size, flatten_tensors, flatten_values
 from rlzmq.connectors.rows import RowsContext, window_mask
 from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
-from rlzmq.connectors.writing import agent_space, rewrite_last_observation
+from rlzmq.connectors.writing import AgentOption, ObservationPiece, agent_space, rewrite_last_observation
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.tree import tree_map, tree_stack
 from rlzmq.episodes.columns import Columns
@@ -21,7 +20,7 @@ from rlzmq.episodes.columns import Columns
 __all__ = ["PrevActionsPrevRewards"]
 
 
-class PrevActionsPrevRewards(ConnectorV2):
+class PrevActionsPrevRewards(ObservationPiece):
     """Replaces observations with Dicts of the original one, the last actions and the last rewards.
 
     ``{"_orig_obs": …, "prev_n_actions": float32[n_prev_actions * A], "prev_n_rewards":
@@ -29,8 +28,7 @@ class PrevActionsPrevRewards(ConnectorV2):
     action (discrete parts are one-hot). The result is written back into the episodes.
 
     Args:
-        input_observation_space, input_action_space: See ConnectorV2.
-        multi_agent: Whether the spaces are Dicts by agent id.
+        input_observation_space, input_action_space, agents: See ObservationPiece.
         n_prev_actions: Number of actions; 0: the key is left out.
         n_prev_rewards: Number of rewards; 0: the key is left out.
     """
@@ -46,17 +44,16 @@ class PrevActionsPrevRewards(ConnectorV2):
         input_observation_space: Any = None,
         input_action_space: Any = None,
         *,
-        multi_agent: bool = False,
         n_prev_actions: int = 1,
         n_prev_rewards: int = 1,
+        **agents: Unpack[AgentOption],
     ) -> None:
-        super().__init__(input_observation_space, input_action_space)
+        super().__init__(input_observation_space, input_action_space, **agents)
         if n_prev_actions < 0 or n_prev_rewards < 0:
             raise ConfigurationError(
                 f"n_prev_actions, n_prev_rewards: expected at least 0, got {n_prev_actions}, "
                 f"{n_prev_rewards}."
             )
-        self._multi_agent = multi_agent
         self.n_prev_actions = n_prev_actions
         self.n_prev_rewards = n_prev_rewards
 
@@ -68,19 +65,13 @@ class PrevActionsPrevRewards(ConnectorV2):
     def recompute_output_observation_space(
         self, input_observation_space: Any, input_action_space: Any
     ) -> Any:
-        """Return the Dict space, or in multi-agent use a Dict of them; None while the action space is unknown."""
+        """See ObservationPiece; None while the action space is unknown."""
         if input_action_space is None:
             return None
-        if self._multi_agent and isinstance(input_observation_space, gym.spaces.Dict):
-            return gym.spaces.Dict(
-                {
-                    agent_id: self._augmented_space(space, agent_space(input_action_space, agent_id))
-                    for agent_id, space in input_observation_space.spaces.items()
-                }
-            )
-        return self._augmented_space(input_observation_space, input_action_space)
+        return super().recompute_output_observation_space(input_observation_space, input_action_space)
 
-    def _augmented_space(self, observation_space: Any, action_space: Any) -> gym.spaces.Dict:
+    def new_space(self, observation_space: Any, action_space: Any, agent_id: Any) -> gym.spaces.Dict:
+        """Return the Dict of the original observations, the last actions and the last rewards."""
         spaces: dict[str, gym.Space[Any]] = {self.ORIG_OBS_KEY: observation_space}
         if self.n_prev_actions:
             size = self.n_prev_actions * flat_size(action_space)

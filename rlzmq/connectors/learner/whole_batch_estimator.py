@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlzmq.connectors.common.layout import split_and_zero_pad, to_tensor
-from rlzmq.connectors.connector_v2 import LAST_STAGE, ConnectorV2, batch_key
+from rlzmq.connectors.connector_v2 import LAST_STAGE, ConnectorV2
 from rlzmq.connectors.rl_modules import is_multi_rl_module
 from rlzmq.connectors.rows import TrainRows
 from rlzmq.core.tree import as_numpy, tree_leaves, tree_map
@@ -117,7 +117,7 @@ class WholeBatchEstimator(ConnectorV2):
             if len(episode):
                 # Rows are in the order in which the keys first appeared.
                 module_id = DEFAULT_MODULE_ID if episode.module_id is None else episode.module_id
-                lengths.setdefault(module_id, {}).setdefault(batch_key(episode), []).append(len(episode))
+                lengths.setdefault(module_id, {}).setdefault(episode.batch_key, []).append(len(episode))
         modules = rl_module if is_multi_rl_module(rl_module) else {DEFAULT_MODULE_ID: rl_module}
         for module_id, by_key in lengths.items():
             columns = batch if modules is not rl_module and module_id not in batch else batch.get(module_id)

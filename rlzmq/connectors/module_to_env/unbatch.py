@@ -220,15 +220,14 @@ class ListifyDataForVectorEnv(ConnectorV2):
         if isinstance(column, list):
             return column
         if len(next(iter(column), ())) != 3:
-            entries = [item for items in column.values() for item in items]
-            is_multi_agent = bool(len(episodes)) and hasattr(episodes[0], "agent_episodes")
-            return [{} for _ in episodes] if is_multi_agent and not entries else entries
-        by_env: list[Any] = [{} for _ in episodes]
+            # No entries: no agent acted.
+            return [item for items in column.values() for item in items] or [{} for _ in episodes]
+        entries: list[Any] = [{} for _ in episodes]
         for (episode_id, agent_id, _), items in column.items():
             if episode_id not in index_of:
                 raise ValueError(f"column {name!r}: episode {episode_id!r} is not one of the given episodes.")
-            by_env[index_of[episode_id]][agent_id] = items[0]
-        return by_env
+            entries[index_of[episode_id]][agent_id] = items[0]
+        return entries
 
     def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
         """See ConnectorV2; tensors have this layout already."""
