@@ -7,14 +7,16 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from rlzmq.algorithms import module_specs
 from rlzmq.algorithms.registry import find_preset
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors import defaults
+from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import LazyModule
+from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.core.trust import CALLER, find_code
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
+from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 
 if TYPE_CHECKING:
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from rlzmq.connectors.pipelines import EnvToModulePipeline, LearnerConnectorPipeline, ModuleToEnvPipeline
     from rlzmq.driver import sync_groups
     from rlzmq.learners.learner import Learner
-    from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 else:  # they import sockets, which a config does not need
     async_algorithm = LazyModule("rlzmq.algorithms.async_algorithm")
     sync_groups = LazyModule("rlzmq.driver.sync_groups")
@@ -181,12 +182,46 @@ class AlgorithmConfig(BaseConfig):
     ) -> MultiRLModuleSpec:
         """Return the MultiRLModuleSpec of all modules, with the spaces that the env-to-module pipeline produces.
 
+        Missing fields of the user's specs come from the algorithm's default spec and the config's `model_config`.
+
         Args:
             env: The (vector) env whose spaces are used.
             spaces: ``{module id: (obs, act)}`` from `EnvRunner.get_spaces()`, or see `build_env_to_module_connector`.
             inference_only: Whether to leave out learner-only modules and the parts that only learners need.
+
+        Raises:
+            ConfigurationError: The spaces of a module cannot be determined; the text names the module.
         """
-        return module_specs.multi_rl_module_spec(self, env, spaces, inference_only)
+        given = _given_specs(self)
+        known = _module_spaces(self, env, spaces, list(given))
+        filled = {}
+        for module_id, own in given.items():
+            module_config = self.get_config_for_module(module_id)
+            spec = module_config.get_default_rl_module_spec()
+            if own is not None:
+                if own.learner_only and inference_only:
+                    continue
+                spec.update(own, override=True)
+            observation_space, action_space = known.get(module_id, (None, None))
+            if spec.observation_space is None:
+                spec.observation_space = observation_space
+            if spec.action_space is None:
+                spec.action_space = action_space
+            if spec.observation_space is None or spec.action_space is None:
+                missing = "observation_space" if spec.observation_space is None else "action_space"
+                raise ConfigurationError(
+                    f"Module {module_id!r} has no {missing}: no agent of the env is mapped to it. Set it with "
+                    f"RLModuleSpec({missing}=…), or check policy_mapping_fn." + did_you_mean(module_id, known)
+                )
+            spec.model_config = _merged(module_config.model_config, spec.model_config)
+            spec.inference_only = inference_only
+            filled[module_id] = spec
+        outer = self.rl_module_spec if isinstance(self.rl_module_spec, MultiRLModuleSpec) else None
+        result = MultiRLModuleSpec(rl_module_specs=filled, inference_only=inference_only)
+        if outer is not None:
+            result.multi_rl_module_class = outer.given_class
+            result.model_config = outer.model_config
+        return result
 
     def get_multi_agent_setup(
         self,
@@ -232,3 +267,41 @@ class AlgorithmConfig(BaseConfig):
         return sync_groups.LearnerGroup(
             config=self, module_spec=self.get_multi_rl_module_spec(env=env, spaces=spaces)
         )
+
+
+def _given_specs(config: BaseConfig) -> dict[str, RLModuleSpec | None]:
+    specs: dict[str, RLModuleSpec | None] = dict.fromkeys(config.module_ids)
+    outer = config.rl_module_spec
+    if isinstance(outer, MultiRLModuleSpec):
+        specs.update(dict(outer.rl_module_specs))
+    elif isinstance(outer, RLModuleSpec):
+        specs = dict.fromkeys(specs, outer)
+    elif outer is not None:
+        raise ConfigurationError(
+            f"config.rl_module_spec: expected an RLModuleSpec or MultiRLModuleSpec, got {type(outer).__name__}."
+        )
+    if isinstance(config.policies, Mapping):
+        specs.update({mid: s for mid, s in config.policies.items() if isinstance(s, RLModuleSpec)})
+    return specs
+
+
+def _module_spaces(
+    config: BaseConfig, env: Any, spaces: Mapping[str, Any] | None, module_ids: list[str]
+) -> dict[str, tuple[Any, Any]]:
+    spaces = dict(spaces or {})
+    known = {mid: tuple(spaces[mid]) for mid in module_ids if mid in spaces}
+    if len(known) == len(module_ids):
+        return known
+    if not config.is_multi_agent and DEFAULT_MODULE_ID in known:
+        return {**dict.fromkeys(module_ids, known[DEFAULT_MODULE_ID]), **known}
+    observation_space, action_space = config.single_spaces(env, spaces)
+    pipeline = config.build_env_to_module_connector(
+        env=env, spaces={"__env_single__": (observation_space, action_space)}
+    )
+    return {**defaults.module_spaces(config, pipeline.observation_space, action_space), **known}
+
+
+def _merged(base: Mapping[str, Any], own: Any) -> dict[str, Any]:
+    if own is None:
+        return dict(base)
+    return {**base, **(own if isinstance(own, Mapping) else own.to_dict())}

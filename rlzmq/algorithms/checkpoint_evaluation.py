@@ -201,7 +201,7 @@ def evaluate_checkpoint(
     episodes = EpisodeMetrics(num_smoothed=num_episodes)
     add_fragment_metas(episodes, MetricsLogger(), [batch.meta for batch in batches])
     metrics = episodes.reduce()
-    by_agent = metrics.get("agent_episode_return_mean", {}) if chosen.is_multi_agent else {}
+    by_agent = metrics.get("agent_episode_return_mean", {})
     return CheckpointScores(
         checkpoint=str(path),
         env=resolve_env(chosen.env).label,

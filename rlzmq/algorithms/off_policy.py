@@ -92,12 +92,9 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
         """
         kind = self.replay_buffer_config["type"]
         try:
-            return buffer_class(kind, multi_agent=self.is_multi_agent)
+            return buffer_class(kind, self)
         except ValueError as error:
-            raise ConfigurationError(
-                f"config.replay_buffer_config['type']={kind!r}: {error}, as there are "
-                f"{'' if self.is_multi_agent else 'no '}multi_agent() settings."
-            ) from None
+            raise ConfigurationError(f"config.replay_buffer_config['type']={kind!r}: {error}.") from None
 
     @property
     def n_step_range(self) -> tuple[int, int]:
@@ -258,11 +255,6 @@ class OfflineConfig(AlgorithmConfig):
     def _check_own_settings(self) -> None:
         super()._check_own_settings()
         name = type(self).__name__
-        if self.is_multi_agent:
-            raise ConfigurationError(
-                f"config.policies={self.module_ids}: {name} trains on recorded data, which is of single-agent "
-                "environments only."
-            )
         if self.input_ is None:
             raise ConfigurationError(
                 f"config.input_ is None: {name} trains on recorded data. Set the directory of its shards: "

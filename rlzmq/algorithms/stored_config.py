@@ -24,7 +24,6 @@ from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.plain import NotPlainError
 from rlzmq.core.space_plain import space_to_plain
 from rlzmq.core.trust import NOBODY, Trust, class_name, find_code
-from rlzmq.episodes.columns import default_agent_to_module_mapping_fn
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 
@@ -69,8 +68,8 @@ def modules_to_store(
         "multi_rl_module_class": class_name(filled.given_class),
         "overrides": overrides,
         "spaces": plain_spaces,
-        "is_multi_agent": config.is_multi_agent,
-        "agents": _modules_of_agents(config, spaces) if config.is_multi_agent else [],
+        "has_policies": config.policies is not None,
+        "agents": _modules_of_agents(config, spaces),
         "connectors": {
             name: _plain_pieces(config, name, {"env": None, "spaces": both, **more})
             for name, more in (("env_to_module_connector", {"device": None}), ("module_to_env_connector", {}))
@@ -92,8 +91,9 @@ def _plain_or_none(make: Callable[[], Any]) -> Any:
 
 def _modules_of_agents(config: BaseConfig, spaces: tuple[Any, Any]) -> list[list[Any]]:
     """Return [agent id, module id] of the agents whose module does not depend on the episode."""
-    fn = config.policy_mapping_fn or default_agent_to_module_mapping_fn
-    found = []
+    found: list[list[Any]] = []
+    if (fn := config.policy_mapping_fn) is None:
+        return found
     for agent_id in getattr(spaces[0], "spaces", {}):
         try:
             module_ids = {fn(agent_id, None) for _ in range(2)}
@@ -463,8 +463,7 @@ def _use_stored_modules(pieces: _Pieces, modules: Mapping[str, Any]) -> None:
     spec.model_config = outer.model_config if isinstance(outer, MultiRLModuleSpec) else None
     for name in ("policies", "rl_module_spec"):
         pieces.missing.pop(name, None)
-    is_multi = bool(modules.get("is_multi_agent"))
-    pieces.values |= {"rl_module_spec": spec, "policies": set(found) if is_multi else None}
+    pieces.values |= {"rl_module_spec": spec, "policies": set(found) if modules.get("has_policies") else None}
 
 
 def _use_stored_pieces(pieces: _Pieces, name: str, stored: Any) -> None:

@@ -362,6 +362,11 @@ def _check_offline_data(config: DerivedValues) -> None:
             f"config.output={config.output!r} with several modules or agents: only episodes of single-agent "
             "environments are recorded. Leave offline_data(output=…) out."
         )
+    if config.is_offline and config.is_multi_agent:
+        raise ConfigurationError(
+            f"config.policies={config.module_ids}: {type(config).__name__} trains on recorded data, which is of "
+            "single-agent environments only."
+        )
     if config.input_ is not None and config.is_online:
         raise ConfigurationError(
             f"config.input_={config.input_!r}: {type(config).__name__} trains on what env runners sample. Leave "

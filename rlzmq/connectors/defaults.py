@@ -6,9 +6,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import gymnasium as gym
+
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors import common, env_to_module, learner, module_to_env
 from rlzmq.connectors.common import FrameStacking
+from rlzmq.connectors.common.agent_to_module_mapping import agents_of_modules
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.env_to_module import PrevActionsPrevRewards
 from rlzmq.connectors.pipelines import (
@@ -28,6 +31,7 @@ __all__ = [
     "build_learner",
     "build_module_to_env",
     "change_modules",
+    "module_spaces",
     "users_pieces",
 ]
 
@@ -168,6 +172,30 @@ def change_modules(pipeline: ConnectorPipelineV2, config: BaseConfig) -> None:
         if isinstance(piece, common.AgentToModuleMapping):
             piece.change_modules(_specs(config), _mapping_fn(config))
     pipeline.set_input_spaces(pipeline.input_observation_space, pipeline.input_action_space)
+
+
+def module_spaces(
+    config: BaseConfig, observation_space: Any, action_space: Any
+) -> dict[str, tuple[Any, Any]]:
+    """Return (observation space, action space) by module id; modules that no agent is mapped to are left out.
+
+    Args:
+        config: AlgorithmConfig, or an object with its attributes.
+        observation_space: Space after the env-to-module pipeline; of several agents: by module id, or by agent id.
+        action_space: Action space of one env; of several agents: by agent id.
+    """
+    module_ids = list(config.module_ids)
+    if not _is_multi_agent(config) or not isinstance(action_space, gym.spaces.Dict):
+        return dict.fromkeys(module_ids, (observation_space, action_space))
+    by_name = getattr(observation_space, "spaces", {})
+    of_agents = {agent: (by_name.get(agent), space) for agent, space in action_space.spaces.items()}
+    agents = agents_of_modules(_mapping_fn(config), of_agents, module_ids)
+    return {
+        module_id: (by_name.get(module_id, by_name.get(agent)), action_space[agent])
+        for module_id, agent in (
+            (module_id, agents[module_id]) for module_id in module_ids if module_id in agents
+        )
+    }
 
 
 def _mapping_pieces(config: BaseConfig, *, as_learner_connector: bool) -> list[ConnectorV2]:

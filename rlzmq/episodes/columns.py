@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 __all__ = [
+    "AGENT_LISTS",
     "DEFAULT_AGENT_ID",
     "DEFAULT_MODULE_ID",
     "ID_LISTS",
@@ -64,9 +65,11 @@ class Columns:
     WEIGHTS_VERSION = "weights_seq_no"
 
 
-# The parts of an EpisodeBatch's chunk table: arrays [C], and lists of C ids (or None).
+# The parts of an EpisodeBatch's chunk table: arrays [C], and lists of C ids (or None). Without its last letter, a name
+# of AGENT_LISTS is the attribute of an episode.
 TABLE = ("start", "length", "lookback", "t_started", "terminated", "truncated", "env_index")
-ID_LISTS = ("episode_ids", "agent_ids", "module_ids", "multi_agent_episode_ids")
+AGENT_LISTS = ("agent_ids", "module_ids", "multi_agent_episode_ids")
+ID_LISTS = ("episode_ids", *AGENT_LISTS)
 
 
 def chosen_positions(chosen: Any, num: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes import episode_gather, episode_wire
+from rlzmq.episodes.agent_groups import from_episodes, is_changed_of_agents, new_episode_of_agents
 from rlzmq.episodes.batch_columns import BatchColumns, IntArray
 from rlzmq.episodes.columns import (
     ID_LISTS,
@@ -20,13 +21,7 @@ from rlzmq.episodes.columns import (
     ragged_arange,
     steps_window,
 )
-from rlzmq.episodes.shared_columns import (
-    SharedColumns,
-    is_changed,
-    is_changed_of_agents,
-    new_episode,
-    new_episode_of_agents,
-)
+from rlzmq.episodes.shared_columns import SharedColumns, is_changed, new_episode
 
 __all__ = ["EpisodeBatch", "concat_joined", "join_chunks"]
 
@@ -438,7 +433,7 @@ class EpisodeBatch(BatchColumns):
             ValueError: An episode has no observation, columns that do not fit the others', a reward that is not a
                 single number, or items that are not numbers, strings or arrays of them.
         """
-        return episode_gather.from_episodes(cls, list(episodes))
+        return from_episodes(cls, list(episodes))
 
     def compact(self) -> EpisodeBatch:
         """Return the same chunks on new columns without unused slots. Batches of several agents are unchanged."""

@@ -11,23 +11,19 @@ import numpy as np
 from rlzmq.core.tree import (
     space_filler,
     tree_flatten,
-    tree_leaves,
     tree_map,
     tree_stack,
     tree_zeros_like,
     value_kind,
 )
-from rlzmq.episodes.agent_timelines import AgentTrack
 from rlzmq.episodes.batch_columns import BatchColumns
-from rlzmq.episodes.columns import ID_LISTS, TABLE, Columns, ragged_arange
-from rlzmq.episodes.episode_columns import located
+from rlzmq.episodes.columns import AGENT_LISTS, ID_LISTS, TABLE, Columns, ragged_arange
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
-from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.shared_columns import unread_infos
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.episodes.step_values import as_rewards
 
-__all__ = ["compact", "concat", "from_episodes"]
+__all__ = ["compact", "concat", "of_one_agent"]
 
 B = TypeVar("B", bound=BatchColumns)
 
@@ -37,15 +33,8 @@ _DICT = frozenset({dict})
 # -- from episodes ------------------------------------------------------------------------------------
 
 
-def from_episodes(cls: type[B], episodes: list[Any]) -> B:
-    """See `EpisodeBatch.from_episodes`."""
-    of_agents = [hasattr(episode, "agent_episodes") for episode in episodes]
-    if any(of_agents) and not all(of_agents):
-        raise TypeError("expected SingleAgentEpisodes or MultiAgentEpisodes to batch, got both.")
-    return _from_multi_agent_episodes(cls, episodes) if any(of_agents) else _of_agent(cls, episodes)
-
-
-def _of_agent(cls: type[B], episodes: list[SingleAgentEpisode]) -> B:
+def of_one_agent(cls: type[B], episodes: list[SingleAgentEpisode]) -> B:
+    """Return a batch of SingleAgentEpisodes; see `EpisodeBatch.from_episodes`."""
     if not episodes:
         empty = np.zeros(0, np.float32)
         columns: dict[str, Any] = {Columns.OBS: empty, Columns.ACTIONS: empty, Columns.REWARDS: empty}
@@ -64,7 +53,6 @@ def _of_agent(cls: type[B], episodes: list[SingleAgentEpisode]) -> B:
     lookback = np.array([episode.rewards.lookback for episode in episodes], np.int64)
     num_slots = length + lookback + 1
     offset = np.cumsum(num_slots) - num_slots
-    ids: dict[str, Any] = {name: _ids(episodes, attribute) for name, attribute in _ID_ATTRIBUTES}
     return cls(
         _columns(episodes),
         start=offset + lookback,
@@ -74,7 +62,7 @@ def _of_agent(cls: type[B], episodes: list[SingleAgentEpisode]) -> B:
         terminated=[episode.is_terminated for episode in episodes],
         truncated=[episode.is_truncated for episode in episodes],
         episode_ids=[episode.id_ for episode in episodes],
-        **ids,
+        **{name: _ids(episodes, name.removesuffix("s")) for name in AGENT_LISTS},
         initial_state=_initial_states(episodes),
         infos=_sparse_infos(episodes, offset.tolist()),
         custom_data={
@@ -86,14 +74,7 @@ def _of_agent(cls: type[B], episodes: list[SingleAgentEpisode]) -> B:
     )
 
 
-_ID_ATTRIBUTES = (
-    ("agent_ids", "agent_id"),
-    ("module_ids", "module_id"),
-    ("multi_agent_episode_ids", "multi_agent_episode_id"),
-)
-
-
-def _ids(episodes: list[SingleAgentEpisode], attribute: str) -> list[Any] | None:
+def _ids(episodes: list[SingleAgentEpisode], attribute: str) -> Any:
     values = [getattr(episode, attribute) for episode in episodes]
     return None if all(value is None for value in values) else values
 
@@ -226,130 +207,6 @@ def _sparse_infos(episodes: list[SingleAgentEpisode], offsets: list[int]) -> dic
     return sparse
 
 
-# -- from episodes of several agents ------------------------------------------------------------------
-
-
-class _Group:
-    """Agents' chunks that share columns."""
-
-    def __init__(self) -> None:
-        self.saes: list[SingleAgentEpisode] = []
-        self.episode: list[int] = []
-        self.order: list[int] = []
-        self.env_ts: list[int] = []
-        self.leftovers: dict[int, dict[str, Any]] = {}
-
-    def add(self, e: int, order: int, sae: SingleAgentEpisode, track: AgentTrack) -> None:
-        try:
-            left = track.leftovers(sae.rewards.len_incl_lookback())
-        except ValueError as error:
-            raise located(error, f"Episode {sae.id_!r}", "rewards") from None
-        if left:
-            self.leftovers[len(self.saes)] = left
-        self.saes.append(sae)
-        self.episode.append(e)
-        self.order.append(order)
-        self.env_ts += track.obs_env_ts
-
-    def batch(self, cls: type[B]) -> B:
-        batch = _of_agent(cls, self.saes)
-        batch.episode, batch.order = np.array(self.episode, np.int64), np.array(self.order, np.int64)
-        batch.env_ts, batch.leftovers = np.array(self.env_ts, np.int64), self.leftovers
-        return batch
-
-
-def _from_multi_agent_episodes(cls: type[B], episodes: list[MultiAgentEpisode]) -> B:
-    groups: dict[Any, _Group] = {}
-    empty: list[tuple[Any, int, int, SingleAgentEpisode, AgentTrack]] = []
-    for e, episode in enumerate(episodes):
-        for order, (agent_id, sae) in enumerate(episode.agent_episodes.items()):
-            track = episode._timeline.tracks[agent_id]
-            kind = (sae.module_id, str(_structure(sae.observations)))
-            if sae.rewards.len_incl_lookback() == 0:
-                empty.append((kind, e, order, sae, track))
-                continue
-            outputs = sorted(
-                (name, str(_structure(column))) for name, column in sae.extra_model_outputs.items()
-            )
-            key = (kind, str(_structure(sae.actions)), str(outputs))
-            groups.setdefault(key, _Group()).add(e, order, sae, track)
-    by_kind = {key[0]: group for key, group in groups.items()}
-    for kind, e, order, sae, track in empty:  # without steps, it fits any columns of its module
-        group = by_kind.get(kind)
-        if group is None:
-            group = by_kind[kind] = groups[kind] = _Group()
-        group.add(e, order, sae, track)
-    left = {e: _leftovers(episode) for e, episode in enumerate(episodes)}
-    return cls(
-        {},
-        length=[len(episode) for episode in episodes],
-        lookback=[episode.len_lookback_buffer for episode in episodes],
-        t_started=[episode.env_t_started for episode in episodes],
-        terminated=[episode.is_terminated for episode in episodes],
-        truncated=[episode.is_truncated for episode in episodes],
-        episode_ids=[episode.id_ for episode in episodes],
-        custom_data={
-            e: dict(episode.custom_data) for e, episode in enumerate(episodes) if episode.custom_data
-        },
-        duration_s=[episode.get_duration_s() for episode in episodes],
-        observation_space=_observation_spaces(episodes),
-        action_space=episodes[0].action_space,
-        groups=[group.batch(cls) for group in groups.values()],
-        leftovers={e: values for e, values in left.items() if values},
-        agent_to_module_mapping_fn=episodes[0].agent_to_module_mapping_fn,
-    )
-
-
-def _leftovers(episode: MultiAgentEpisode) -> dict[str, Any]:
-    """Return the data of an episode that is not in the table."""
-    values: dict[str, Any] = {
-        "departed": dict(episode._timeline.departed),
-        "early_rewards": dict(episode._timeline.early_rewards),
-        "agent_module_ids": {
-            agent_id: module_id
-            for agent_id, module_id in episode._agent_module_ids.items()
-            if agent_id not in episode.agent_episodes
-        },
-    }
-    return {name: value for name, value in values.items() if value}
-
-
-def _observation_spaces(episodes: list[MultiAgentEpisode]) -> Any:
-    """Return the observation spaces by agent id, including those changed by connector pieces."""
-    spaces = episodes[0].observation_space
-    own = {
-        agent_id: sae.observation_space
-        for episode in episodes
-        for agent_id, sae in episode.agent_episodes.items()
-        if sae.observation_space is not None and sae.observation_space is not spaces.get(agent_id)
-    }
-    if not own:
-        return spaces
-    merged = {**dict(spaces), **own}
-    return gym.spaces.Dict(merged) if isinstance(spaces, gym.spaces.Dict) else merged
-
-
-def _structure(buffer: Any) -> Any:
-    """Return the shapes and kinds of one item of a column, without its number of items."""
-    if not buffer.len_incl_lookback():
-        return None
-    item = buffer.get(-buffer.lookback if buffer.lookback else 0, neg_index_as_lookback=True)
-    return _keys(item), _signature(item)
-
-
-def _keys(item: Any) -> Any:
-    if isinstance(item, dict):
-        return {key: _keys(item[key]) for key in sorted(item, key=str)}
-    if isinstance(item, tuple):
-        return tuple(_keys(part) for part in item)
-    return None
-
-
-def _signature(tree: Any) -> tuple[Any, ...]:
-    """Return the shapes and kinds of a tree's leaves. Items with equal signatures can be stacked into one column."""
-    return tuple((np.shape(leaf), np.asarray(leaf).dtype.str) for leaf in tree_leaves(tree))
-
-
 # -- from batches -------------------------------------------------------------------------------------
 
 
@@ -357,7 +214,7 @@ def concat(cls: type[B], batches: list[B]) -> B:
     """See `EpisodeBatch.concat`."""
     batches = [batch for batch in batches if len(batch)] or batches[:1]
     if not batches:
-        return _of_agent(cls, [])
+        return of_one_agent(cls, [])
     if len(batches) == 1:
         return batches[0]
     first = batches[0]

@@ -35,7 +35,7 @@ from rlzmq.core.plain import checked_dtype, from_plain, to_plain
 from rlzmq.episodes import episode_gather
 from rlzmq.episodes.agent_timelines import Pending
 from rlzmq.episodes.batch_columns import BatchColumns
-from rlzmq.episodes.columns import Columns, ragged_arange
+from rlzmq.episodes.columns import ID_LISTS, Columns, ragged_arange
 from rlzmq.episodes.single_agent_episode import plain_infos
 
 __all__ = ["FrameReader", "from_wire", "to_wire", "tree_spec"]
@@ -54,8 +54,7 @@ _MAX_GROUPS = 256
 _MAX_STEPS = 2**22
 
 _FIELDS = frozenset({"num_slots", "num_chunks", "columns", "initial_state", "meta"})
-_ID_LISTS = ("episode_ids", "agent_ids", "module_ids", "multi_agent_episode_ids")
-_TEXT_FIELDS = frozenset({*_ID_LISTS, "infos", "custom_data", "leftovers"})
+_TEXT_FIELDS = frozenset({*ID_LISTS, "infos", "custom_data", "leftovers"})
 _NUM_ROWS = 7
 
 
@@ -269,9 +268,7 @@ def _text(batch: BatchColumns, low: int, high: int) -> tuple[bytes, int]:
         if plain:
             custom_data.append([chunk, plain])
     text = {
-        **{
-            name: None if (ids := getattr(batch, name)) is None else to_plain(ids, name) for name in _ID_LISTS
-        },
+        **{name: None if (ids := getattr(batch, name)) is None else to_plain(ids, name) for name in ID_LISTS},
         "infos": infos,
         "custom_data": custom_data,
         "leftovers": [[c, _plain_leftovers(left)] for c, left in batch.leftovers.items() if left],
@@ -495,7 +492,7 @@ def _decode_text(data: memoryview, num_chunks: int, num_slots: int) -> dict[str,
         raise ProtocolError(f"text: expected msgpack, got {len(data)} other bytes: {error!r}.") from None
     text = checked_fields(text, _TEXT_FIELDS, "text")
     ids: dict[str, Any] = {}
-    for name in _ID_LISTS:
+    for name in ID_LISTS:
         if text[name] is None and name != "episode_ids":
             ids[name] = None
             continue

@@ -8,23 +8,21 @@ from typing import Any
 import numpy as np
 
 from rlzmq.core.tree import tree_leaves, tree_map
-from rlzmq.episodes.agent_timelines import AgentTrack, Timeline
 from rlzmq.episodes.batch_columns import BatchColumns
-from rlzmq.episodes.columns import TABLE, Columns
+from rlzmq.episodes.columns import AGENT_LISTS, TABLE, Columns
 from rlzmq.episodes.episode_columns import REWARD_SPACE, InfosBuffer
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
-from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
 __all__ = [
     "SharedColumns",
+    "are_same",
     "is_changed",
-    "is_changed_of_agents",
     "new_episode",
-    "new_episode_of_agents",
     "unread_infos",
 ]
 
+_NO_AGENT = (None,) * len(AGENT_LISTS)
 # One chunk's values of `columns.TABLE`.
 Row = tuple[int, int, int, int, bool, bool, int]
 
@@ -38,15 +36,13 @@ class SharedColumns:
 
     __slots__ = (
         "_action_space",
-        "_agent_ids",
+        "_agents",
         "_columns",
         "_custom_data",
         "_duration_s",
         "_extra_names",
         "_infos",
         "_initial_state",
-        "_module_ids",
-        "_multi_agent_episode_ids",
         "_observation_space",
         "episode_ids",
     )
@@ -60,9 +56,8 @@ class SharedColumns:
         self._duration_s = batch.duration_s
         self._observation_space = batch.observation_space
         self._action_space = batch.action_space
-        self._agent_ids = batch.agent_ids
-        self._module_ids = batch.module_ids
-        self._multi_agent_episode_ids = batch.multi_agent_episode_ids
+        lists = [getattr(batch, name) for name in AGENT_LISTS]
+        self._agents = None if lists.count(None) == len(lists) else lists
         self.episode_ids: list[str] = batch.episode_ids
 
     def episode(self, position: int, row: Row) -> SingleAgentEpisode:
@@ -72,17 +67,16 @@ class SharedColumns:
         episode.id_ = self.episode_ids[position]
         episode.t_started = t_started
         episode.t = t_started + length
-        episode.agent_id, episode.module_id, episode.multi_agent_episode_id = self._ids(position)
+        episode._belongs_to(self._ids(position))
         episode._source = (self, position, row)
         episode._created = {}
         return episode
 
-    def _ids(self, position: int) -> tuple[Any, Any, Any]:
-        if self._agent_ids is self._module_ids is self._multi_agent_episode_ids is None:
-            return None, None, None
-        lists = (self._agent_ids, self._module_ids, self._multi_agent_episode_ids)
-        agent_id, module_id, multi_id = (None if ids is None else ids[position] for ids in lists)
-        return agent_id, module_id, multi_id
+    def _ids(self, position: int) -> tuple[Any, ...]:
+        """Return a chunk's values of `AGENT_LISTS`."""
+        if self._agents is None:
+            return _NO_AGENT
+        return tuple([None if ids is None else ids[position] for ids in self._agents])
 
     def create(self, episode: SingleAgentEpisode, name: str) -> Any:
         """Create the attribute ``name`` of an episode. Buffers are views of the columns.
@@ -156,9 +150,7 @@ class SharedColumns:
         facts = (self.episode_ids[position], *self._ids(position), t_started, t_started + length)
         if (terminated, truncated) != (episode.is_terminated, episode.is_truncated) or facts != (
             episode.id_,
-            episode.agent_id,
-            episode.module_id,
-            episode.multi_agent_episode_id,
+            *episode._ids(),
             episode.t_started,
             episode.t,
         ):
@@ -180,11 +172,11 @@ class SharedColumns:
                 return True
         if "initial_state" in read:
             state = read["initial_state"]
-            if not _are_same([state, *tree_leaves(state)], created.get("initial_state", [None])):
+            if not are_same([state, *tree_leaves(state)], created.get("initial_state", [None])):
                 return True
         if "custom_data" in read:
             before = self._custom_data.get(position, {})
-            if not _are_same(
+            if not are_same(
                 [*read["custom_data"], *read["custom_data"].values()], [*before, *before.values()]
             ):
                 return True
@@ -241,74 +233,6 @@ def new_episode(batch: BatchColumns, position: int) -> SingleAgentEpisode:
     return SharedColumns(batch).episode(position, row)
 
 
-def new_episode_of_agents(batch: BatchColumns, e: int) -> MultiAgentEpisode:
-    """Return a chunk of a batch of several agents as an episode."""
-    left = batch.leftovers.get(e, {})
-    episode = MultiAgentEpisode(
-        batch.episode_ids[e],
-        left.get("agent_module_ids"),
-        batch.agent_to_module_mapping_fn,
-        observation_space=batch.observation_space,
-        action_space=batch.action_space,
-    )
-    timeline = Timeline(int(batch.t_started[e]), int(batch.lookback[e]))
-    timeline.env_t += int(batch.length[e])
-    timeline.is_terminated, timeline.is_truncated = bool(batch.terminated[e]), bool(batch.truncated[e])
-    timeline.departed = dict(left.get("departed", ()))
-    timeline.early_rewards = dict(left.get("early_rewards", ()))
-    found = []
-    for group in batch.groups or ():
-        of_episode, order, env_ts = group.links
-        for c in np.flatnonzero(of_episode == e).tolist():
-            sae = new_episode(group, c)
-            first = int(group.start[c])
-            times = env_ts[first - int(group.lookback[c]) : first + int(group.length[c]) + 1].tolist()
-            track = AgentTrack.of_chunk(
-                times, sae.is_terminated, sae.is_truncated, group.leftovers.get(c, {})
-            )
-            if track.output_keys is None and len(times) > 1:
-                track.output_keys = frozenset(sae.extra_model_outputs)
-            if batch.observation_space:
-                sae.observation_space = batch.observation_space.get(sae.agent_id)
-            if batch.action_space:
-                sae.action_space = batch.action_space.get(sae.agent_id)
-            found.append((int(order[c]), sae, track))
-    for _, sae, track in sorted(found, key=lambda item: item[0]):
-        timeline.tracks[sae.agent_id] = track
-        episode.agent_episodes[sae.agent_id] = sae
-        episode._agent_module_ids.setdefault(sae.agent_id, sae.module_id or episode.module_for(sae.agent_id))
-    episode._timeline = timeline
-    episode.custom_data = dict(batch.custom_data.get(e, ()))
-    episode._duration_s = 0.0 if batch.duration_s is None else float(batch.duration_s[e])
-    episode._source = _facts_of_agents(episode)
-    return episode
-
-
-def _facts_of_agents(episode: MultiAgentEpisode) -> tuple[list[Any], list[Any]]:
-    """Return what tells whether an episode of several agents was changed: values, and objects (ids are reused)."""
-    values = [
-        episode.id_,
-        episode.env_t_started,
-        episode.env_t,
-        episode.is_terminated,
-        episode.is_truncated,
-        *episode.agent_episodes,
-        *episode.custom_data,
-    ]
-    return values, [*episode.agent_episodes.values(), *episode.custom_data.values()]
-
-
-def is_changed_of_agents(episode: MultiAgentEpisode) -> bool:
-    """Return whether an item of a batch of several agents, or an agent's episode, differs from the columns."""
-    values, objects = episode._source
-    values_now, objects_now = _facts_of_agents(episode)
-    return (
-        values_now != values
-        or not _are_same(objects_now, objects)
-        or any(map(is_changed, episode.agent_episodes.values()))
-    )
-
-
 def _is_view(buffer: InfiniteLookbackBuffer, lookback: int, num: int) -> bool:
     """Return whether a buffer is still a view: it owns nothing and has as many items as at its creation."""
     return (
@@ -319,5 +243,6 @@ def _is_view(buffer: InfiniteLookbackBuffer, lookback: int, num: int) -> bool:
     )
 
 
-def _are_same(left: list[Any], right: list[Any]) -> bool:
+def are_same(left: list[Any], right: list[Any]) -> bool:
+    """Return whether two lists have the same objects."""
     return len(left) == len(right) and all(map(operator.is_, left, right))

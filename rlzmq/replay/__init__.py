@@ -8,6 +8,8 @@ your own.
 ``open_shards`` maps such files into memory. Minari datasets can be converted in both directions.
 """
 
+from typing import Protocol
+
 from rlzmq.replay.episode_replay_buffer import EpisodeReplayBuffer
 from rlzmq.replay.hindsight_episode_replay_buffer import HindsightEpisodeReplayBuffer
 from rlzmq.replay.minari_data import export_to_minari, import_from_minari
@@ -48,16 +50,25 @@ _BY_NAME: dict[str, type[ReplayBuffer]] = {
 }
 
 
-def buffer_class(kind: object, *, multi_agent: bool) -> type[ReplayBuffer]:
+class _Agents(Protocol):
+    @property
+    def is_multi_agent(self) -> bool: ...
+
+
+def buffer_class(kind: object, config: _Agents) -> type[ReplayBuffer]:
     """Return the class that a name or a class stands for; several agents get the "MultiAgent…" variant of a name.
 
     Raises:
         ValueError: There is none.
     """
+    several = config.is_multi_agent
     if isinstance(kind, str):
-        kind = _BY_NAME.get(f"MultiAgent{kind}" if multi_agent else kind, _BY_NAME.get(kind))
-    if isinstance(kind, type) and issubclass(kind, ReplayBuffer) and kind.divides_by_module == multi_agent:
+        kind = _BY_NAME.get(f"MultiAgent{kind}" if several else kind, _BY_NAME.get(kind))
+    if isinstance(kind, type) and issubclass(kind, ReplayBuffer) and kind.divides_by_module == several:
         return kind
-    agents = "several agents" if multi_agent else "one agent"
-    names = [name for name, cls in _BY_NAME.items() if cls.divides_by_module == multi_agent]
-    raise ValueError(f"expected a ReplayBuffer of {agents} ({', '.join(names)}, or your own subclass)")
+    names = ", ".join(name for name, cls in _BY_NAME.items() if cls.divides_by_module == several)
+    agents, settings = ("several agents", "are") if several else ("one agent", "are no")
+    raise ValueError(
+        f"expected a ReplayBuffer of {agents} ({names}, or your own subclass), as there {settings} multi_agent() "
+        "settings"
+    )

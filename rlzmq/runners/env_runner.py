@@ -407,9 +407,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
     @property
     def random_action_space(self) -> gym.Space[Any]:
         """The space of ``env`` that random actions are sampled from."""
-        space: gym.Space[Any] = self._env_spaces()[
-            "__env_single__" if self.config.is_multi_agent else "__env__"
-        ][1]
+        space: gym.Space[Any] = self._env_spaces()["__env__"][1]
         return space
 
     def _make_sampler(self, *, on_rows: bool) -> Any:

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.connectors.common.agent_to_module_mapping import module_spaces
-from rlzmq.connectors.defaults import change_modules
+from rlzmq.connectors.defaults import change_modules, module_spaces
 from rlzmq.core.checkpoint import Checkpointable
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.episodes.columns import DEFAULT_MODULE_ID, default_agent_to_module_mapping_fn
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.output_check import check_acting_outputs
 from rlzmq.modules.weights import WeightsLayout
@@ -54,19 +53,12 @@ class EnvRunnerState(Checkpointable, abc.ABC):
     def _acting_module(self) -> Any:
         """Return the acting module of ``multi_rl_module``, the value of ``module``."""
         modules = self.multi_rl_module
-        return modules if self.config.is_multi_agent else modules[DEFAULT_MODULE_ID]
+        return modules[DEFAULT_MODULE_ID] if list(modules.keys()) == [DEFAULT_MODULE_ID] else modules
 
     def _module_spaces(self) -> dict[str, tuple[Any, Any]]:
         """Return (observation space, action space) by module id."""
         action_space = self._env_spaces()["__env_single__"][1]
-        if not self.config.is_multi_agent:
-            return {DEFAULT_MODULE_ID: (self.env_to_module.observation_space, action_space)}
-        return module_spaces(
-            list(self.config.module_ids),
-            getattr(self.config, "policy_mapping_fn", None) or default_agent_to_module_mapping_fn,
-            self.env_to_module.observation_space,
-            action_space,
-        )
+        return module_spaces(self.config, self.env_to_module.observation_space, action_space)
 
     @abc.abstractmethod
     def _drop_unfinished_episodes(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv, make_multi_agent_vec
 from rlzmq.envs.registry import EnvContext
 from rlzmq.envs.vector import make_vec
@@ -15,7 +16,7 @@ from rlzmq.runners.episode_sampler import MultiAgentEpisodeSampler, SingleAgentE
 from rlzmq.runners.multi_agent_rows_sampler import MultiAgentRowsSampler
 from rlzmq.runners.rows_sampler import RowsSampler
 
-__all__ = ["MultiAgentEnvRunner", "SingleAgentEnvRunner"]
+__all__ = ["MultiAgentEnvRunner", "SingleAgentEnvRunner", "make_env_runner"]
 
 
 class SingleAgentEnvRunner(EnvRunner):
@@ -102,5 +103,17 @@ class MultiAgentEnvRunner(EnvRunner):
         env.recover = self.recover_env
         return env
 
+    @property
+    def random_action_space(self) -> Any:
+        return self._env_spaces()["__env_single__"][1]
+
     def _acting_module(self) -> Any:
         return self.multi_rl_module
+
+
+def make_env_runner(config: BaseConfig, worker_index: int, incarnation: int = 0) -> Any:
+    """Return an EnvRunner of the class given by the config."""
+    runner_class: Any = config.env_runner_cls
+    if runner_class is None:
+        runner_class = MultiAgentEnvRunner if config.is_multi_agent else SingleAgentEnvRunner
+    return runner_class(config=config, worker_index=worker_index, incarnation=incarnation)

@@ -16,7 +16,7 @@ from rlzmq.core.signatures import place_of_code
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.episodes.columns import Columns, default_agent_to_module_mapping_fn
 
-__all__ = ["MAP_STRUCTURE", "AgentToModuleMapping", "agents_of_modules", "checked_mapping", "module_spaces"]
+__all__ = ["MAP_STRUCTURE", "AgentToModuleMapping", "agents_of_modules", "checked_mapping"]
 
 MAP_STRUCTURE = "memorized_map_structure"
 """Key in shared_data: the owner of each batch row. Single-agent: a list of episode ids; multi-agent: module id ->
@@ -216,30 +216,3 @@ def checked_mapping(runner: _HasConfig) -> Callable[[Any, Any], str]:
         return str(module_id)
 
     return mapping_fn
-
-
-def module_spaces(
-    module_ids: Sequence[str],
-    mapping_fn: Callable[..., str],
-    observation_spaces: Any,
-    action_spaces: gym.spaces.Dict,
-) -> dict[str, tuple[Any, Any]]:
-    """Return (observation space, action space) by module id.
-
-    Args:
-        module_ids: The modules.
-        mapping_fn: Maps agents to modules; see `agents_of_modules`.
-        observation_spaces: Spaces after the env-to-module pipeline: a Dict by module id, or by agent id.
-        action_spaces: Action spaces by agent id.
-
-    Returns:
-        The modules' spaces; spaces that cannot be determined are left out.
-    """
-    by_name = getattr(observation_spaces, "spaces", {})
-    of_agents = {agent: (by_name.get(agent), space) for agent, space in action_spaces.spaces.items()}
-    agents = agents_of_modules(mapping_fn, of_agents, module_ids)
-    return {
-        module_id: (by_name.get(module_id, by_name.get(agents[module_id])), action_spaces[agents[module_id]])
-        for module_id in module_ids
-        if module_id in agents
-    }

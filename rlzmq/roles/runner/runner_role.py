@@ -26,7 +26,7 @@ from rlzmq.roles.hang_watch import EnvWatch
 from rlzmq.roles.peer_link import PeerRole
 from rlzmq.roles.runner.runner_link import RunnerLink
 from rlzmq.roles.runner.sampling_round import UntilEnd
-from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner, SingleAgentEnvRunner
+from rlzmq.runners.vector_env_runners import make_env_runner
 
 __all__ = ["EnvRunnerRole", "make_env_runner"]
 
@@ -34,14 +34,6 @@ __all__ = ["EnvRunnerRole", "make_env_runner"]
 _log = logging.getLogger("rlzmq.runners")
 
 _BUSY_S = 1.0  # how long a runner that is to end waits for the call of user code that it is in
-
-
-def make_env_runner(config: BaseConfig, worker_index: int, incarnation: int = 0) -> Any:
-    """Return an EnvRunner of the class given by the config."""
-    runner_class: Any = config.env_runner_cls
-    if runner_class is None:
-        runner_class = MultiAgentEnvRunner if config.is_multi_agent else SingleAgentEnvRunner
-    return runner_class(config=config, worker_index=worker_index, incarnation=incarnation)
 
 
 class EnvRunnerRole(PeerRole):
