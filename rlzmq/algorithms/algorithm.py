@@ -134,8 +134,7 @@ class Algorithm(TellsUncalled, Synchronous[AsyncAlgorithm], AnswersSynonyms, met
         """Run one update. Custom algorithms override this, return None, and report through `self.metrics`."""
         self._run(AsyncAlgorithm.training_step(self._async))
 
-    def log_result(self, result: dict[str, Any]) -> None:
-        """Handle the result of an iteration, after the callbacks. By default, do nothing; override to log results."""
+    log_result = AsyncAlgorithm.log_result
 
     # -- parts ----------------------------------------------------------------------------------
 

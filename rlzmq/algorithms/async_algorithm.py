@@ -8,7 +8,7 @@ evaluation runners, if parallel to training ─┘
 | part                                   | owns                                                        |
 |----------------------------------------|-------------------------------------------------------------|
 | `session`                              | runners, learners and the pipeline between them             |
-| `Iterations`                           | the count of iterations, and reports of training steps      |
+| `Iterations`                           | the count of iterations, reports of training steps, results |
 | `Evaluation`                           | the evaluation runners and rounds                           |
 | `RunModules`                           | the modules of learners and runners                         |
 | `CheckpointKeeper`                     | automatic checkpoints                                       |
@@ -42,10 +42,9 @@ from rlzmq.algorithms.checkpoints import (
     write_algorithm,
 )
 from rlzmq.algorithms.evaluation import Evaluation
-from rlzmq.algorithms.iterations import Iterations
 from rlzmq.algorithms.module_changes import NewRules
 from rlzmq.algorithms.offline_to_online import online_state, starts_online_run
-from rlzmq.algorithms.results import merge_into
+from rlzmq.algorithms.results import Iterations, merge_into
 from rlzmq.algorithms.run_modules import RunModules
 from rlzmq.algorithms.stored_config import Given
 from rlzmq.config.base_config import BaseConfig
@@ -110,6 +109,8 @@ class AsyncAlgorithm:
         self.session: Session = Session(config, self._watch)
         with self._watch.call("the constructor of the callbacks"):
             self._dispatch = CallbackDispatch(self, config, self._watch)
+        # Whether what a training step raises may be no error; what this package's calls of the user's code are.
+        self._has_own_step = type(self).training_step is not AsyncAlgorithm.training_step
         self._is_set_up = False
         self._is_stopped = False
         self._iterations = Iterations(config, self.session, self.metrics)
@@ -181,22 +182,24 @@ class AsyncAlgorithm:
         config, iterations, evaluation = self.session.config, self._iterations, self._evaluation
         with ShortTraceback():
             iterations.begin()
-            in_parallel = evaluation.is_parallel and _is_due(
-                config.evaluation_interval, iterations.num_done + 1
+            in_parallel = (
+                _is_due(config.evaluation_interval, iterations.num_done + 1) and evaluation.is_parallel
             )
             try:
                 if in_parallel:
                     await self._begin_parallel_round()
                 while True:
                     start = time.perf_counter()
-                    returned = await awaited(self.training_step())
+                    step = self.training_step()
+                    returned = await (awaited(step) if self._has_own_step else step)
                     end = time.perf_counter()
                     iterations.add_training_step(returned, end - start)
                     if trace.is_on:
                         trace.span("training_step", start, end)
-                    if iterations.is_complete() or evaluation.has_failed:
+                    if iterations.is_complete() or (in_parallel and evaluation.has_failed):
                         break
-                evaluation.end()
+                if in_parallel:
+                    evaluation.end()
                 is_whole = iterations.end()
                 await self._report_recreated_runners()
                 metrics: dict[str, Any] = {}
@@ -209,8 +212,9 @@ class AsyncAlgorithm:
                 await self._keeper.write_if_possible(_LAST_CHECKPOINT_S)
                 raise
             finally:
-                await evaluation.abandon()
-                iterations.results.release_logged()
+                if in_parallel:
+                    await evaluation.abandon()
+                    iterations.release_logged()
             return await self._finish(metrics)
 
     async def training_step(self) -> Any:
@@ -219,8 +223,7 @@ class AsyncAlgorithm:
         An override may use ``await self.env_runner_group.sample(…)``, ``await self.learner_group.update(episodes=…)``
         and ``await self.sync_weights()``. It returns None and reports through `self.metrics`.
         """
-        results = self._iterations.results
-        results.add_update(await self.session.run_update())
+        self._iterations.add_update(await self.session.run_update())
 
     async def _evaluated(self, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
         """Return the result of an evaluation round; {} if the iteration is cut short in the meantime."""
@@ -249,7 +252,7 @@ class AsyncAlgorithm:
     async def _begin_parallel_round(self) -> None:
         if self._evaluation.calls_custom_function:
             # The function may be called, and log, on another thread than this loop's.
-            self._iterations.results.hold_logged()
+            self._iterations.hold_logged()
         await self._evaluation.begin(self._iterations.last_training_s)
 
     async def _report_recreated_runners(self) -> None:
@@ -265,8 +268,10 @@ class AsyncAlgorithm:
 
     async def _finish(self, evaluation: dict[str, Any]) -> dict[str, Any]:
         session = self.session
-        fault_tolerance = {**session.fault_tolerance(), **self._keeper.counters()}
         start = time.perf_counter()
+        fault_tolerance = session.fault_tolerance()
+        if self._keeper.is_on:
+            fault_tolerance |= self._keeper.counters()
         result = self._iterations.build_result(fault_tolerance)
         result["config_seed"] = session.config.seed
         session.tell_bottleneck("{stage}: {advice}".format_map(result["bottleneck"]))
@@ -276,8 +281,10 @@ class AsyncAlgorithm:
         elif self._last_evaluation:
             merge_into(result.setdefault("evaluation", {}), copy.deepcopy(self._last_evaluation))
         await self._dispatch.call("on_train_result", metrics_logger=self.metrics, result=result)
-        await self._dispatch.log_result(result)
-        await self._keeper.after_iteration(result, evaluation)
+        if getattr(self._dispatch.algorithm.log_result, "__func__", None) is not AsyncAlgorithm.log_result:
+            await self._dispatch.log_result(result)
+        if self._keeper.is_on:
+            await self._keeper.after_iteration(result, evaluation)
         if trace.is_on:
             trace.span("report", start, time.perf_counter(), training_iteration=result["training_iteration"])
         return result

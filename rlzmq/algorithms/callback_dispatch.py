@@ -34,7 +34,7 @@ class CallbackDispatch:
 
     async def call(self, hook: str, **kwargs: Any) -> None:
         """Call all callbacks of a hook, which may be coroutine functions."""
-        for function in self.callbacks.of(hook):
+        for function in self.callbacks.hooks.get(hook, ()):
             await self.run(hook, function, algorithm=self.algorithm, **kwargs)
 
     async def log_result(self, result: dict[str, Any]) -> None:

@@ -36,6 +36,7 @@ class CheckpointKeeper:
     """Writer of an AsyncAlgorithm's automatic checkpoints.
 
     Attributes:
+        is_on: Whether iterations have to be told to `after_iteration`, and there are `counters`.
         newest: The newest checkpoint written by this run; None before the first.
         resumed_from: The checkpoint that this run was resumed from; None for a new run.
         num_written, num_failed: Number of checkpoints that were written, and of failed writes.
@@ -43,6 +44,9 @@ class CheckpointKeeper:
 
     def __init__(self, algorithm: Any) -> None:
         self._algorithm = algorithm
+        config = algorithm.config
+        self._copies = bool(config.learner_snapshot_every_s is not None and config.num_learners)
+        self.is_on: bool = self._copies
         self._series: CheckpointSeries | None = None
         self._every_s: float | None = None
         self._begun_at = self._copied_at = -math.inf  # the first one is due after the first iteration
@@ -81,6 +85,7 @@ class CheckpointKeeper:
             raise
         series.keep = config.checkpoint_keep if num is None else num
         self._series = series
+        self.is_on = True
         self._every_s = config.checkpoint_every_s if every_s is None else every_s
 
     def counters(self) -> dict[str, int]:
@@ -161,10 +166,7 @@ class CheckpointKeeper:
         return self._writing is None or not self._writing.is_alive()
 
     def _copy_is_due(self, now: float) -> bool:
-        every_s = self._algorithm.config.learner_snapshot_every_s
-        if every_s is None or not self._algorithm.config.num_learners:
-            return False
-        return bool(now - self._copied_at >= every_s)
+        return self._copies and now - self._copied_at >= self._algorithm.config.learner_snapshot_every_s
 
     async def _begin(self) -> None:
         """Get the state, and start a thread that writes it."""

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.names import NUM_ENV_STEPS_SAMPLED_LIFETIME
-from rlzmq.core.trace import (
+from rlzmq.core.timers import (
     ENV_RESET_TIMER,
     ENV_STEP_TIMER,
     ENV_TO_MODULE_TIMER,

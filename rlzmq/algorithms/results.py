@@ -1,4 +1,4 @@
-"""ResultBuilder: results under RLlib's keys, built from the reports of updates and fragments."""
+"""Iterations: their number, the reports of their training steps, and results under RLlib's keys made of these."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from rlzmq.core.names import (
 from rlzmq.core.plain import decode, encode_supported
 from rlzmq.core.svg_curve import svg_curve
 from rlzmq.core.synonyms import missing_key
-from rlzmq.core.trace import LEARNER_STAGES
-from rlzmq.driver.update_results import Accounting, UpdateResult
+from rlzmq.core.timers import LEARNER_STAGES
+from rlzmq.driver.session import Session
+from rlzmq.driver.update_results import UpdateResult
 from rlzmq.runners.episode_metrics import EpisodeMetrics, add_fragment_metas
 
-__all__ = ["IterationResult", "ResultBuilder", "merge_learner_results"]
+__all__ = ["IterationResult", "Iterations", "merge_learner_results"]
 
 _log = logging.getLogger("rlzmq.algorithms")
 
@@ -63,16 +64,29 @@ class IterationResult(dict[str, Any]):
         return f"<table>{table}</table>{svg_curve(steps, returns, 'env steps', 'episode return')}"
 
 
-class ResultBuilder:
-    """Collects the reports of an iteration and builds the dict that `train()` returns.
+class Iterations:
+    """Counts iterations, collects their reports, and builds the dicts that `train()` returns.
 
     Args:
-        config: Provides smoothing windows and custom reductions.
+        config: The run's config; `config.reporting()` sets the length of an iteration, smoothing and reductions.
+        session: Provides the reports.
         metrics: The algorithm's MetricsLogger; values logged by callbacks and runners are added to the result.
+
+    Attributes:
+        is_cut_short: Whether `cut_short` was called for the current iteration.
+        num_done: Number of completed iterations.
+        last_training_s: Duration of the last iteration's training in seconds; None before the first.
+        counters: Numbers that callbacks keep under names of their own, as ``algorithm._counters`` in RLlib.
     """
 
-    def __init__(self, config: BaseConfig, metrics: MetricsLogger) -> None:
+    def __init__(self, config: BaseConfig, session: Session, metrics: MetricsLogger) -> None:
+        self._config = config
+        self._session = session
         self._metrics = metrics
+        self.is_cut_short: bool = False
+        self.num_done: int = 0
+        self.last_training_s: float | None = None
+        self.counters: Counter[str] = Counter()
         self._health = HealthWatch(config)
         self._told: set[str] = set()
         self._held: _Held | None = None
@@ -92,22 +106,80 @@ class ResultBuilder:
         self.num_env_steps_trained_lifetime: int = 0
         self._newest: UpdateResult | None = None  # if its learner results were not read yet
 
-    def begin_iteration(self) -> None:
-        """Begin a new iteration."""
+    def begin(self) -> None:
+        """Begin the next iteration."""
         self._start = time.perf_counter()
         self._timers = {}
         self._steps_by_lag.clear()
         self._num_training_step_calls = 0
         self._num_steps_before = self.num_env_steps_lifetime
 
-    def add_training_step(self, seconds: float) -> None:
-        """Record the duration of one `training_step()`."""
-        self._num_training_step_calls += 1
-        self.add_timer("training_step", seconds)
+    def add_training_step(self, returned: Any, seconds: float) -> None:
+        """Record the end of a `training_step`.
 
-    def add_timer(self, name: str, seconds: float) -> None:
+        Raises:
+            ValueError: It returned something other than None.
+        """
+        if returned is not None:
+            raise ValueError(
+                f"training_step() returned a {type(returned).__name__}; expected None: report values through "
+                "self.metrics.log_value(…)."
+            )
+        runners, learners, accounting = (
+            self._session.env_runner_group,
+            self._session.learner_group,
+            self._session.accounting,
+        )
+        sampled, runners.sampled = runners.sampled, []
+        for metas in sampled:
+            accounting.add(sampled=sum(int(meta.get("num_env_steps", 0)) for meta in metas))
+            self.add_fragments(metas)
+        accounting.add(sampled=max(self.num_env_steps_lifetime - accounting.sampled, 0))
+        trained, learners.trained = learners.trained, []
+        for results, num_env_steps in trained:
+            # Steps that have been trained before (from a replay buffer) are not counted twice.
+            accounting.add(trained=min(num_env_steps, accounting.pending))
+            self.add_learner_results(results, num_env_steps)
+        self._num_training_step_calls += 1
+        self._add_timer("training_step", seconds)
+
+    def _add_timer(self, name: str, seconds: float) -> None:
         """Record a duration; the result has the mean over the iteration."""
         self._timers.setdefault(name, []).append(seconds)
+
+    async def settle(self) -> None:
+        """Wait until no update is open, and record the reports of updates that ran ahead of the training steps.
+
+        Called before the learners' state is read or replaced.
+        """
+        for report in await self._session.settle():
+            self.add_update(report)
+
+    def cut_short(self) -> None:
+        """End the current iteration after the current update, and its evaluation. A signal handler may call this."""
+        self.is_cut_short = True
+
+    def is_complete(self) -> bool:
+        """Return whether the minima of `config.reporting()` are met or `cut_short` was called."""
+        config = self._config
+        min_s, min_sampled = config.min_time_s_per_iteration, config.min_sample_timesteps_per_iteration
+        min_trained = config.min_train_timesteps_per_iteration
+        return self.is_cut_short or not (
+            (min_s and time.perf_counter() - self._start < min_s)
+            or (min_sampled and self._num_env_steps_this_iter < min_sampled)
+            or (min_trained and self._num_training_step_calls * config.total_train_batch_size < min_trained)
+        )
+
+    def end(self) -> bool:
+        """End the training of the current iteration; return False if it was cut short."""
+        self.num_done += 1
+        self.last_training_s = time.perf_counter() - self._start
+        return not self.take_cut()
+
+    def take_cut(self) -> bool:
+        """Return whether `cut_short` was called since the last call of this method."""
+        was_cut, self.is_cut_short = self.is_cut_short, False
+        return was_cut
 
     def add_update(self, report: UpdateResult) -> None:
         """Add the report of one update."""
@@ -121,7 +193,7 @@ class ResultBuilder:
         self._steps_by_lag.update(report.steps_by_lag)
         names = {"sample": "env_runner_sampling_timer", "learn": "learner_update_timer"}
         for name, seconds in report.timers.items():
-            self.add_timer(names.get(name, name), seconds)
+            self._add_timer(names.get(name, name), seconds)
 
     def add_fragments(self, metas: Iterable[Mapping[str, Any]]) -> None:
         """Add the metadata of fragments from runners."""
@@ -151,19 +223,14 @@ class ResultBuilder:
         overall["num_env_steps_trained_lifetime"] = self.num_env_steps_trained_lifetime
         for name in ("learner_thread_in_queue_wait_timer", "learner_thread_update_timer", *LEARNER_STAGES):
             if name in overall:
-                self.add_timer(name, overall[name])
+                self._add_timer(name, overall[name])
         if "connector_pipeline_timer" in (of_connector := overall.get(LEARNER_CONNECTOR, {})):
-            self.add_timer("learner_connector_timer", of_connector["connector_pipeline_timer"])
+            self._add_timer("learner_connector_timer", of_connector["connector_pipeline_timer"])
         self._replay_buffer = overall.pop(REPLAY_BUFFER_RESULTS, {})
         self._learners = merged
 
     @property
-    def time_this_iter_s(self) -> float:
-        """Seconds since the iteration began."""
-        return time.perf_counter() - self._start
-
-    @property
-    def num_env_steps_this_iter(self) -> int:
+    def _num_env_steps_this_iter(self) -> int:
         """Number of env steps sampled since the iteration began."""
         return self.num_env_steps_lifetime - self._num_steps_before
 
@@ -178,20 +245,13 @@ class ResultBuilder:
         logged = self._metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0)
         return max(self.episodes.num_env_steps_lifetime, int(logged))
 
-    @property
-    def num_training_step_calls(self) -> int:
-        """Number of training steps since the iteration began."""
-        return self._num_training_step_calls
-
-    def build(
-        self, iteration: int, accounting: Accounting, fault_tolerance: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Return the result of the current iteration."""
+    def build_result(self, fault_tolerance: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the result of the iteration that ended."""
         if self._newest is not None and callable(self._newest.learner_results):
             self._merge(self._newest.learner_results(), self._newest.num_env_steps_trained)
             self._newest = None
-        elapsed = self.time_this_iter_s
-        num_new = self.num_env_steps_this_iter
+        elapsed = time.perf_counter() - self._start
+        num_new = self._num_env_steps_this_iter
         env_runners = self.episodes.reduce()
         env_runners["num_env_steps_sampled_lifetime_throughput"] = num_new / max(elapsed, 1e-9)
         env_runners["weights_seq_no"] = self._weights_version
@@ -199,7 +259,7 @@ class ResultBuilder:
         timers["training_iteration"] = elapsed
         result = IterationResult(
             {
-                "training_iteration": iteration,
+                "training_iteration": self.num_done,
                 "num_env_steps_sampled_lifetime": env_runners["num_env_steps_sampled_lifetime"],
                 "num_env_steps_trained_lifetime": self.num_env_steps_trained_lifetime,
                 "num_training_step_calls_per_iteration": self._num_training_step_calls,
@@ -210,7 +270,7 @@ class ResultBuilder:
                 "timers": timers,
                 "policy_lag": self._lag(),
                 "fault_tolerance": dict(fault_tolerance),
-                "accounting": accounting.to_dict(),
+                "accounting": self._session.accounting.to_dict(),
             }
         )
         if self._replay_buffer:
@@ -252,17 +312,33 @@ class ResultBuilder:
         return found
 
     def get_state(self) -> dict[str, Any]:
-        """Return counters and smoothing windows, for a checkpoint."""
-        return {
+        """Return the component "algorithm" of a checkpoint: counters, smoothing windows and metrics."""
+        results = {
             **self.episodes.get_state(),
             "num_env_steps_trained_lifetime": self.num_env_steps_trained_lifetime,
             "time_total_s": self._time_before + time.perf_counter() - self._run_start,
             "weights_version": self._weights_version,
             "learner_metrics": encode_supported(self._learner_metrics.get_state()),
         }
+        return {
+            "iteration": self.num_done,
+            "results": results,
+            "metrics": encode_supported(self._metrics.get_state()),
+            "counters": encode_supported(dict(self.counters)),
+        }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the output of `get_state`."""
+        """Restore the output of `get_state`, or a part of it."""
+        self.num_done = state.get("iteration", self.num_done)
+        if "results" in state:
+            self._set_results(state["results"])
+        if "metrics" in state:
+            self._metrics.set_state(decode(state["metrics"]))
+        if "counters" in state:
+            self.counters.clear()
+            self.counters.update(decode(state["counters"]))
+
+    def _set_results(self, state: Mapping[str, Any]) -> None:
         self.episodes.set_state(state)
         self.num_env_steps_trained_lifetime = state["num_env_steps_trained_lifetime"]
         self._time_before = state["time_total_s"]

@@ -288,15 +288,18 @@ class ConfigValues(
         object.__setattr__(new, "_values", copy_value(self._values))
         object.__setattr__(new, "_given", set(self._given))
         object.__setattr__(new, "_algo_class", self._algo_class)
-        object.__setattr__(new, "_frozen", self._frozen if copy_frozen is None else copy_frozen)
         evaluation = new._values["evaluation_config"]
         if isinstance(evaluation, ConfigValues) and copy_frozen is not None:
-            object.__setattr__(evaluation, "_frozen", copy_frozen)
+            new._values["evaluation_config"] = evaluation.copy(copy_frozen)
+        if self._frozen if copy_frozen is None else copy_frozen:
+            new.freeze()
         return new
 
     def freeze(self) -> None:
         """Make every later assignment raise AttributeError, including those to a config in `evaluation_config`."""
         object.__setattr__(self, "_frozen", True)
+        # Where Python finds them without asking the settings: losses read some at every step.
+        self.__dict__.update({name: value for name, value in self._values.items() if name in self._fields})
         if isinstance(self.evaluation_config, ConfigValues):
             self.evaluation_config.freeze()
 
@@ -310,14 +313,16 @@ class ConfigValues(
         return f"{type(self).__name__}({given})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_registration": registration_of(self._values["env"])}
+        state = {name: value for name, value in self.__dict__.items() if name not in self._fields}
+        return {**state, "_registration": registration_of(self._values["env"])}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
         # So that a copy in another process knows the env.
         adopt_registration(state.pop("_registration", None))
-        for name, value in state.items():
-            object.__setattr__(self, name, value)
+        self.__dict__.update(state)
+        if self._frozen:
+            self.freeze()
 
     # -- plain data -----------------------------------------------------------------------------
 

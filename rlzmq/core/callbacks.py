@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol, TypedDict
 
 from rlzmq.core.errors import ConfigurationError
@@ -183,6 +183,9 @@ class CallbackList:
 
     Args:
         config: Read for `callbacks_class` (a class, an instance or a list) and `callbacks_hooks`.
+
+    Attributes:
+        hooks: Hook → the functions of the callbacks that override it, in order.
     """
 
     def __init__(self, config: _HasCallbacks) -> None:
@@ -192,33 +195,25 @@ class CallbackList:
             item() if isinstance(item, type) or not isinstance(item, Callback) else item for item in listed
         ]
         functions = getattr(config, "callbacks_hooks", None) or {}
-        self._hooks: dict[str, list[Any]] = {}
+        self.hooks: dict[str, list[Any]] = {}
         for item in objects:
             self.add(item)
         for name in HOOKS:
             if functions.get(name):
-                self._hooks.setdefault(name, []).extend(functions[name])
+                self.hooks.setdefault(name, []).extend(functions[name])
 
     def add(self, callback: Any) -> None:
         """Add an object whose overridden hooks are called after all others."""
         for name in HOOKS:
             if _overrides(callback, name):
-                self._hooks.setdefault(name, []).append(getattr(callback, name))
-
-    def has(self, name: str) -> bool:
-        """Return whether a callback overrides this hook."""
-        return name in self._hooks
-
-    def of(self, name: str) -> Sequence[Callable[..., Any]]:
-        """Return the functions of all callbacks that override this hook, in order."""
-        return self._hooks.get(name, ())
+                self.hooks.setdefault(name, []).append(getattr(callback, name))
 
     def __bool__(self) -> bool:
-        return bool(self._hooks)
+        return bool(self.hooks)
 
     def call(self, name: str, **kwargs: Any) -> None:
         """Call the hook `name` of all callbacks that override it, in order."""
-        for function in self.of(name):
+        for function in self.hooks.get(name, ()):
             function(**kwargs)
 
 

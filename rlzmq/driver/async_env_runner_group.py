@@ -49,8 +49,9 @@ class AsyncEnvRunnerGroup(RunnerCalls):
         supervisor: Replaces runners that die; None for a local group.
         local_env_runner: The runner in this process, or None.
         synced_module_ids: The modules whose weights come from the learners; None: all.
-        reports_samples: Whether `take_sampled_metas` is called for the metrics of `sample` calls. If not, metrics
-            logged by callbacks remain for `get_metrics`.
+        reports_samples: Whether `sampled` is read for the metrics of `sample` calls. If not, metrics logged by
+            callbacks remain for `get_metrics`.
+        sampled: Metadata of the batches of each `sample` call; whoever counts them empties the list.
     """
 
     config: BaseConfig
@@ -77,7 +78,7 @@ class AsyncEnvRunnerGroup(RunnerCalls):
         self._connector_state: Mapping[str, Any] | None = None
         self.synced_module_ids: list[str] | None = None
         self.reports_samples: bool = not is_evaluation
-        self._metas: list[list[dict[str, Any]]] = []
+        self.sampled: list[list[dict[str, Any]]] = []
 
     @property
     def num_env_runners(self) -> int:
@@ -177,7 +178,7 @@ class AsyncEnvRunnerGroup(RunnerCalls):
             with_metrics=self.reports_samples,
         )
         if self.reports_samples:
-            self._metas.append([batch.meta for batch in batches])
+            self.sampled.append([batch.meta for batch in batches])
         return flatten_episodes(batches)
 
     async def sample_batches(
@@ -231,11 +232,6 @@ class AsyncEnvRunnerGroup(RunnerCalls):
             if all(share for share in shares.values()):
                 calls.append((index, {**options, **shares}))
         return calls
-
-    def take_sampled_metas(self) -> list[list[dict[str, Any]]]:
-        """Return the metadata of `sample` calls since the last call of this method, for the result's metrics."""
-        taken, self._metas = self._metas, []
-        return taken
 
     # -- weights and state ----------------------------------------------------------------------
 

@@ -129,6 +129,7 @@ class AsyncLearnerGroup:
         num_changes: Number of calls that may have changed the weights.
         synced_module_ids: The modules whose weights runners need; None: all.
         algorithm: The AsyncAlgorithm that owns the learners; None for a standalone group.
+        trained: Results of the ranks and env steps of each `update` call; whoever counts them empties the list.
     """
 
     config: BaseConfig
@@ -146,7 +147,7 @@ class AsyncLearnerGroup:
         self.synced_module_ids: list[str] | None = None
         self.algorithm: Any = None
         self.supervisor: LearnerSupervisor | None = None
-        self._results: list[tuple[list[dict[str, Any]], int]] = []
+        self.trained: list[tuple[list[dict[str, Any]], int]] = []
 
     @property
     def num_learners(self) -> int:
@@ -265,7 +266,7 @@ class AsyncLearnerGroup:
             num_steps = _num_steps_of(batch=batch, episodes=episodes)
         else:
             results, num_steps = await self._update_ranks(batch, episodes, options)
-        self._results.append((results, num_steps))
+        self.trained.append((results, num_steps))
         return results
 
     async def _update_ranks(
@@ -305,15 +306,9 @@ class AsyncLearnerGroup:
         )
         return result
 
-    def take_results(self) -> list[tuple[list[dict[str, Any]], int]]:
-        """Return (results, env steps) of the `update` calls since the last take."""
-        taken, self._results = self._results, []
-        return taken
-
     def fault_tolerance(self) -> dict[str, int]:
         """Return the number of living ranks, of replaced ranks, and of re-formations of the group."""
-        if self.supervisor is None:
-            return {}
+        assert self.supervisor is not None
         return {
             "num_healthy_learners": len(self.handles) if self.config.num_learners else 0,
             "num_learner_restarts": self.supervisor.num_restarts,

@@ -40,6 +40,7 @@ class SerialPipeline:
         self, config: BaseConfig, runner: Any, learner: Any, connectors: ConnectorSync, watch: CallWatch
     ) -> None:
         self._plan = config.update_plan()
+        self._num_env_steps = self._plan.num_env_steps
         self._runner = runner
         self._learner = learner
         self._connectors = connectors
@@ -79,9 +80,9 @@ class SerialPipeline:
         self.accounting.add(trained=num_kept, dropped={"skipped": num_steps - num_kept})
         if learner.source.keeps_data:
             self.accounting.note_sources([{ALL_MODULES: {BATCH_SOURCE: learner.source_counts()}}])
-        state = self._connectors.merge(meta.get("connector_delta") for meta in metas)
         self.push_weights()
-        if state is not None and self._runner is not None:
+        if self._connectors.is_needed and self._runner is not None:
+            state = self._connectors.merge(meta.get("connector_delta") for meta in metas)
             self._runner.set_connector_state(state)
         return UpdateResult(
             update_id=update_id,
@@ -108,7 +109,7 @@ class SerialPipeline:
         plan, runner = self._plan, self._runner
         if runner is not None:
             self._watch.attend(runner.env)  # it may have been replaced
-        remaining = plan.num_env_steps
+        remaining = self._num_env_steps
         batches: list[Any] = []
         metas: list[dict[str, Any]] = []
         while remaining > 0:

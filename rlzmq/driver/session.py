@@ -221,36 +221,18 @@ class Session:
         modules.set_state(await self.learner_group.get_weights())
         return modules
 
-    def take_sampled_metas(self) -> list[list[dict[str, Any]]]:
-        """Return the metadata of `env_runner_group.sample` calls since the last call, and count it as sampled."""
-        taken: list[list[dict[str, Any]]] = self.env_runner_group.take_sampled_metas()
-        for metas in taken:
-            self.accounting.add(sampled=sum(int(meta.get("num_env_steps", 0)) for meta in metas))
-        return taken
-
-    def take_learner_results(self) -> list[tuple[list[dict[str, Any]], int]]:
-        """Return the results of `learner_group.update` calls since the last call, and count them as trained.
-
-        Steps that have been trained before (from a replay buffer) are not counted twice.
-        """
-        taken: list[tuple[list[dict[str, Any]], int]] = self.learner_group.take_results()
-        for _, num_steps in taken:
-            self.accounting.add(trained=min(num_steps, self.accounting.pending))
-        return taken
-
     def tell_bottleneck(self, text: str) -> None:
         """Send the text on what limits the run to observers."""
         self._pipeline.tell_bottleneck(text)
 
     def fault_tolerance(self) -> dict[str, Any]:
         """Return the result's ``fault_tolerance``: RLlib's keys, and additional ones for learners and the broker."""
-        group = self.env_runner_group
+        runners, learners = self.env_runner_group, self.learner_group
+        num_healthy = runners.num_healthy_remote_env_runners() if self.config.num_env_runners else 0
         return {
-            "num_healthy_workers": group.num_healthy_remote_env_runners()
-            if self.config.num_env_runners
-            else 0,
-            "num_remote_worker_restarts": group.num_restarts,
-            **self.learner_group.fault_tolerance(),
+            "num_healthy_workers": num_healthy,
+            "num_remote_worker_restarts": runners.num_restarts if runners.supervisor else 0,
+            **(learners.fault_tolerance() if learners.supervisor else {}),
             **self._pipeline.fault_tolerance(),
         }
 

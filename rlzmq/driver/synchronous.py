@@ -56,11 +56,11 @@ def drive(coroutine: Coroutine[Any, Any, T]) -> T:
     Raises:
         RuntimeError: The coroutine waited: it uses another process and needs an event loop.
     """
-    try:
-        with ShortTraceback(is_inner=True):
+    with ShortTraceback(is_inner=True):
+        try:
             coroutine.send(None)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
     coroutine.close()
     raise RuntimeError("this coroutine waits for another process: run it on an event loop.")
 

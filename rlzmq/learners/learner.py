@@ -49,7 +49,7 @@ from rlzmq.core.plain import decode, encode_supported
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.signatures import check_takes
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.core.trace import StageTimers
+from rlzmq.core.timers import StageTimers
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.core.update_plan import ReplayRatio
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID

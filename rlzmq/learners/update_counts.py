@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlzmq.core.trace import LEARNER_STAGES
+from rlzmq.core.timers import LEARNER_STAGES
 from rlzmq.learners.train_batch import TrainBatch
 
 __all__ = ["Scalar", "UpdateCounts", "UpdateStats", "UpdateTimes", "mean_of"]

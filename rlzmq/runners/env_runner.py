@@ -24,7 +24,7 @@ from rlzmq.core.errors import ClosedError, ConfigurationError, Interrupted
 from rlzmq.core.metrics import MetricsLogger, ReducedMetrics
 from rlzmq.core.override import TellsUncalled
 from rlzmq.core.seeding import derive_seed
-from rlzmq.core.trace import NUM_VECTOR_STEPS_PER_SAMPLE, StageTimers
+from rlzmq.core.timers import NUM_VECTOR_STEPS_PER_SAMPLE, StageTimers
 from rlzmq.envs.registry import EnvContext
 from rlzmq.episodes.bad_values import BadValue
 from rlzmq.episodes.columns import DEFAULT_AGENT_ID
@@ -336,7 +336,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
         batch.meta = self._meta_of(batch, num_vector_steps, finished, num_left_out)
         if self._samples_itself:
             self._inner_metas.append(batch.meta)
-        if self.callbacks.has("on_sample_end"):
+        if "on_sample_end" in self.callbacks.hooks:
             self.callbacks.call("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=batch)
             batch = batch.updated()
             batch.meta["num_env_steps"] = batch.num_env_steps
@@ -377,7 +377,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
         made_of = (self.module, self.use_rows, first, last, *edits)
         if self._sampler is None or self._sampler.env is not self.env or made_of != self._sampler_made_of:
             self._sampler_made_of = made_of
-            wants_episodes = any(self.callbacks.has(hook) for hook in _EPISODE_HOOKS)
+            wants_episodes = not self.callbacks.hooks.keys().isdisjoint(_EPISODE_HOOKS)
             on_rows = self.use_rows and not wants_episodes and first.on_rows and last.on_rows
             self._sampler = self._make_sampler(on_rows=on_rows)
         return self._sampler
@@ -538,7 +538,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
                     derive_seed(self.seed, "random_actions", self.stream_index, self.incarnation)
                 )
         self.env_watch.attend(self.env)
-        if self.callbacks.has("on_environment_created"):
+        if "on_environment_created" in self.callbacks.hooks:
             self.callbacks.call(
                 "on_environment_created",
                 env_runner=self,

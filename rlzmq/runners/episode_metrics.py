@@ -11,7 +11,7 @@ from typing import Any
 
 from rlzmq.core.metrics import MetricsLogger, logged_state
 from rlzmq.core.synonyms import missing_key
-from rlzmq.core.trace import StageTimers
+from rlzmq.core.timers import StageTimers
 from rlzmq.episodes.bad_values import LARGEST
 from rlzmq.episodes.columns import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from rlzmq.connectors.common.agent_to_module_mapping import checked_mapping
-from rlzmq.core.trace import ENV_TO_MODULE_TIMER, INFERENCE_TIMER, MODULE_TO_ENV_TIMER
+from rlzmq.core.timers import ENV_TO_MODULE_TIMER, INFERENCE_TIMER, MODULE_TO_ENV_TIMER
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
 from rlzmq.envs.observation_check import as_space_dtype
 from rlzmq.episodes.agent_timelines import Pending
@@ -173,7 +173,7 @@ class EpisodeSampler(EpisodicSampler):
     def _batch(self, chunks: list[tuple[int, Any]], ongoing: list[tuple[int, Any]]) -> Any:
         for index, episode in ongoing:
             self._episodes[index] = chunk = self._cut(episode)
-            if self.runner.callbacks.has("on_episode_end"):
+            if "on_episode_end" in self.runner.callbacks.hooks:
                 self._prev_chunks[index].append(episode)
             self._acting = [chunk if acting is episode else acting for acting in self._acting]
         batch = self._make_batch([episode for _, episode in chunks + ongoing])

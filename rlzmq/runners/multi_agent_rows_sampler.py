@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from rlzmq.connectors.common.agent_to_module_mapping import checked_mapping
-from rlzmq.core.trace import ENV_TO_MODULE_TIMER, INFERENCE_TIMER
+from rlzmq.core.timers import ENV_TO_MODULE_TIMER, INFERENCE_TIMER
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
 from rlzmq.episodes.agent_timelines import Pending
 from rlzmq.episodes.columns import Columns

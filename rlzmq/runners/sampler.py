@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlzmq.core.trace import ENV_RESET_TIMER, ENV_STEP_TIMER
+from rlzmq.core.timers import ENV_RESET_TIMER, ENV_STEP_TIMER
 from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv
 from rlzmq.envs.observation_check import check_agents_observations
 from rlzmq.runners.episode_metrics import EpisodeTotals, FinishedEpisodes
@@ -84,7 +84,7 @@ class EpisodicSampler(Sampler):
         super().__init__(runner, lookback)
         self._counts_agent_steps = getattr(runner.config, "count_steps_by", "env_steps") == "agent_steps"
         self._to_reset: set[int] = set()  # envs whose next step is a reset
-        self._has_step_hooks = any(runner.callbacks.has(f"on_episode_{when}") for when in ("step", "start"))
+        self._has_step_hooks = not {"on_episode_step", "on_episode_start"}.isdisjoint(runner.callbacks.hooks)
 
     # -- defined by subclasses -----------------------------------------------------------------
 
@@ -279,7 +279,7 @@ class EpisodicSampler(Sampler):
     def _call(self, hook: str, episode: Any, index: int, **more: Any) -> None:
         """Run a callback with an episode of env ``index``."""
         runner = self.runner
-        if runner.callbacks.has(hook):
+        if hook in runner.callbacks.hooks:
             runner.callbacks.call(
                 hook,
                 episode=episode,

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import create_empty_array
 
 from rlzmq.core.errors import EnvError
-from rlzmq.core.trace import ENV_RESET_TIMER
+from rlzmq.core.timers import ENV_RESET_TIMER
 from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.envs.observation_check import misfit
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv, SparseInfos, SparseStep

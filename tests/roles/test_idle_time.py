@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlzmq.core.trace import StageTimers
+from rlzmq.core.timers import StageTimers
 from rlzmq.roles.runner.runner_link import IdleTime
 
 
