@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -60,6 +61,7 @@ class Task:
         zoo: The peer's settings.
         num_episodes: Number of newest episodes that a value is the mean of.
         is_minigrid: Whether the observation is MiniGrid's view, as a vector.
+        num_seeds: Number of seeds, from 1 on.
     """
 
     algorithm: str
@@ -68,7 +70,11 @@ class Task:
     zoo: Zoo
     num_episodes: int = 100
     is_minigrid: bool = False
+    num_seeds: int = 5
 
+
+OFF_POLICY = {"learning_starts": 10_000}
+MUJOCO = {"log_std_init": -2, "ortho_init": False, "activation": "ReLU", "net_arch": [256, 256]}
 
 TASKS = {
     "CartPole-v1 PPO": Task(
@@ -102,18 +108,39 @@ TASKS = {
         is_minigrid=True,
     ),
     "InvertedDoublePendulum-v5 PPO": Task(
-        "ppo", "InvertedDoublePendulum-v5", 60_000,
+        "ppo", "InvertedDoublePendulum-v5", 1_000_000,
         Zoo("PPO", 1, {"n_steps": 128, "batch_size": 128, "gamma": 0.98, "learning_rate": 0.000155454,
                        "ent_coef": 1.05057e-06, "clip_range": 0.4, "gae_lambda": 0.8, "vf_coef": 0.695929},
             normalizes=True),
     ),
     "Hopper-v5 PPO": Task(
-        "ppo", "Hopper-v5", 60_000,
+        "ppo", "Hopper-v5", 1_000_000,
         Zoo("PPO", 1, {"n_steps": 512, "batch_size": 32, "gamma": 0.999, "learning_rate": 9.80828e-05,
                        "ent_coef": 0.00229519, "clip_range": 0.2, "n_epochs": 5, "gae_lambda": 0.99,
-                       "max_grad_norm": 0.7, "vf_coef": 0.835671},
-            {"log_std_init": -2, "ortho_init": False, "activation": "ReLU", "net_arch": [256, 256]}, normalizes=True),
+                       "max_grad_norm": 0.7, "vf_coef": 0.835671}, MUJOCO, normalizes=True),
     ),
+    "Reacher-v5 PPO": Task(
+        "ppo", "Reacher-v5", 1_000_000,
+        Zoo("PPO", 1, {"n_steps": 512, "batch_size": 32, "gamma": 0.9, "learning_rate": 0.000104019,
+                       "ent_coef": 7.52585e-08, "clip_range": 0.3, "n_epochs": 5, "gae_lambda": 1.0,
+                       "max_grad_norm": 0.9, "vf_coef": 0.950368}, normalizes=True),
+    ),
+    "HalfCheetah-v5 SAC": Task("sac", "HalfCheetah-v5", 100_000, Zoo("SAC", settings=OFF_POLICY), 5, num_seeds=3),
+    "Hopper-v5 SAC": Task("sac", "Hopper-v5", 100_000, Zoo("SAC", settings=OFF_POLICY), 20, num_seeds=3),
+    "HalfCheetah-v5 PPO": Task(
+        "ppo", "HalfCheetah-v5", 1_000_000,
+        Zoo("PPO", 1, {"n_steps": 512, "batch_size": 64, "gamma": 0.98, "learning_rate": 2.0633e-05,
+                       "ent_coef": 0.000401762, "clip_range": 0.1, "n_epochs": 20, "gae_lambda": 0.92,
+                       "max_grad_norm": 0.8, "vf_coef": 0.58096}, MUJOCO, normalizes=True),
+    ),
+    "Walker2d-v5 PPO": Task(
+        "ppo", "Walker2d-v5", 1_000_000,
+        Zoo("PPO", 1, {"n_steps": 512, "batch_size": 32, "gamma": 0.99, "learning_rate": 5.05041e-05,
+                       "ent_coef": 0.000585045, "clip_range": 0.1, "n_epochs": 20, "gae_lambda": 0.95,
+                       "max_grad_norm": 1.0, "vf_coef": 0.871923}, MUJOCO, normalizes=True),
+    ),
+    "HalfCheetah-v5 TQC": Task("tqc", "HalfCheetah-v5", 100_000, Zoo("TQC", settings=OFF_POLICY), 5, num_seeds=3),
+    "Hopper-v5 TQC": Task("tqc", "Hopper-v5", 100_000, Zoo("TQC", settings=OFF_POLICY), 20, num_seeds=3),
 }  # fmt: skip
 
 
@@ -173,7 +200,10 @@ def sb3(name: str, seed: int, path: str | Path) -> None:
     policy = dict(zoo.policy)
     if "activation" in policy:
         policy["activation_fn"] = getattr(torch.nn, policy.pop("activation"))
-    model = getattr(stable_baselines3, zoo.algorithm)(
+    package = stable_baselines3
+    if zoo.algorithm == "TQC":
+        import sb3_contrib as package
+    model = getattr(package, zoo.algorithm)(
         "MlpPolicy", vector, policy_kwargs=policy, seed=seed, device="cpu", **settings
     )
     unfinished = Path(f"{path}.unfinished")
@@ -210,14 +240,16 @@ def path_of(runs: Path, library: str, name: str, seed: int) -> Path:
     return runs / library / f"{name.replace(' ', '-')}-{seed}"
 
 
-def train(runs: Path, names: list[str], seeds: list[int]) -> None:
-    """Train what is missing, each run in its own process, seed by seed."""
+def train(runs: Path, names: list[str], seeds: list[int] | None) -> None:
+    """Train what is missing, each run in its own process, task by task; a run that was interrupted begins again."""
     from scripts.bench._peers import python_of
 
     pythons = {"rlzmq": Path(sys.executable), "sb3": python_of("sb3")}
-    for seed, name, library in itertools.product(seeds, names, LIBRARIES):
+    queue = [(task, seed) for task in names for seed in seeds or range(1, 1 + TASKS[task].num_seeds)]
+    for (name, seed), library in itertools.product(queue, LIBRARIES):
         path, python = path_of(runs, library, name, seed), pythons[library]
         if python is not None and not path.exists():
+            shutil.rmtree(f"{path}.unfinished", ignore_errors=True)
             print(f"{library:5} {name}, seed {seed}", flush=True)
             code = f"from scripts import learn_peers; learn_peers.{library}({name!r}, {seed}, {str(path)!r})"
             subprocess.run([python, "-c", code], check=True, cwd=ROOT)
@@ -295,7 +327,7 @@ def main() -> None:
     )
     parser.add_argument("task", nargs="*", metavar="TASK", help=f"of {', '.join(TASKS)} (default: all)")
     parser.add_argument("--runs", type=Path, required=True, help="where the run directories are")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--seeds", type=int, nargs="+", help="default: the task's")
     parser.add_argument("--plot", type=Path, help="picture to write (needs matplotlib)")
     options = parser.parse_args()
     names = options.task or list(TASKS)

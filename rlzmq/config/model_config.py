@@ -51,6 +51,7 @@ class DefaultModelConfig:
         head_fcnet_bias_initializer_kwargs: …
         head_fcnet_use_layernorm: Whether to normalize each head layer's outputs before its activation.
         free_log_std: Whether log standard deviations of Box actions are parameters instead of network outputs.
+        log_std_init: Their initial value, if they are parameters.
         log_std_clip_param: Bound of the absolute value of log standard deviations (inf: no bound).
         vf_share_layers: Whether policy and value function share the encoder.
         use_lstm: Whether an LSTM follows the encoder.
@@ -99,6 +100,7 @@ class DefaultModelConfig:
     head_fcnet_use_layernorm: bool = False
 
     free_log_std: bool = False
+    log_std_init: float = 0.0
     log_std_clip_param: float = 20.0
     vf_share_layers: bool = True
 

@@ -23,6 +23,7 @@ __all__ = [
     "FinishedEpisodes",
     "add_finished",
     "add_fragment_metas",
+    "recorded_return",
 ]
 
 HOW_TO_LIMIT = (
@@ -57,7 +58,7 @@ class FinishedEpisodes:
     """Statistics of ended episodes, one list entry per episode.
 
     Attributes:
-        returns: Sums of rewards over the whole episode, of all agents.
+        returns: Sums of rewards over the whole episode, of all agents; or see `recorded_return`.
         lengths: Env steps of the whole episode.
         durations_s: Wall time in seconds; on whole columns, a fragment's time is spread evenly over its steps.
         agent_returns: Multi-agent: agent id -> its return in each of its episodes.
@@ -95,6 +96,15 @@ class FinishedEpisodes:
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists by attribute, for a fragment's meta, without empty returns by id."""
         return {name: value for name, value in vars(self).items() if type(value) is list or value}
+
+
+def recorded_return(info: Mapping[str, Any]) -> float | None:
+    """Return an episode's return by the info of its last step (Gymnasium's RecordEpisodeStatistics), or None.
+
+    Wrappers around that one may scale or clip the rewards that are trained on.
+    """
+    recorded = info.get("episode")
+    return float(recorded["r"]) if isinstance(recorded, Mapping) and "r" in recorded else None
 
 
 def add_finished(finished: dict[str, Any], more: Mapping[str, Any]) -> None:

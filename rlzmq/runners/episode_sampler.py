@@ -26,6 +26,7 @@ from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.episodes.step_values import checked_infos, checked_rewards
+from rlzmq.runners.episode_metrics import recorded_return
 from rlzmq.runners.module_step import ModuleStep, to_numpy
 from rlzmq.runners.sampler import WEIGHTS_SEQ_NO, EpisodicSampler
 from rlzmq.runners.vector_io import VectorStepper
@@ -267,6 +268,11 @@ class SingleAgentEpisodeSampler(EpisodeSampler):
 
     def _returns(self, episode: SingleAgentEpisode) -> tuple[Mapping[Any, float], Mapping[Any, str]]:
         return {DEFAULT_AGENT_ID: episode.get_return()}, {}
+
+    def _finish_episode(self, index: int, episode: SingleAgentEpisode, last_step: int) -> None:
+        super()._finish_episode(index, episode, last_step)
+        if len(episode) and (recorded := recorded_return(episode.get_infos(-1))) is not None:
+            self._totals[index].agent_returns[DEFAULT_AGENT_ID] = recorded
 
     def _truncate(self, episode: SingleAgentEpisode) -> None:
         episode.is_truncated = True

@@ -31,7 +31,7 @@ from rlzmq.core.timers import (
 from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.runners.episode_metrics import FinishedEpisodes
+from rlzmq.runners.episode_metrics import FinishedEpisodes, recorded_return
 from rlzmq.runners.module_step import ModuleStep, to_numpy
 from rlzmq.runners.sampler import WEIGHTS_SEQ_NO, Sampler
 from rlzmq.runners.vector_io import VectorStepper
@@ -283,6 +283,10 @@ class RowsSampler(Sampler):
         infos = {}
         for (index, slot), info in self._infos.items():
             infos[index * num_slots + slot] = info
+        ends = (start + table.length)[: table.num_finished].tolist()
+        for n, end in enumerate(ends if infos else (), len(self._finished.returns) - len(ends)):
+            if (recorded := recorded_return(infos.get(end, {}))) is not None:
+                self._finished.returns[n] = recorded
         batch = EpisodeBatch(
             columns=columns,
             start=start,

@@ -34,7 +34,7 @@ class Peer:
 
 PEERS = {
     "rllib": Peer("ray[rllib]==2.60.0"),
-    "sb3": Peer("stable-baselines3", also=("minigrid", "gymnasium[mujoco]")),
+    "sb3": Peer("stable-baselines3", also=("sb3-contrib", "minigrid", "gymnasium[mujoco]")),
     "sample_factory": Peer("sample-factory==2.1.1"),
     # without its environments in C, whose build downloads from elsewhere, and without any nvcc
     "pufferlib": Peer(

@@ -39,7 +39,7 @@ class PolicyHead(MLP):
     """Maps features ``[..., D]`` to action distribution inputs ``[..., K]``.
 
     Log standard deviations of Box actions are clamped to ±``log_std_clip_param``. With ``free_log_std`` they are
-    separate parameters (initially zero).
+    separate parameters (initially ``log_std_init``).
 
     Raises:
         ConfigurationError: ``free_log_std`` is set for another space than a Box of floats.
@@ -73,7 +73,9 @@ class PolicyHead(MLP):
             output_dim=num_inputs // 2 if free else num_inputs,
             output_scale=_INITIAL_SCALE if config.head_fcnet_kernel_initializer is None else 1.0,
         )
-        self.log_std: nn.Parameter | None = nn.Parameter(torch.zeros(num_inputs // 2)) if free else None
+        self.log_std: nn.Parameter | None = (
+            nn.Parameter(torch.full((num_inputs // 2,), float(config.log_std_init))) if free else None
+        )
         bound = _log_std_bound(action_space, config.log_std_clip_param)
         self.register_buffer("_low", None if bound is None else -bound, persistent=False)
         self.register_buffer("_high", bound, persistent=False)
