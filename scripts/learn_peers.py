@@ -11,6 +11,7 @@ actor and a critic without off-policy correction. MiniGrid's views are flattened
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
 import json
 import shutil
@@ -147,7 +148,6 @@ TASKS = {
 def sb3(name: str, seed: int, path: str | Path) -> None:
     """Train a task with Stable-Baselines3 and write the run directory `path`. Runs in the peer's interpreter."""
     import gymnasium
-    import stable_baselines3
     import torch
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
@@ -200,9 +200,7 @@ def sb3(name: str, seed: int, path: str | Path) -> None:
     policy = dict(zoo.policy)
     if "activation" in policy:
         policy["activation_fn"] = getattr(torch.nn, policy.pop("activation"))
-    package = stable_baselines3
-    if zoo.algorithm == "TQC":
-        import sb3_contrib as package
+    package = importlib.import_module("sb3_contrib" if zoo.algorithm == "TQC" else "stable_baselines3")
     model = getattr(package, zoo.algorithm)(
         "MlpPolicy", vector, policy_kwargs=policy, seed=seed, device="cpu", **settings
     )

@@ -44,6 +44,7 @@ __all__ = [
 
 _PATIENCE = 3  # results in a row
 _STEPS_WITHOUT_END = 2000  # per environment
+_EPISODES_WITHOUT_REWARD = 50
 
 
 class Finding(NamedTuple):
@@ -104,15 +105,15 @@ def _rewards_too_large(seen: _Seen) -> Finding | None:
         return Finding(
             f"values are wrong by {error:.2g} on average, as much as returns vary: networks cannot follow rewards of "
             "this size",
-            "Scale rewards, for example with wrappers=['NormalizeReward']",
+            "Scale rewards, for example with wrappers=['RecordEpisodeStatistics', 'NormalizeReward']",
         )
     return None
 
 
 def _entropy_gone(seen: _Seen) -> Finding | None:
     entropy, before = seen.number("entropy"), _number(seen.first.get("entropy"))
-    if before > 0.0 and entropy < 0.0:  # of a density
-        is_gone = entropy < before - 3.5 * max(1.0, before / 1.42)
+    if entropy < 0.0:  # of a density
+        is_gone = entropy < before - 3.5 * max(1.0, abs(before) / 1.42)
     else:
         is_gone = entropy < 0.03 * before
     if is_gone and not seen.has_improved:
@@ -325,6 +326,19 @@ class HealthWatch:
                 (
                     _PATIENCE,
                     Finding(f"episode_return_mean is {mean}", "Look at the rewards of the environment"),
+                ),
+            )
+        extremes = [runners.get(f"episode_return_{kind}") for kind in ("min", "max")]
+        has_rewards = extremes != [0.0, 0.0] or any(runners.get("agent_episode_return_mean", {}).values())
+        if num_episodes >= _EPISODES_WITHOUT_REWARD and not has_rewards:
+            yield (
+                "no rewards",
+                (
+                    _PATIENCE,
+                    Finding(
+                        f"the newest of {num_episodes} episodes had no reward, so there is nothing to learn from",
+                        "Reward steps towards the goal, or explore more (entropy_coeff, epsilon)",
+                    ),
                 ),
             )
         dropped = sum(

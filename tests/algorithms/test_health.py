@@ -11,10 +11,10 @@ from rlzmq import PPOConfig
 from rlzmq.algorithms.health import HealthWatch
 from rlzmq.algorithms.registry import Preset, get_config_class
 from scripts import learn
-from scripts.health import FAULTS, UNSEEN, found_in
+from scripts.health import FAULTS, found_in
 
 
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in UNSEEN])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_an_injected_fault_is_named_with_cause_and_remedy(fault: str, caplog: Any) -> None:
     names, make = FAULTS[fault]
     with caplog.at_level(logging.WARNING, "rlzmq.algorithms"):

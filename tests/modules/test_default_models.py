@@ -329,6 +329,7 @@ def test_free_log_std_is_a_parameter() -> None:
     assert torch.equal(out[:, 2:], torch.zeros(3, 2))
     out[:, 2:].sum().backward()
     assert module.pi.log_std.grad.tolist() == [3.0, 3.0]
+    assert build(VECTOR, space, free_log_std=True, log_std_init=-2.0).pi.log_std.tolist() == [-2.0, -2.0]
     with pytest.raises(ConfigurationError, match=r"free_log_std.*Box of floats, got Discrete"):
         build(VECTOR, TWO, free_log_std=True)
 

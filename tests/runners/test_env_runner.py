@@ -276,3 +276,21 @@ def test_where_the_time_went_is_in_meta_and_metrics(use_rows: bool) -> None:
     assert metrics["module_to_env_connector"]["connector_pipeline_timer"] > 0
     if not use_rows:
         assert metrics["env_to_module_sum_episodes_length_in"] > 1
+
+
+class NoHooks(Callback):
+    def on_episode_end(self, **kwargs: Any) -> None:
+        """Needs episodes, so that the sampler is another one."""
+
+
+@pytest.mark.parametrize("callbacks", [None, NoHooks])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_returns_are_the_recorded_ones_if_a_wrapper_changes_rewards(mode: str, callbacks: Any) -> None:
+    config = make_config().callbacks(callbacks)
+    config.environment(wrappers=["RecordEpisodeStatistics", "ClipReward(max_reward=0.25)"])
+    runner = SingleAgentEnvRunner(config=config.env_runners(gym_env_vectorize_mode=mode))
+    episodes = [episode for _ in range(4) for episode in runner.sample(num_timesteps=50)]
+    results = runner.get_metrics()
+    runner.stop()
+    assert {float(reward) for episode in episodes for reward in episode.get_rewards()} == {0.25}
+    assert results["episode_return_mean"] == results["episode_len_mean"]
