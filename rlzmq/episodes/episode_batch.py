@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.core.tree import tree_map
+from rlzmq.core.tree import tree_flatten, tree_map
 from rlzmq.episodes import episode_gather, episode_wire
 from rlzmq.episodes.agent_groups import from_episodes, is_changed_of_agents, new_episode_of_agents
 from rlzmq.episodes.batch_columns import BatchColumns, IntArray
@@ -554,18 +555,33 @@ def _restored(fields: dict[str, Any]) -> EpisodeBatch:
 def concat_joined(batches: list[EpisodeBatch]) -> EpisodeBatch:
     """Return all chunks of several batches, those that continue each other under the same weights as one.
 
-    Chunks of several agents are not joined.
-
     Args:
         batches: At least one batch, in the order in which each runner sampled them. The version of the weights is read
             from their column ``weights_seq_no``; without it, all are of one version.
     """
     batch = EpisodeBatch.concat(batches)
-    if batch.groups is not None:
+    version = np.concatenate([_weights_versions(part.updated()) for part in batches])
+    chosen, firsts = _runs(batch, batch.episode_ids, version)
+    if len(firsts) == len(chosen):
         return batch
-    versions = batch.columns.get(Columns.WEIGHTS_VERSION)
-    key = np.zeros(len(batch), np.int64) if versions is None else versions[batch.start]
-    return _joined(batch, key, keeps_all=True)
+    batch = batch.select(chosen)
+    joined = _merged(batch, firsts, keeps_all=True)
+    if batch.groups is not None:
+        joined.groups = _joined_groups(batch.groups, _run_of_each(firsts, len(batch)))
+        joined.agent_to_module_mapping_fn = batch.agent_to_module_mapping_fn
+    return joined
+
+
+def _weights_versions(batch: EpisodeBatch) -> NDArray[np.int64]:
+    """Return the weights version of each chunk; the newest of all where no agent completed a step."""
+    found = np.full(len(batch), -1, np.int64)
+    for columns in batch.agent_batches:
+        versions, steps = columns.columns.get(Columns.WEIGHTS_VERSION), np.flatnonzero(columns.length)
+        if versions is not None:
+            episode = steps if columns.episode is None else columns.episode[steps]
+            np.maximum.at(found, episode, versions[columns.start[steps]])
+    found[found < 0] = found.max(initial=-1)
+    return found
 
 
 def join_chunks(batch: EpisodeBatch) -> EpisodeBatch:
@@ -574,30 +590,72 @@ def join_chunks(batch: EpisodeBatch) -> EpisodeBatch:
     Episodes are in the order of their first chunks. A chunk that continues no other chunk is kept alone. Lookback
     parts, infos, custom data, durations and chunks without steps are left out.
     """
-    return _joined(batch.updated(), np.zeros(len(batch), np.int64), keeps_all=False)
+    batch = batch.updated()
+    chosen, firsts = _runs(batch, batch.episode_ids, np.zeros(len(batch), np.int64))
+    return _merged(batch.select(chosen), firsts, keeps_all=False)
 
 
-def _joined(batch: EpisodeBatch, key: NDArray[np.int64], *, keeps_all: bool) -> EpisodeBatch:
-    """Join chunks with one key. With `keeps_all`, a batch in which nothing continues is returned as it is."""
+def _joined_groups(groups: list[EpisodeBatch], new_episode: NDArray[np.int64]) -> list[EpisodeBatch]:
+    """Join each agent's chunks, whose episodes get new numbers. Groups of equal columns become one."""
+    by_columns: dict[Any, list[EpisodeBatch]] = {}
+    for group in groups:
+        leaves, treespec = tree_flatten((group.columns, group.initial_state or ()))
+        kinds = tuple((leaf.dtype, leaf.shape[1:]) for leaf in leaves)
+        by_columns.setdefault((treespec, kinds), []).append(group)
+    result = []
+    for alike in by_columns.values():
+        group, links = EpisodeBatch.concat(alike), [part.links for part in alike]
+        group.episode = new_episode[np.concatenate([episode for episode, _, _ in links])]
+        group.order = np.concatenate([order for _, order, _ in links])
+        on_same_columns = group.num_slots == len(links[0][2])
+        group.env_ts = links[0][2] if on_same_columns else np.concatenate([env_ts for _, _, env_ts in links])
+        num_before = itertools.accumulate(map(len, alike), initial=0)
+        group.leftovers = {
+            n + c: left
+            for n, part in zip(num_before, alike, strict=False)
+            for c, left in part.leftovers.items()
+        }
+        agent_ids = group.agent_ids or [None] * len(group)
+        whose = list(zip(group.episode.tolist(), agent_ids, strict=True))
+        chosen, firsts = _runs(group, whose, group.episode)
+        if len(chosen):
+            result.append(_merged(group.select(chosen), firsts, keeps_all=True))
+    return result
+
+
+def _runs(
+    batch: EpisodeBatch, whose: Sequence[Any], key: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the chunks with steps, each behind the one it continues, and where runs of such chunks of one key begin.
+
+    Args:
+        batch: The chunks.
+        whose: What the chunks belong to: an episode, or an agent's.
+        key: int64 [C].
+    """
     steps = np.flatnonzero(batch.length)
-    places: dict[str, int] = {}
-    episode = np.array(
-        [places.setdefault(batch.episode_ids[c], len(places)) for c in steps.tolist()], np.int64
-    )
-    order = np.lexsort((batch.t_started[steps], episode))
-    chosen, episode = steps[order], episode[order]
+    places: dict[Any, int] = {}
+    owner = np.array([places.setdefault(whose[c], len(places)) for c in steps.tolist()], np.int64)
+    order = np.lexsort((batch.t_started[steps], owner))
+    chosen, owner = steps[order], owner[order]
     ends = batch.t_started + batch.length
     continues = np.zeros(len(chosen), np.bool_)
     continues[1:] = (
-        (episode[1:] == episode[:-1])
+        (owner[1:] == owner[:-1])
         & (key[chosen[1:]] == key[chosen[:-1]])
         & (batch.t_started[chosen[1:]] == ends[chosen[:-1]])
         & ~(batch.terminated | batch.truncated)[chosen[:-1]]
     )
-    if keeps_all and not continues.any():
-        return batch
-    batch = batch.select(chosen)
-    firsts = np.flatnonzero(~continues)
+    return chosen, np.flatnonzero(~continues)
+
+
+def _run_of_each(firsts: NDArray[np.int64], num_chunks: int) -> NDArray[np.int64]:
+    """Return the number of each chunk's run."""
+    return np.repeat(np.arange(len(firsts)), np.diff(np.append(firsts, num_chunks)))
+
+
+def _merged(batch: EpisodeBatch, firsts: NDArray[np.int64], *, keeps_all: bool) -> EpisodeBatch:
+    """Return a batch with one chunk for each run of chunks, on new columns."""
     lasts = np.append(firsts[1:] - 1, len(batch) - 1)[: len(firsts)]
     length = np.add.reduceat(batch.length, firsts) if len(firsts) else batch.length
     lookback = batch.lookback[firsts] if keeps_all else np.zeros(len(firsts), np.int64)
@@ -615,7 +673,7 @@ def _joined(batch: EpisodeBatch, key: NDArray[np.int64], *, keeps_all: bool) -> 
             name: tree_map(lambda leaf: leaf.take(slots, axis=0), column)
             for name, column in batch.columns.items()
         },
-        start=np.cumsum(whole) - whole + lookback,
+        start=None if batch.groups is not None else np.cumsum(whole) - whole + lookback,
         length=length,
         lookback=lookback,
         t_started=batch.t_started[firsts],
@@ -629,19 +687,32 @@ def _joined(batch: EpisodeBatch, key: NDArray[np.int64], *, keeps_all: bool) -> 
         infos=infos,
         observation_space=batch.observation_space,
         action_space=batch.action_space,
-        **(_belongings(batch, firsts) if keeps_all else {}),
+        episode=None if batch.episode is None else batch.episode[firsts],
+        order=None if batch.order is None else batch.order[firsts],
+        env_ts=None if batch.env_ts is None else batch.env_ts[slots],
+        **(_belongings(batch, firsts, lasts) if keeps_all else {}),
     )
 
 
-def _belongings(batch: EpisodeBatch, firsts: NDArray[np.int64]) -> dict[str, Any]:
-    """Return the custom data, durations and ids of joined chunks, which begin at `firsts`."""
-    whose = np.repeat(np.arange(len(firsts)), np.diff(np.append(firsts, len(batch))))
+def _belongings(batch: EpisodeBatch, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> dict[str, Any]:
+    """Return the custom data, durations, ids and leftovers of joined chunks, which begin at `firsts`."""
+    whose = _run_of_each(firsts, len(batch))
     custom_data: dict[int, dict[str, Any]] = {}
     for chunk, data in batch.custom_data.items():
         custom_data.setdefault(int(whose[chunk]), {}).update(data)
+    leftovers: dict[int, dict[str, Any]] = {}
+    for chunk, left in batch.leftovers.items():  # a step that hung is completed in the next chunk
+        is_last, is_first = chunk in lasts, chunk in firsts
+        kept = {
+            name: value
+            for name, value in left.items()
+            if (is_first if name == "reward_before_start" else is_last)
+        }
+        leftovers.setdefault(int(whose[chunk]), {}).update(kept)
     ids = {name: getattr(batch, name) for name in ID_LISTS if name != "episode_ids"}
     return {
         "custom_data": custom_data,
+        "leftovers": leftovers,
         "duration_s": None if batch.duration_s is None else np.add.reduceat(batch.duration_s, firsts),
         **{
             name: None if values is None else [values[first] for first in firsts.tolist()]
