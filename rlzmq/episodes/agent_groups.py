@@ -16,17 +16,26 @@ from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.shared_columns import are_same, is_changed, new_episode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
-__all__ = ["from_episodes", "is_changed_of_agents", "new_episode_of_agents"]
+__all__ = ["from_episodes", "is_changed_of_agents", "kind_of", "new_episode_of_agents"]
 
 B = TypeVar("B", bound=BatchColumns)
 
 
 def from_episodes(cls: type[B], episodes: list[Any]) -> B:
     """See `EpisodeBatch.from_episodes`."""
-    num_of_agents = sum(isinstance(episode, MultiAgentEpisode) for episode in episodes)
-    if num_of_agents not in (0, len(episodes)):
+    kinds = set(map(kind_of, episodes))
+    if "several agents" not in kinds:
+        return of_one_agent(cls, episodes)
+    if len(kinds) > 1:
         raise TypeError("expected SingleAgentEpisodes or MultiAgentEpisodes to batch, got both.")
-    return _of_agents(cls, episodes) if num_of_agents else of_one_agent(cls, episodes)
+    return _of_agents(cls, episodes)
+
+
+def kind_of(episode: object) -> str:
+    """Return "several agents" for a MultiAgentEpisode, "one agent" for a SingleAgentEpisode, "" for anything else."""
+    if isinstance(episode, SingleAgentEpisode):
+        return "one agent"
+    return "several agents" if isinstance(episode, MultiAgentEpisode) else ""
 
 
 # -- from episodes ------------------------------------------------------------------------------------

@@ -10,11 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.core.tree import tree_leaves
-from rlzmq.episodes.columns import DEFAULT_MODULE_ID, ID_LISTS, TABLE, Columns, ragged_arange
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns, ragged_arange
 
-__all__ = ["BatchColumns", "IntArray"]
+__all__ = ["AGENT_LISTS", "ID_LISTS", "TABLE", "BatchColumns", "IntArray"]
 
 IntArray = NDArray[np.int64]
+
+# The parts of the chunk table: arrays [C], and lists of C ids (or None). Without its last letter, a name
+# of AGENT_LISTS is the attribute of an episode.
+TABLE = ("start", "length", "lookback", "t_started", "terminated", "truncated", "env_index")
+AGENT_LISTS = ("agent_ids", "module_ids", "multi_agent_episode_ids")
+ID_LISTS = ("episode_ids", *AGENT_LISTS)
 
 _BASE_COLUMNS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
 

@@ -7,11 +7,8 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "AGENT_LISTS",
     "DEFAULT_AGENT_ID",
     "DEFAULT_MODULE_ID",
-    "ID_LISTS",
-    "TABLE",
     "Columns",
     "chosen_positions",
     "default_agent_to_module_mapping_fn",
@@ -63,13 +60,6 @@ class Columns:
     LOSS_MASK = "loss_mask"
     RETURNS_TO_GO = "returns_to_go"
     WEIGHTS_VERSION = "weights_seq_no"
-
-
-# The parts of an EpisodeBatch's chunk table: arrays [C], and lists of C ids (or None). Without its last letter, a name
-# of AGENT_LISTS is the attribute of an episode.
-TABLE = ("start", "length", "lookback", "t_started", "terminated", "truncated", "env_index")
-AGENT_LISTS = ("agent_ids", "module_ids", "multi_agent_episode_ids")
-ID_LISTS = ("episode_ids", *AGENT_LISTS)
 
 
 def chosen_positions(chosen: Any, num: int) -> np.ndarray:

@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 from rlzmq.core.tree import tree_flatten, tree_map
 from rlzmq.episodes import episode_gather, episode_wire
 from rlzmq.episodes.agent_groups import from_episodes, is_changed_of_agents, new_episode_of_agents
-from rlzmq.episodes.batch_columns import BatchColumns, IntArray
+from rlzmq.episodes.batch_columns import ID_LISTS, TABLE, BatchColumns, IntArray
 from rlzmq.episodes.columns import (
-    ID_LISTS,
-    TABLE,
     Columns,
     chosen_positions,
     ragged_arange,

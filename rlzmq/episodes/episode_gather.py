@@ -16,8 +16,8 @@ from rlzmq.core.tree import (
     tree_zeros_like,
     value_kind,
 )
-from rlzmq.episodes.batch_columns import BatchColumns
-from rlzmq.episodes.columns import AGENT_LISTS, ID_LISTS, TABLE, Columns, ragged_arange
+from rlzmq.episodes.batch_columns import AGENT_LISTS, ID_LISTS, TABLE, BatchColumns
+from rlzmq.episodes.columns import Columns, ragged_arange
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.shared_columns import unread_infos
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode

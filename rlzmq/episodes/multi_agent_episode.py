@@ -608,7 +608,7 @@ class MultiAgentEpisode(MultiAgentGetters):
     @property
     def agent_ids(self) -> set[Any]:
         """Ids of all agents with data in this chunk, including its lookback part."""
-        return set(self.agent_episodes)
+        return set(self._timeline.tracks)
 
     @property
     def agent_episode_ids(self) -> dict[Any, str]:

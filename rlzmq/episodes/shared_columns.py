@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rlzmq.core.tree import tree_leaves, tree_map
-from rlzmq.episodes.batch_columns import BatchColumns
-from rlzmq.episodes.columns import AGENT_LISTS, TABLE, Columns
+from rlzmq.episodes.batch_columns import AGENT_LISTS, TABLE, BatchColumns
+from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_columns import REWARD_SPACE, InfosBuffer
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode

@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.core.tree import tree_map, tree_rows
+from rlzmq.episodes.agent_groups import kind_of
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
-from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.replay.replay_buffer import ReplayBuffer
-from rlzmq.replay.step_store import NONE, STEP_COLUMNS, StepStore, Transitions, of_items
+from rlzmq.replay.step_store import NONE, STEP_COLUMNS, StepStore, Transitions, item_facts
 
 __all__ = ["EpisodeReplayBuffer"]
 
@@ -402,12 +401,12 @@ class EpisodeReplayBuffer(ReplayBuffer):
         sums = rewards[starts].astype(np.float64) if most > 1 else rewards[starts]
         for k in range(1, most):
             following = store.next[last]
-            goes_on = (k < n) & store.has_step(following)
-            if not goes_on.any():
+            continues = (k < n) & store.has_step(following)
+            if not continues.any():
                 break
-            last = np.where(goes_on, following, last)
-            num_summed += goes_on
-            sums += np.where(goes_on, gamma**k * rewards[last].astype(np.float64), 0.0)
+            last = np.where(continues, following, last)
+            num_summed += continues
+            sums += np.where(continues, gamma**k * rewards[last].astype(np.float64), 0.0)
         values: dict[str, NDArray[Any]] = {
             Columns.REWARDS: sums if most == 1 else sums.astype(rewards.dtype, copy=False),
             "weights": self._weights(starts, beta),
@@ -441,7 +440,7 @@ class EpisodeReplayBuffer(ReplayBuffer):
             start=np.cumsum(counts) - counts + num_before,
             length=num_steps,
             lookback=num_before,
-            **of_items(store, starts, last, self._note_items(len(starts))),
+            **item_facts(store, starts, last, self._note_items(len(starts))),
         )
         return batch, slots
 
@@ -574,16 +573,15 @@ def as_batches(episodes: Any, *, of_agents: bool = False) -> list[EpisodeBatch]:
     Raises:
         TypeError: It is something else, or not of one agent (`of_agents`: of several).
     """
-    if isinstance(episodes, EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode):
+    wanted = "several agents" if of_agents else "one agent"
+    if isinstance(episodes, EpisodeBatch) or kind_of(episodes):
         episodes = [episodes]
-    given: Sequence[Any] = []
-    if isinstance(episodes, Iterable) and not isinstance(episodes, Mapping | str):
-        given = list(episodes)
-    else:
+    if not isinstance(episodes, Iterable) or isinstance(episodes, Mapping | str):
         raise _wrong_type(episodes, of_agents)
+    given = list(episodes)
     if not all(isinstance(item, EpisodeBatch) for item in given):
         for item in given:
-            if not isinstance(item, MultiAgentEpisode if of_agents else SingleAgentEpisode):
+            if kind_of(item) != wanted:
                 raise _wrong_type(item, of_agents)
         given = [EpisodeBatch.from_episodes(given)]
     batches = [batch.updated() for batch in given]

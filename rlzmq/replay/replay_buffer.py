@@ -186,10 +186,10 @@ def divide_buffers(states: Sequence[Mapping[str, Any]], num_buffers: int) -> lis
         ]
         for by_module, part in zip(modules, _divided(own, num_buffers, places), strict=True):
             by_module[module_id] = part
-    return [_multi_agent(by_module, states[0]) for by_module in modules]
+    return [_of_modules(by_module, states[0]) for by_module in modules]
 
 
-def _multi_agent(modules: dict[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+def _of_modules(modules: dict[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
     """Return a multi-agent buffer's state with these modules' states; env steps are numbered from 0."""
     numbers = np.unique(np.concatenate([state["env_steps"] for state in modules.values()]))
     for state in modules.values():

@@ -22,7 +22,7 @@ from rlzmq.core.tree import tree_leaves, tree_map, tree_rows
 from rlzmq.episodes.columns import Columns, ragged_arange
 from rlzmq.episodes.episode_batch import EpisodeBatch
 
-__all__ = ["STEP_COLUMNS", "StepStore", "Stretch", "Transitions", "of_items"]
+__all__ = ["STEP_COLUMNS", "StepStore", "Stretch", "Transitions", "item_facts"]
 
 IntArray = NDArray[np.int64]
 
@@ -504,7 +504,7 @@ class Transitions(EpisodeBatch):
             columns,
             start=np.arange(0, 2 * len(starts), 2),
             length=np.ones(len(starts), np.int64),
-            **of_items(store, starts, last, first_item),
+            **item_facts(store, starts, last, first_item),
         )
         return getattr(self, name)
 
@@ -559,7 +559,7 @@ class Transitions(EpisodeBatch):
         return rows
 
 
-def of_items(store: StepStore, starts: IntArray, last: IntArray, first_item: int) -> dict[str, Any]:
+def item_facts(store: StepStore, starts: IntArray, last: IntArray, first_item: int) -> dict[str, Any]:
     """Return the arguments of an EpisodeBatch of drawn items that follow from the store.
 
     Args:

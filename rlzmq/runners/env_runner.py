@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
@@ -403,6 +403,10 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
         raise NotImplementedError(
             f"{type(self).__name__}: override make_env() and sample(), or derive from SingleAgentEnvRunner."
         )
+
+    def step_envs(self, actions: Any) -> Sequence[tuple[Any, ...]]:
+        """Step all environments; return observation, reward, terminated, truncated and info of each."""
+        return list(zip(*self.env.step(actions), strict=True))
 
     @property
     def random_action_space(self) -> gym.Space[Any]:

@@ -322,10 +322,10 @@ class SingleAgentEpisodeSampler(EpisodeSampler):
         versions = [self.runner.weights_seq_no] * self.num_envs
         rows = zip(*[columns[name] for name in names], versions, strict=True)
         keys = (*names, WEIGHTS_SEQ_NO)
-        outputs_by_env = [dict(zip(keys, row)) for row in rows]  # noqa: B905  (a check would cost a tenth)
+        env_outputs = [dict(zip(keys, row)) for row in rows]  # noqa: B905  (a check would cost a tenth)
         if names != self._names:
-            self._begin_outputs(names, outputs_by_env)
-        return for_env, list(zip(columns[Columns.ACTIONS], outputs_by_env, strict=True))
+            self._begin_outputs(names, env_outputs)
+        return for_env, list(zip(columns[Columns.ACTIONS], env_outputs, strict=True))
 
     def _begin_outputs(self, names: list[str], outputs: list[dict[str, Any]]) -> None:
         """Fill outputs that begin in mid-episode, after random actions, with zeros for the earlier steps."""

@@ -21,6 +21,7 @@ from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
 from rlzmq.episodes.agent_timelines import Pending
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.runners.module_step import ModuleStep, to_numpy
 from rlzmq.runners.observation_routing import ObservationRouter
 from rlzmq.runners.ongoing_agents import AgentRecord, LiveEpisode, ModuleStore, gather_states
@@ -80,7 +81,13 @@ class MultiAgentRowsSampler(EpisodicSampler):
                     store.set_module_step(module_step)
 
     def _new_episode(self, index: int) -> LiveEpisode:
-        return LiveEpisode(self.runner.new_episode_id(), self._mapping_fn, self._spaces, self._stores)
+        face = MultiAgentEpisode(
+            self.runner.new_episode_id(),
+            agent_to_module_mapping_fn=self._mapping_fn,
+            observation_space=self._spaces[0],
+            action_space=self._spaces[1],
+        )
+        return LiveEpisode(face, self._stores)
 
     # -- one fragment --------------------------------------------------------------------------
 

@@ -24,7 +24,6 @@ from rlzmq.episodes.agent_timelines import (
     Timeline,
 )
 from rlzmq.episodes.columns import Columns
-from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.step_values import FLAG_TYPES, REWARD_TYPES, checked_infos, checked_rewards
 from rlzmq.runners.module_step import ModuleStep
 
@@ -253,14 +252,6 @@ _DICT = frozenset({dict})
 _NOT_DONE = frozenset({False, None})
 
 
-class _EpisodeFace(MultiAgentEpisode):
-    """View of an ongoing episode for policy mapping functions: id, agents, time; no data."""
-
-    @property
-    def agent_ids(self) -> set[Any]:
-        return set(self._timeline.tracks)
-
-
 class AgentRecord:
     """An agent's chunk as row numbers of its module's store.
 
@@ -325,9 +316,7 @@ class LiveEpisode:
     """One environment's ongoing episode.
 
     Args:
-        id_: The episode's id.
-        mapping_fn: Maps agents to modules.
-        spaces: (observation spaces, action spaces) by agent id.
+        face: The episode that policy mapping functions get: id, agents, time; no data.
         stores: Module id -> store.
 
     Attributes:
@@ -337,17 +326,11 @@ class LiveEpisode:
             `records`. Rows are assigned later.
     """
 
-    face: _EpisodeFace
-
-    def __init__(
-        self, id_: str, mapping_fn: Any, spaces: tuple[Any, Any], stores: Mapping[str, ModuleStore]
-    ) -> None:
-        self.id_ = id_
+    def __init__(self, face: Any, stores: Mapping[str, ModuleStore]) -> None:
+        self.id_: str = face.id_
         self._stores = stores
-        self.face = _EpisodeFace(
-            id_, agent_to_module_mapping_fn=mapping_fn, observation_space=spaces[0], action_space=spaces[1]
-        )
-        self.timeline: Timeline = self.face._timeline
+        self.face = face
+        self.timeline: Timeline = face._timeline
         self.records: dict[Any, AgentRecord] = {}
         self.is_reset: bool = False
         self.observed: list[tuple[AgentRecord, Any]] = []
@@ -398,8 +381,12 @@ class LiveEpisode:
             is_complete = len(rows) == len(acting) == len(observations) == len(rewards) and (
                 not infos or infos == self._no_infos or self._are_plain(infos)
             )
-            goes_on = _NOT_DONE.issuperset(terminateds.values()) and _NOT_DONE.issuperset(truncateds.values())
-            if is_complete and (goes_on or (acting and _are_flags(terminateds) and _are_flags(truncateds))):
+            is_ongoing = _NOT_DONE.issuperset(terminateds.values()) and _NOT_DONE.issuperset(
+                truncateds.values()
+            )
+            if is_complete and (
+                is_ongoing or (acting and _are_flags(terminateds) and _are_flags(truncateds))
+            ):
                 for agent_id, record in acting.items():
                     observation = observations[agent_id]
                     if observation is None or type(rewards[agent_id]) not in REWARD_TYPES:
@@ -422,7 +409,7 @@ class LiveEpisode:
                 track.output_keys = frozenset()
             if infos and (info := infos.get(agent_id)):
                 record.infos[len(record.act_rows)] = info
-        if not goes_on:
+        if not is_ongoing:
             self._end(terminateds, truncateds)
         return len(observed)
 

@@ -673,8 +673,8 @@ class OngoingEpisodes:
         finished.durations_s += (ended_s - started_s[:num]).tolist()
 
         ids = [
-            self.ids[index] if goes_on else self._new_id()
-            for index, goes_on in zip(env.tolist(), continues.tolist(), strict=True)
+            self.ids[index] if is_same else self._new_id()
+            for index, is_same in zip(env.tolist(), continues.tolist(), strict=True)
         ]
         self.steps[:] = 0
         self.returns[:] = 0.0

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlzmq.core.timers import ENV_RESET_TIMER, ENV_STEP_TIMER
-from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv
 from rlzmq.envs.observation_check import check_agents_observations
 from rlzmq.runners.episode_metrics import EpisodeTotals, FinishedEpisodes
 
@@ -149,10 +148,7 @@ class EpisodicSampler(Sampler):
 
     def _step_envs(self, actions: Any) -> Sequence[tuple[Any, ...]]:
         """Step all environments; return observation, reward, terminated, truncated and info of each."""
-        env = self.env
-        if type(env) is SyncVectorMultiAgentEnv:
-            return env.step_rows(actions)
-        return list(zip(*env.step(actions), strict=True))
+        return self.runner.step_envs(actions)
 
     def _failed(self) -> Sequence[int]:
         """Return the environments that raised an error in the last step and were reset instead."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rlzmq.config.base_config import BaseConfig
@@ -86,8 +87,8 @@ class MultiAgentEnvRunner(EnvRunner):
     def _way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
         e = value.episode
         seed, actions = self.env.episode_seeds[value.env_index], self.env.episode_actions[value.env_index]
-        goes_on = not (batch.terminated[e] or batch.truncated[e])
-        if not goes_on or len(actions) != batch.t_started[e] + batch.length[e]:
+        is_ongoing = not (batch.terminated[e] or batch.truncated[e])
+        if not is_ongoing or len(actions) != batch.t_started[e] + batch.length[e]:
             return None  # the episode is over
         return Reproduction.of_agents(seed, actions[: value.num_env_steps])
 
@@ -102,6 +103,12 @@ class MultiAgentEnvRunner(EnvRunner):
         )
         env.recover = self.recover_env
         return env
+
+    def step_envs(self, actions: Any) -> Sequence[tuple[Any, ...]]:
+        if type(env := self.env) is not SyncVectorMultiAgentEnv:
+            return super().step_envs(actions)
+        rows: Sequence[tuple[Any, ...]] = env.step_rows(actions)
+        return rows
 
     @property
     def random_action_space(self) -> Any:

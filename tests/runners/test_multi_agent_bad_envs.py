@@ -298,7 +298,8 @@ def test_both_paths_agree_on_any_wrong_thing_at_any_step() -> None:
 def test_a_refused_step_leaves_both_kinds_of_episode_as_they_were(name: str) -> None:
     env = TwoAgentsEnv({"change": REFUSED_BY_EPISODES[name][0]})
     module_step: Any = type("Step", (), {"is_stateful": False})()
-    live = LiveEpisode("e", lambda agent_id, episode: "p", ({}, {}), {"p": ModuleStore("p", module_step)})
+    face = MultiAgentEpisode("e", agent_to_module_mapping_fn=lambda agent_id, episode: "p")
+    live = LiveEpisode(face, {"p": ModuleStore("p", module_step)})
     real = MultiAgentEpisode("e", agent_to_module_mapping_fn=lambda agent_id, episode: "p")
     observations, infos = env.reset()
     live.begin(observations, infos)
