@@ -136,7 +136,7 @@ def _settings_page(algorithm: str) -> str:
         parts.append("")
     parts += [
         "## RLlib's settings that are not here\n",
-        "They are ignored, with one warning. Where values are listed, others are an error.\n",
+        "They are ignored, with one warning. Of those with listed values, others are an error.\n",
         "| in RLlib | ignored values | instead |",
         "|---|---|---|",
     ]

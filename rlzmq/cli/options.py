@@ -35,7 +35,7 @@ _NAMES = ("policies", "policies_to_train")
 _NAMED_CODE = ("policy_mapping_fn",)
 _WRAPPERS = ("wrappers",)
 # No flags: what is so whatever is given, and, of other algorithms, what only offline ones read.
-_WITHOUT_EFFECT = {"framework", "torch_skip_nan_gradients", "export_native_model_files"}
+_WITHOUT_EFFECT = {"framework"}
 _OF_OFFLINE = ("input_", "dataset_", "offline_eval")
 _METAVARS = {
     bool: "true|false",

@@ -22,9 +22,8 @@ from rlzmq.config.groups import (
     MultiAgentSettings,
     NetworkingSettings,
     OfflineDataSettings,
-    PythonEnvironmentSettings,
+    RaySettings,
     ReportingSettings,
-    ResourcesSettings,
     RLModuleSettings,
     TrainingSettings,
 )
@@ -116,14 +115,14 @@ class BaseConfig(DerivedValues):
         """Set the torch options; see `FrameworkSettings`."""
         return self
 
-    @takes(ResourcesSettings)
+    @takes(RaySettings)
     def resources(self) -> Self:
-        """Set Ray's resources; see `ResourcesSettings`."""
+        """Take Ray's resources; see `learners()` and `env_runners()` for those of processes."""
         return self
 
-    @takes(PythonEnvironmentSettings)
+    @takes(RaySettings)
     def python_environment(self) -> Self:
-        """Set Ray's environment variables; see `PythonEnvironmentSettings`."""
+        """Take Ray's environment variables: every process inherits the driver's."""
         return self
 
     @takes(ExperimentalSettings)

@@ -1,6 +1,6 @@
 """The settings of `AlgorithmConfig` by group: environments and sampling, learners and training, the run as a whole.
 
-The last group exists for compatibility with RLlib; most of its settings accept only their default.
+Settings that exist only in RLlib are rows of `rlzmq.config.rllib_only`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from rlzmq.config.settings import (
     NonNegative,
     NonNegativeInt,
     PositiveInt,
-    fixed,
-    ignored,
     setting,
     settings,
 )
@@ -38,10 +36,9 @@ __all__ = [
     "MultiAgentSettings",
     "NetworkingSettings",
     "OfflineDataSettings",
-    "PythonEnvironmentSettings",
     "RLModuleSettings",
+    "RaySettings",
     "ReportingSettings",
-    "ResourcesSettings",
     "StateSettings",
     "TrainingSettings",
 ]
@@ -66,8 +63,6 @@ class EnvironmentSettings:
         disable_env_checking: Whether to skip the check of the env's spaces and types at its creation.
         is_atari: Whether to apply the usual Atari preprocessing before `wrappers`: no-ops after a reset, every 4th
             frame, grey, 84×84, 4 frames stacked. None: no.
-        render_env: Must be False: give ``env_config={"render_mode": "human"}`` instead.
-        action_mask_key: Ignored: the key of the mask in Dict observations is "action_mask".
     """
 
     env: Any = setting(default=None, kw_only=False)
@@ -80,10 +75,6 @@ class EnvironmentSettings:
     clip_actions: bool = False
     disable_env_checking: bool = False
     is_atari: bool | None = None
-    render_env: bool = fixed(default=False, instead="give environment(env_config={'render_mode': 'human'}).")
-    action_mask_key: str = ignored(
-        default="action_mask", instead="name that part of the observation space 'action_mask'."
-    )
 
 
 @settings
@@ -93,20 +84,11 @@ class EnvRunnersSettings:
     Args:
         env_runner_cls: The EnvRunner class (None: the single- or multi-agent one, depending on the config).
         num_env_runners: Number of sampling processes; 0: the driver's process samples.
-        create_local_env_runner: Has no effect; accepted for compatibility with RLlib. The driver has an env runner
-            only if there are no others.
-        create_env_on_local_worker: Has no effect; see `create_local_env_runner`.
         num_envs_per_env_runner: Number of vectorized envs in each env runner.
         gym_env_vectorize_mode: How envs are vectorized: "sync": stepped in turn; "async": one process per env;
             "vector_entry_point": the native vector version of the env.
-        num_cpus_per_env_runner: Ignored: processes are not bound to CPUs.
-        num_gpus_per_env_runner: Ignored: runners act on the CPU.
-        custom_resources_per_env_runner: Ignored: a cluster file sets which machine has which env runners.
-        validate_env_runners_after_construction: Ignored: an env runner that cannot be constructed fails at once.
         sample_timeout_s: Seconds without progress after which the work of an env runner is given to a free one, with
             a warning. No data is lost.
-        max_requests_in_flight_per_env_runner: Ignored: the broker assigns the whole batch in advance, so env runners
-            are always busy.
         env_to_module_connector: Callable ``(env, spaces, device)`` that returns a connector piece or a list of them.
         module_to_env_connector: Callable ``(env, spaces)`` that returns a connector piece or a list of them.
         add_default_connectors_to_env_to_module_pipeline: Whether the default connector pieces follow those of
@@ -115,54 +97,26 @@ class EnvRunnersSettings:
             `module_to_env_connector`.
         episode_lookback_horizon: Number of past steps that each episode chunk keeps.
         merge_env_runner_states: Whether to merge the connector states of all env runners.
-        broadcast_env_runner_states: Must be True: merged connector states are sent back to all env runners.
-        compress_observations: Ignored: observations are sent uncompressed.
         rollout_fragment_length: Vector steps per fragment; "auto": derived from the batch size.
         batch_mode: "truncate_episodes": fragments may end within an episode; "complete_episodes": they may not.
         explore: Whether actions are sampled from the action distribution (otherwise its mode is used).
-        episodes_to_numpy: Ignored: sampled episodes always consist of numpy arrays.
         max_policy_lag: Data that is more than this many weights versions old is dropped; None: `staleness`.
     """
 
     env_runner_cls: type | None = None
     num_env_runners: NonNegativeInt = 0
-    create_local_env_runner: bool = fixed(default=True, others=(False,))
-    create_env_on_local_worker: bool = fixed(default=False, others=(True,))
     num_envs_per_env_runner: PositiveInt = 1
     gym_env_vectorize_mode: Literal["sync", "async", "vector_entry_point"] = "sync"
-    num_cpus_per_env_runner: NonNegative = ignored(
-        default=1, instead="processes are not bound to CPUs; see learners(torch_num_threads=…)."
-    )
-    num_gpus_per_env_runner: NonNegative = ignored(default=0, instead="env runners act on the CPU.")
-    custom_resources_per_env_runner: dict[str, float] = ignored(
-        default={}, instead="name each runner's machine in the cluster file."
-    )
-    validate_env_runners_after_construction: bool = ignored(
-        default=True, instead="an env runner that cannot be constructed always fails at once."
-    )
     sample_timeout_s: NonNegative | None = 60.0
-    max_requests_in_flight_per_env_runner: PositiveInt = ignored(
-        default=1,
-        instead="the broker assigns the whole batch in advance, so no env runner waits for a request.",
-    )
     env_to_module_connector: Connector = None
     module_to_env_connector: Connector = None
     add_default_connectors_to_env_to_module_pipeline: bool = True
     add_default_connectors_to_module_to_env_pipeline: bool = True
     episode_lookback_horizon: NonNegativeInt = 1
     merge_env_runner_states: bool | Literal["training_only"] = "training_only"
-    broadcast_env_runner_states: bool = fixed(
-        default=True, instead="set env_runners(merge_env_runner_states=False) to keep them apart."
-    )
-    compress_observations: bool = ignored(
-        default=False, instead="observations are sent uncompressed and without a copy."
-    )
     rollout_fragment_length: PositiveInt | Literal["auto"] = "auto"
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
     explore: bool = True
-    episodes_to_numpy: bool = ignored(
-        default=True, instead="sampled episodes always consist of numpy arrays."
-    )
     max_policy_lag: NonNegativeInt | None = None
 
 
@@ -269,9 +223,6 @@ class StateSettings:
     in_evaluation: bool = False
 
 
-_WRITE = "write the data as shards: rlzmq.replay.write_shard(directory, episodes), or `rlzmq record`."
-
-
 @settings
 class OfflineDataSettings:
     """Recorded data for offline algorithms, and recording of sampled episodes.
@@ -281,15 +232,9 @@ class OfflineDataSettings:
             learner's machine.
             Required by offline algorithms (BC, MARWIL, CQL, IQL), and only for these.
         dataset_num_iters_per_learner: Batches that each learner trains in an update; None: one epoch.
-        input_read_method: Must be None: data are shards.
-        input_read_episodes: Has no effect; accepted for compatibility with RLlib. A file's columns tell what it holds.
-        input_read_sample_batches: Has no effect; see `input_read_episodes`.
         actions_in_input_normalized: Whether actions of Parquet files are those of a policy in [-1, 1], some of them
             beyond (an environment clips them). False: an action outside of [-1, 1] is an error if actions are
             normalized here. Shards tell by themselves.
-        materialize_data: Has no effect; accepted for compatibility with RLlib. Files are mapped into memory.
-        materialize_mapped_data: Has no effect; accepted for compatibility with RLlib. Batches are built for each
-            update, with the current weights.
         output: Directory into which env runners write their sampled episodes as shards (`rlzmq inspect` shows them).
             Several runs may write into one. None: nothing is recorded.
         output_max_rows_per_file: Number of env steps after which an env runner writes a shard. Unfinished episodes
@@ -299,12 +244,7 @@ class OfflineDataSettings:
 
     input_: str | list[str] | None = None
     dataset_num_iters_per_learner: PositiveInt | None = None
-    input_read_method: Any = fixed(default=None, instead=_WRITE)
-    input_read_episodes: bool = fixed(default=True, others=(False,))
-    input_read_sample_batches: bool = fixed(default=False, others=(True,))
     actions_in_input_normalized: bool = False
-    materialize_data: bool = fixed(default=False, others=(True,))
-    materialize_mapped_data: bool = fixed(default=False, others=(True,))
     output: str | None = None
     output_max_rows_per_file: PositiveInt = 10_000
     output_write_remaining_data: bool = False
@@ -356,8 +296,6 @@ class LearnersSettings(_LearnerCodeSettings):
         num_learners: Number of learner processes (DDP ranks); 0: the driver's process trains.
         num_gpus_per_learner: GPUs per learner; more than 0 selects CUDA and NCCL. "auto": a GPU each if this machine
             has one for every learner, otherwise none.
-        num_cpus_per_learner: Ignored; see torch_num_threads.
-        max_requests_in_flight_per_learner: Ignored, as updates run one after the other.
         local_gpu_idx: Index of the GPU that a learner in the driver's process uses.
         torch_num_threads: Number of torch threads in each runner and learner process. "auto": 1; but a learner on the
             CPU whose modules have convolutions trains with up to 8: its share of the cores, less one for each env
@@ -366,12 +304,6 @@ class LearnersSettings(_LearnerCodeSettings):
 
     num_learners: NonNegativeInt = 0
     num_gpus_per_learner: NonNegative | Literal["auto"] = 0.0
-    num_cpus_per_learner: NonNegative | Literal["auto"] = ignored(
-        default="auto", others=(0, 1), instead="set learners(torch_num_threads=…)."
-    )
-    max_requests_in_flight_per_learner: PositiveInt = ignored(
-        default=3, instead="an update begins when the previous one is committed."
-    )
     local_gpu_idx: NonNegativeInt = 0
     torch_num_threads: PositiveInt | Literal["auto"] = "auto"
 
@@ -413,8 +345,6 @@ class FrameworkSettings:
 
     Args:
         framework: "torch", the only choice.
-        torch_skip_nan_gradients: Has no effect; accepted for compatibility with RLlib. Steps with non-finite
-            gradients are always skipped and counted.
         torch_ddp_kwargs: Additional arguments for DistributedDataParallel. If there are any, learner ranks use it even
             if they could exchange gradients in shared memory. ``find_unused_parameters`` is not needed and has no
             effect.
@@ -429,20 +359,15 @@ class FrameworkSettings:
         torch_compile_learner_dynamo_backend: "inductor" (needs a C++ compiler on the CPU, Triton on a
             GPU), "aot_eager", "eager", …
         torch_compile_learner_dynamo_mode: Mode of the backend, e.g. "reduce-overhead" (None: its default).
-        torch_compile_worker: Ignored: env runners use a fused inference path that needs no compiler.
     """
 
     framework: Literal["torch"] = setting(default="torch", kw_only=False)
-    torch_skip_nan_gradients: bool = False
     torch_ddp_kwargs: dict[str, Any] = setting(default={})
     torch_amp_dtype: AmpDtype | None = None
     torch_compile_learner: bool = False
     torch_compile_learner_what_to_compile: Literal["forward_train", "complete_update"] = "forward_train"
     torch_compile_learner_dynamo_backend: str = "inductor"
     torch_compile_learner_dynamo_mode: str | None = None
-    torch_compile_worker: bool = ignored(
-        default=False, instead="env runners use a fused inference path that needs no compiler."
-    )
 
 
 @settings
@@ -454,7 +379,6 @@ class ReportingSettings:
         min_time_s_per_iteration: Minimum duration of an iteration in seconds; `train()` repeats updates until then.
         min_sample_timesteps_per_iteration: Minimum number of env steps to sample in an iteration.
         min_train_timesteps_per_iteration: Minimum number of env steps to train in an iteration.
-        keep_per_episode_custom_metrics: Must be False: log with ``reduce="item_series"`` to get lists.
         log_gradients: Whether to report the global norm of the gradients.
         connector_timers: Whether to time each connector piece (slows sampling down).
         custom_stats_cls_lookup: Dict from name to subclass of `StatsBase`, for
@@ -465,9 +389,6 @@ class ReportingSettings:
     min_time_s_per_iteration: NonNegative | None = None
     min_sample_timesteps_per_iteration: NonNegativeInt | None = 0
     min_train_timesteps_per_iteration: NonNegativeInt | None = 0
-    keep_per_episode_custom_metrics: bool = fixed(
-        default=False, instead='log with metrics_logger.log_value(key, value, reduce="item_series").'
-    )
     log_gradients: bool = True
     connector_timers: bool = False
     custom_stats_cls_lookup: dict[str, Any] = setting(default={})
@@ -499,8 +420,6 @@ class FaultToleranceSettings:
         num_consecutive_env_runner_failures_tolerance: Number of consecutive failures after which the run stops.
         env_failures_per_minute_tolerance: Number of environments of one env runner that may raise errors within 60 s.
             One more stops the run with an error that contains the seed and actions to reproduce it. None: no limit.
-        env_runner_health_probe_timeout_s: Must be 30; has no effect. Heartbeats detect dead env runners,
-            env_step_timeout_s detects hung ones.
         env_runner_restore_timeout_s: Seconds within which a restarted env runner must be ready.
         restart_failed_learners: Whether to replace a learner rank that died.
         min_learners: Minimum number of learner ranks; with fewer survivors the run stops.
@@ -535,10 +454,6 @@ class FaultToleranceSettings:
     restart_failed_sub_environments: bool = True
     num_consecutive_env_runner_failures_tolerance: NonNegativeInt = 100
     env_failures_per_minute_tolerance: NonNegativeInt | None = 4
-    env_runner_health_probe_timeout_s: NonNegative = fixed(
-        default=30,
-        instead="heartbeats detect dead env runners; fault_tolerance(env_step_timeout_s=…) detects hung ones.",
-    )
     env_runner_restore_timeout_s: NonNegative = 1800.0
     restart_failed_learners: bool = True
     min_learners: PositiveInt = 1
@@ -583,8 +498,6 @@ class CheckpointingSettings:
     """Automatic checkpoints: how often they are written and how many are kept.
 
     Args:
-        export_native_model_files: Has no effect; accepted for compatibility with RLlib. Modules are always stored as
-            safetensors files.
         checkpoint_every_s: Seconds between checkpoints of `rlzmq train` and `Algorithm.keep_checkpoints`, from the
             first iteration on; None: only at the end.
         checkpoint_keep: Number of newest checkpoints to keep, besides the one with the best mean return.
@@ -593,7 +506,6 @@ class CheckpointingSettings:
             driver then holds two copies of all of them. False: a resumed run fills empty buffers by sampling.
     """
 
-    export_native_model_files: bool = False
     checkpoint_every_s: NonNegative | None = 60.0
     checkpoint_keep: PositiveInt = 3
     checkpoint_replay: bool = False
@@ -606,7 +518,6 @@ class DebuggingSettings:
     Args:
         seed: Seed from which all random streams of the run are derived; None: drawn when the algorithm is built.
         log_level: Level of the ``rlzmq`` loggers in driver, runners and learners; None: unchanged.
-        log_sys_usage: Must be False.
         record_dir: Directory in which the learner records the training data of each update and a digest of the
             resulting weights, for `rlzmq replay` (``rlzmq train --record``: in the run directory). Needs a single
             learner and at least one process besides the driver's. None: nothing is recorded.
@@ -616,46 +527,13 @@ class DebuggingSettings:
 
     seed: NonNegativeInt | None = None
     log_level: Literal["DEBUG", "INFO", "WARN", "WARNING", "ERROR"] = "WARNING"
-    log_sys_usage: bool = fixed(default=False, instead="use the tools of the operating system.")
     record_dir: str | None = None
     trace: str | None = None
 
 
 @settings
-class ResourcesSettings:
-    """Ray's resources, accepted for compatibility with RLlib; see `learners()` and `env_runners()`.
-
-    Args:
-        num_cpus_for_main_process: Ignored: processes are not bound to CPUs.
-        num_gpus: Must be 0: see num_gpus_per_learner.
-        placement_strategy: Ignored: a cluster file sets which process runs on which machine.
-    """
-
-    num_cpus_for_main_process: NonNegative = ignored(
-        default=1, others=(0,), instead="processes are not bound to CPUs; see learners(torch_num_threads=…)."
-    )
-    num_gpus: NonNegative = fixed(default=0, instead="set learners(num_gpus_per_learner=…).")
-    placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = ignored(
-        default="PACK", instead="set in a cluster file which process runs on which machine."
-    )
-
-
-@settings
-class PythonEnvironmentSettings:
-    """Environment variables, accepted for compatibility with RLlib. Every process inherits the driver's variables.
-
-    Args:
-        extra_python_environs_for_driver: Must be {}: set them before Python starts.
-        extra_python_environs_for_worker: Must be {}; see above.
-    """
-
-    extra_python_environs_for_driver: dict[str, str] = fixed(
-        default={}, instead="set environment variables before Python starts."
-    )
-    extra_python_environs_for_worker: dict[str, str] = fixed(
-        default={},
-        instead="set environment variables before Python starts: the processes of a run inherit them.",
-    )
+class RaySettings:
+    """Settings of Ray, which are ignored or refused: see `rlzmq.config.rllib_only`."""
 
 
 @settings
@@ -664,18 +542,6 @@ class ExperimentalSettings:
 
     Args:
         _validate_config: Whether `validate` checks that settings are consistent, e.g. when an Algorithm is built.
-        _use_msgpack_checkpoints: Must be False: checkpoints are JSON and safetensors.
-        _torch_grad_scaler_class: Must be None: framework(torch_amp_dtype="bfloat16") needs no scaling.
-        _torch_lr_scheduler_classes: Must be None: set lr to a schedule instead.
     """
 
     _validate_config: bool = True
-    _use_msgpack_checkpoints: bool = fixed(default=False, instead="checkpoints are JSON and safetensors.")
-    _torch_grad_scaler_class: Any = fixed(
-        default=None, instead="set framework(torch_amp_dtype='bfloat16'), which needs no scaling of losses."
-    )
-    _torch_lr_scheduler_classes: Any = fixed(
-        default=None,
-        instead="give training(lr=[(0, v0), (t1, v1), …]), or step a scheduler in after_gradient_based_update of "
-        "your own Learner class.",
-    )

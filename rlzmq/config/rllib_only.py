@@ -33,7 +33,8 @@ class RLlibOnly:
         config: Name of the config class that has it, also in classes that inherit from it.
         name: Its name.
         instead: What to do instead of setting it.
-        accepted: The values that agree with what this library does; None: all values, as none changes what is learned.
+        accepted: The values that agree with what this library does, without a warning; None: all values, with one, as
+            none changes what is learned.
         to: The setting here that takes the value; "": none, it is ignored.
     """
 
@@ -102,6 +103,145 @@ RLLIB_ONLY: tuple[RLlibOnly, ...] = (
         _EVERY_CONFIG,
         {"observation_filter": "NoFilter"},
         "env_runners(env_to_module_connector=lambda env, spaces, device: MeanStdFilter()).",
+    ),
+    *_one_value(
+        "environment",
+        _EVERY_CONFIG,
+        {"render_env": False},
+        "give environment(env_config={'render_mode': 'human'}).",
+    ),
+    *_ignored(
+        "environment",
+        _EVERY_CONFIG,
+        "action_mask_key",
+        "name that part of the observation space 'action_mask'.",
+    ),
+    *_ignored(
+        "env_runners",
+        _EVERY_CONFIG,
+        "create_local_env_runner create_env_on_local_worker",
+        "the driver has an env runner only if there are no others.",
+    ),
+    *_ignored(
+        "env_runners",
+        _EVERY_CONFIG,
+        "num_cpus_per_env_runner",
+        "processes are not bound to CPUs; see learners(torch_num_threads=…).",
+    ),
+    *_ignored("env_runners", _EVERY_CONFIG, "num_gpus_per_env_runner", "env runners act on the CPU."),
+    *_ignored(
+        "env_runners",
+        _EVERY_CONFIG,
+        "custom_resources_per_env_runner",
+        "name each runner's machine in the cluster file.",
+    ),
+    *_ignored(
+        "env_runners",
+        _EVERY_CONFIG,
+        "validate_env_runners_after_construction",
+        "an env runner that cannot be constructed always fails at once.",
+    ),
+    *_ignored(
+        "env_runners",
+        _EVERY_CONFIG,
+        "max_requests_in_flight_per_env_runner",
+        "the broker assigns the whole batch in advance, so no env runner waits for a request.",
+    ),
+    *_one_value(
+        "env_runners",
+        _EVERY_CONFIG,
+        {"broadcast_env_runner_states": True},
+        "set env_runners(merge_env_runner_states=False) to keep them apart.",
+    ),
+    *_ignored(
+        "env_runners",
+        _EVERY_CONFIG,
+        "compress_observations",
+        "observations are sent uncompressed and without a copy.",
+    ),
+    *_ignored(
+        "env_runners",
+        _EVERY_CONFIG,
+        "episodes_to_numpy",
+        "sampled episodes always consist of numpy arrays.",
+    ),
+    *_ignored("learners", _EVERY_CONFIG, "num_cpus_per_learner", "set learners(torch_num_threads=…)."),
+    *_ignored(
+        "learners",
+        _EVERY_CONFIG,
+        "max_requests_in_flight_per_learner",
+        "an update begins when the previous one is committed.",
+    ),
+    *_ignored(
+        "framework",
+        _EVERY_CONFIG,
+        "torch_compile_worker",
+        "env runners use a fused inference path that needs no compiler.",
+    ),
+    *_ignored(
+        "framework",
+        _EVERY_CONFIG,
+        "torch_skip_nan_gradients",
+        "steps with non-finite gradients are always skipped and counted.",
+    ),
+    *_one_value(
+        "reporting",
+        _EVERY_CONFIG,
+        {"keep_per_episode_custom_metrics": False},
+        'log with metrics_logger.log_value(key, value, reduce="item_series").',
+    ),
+    *_one_value(
+        "fault_tolerance",
+        _EVERY_CONFIG,
+        {"env_runner_health_probe_timeout_s": 30},
+        "heartbeats detect dead env runners; fault_tolerance(env_step_timeout_s=…) detects hung ones.",
+    ),
+    *_ignored(
+        "checkpointing",
+        _EVERY_CONFIG,
+        "export_native_model_files",
+        "modules are always stored as safetensors files.",
+    ),
+    *_one_value(
+        "debugging", _EVERY_CONFIG, {"log_sys_usage": False}, "use the tools of the operating system."
+    ),
+    *_ignored(
+        "resources",
+        _EVERY_CONFIG,
+        "num_cpus_for_main_process",
+        "processes are not bound to CPUs; see learners(torch_num_threads=…).",
+    ),
+    *_one_value("resources", _EVERY_CONFIG, {"num_gpus": 0}, "set learners(num_gpus_per_learner=…)."),
+    *_ignored(
+        "resources",
+        _EVERY_CONFIG,
+        "placement_strategy",
+        "set in a cluster file which process runs on which machine.",
+    ),
+    *_one_value(
+        "python_environment",
+        _EVERY_CONFIG,
+        {"extra_python_environs_for_driver": {}, "extra_python_environs_for_worker": {}},
+        "set environment variables before Python starts: the processes of a run inherit them.",
+    ),
+    *_one_value(
+        "experimental",
+        _EVERY_CONFIG,
+        {"_use_msgpack_checkpoints": False},
+        "checkpoints are JSON and safetensors.",
+    ),
+    *_one_value(
+        "experimental",
+        _EVERY_CONFIG,
+        {"_torch_grad_scaler_class": None},
+        "set framework(torch_amp_dtype='bfloat16'), which needs no scaling of losses.",
+    ),
+    *_one_value(
+        "experimental",
+        _EVERY_CONFIG,
+        {"_torch_lr_scheduler_classes": None},
+        "give training(lr=[(0, v0), (t1, v1), …]), or step a scheduler in after_gradient_based_update of your own "
+        "Learner class.",
     ),
     *_ignored("learners", _EVERY_CONFIG, _AGGREGATOR_SETTINGS, _NO_AGGREGATORS),
     *_ignored("training", _EVERY_CONFIG, _AGGREGATOR_SETTINGS, _NO_AGGREGATORS),
@@ -231,6 +371,23 @@ RLLIB_ONLY: tuple[RLlibOnly, ...] = (
     ),
     *_one_value("training", "SACConfig", {"clip_actions": False}, "set environment(clip_actions=…) instead."),
     # -- recorded data --------------------------------------------------------------------------
+    *_one_value(
+        "training", "CQLConfig", {"lagrangian": False, "lagrangian_thresh": 5.0}, "set min_q_weight."
+    ),
+    *_one_value(
+        "training",
+        "BCConfig",
+        {"beta": 0.0},
+        "use MARWILConfig, which weights steps by their advantages.",
+    ),
+    *_one_value("offline_data", _EVERY_CONFIG, {"input_read_method": None}, _SHARDS),
+    *_ignored(
+        "offline_data",
+        _EVERY_CONFIG,
+        "input_read_episodes input_read_sample_batches",
+        "a file's columns tell what it holds.",
+    ),
+    *_ignored("offline_data", _EVERY_CONFIG, "materialize_data materialize_mapped_data", _NO_RAY_DATA),
     *_ignored(
         "offline_data",
         _EVERY_CONFIG,
@@ -330,7 +487,8 @@ def accept_rllib_only(config: object, name: str, value: Any, setter: str | None 
         )
     if row.to:
         setattr(config, row.to, value)
-    warn_ignored(row.setter, name, row.instead, taken=bool(row.to))
+    if row.accepted is None:
+        warn_ignored(row.setter, name, row.instead, taken=bool(row.to))
     return True
 
 

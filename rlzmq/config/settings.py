@@ -19,7 +19,7 @@ from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeVar, dat
 from annotated_types import Ge, Gt, Le
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
-from rlzmq.config.rllib_only import accept_rllib_only, no_such_setting, warn_ignored
+from rlzmq.config.rllib_only import accept_rllib_only, no_such_setting
 from rlzmq.config.search_space import SearchObject, find_search_objects
 from rlzmq.core.errors import ConfigurationError
 
@@ -35,7 +35,6 @@ __all__ = [
     "Schedule",
     "Setting",
     "fixed",
-    "ignored",
     "setting",
     "settings",
     "settings_of",
@@ -94,7 +93,6 @@ class Setting:
         *,
         only: tuple[Any, ...] | None = None,
         instead: str = "",
-        is_ignored: bool = False,
         kw_only: bool = True,
     ) -> None:
         self.name = self.group = self.doc = ""
@@ -102,7 +100,6 @@ class Setting:
         self.only = only
         self._default = default
         self._instead = instead
-        self._is_ignored = is_ignored
         self._kw_only = kw_only
         self._adapter: TypeAdapter[Any] | None = None
 
@@ -128,16 +125,13 @@ class Setting:
         Raises:
             ConfigurationError: The value is invalid; the text names the setting, the expected and the actual value.
         """
-        if isinstance(value, SearchObject) and not self._is_ignored:
+        if isinstance(value, SearchObject):
             for example in value.examples():
                 self._check_one(example)
             return value
         return self._check_one(value)
 
     def _check_one(self, value: Any) -> Any:
-        if self._is_ignored and value not in (self.only or ()):
-            warn_ignored(self.group, self.name, self._instead)
-            return self.default
         if self.annotation is not Any:
             value = self._checked(value)
         if self.only is not None and value not in self.only:
@@ -183,23 +177,17 @@ def setting(*, default: Any, kw_only: bool = True) -> Any:
     return Setting(default, kw_only=kw_only)
 
 
-def fixed(*, default: Any, others: tuple[Any, ...] = (), instead: str = "") -> Any:
-    """Declare a setting that exists for compatibility with RLlib. Other values raise an error.
+def fixed(*, default: Any, instead: str) -> Any:
+    """Declare a setting of a base class of which only one value is left.
 
     Args:
-        default: The value that describes the fixed behavior.
-        others: Equivalent values.
-        instead: Advice on what to do instead of setting another value.
+        default: That value.
+        instead: Advice on what to do instead of setting another one.
     """
-    return Setting(default, only=(default, *others), instead=instead)
+    return Setting(default, only=(default,), instead=instead)
 
 
-def ignored(*, default: Any, others: tuple[Any, ...] = (), instead: str = "") -> Any:
-    """Declare a setting as `fixed` does, but ignore other values with a warning: they do not change what is learned."""
-    return Setting(default, only=(default, *others), instead=instead, is_ignored=True)
-
-
-@dataclass_transform(kw_only_default=True, field_specifiers=(setting, fixed, ignored))
+@dataclass_transform(kw_only_default=True, field_specifiers=(setting, fixed))
 def settings(group: _Group) -> _Group:
     """Turn a class into a group of settings, one for each annotated attribute."""
     docs = _docs(group)

@@ -21,7 +21,7 @@ from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
 
 # What the library does not read itself, and what is so whatever the value.
 _OF_USERS = {"learner_config_dict"}
-_ALWAYS_SO = {"framework", "torch_skip_nan_gradients", "export_native_model_files"}
+_ALWAYS_SO = {"framework"}
 
 
 @pytest.mark.parametrize("config_class", [get_config_class(name) for name in ALGORITHMS])
@@ -33,9 +33,6 @@ def test_each_setting_is_read_or_fixed(config_class: type[AlgorithmConfig]) -> N
     unread = [name for name, _ in config_class().items() if not re.search(rf"(?:\.|[\"']){name}\b", text)]
     fixed = {name: field for name, field in config_class._fields.items() if field.only}
     assert set(unread) - fixed.keys() - _OF_USERS - _ALWAYS_SO == set()
-    assert len(fixed) > 20
-    for name, field in fixed.items():
-        assert field.default in field.only, name
 
 
 @pytest.mark.parametrize("config_class", [get_config_class(name) for name in ALGORITHMS])
@@ -65,8 +62,6 @@ def test_a_value_without_effect_is_refused_where_it_is_given() -> None:
         PPOConfig().environment("CartPole-v1").learners(num_learners=2).framework(
             torch_compile_learner_what_to_compile="complete_update"
         ).validate()
-    PPOConfig().env_runners(create_local_env_runner=False, num_gpus_per_env_runner=0)
-    PPOConfig().env_runners(create_env_on_local_worker=True)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 from rlzmq import (
     PPO,
     AlgorithmConfig,
-    BCConfig,
     ConfigurationError,
     DQNConfig,
     IMPALAConfig,
@@ -62,7 +61,7 @@ def test_each_is_ignored_with_one_warning_or_refused_with_advice(
             take(**{row.name: value})
     assert config.to_dict() == before
     messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == 1
+    assert len(messages) == (row.accepted is None)
     assert all(row.name in text and row.instead in text for text in messages)
     assert row.instead.endswith(".")
     if row.accepted is not None:
@@ -97,29 +96,6 @@ def test_a_setting_of_another_setter_is_named_instead_of_a_similar_one() -> None
         SACConfig().training(clip_actions=True)
     with pytest.raises(TypeError, match=r"Instead: \.checkpointing\(checkpoint_replay=…\)"):
         SACConfig().training(checkpoint_replay=True)
-
-
-@pytest.mark.parametrize(
-    ("setter", "given"),
-    [
-        ("env_runners", {"num_cpus_per_env_runner": 2, "num_gpus_per_env_runner": 0.5}),
-        ("env_runners", {"custom_resources_per_env_runner": {"tpu": 1}, "episodes_to_numpy": False}),
-        ("environment", {"action_mask_key": "mask"}),
-        ("learners", {"num_cpus_per_learner": 4, "max_requests_in_flight_per_learner": 1}),
-        ("resources", {"num_cpus_for_main_process": 4}),
-    ],
-)
-def test_a_value_that_does_not_change_what_is_learned_is_ignored_with_a_warning(
-    setter: str, given: dict[str, object], caplog: pytest.LogCaptureFixture
-) -> None:
-    config = PPOConfig()
-    with caplog.at_level(logging.WARNING, "rlzmq"):
-        for _ in range(2):
-            getattr(config, setter)(**given)
-    assert config.to_dict() == PPOConfig().to_dict()
-    messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == len(given)
-    assert all(any(name in text for text in messages) for name in given)
 
 
 def test_a_search_of_an_ignored_value_is_ignored() -> None:
@@ -161,8 +137,3 @@ def test_an_algorithm_takes_a_dict_and_its_class_is_set_as_an_attribute() -> Non
         saved = algo.save()
         assert saved.checkpoint.path == saved
     shutil.rmtree(saved)
-
-
-def test_ray_data_is_not_asked_to_keep_batches_in_memory() -> None:
-    config = BCConfig().offline_data(materialize_data=True, materialize_mapped_data=False)
-    assert config.materialize_data

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlzmq import ConfigurationError, PPOConfig
+from rlzmq import ConfigurationError, CQLConfig
 from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
 from rlzmq.cli.main import _COMMANDS, main
 from rlzmq.cli.train import _config, _parse
@@ -77,11 +77,11 @@ def test_a_flag_of_true_or_false_may_stand_alone() -> None:
 
 
 def test_settings_with_one_possible_value_have_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "ppo", "--help-all"]) == 0
+    assert main(["train", "cql", "--help-all"]) == 0
     flags = {word for word in capsys.readouterr().out.split() if word.startswith("--")}
-    assert "--lambda" in flags
+    assert "--min-q-weight" in flags
     assert {
-        "--" + name.replace("_", "-") for name, field in PPOConfig._fields.items() if field.only
+        "--" + name.replace("_", "-") for name, field in CQLConfig._fields.items() if field.only
     } & flags == set()
 
 

@@ -49,8 +49,6 @@ class CQLTrainingSettings(SACTrainingSettings):
             step and at the next one).
         min_q_weight: Weight of the penalty.
         deterministic_backup: Whether targets leave out the entropy of the next action.
-        lagrangian: Must be False: the penalty's weight is not tuned.
-        lagrangian_thresh: Must be 5: it has no effect.
         n_step: Must be 1: targets have one reward.
         replay_buffer_config: Must be {}: there is no replay buffer.
         num_steps_sampled_before_learning_starts: Must be 0: nothing is sampled.
@@ -67,8 +65,6 @@ class CQLTrainingSettings(SACTrainingSettings):
     num_actions: PositiveInt = 10
     min_q_weight: NonNegative = 5.0
     deterministic_backup: bool = True
-    lagrangian: bool = fixed(default=False, instead="set min_q_weight.")
-    lagrangian_thresh: float = fixed(default=5.0, instead="set min_q_weight.")
     n_step: int = fixed(default=1, instead="targets have one reward.")
     replay_buffer_config: dict[str, Any] = fixed(default={}, instead=_NO_BUFFER)
     num_steps_sampled_before_learning_starts: int = fixed(default=0, instead=_NO_BUFFER)
