@@ -14,98 +14,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import gymnasium as gym
-import numpy as np
 import torch
 
 from rlzmq.algorithms.checkpoints import read_algorithm
+from rlzmq.algorithms.policy_agents import (
+    Steps,
+    agents_of_policy,
+    agents_with_modules,
+    as_batch_of,
+    as_value_of,
+)
 from rlzmq.algorithms.stored_config import Given
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.rows import VectorStepRows
-from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.space_plain import space_from_plain
-from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.synonyms import AnswersSynonyms
 from rlzmq.core.tree import num_items, tree_map, tree_stack, tree_unstack
-from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns, default_agent_to_module_mapping_fn
-from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
-from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.episodes.columns import Columns
 from rlzmq.runners.module_step import ModuleStep
 
 __all__ = ["Policy", "first_row"]
 
-
-_ARRAYS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
-
-
-def as_value_of(space: Any, value: Any) -> Any:
-    """Return one value of a space, with its parts as arrays of the space's dtypes.
-
-    Raises:
-        ValueError: The shape or structure differs; the text names the part, the expected and the actual one.
-    """
-    refuse_tuple(space, value)
-    return _converted(space, value, (), "observation")
-
-
-def refuse_tuple(space: Any, value: Any) -> None:
-    """Raise ValueError if a value is all that ``reset`` or ``step`` returned."""
-    names = {2: "observation, info", 5: "observation, reward, terminated, truncated, info"}
-    if not isinstance(value, tuple) or isinstance(space, gym.spaces.Tuple) or len(value) not in names:
-        return
-    if isinstance(value[-1], dict):
-        call = "env.reset()" if len(value) == 2 else "env.step(…)"
-        raise ValueError(
-            f"expected an observation, but you passed ({names[len(value)]}), which is what {call} returns. "
-            f"Pass {call}[0]."
-        )
-
-
-def as_batch_of(space: Any, values: Any) -> Any:
-    """Return many values of a space, or a list of single ones, as one tree of arrays ``[N, ...]``.
-
-    Raises:
-        ValueError: See `as_value_of`.
-    """
-    if isinstance(values, list):
-        if not values:
-            raise ValueError("expected at least one observation, got an empty list.")
-        return tree_stack([as_value_of(space, value) for value in values])
-    return _converted(space, values, (None,), "observations")
+_NOT_EXTRA = frozenset({Columns.ACTIONS, Columns.ACTIONS_FOR_ENV})
+# The episode is cut to its lookback after this many steps, which bounds the memory of endless episodes.
+_MAX_CHUNK_STEPS = 64
 
 
 def first_row(batch: Any) -> Any:
     """Return the first item of a tree of arrays ``[N, ...]``."""
     return tree_map(lambda leaf: leaf[0], batch)
-
-
-def _converted(space: Any, value: Any, lead: tuple[None, ...], where: str) -> Any:
-    if isinstance(space, gym.spaces.Dict):
-        if not isinstance(value, dict) or value.keys() != space.spaces.keys():
-            got = sorted(value) if isinstance(value, dict) else type(value).__name__
-            raise ValueError(f"{where}: expected a dict with the keys {sorted(space.spaces)}, got {got}.")
-        return {key: _converted(part, value[key], lead, f"{where}[{key!r}]") for key, part in space.items()}
-    if isinstance(space, gym.spaces.Tuple):
-        if not isinstance(value, tuple | list) or len(value) != len(space):
-            raise ValueError(f"{where}: expected a tuple of {len(space)} parts, got {value!r:.80}.")
-        parts = zip(space, value, strict=True)
-        return tuple(_converted(part, own, lead, f"{where}[{i}]") for i, (part, own) in enumerate(parts))
-    if not isinstance(space, _ARRAYS):
-        return value
-    array = np.asarray(value)
-    if array.dtype != space.dtype:
-        array = array.astype(space.dtype)
-    if array.ndim < len(lead) or array.shape[len(lead) :] != space.shape:
-        shape = tuple(space.shape or ())
-        expected = ("N", *shape) if lead else shape
-        raise ValueError(f"{where}: expected shape {expected}, got {array.shape}; the space is {space}.")
-    return array
-
-
-_NOT_EXTRA = frozenset({Columns.ACTIONS, Columns.ACTIONS_FOR_ENV})
-# The episode is cut to its lookback after this many steps, which bounds the memory of endless episodes.
-_MAX_CHUNK_STEPS = 64
 
 
 class Policy(AnswersSynonyms):
@@ -128,7 +66,7 @@ class Policy(AnswersSynonyms):
         modules: The acting MultiRLModule; it is not copied.
         spaces: (observation space, action space) of one env.
         connector_state: State by pipeline, as in the component "env_runner" of checkpoints.
-        module_id: Id of the acting module; None: the only one, or all.
+        module_id: Id of the acting module; None: the only one, that of the agent, or all.
         agent_id: Id of the agent to play; None: the first agent mapped to the module.
         seed: Seed for sampling actions with ``explore=True``; None: ``config.seed``.
         num_env_steps_sampled: Number of env steps of the run so far, for exploration schedules.
@@ -157,20 +95,8 @@ class Policy(AnswersSynonyms):
         self.config = config
         self.num_env_steps_sampled = num_env_steps_sampled
         self._modules = modules.eval()
-        self._is_multi_agent: bool = config.is_multi_agent
-        self._mapping_fn = config.policy_mapping_fn or default_agent_to_module_mapping_fn
-        self._agent_id = agent_id
-        self._module_id = module_id
-        self.observation_space, self.action_space = spaces
-        if module_id is None and not self._is_multi_agent:
-            module_id = DEFAULT_MODULE_ID
-        if module_id is not None and module_id not in modules:
-            raise KeyError(f"no module {module_id!r}.{did_you_mean(module_id, list(modules.keys()))}")
-        if self._is_multi_agent and module_id is not None:
-            self._agent_id = self._checked_agent(agent_id, module_id, spaces[0])
-            self._mapping_fn = lambda agent_id, episode, **kwargs: module_id
-            self.observation_space, self.action_space = (space[self._agent_id] for space in spaces)
-        self._env_spaces = spaces
+        self._agents = agents_of_policy(config, modules, spaces, module_id, agent_id)
+        self.observation_space, self.action_space = self._agents.spaces
         both = {"__env_single__": spaces, "__env__": spaces}
         self._env_to_module = config.build_env_to_module_connector(env=None, spaces=both)
         self._module_to_env = config.build_module_to_env_connector(env=None, spaces=both)
@@ -178,7 +104,7 @@ class Policy(AnswersSynonyms):
             pipeline.freeze_statistics()
             if connector_state and connector_state.get(name):
                 pipeline.set_state(connector_state[name])
-        self._acting = modules if self._is_multi_agent else modules[DEFAULT_MODULE_ID]
+        self._acting = self._agents.acting
         self._lookback: int = max(1, config.episode_lookback_horizon, self._env_to_module.required_lookback)
         self.is_stateless: bool = not self._acting.is_stateful() and not self._env_to_module.required_lookback
         self._generator = torch.Generator()
@@ -189,26 +115,9 @@ class Policy(AnswersSynonyms):
             self._generator.manual_seed(derive_seed(seed, "acting"))
         self._module_step: ModuleStep | None = None  # if the policy acts on rows
         on_rows = self._env_to_module.on_rows and self._module_to_env.on_rows
-        if self.is_stateless and not self._is_multi_agent and on_rows:
+        if self.is_stateless and self._agents.on_rows and on_rows:
             self._module_step = ModuleStep(self._acting, self._generator, self._env_to_module.device)
         self.reset()
-
-    def _checked_agent(self, agent_id: Any, module_id: str, spaces: Any) -> Any:
-        agents = list(spaces.spaces)
-        if agent_id is None:
-            for agent in agents:
-                try:
-                    if self._mapping_fn(agent, None) == module_id:
-                        return agent
-                except Exception:  # the function reads the episode
-                    break
-            raise ConfigurationError(
-                f"Policy: which agent module {module_id!r} plays cannot be determined: pass agent_id, "
-                f"one of {agents}."
-            )
-        if agent_id not in agents:
-            raise KeyError(f"no agent {agent_id!r} in the env.{did_you_mean(agent_id, agents)}")
-        return agent_id
 
     @classmethod
     def load(
@@ -264,18 +173,8 @@ class Policy(AnswersSynonyms):
             CheckpointError: See `load`.
         """
         stored = _stored(path, Given(config, trust, module_class, settings))
-        config = stored.config
-        if not config.is_multi_agent:
-            return [cls(**vars(stored))]
-        mapping_fn = config.policy_mapping_fn or default_agent_to_module_mapping_fn
-        policies = []
-        for agent_id in stored.spaces[0].spaces:
-            try:
-                module_id = mapping_fn(agent_id, None)
-            except Exception:  # the function reads the episode
-                continue
-            policies.append(cls(**vars(stored), module_id=module_id, agent_id=agent_id))
-        return policies
+        ids = agents_with_modules(stored.config, stored.spaces)
+        return [cls(**vars(stored), module_id=module_id, agent_id=agent_id) for module_id, agent_id in ids]
 
     @classmethod
     def from_algorithm(cls, algorithm: Any, *, module_id: str | None = None, agent_id: Any = None) -> Policy:
@@ -300,14 +199,7 @@ class Policy(AnswersSynonyms):
         Raises:
             ConfigurationError: The policy plays several agents.
         """
-        if not self._is_multi_agent:
-            return DEFAULT_MODULE_ID, self._acting, None
-        if self._module_id is None:
-            raise ConfigurationError(
-                f"this policy plays several agents: choose one of its modules, {sorted(self._modules.keys())}, with "
-                "module_id=… (--module)."
-            )
-        return self._module_id, self._modules[self._module_id], self._agent_id
+        return self._agents.acting_module()
 
     def pipelines(self) -> dict[str, Any]:
         """Return the pipelines by their names in checkpoints: "env_to_module_connector", "module_to_env_connector"."""
@@ -349,17 +241,8 @@ class Policy(AnswersSynonyms):
             action = first_row(self._act_on_columns(batch, explore))
             self._num_steps += 1
             return action
-        if not self._is_multi_agent:
-            return self._step(as_value_of(self.observation_space, observation), explore, float(reward))
-        if self._agent_id is not None:
-            observation = as_value_of(self.observation_space, observation)
-            return self._step({self._agent_id: observation}, explore, reward)[self._agent_id]
-        refuse_tuple(self.observation_space, observation)
-        observation = {
-            agent_id: as_value_of(self.observation_space[agent_id], of_agent)
-            for agent_id, of_agent in observation.items()
-        }
-        return self._step(observation, explore, reward)
+        observation = self._agents.checked(observation)
+        return self._agents.unwrapped(self._step(observation, explore, reward))
 
     def compute_actions(self, observations: Any, *, explore: bool = False) -> Any:
         """Return the env actions for many observations, each the first of an episode. For stateless policies.
@@ -374,7 +257,7 @@ class Policy(AnswersSynonyms):
         Raises:
             ValueError: The policy is not stateless, or the observations do not fit the space.
         """
-        if not self.is_stateless or (self._is_multi_agent and self._agent_id is None):
+        if not self.is_stateless or self._agents.are_all:
             why = "plays several agents" if self.is_stateless else "remembers (a state, previous frames, …)"
             raise ValueError(
                 f"compute_actions() is for stateless policies of one agent; this one {why}. Use one "
@@ -384,17 +267,11 @@ class Policy(AnswersSynonyms):
         if self._module_step is not None:
             return self._act_on_columns(observations, explore, is_batch=True)
         ongoing = self._episode
-        items = [self._wrapped(item) for item in tree_unstack(observations)]
+        items = [self._agents.wrapped(item) for item in tree_unstack(observations)]
         episodes = [self._new_episode(item, index) for index, item in enumerate(items)]
         actions, _ = self._run_pipelines(episodes, explore, {"generator": self._generator})
         self._episode = ongoing
-        return tree_stack([self._unwrapped(action) for action in actions])
-
-    def _wrapped(self, item: Any) -> Any:
-        return {self._agent_id: item} if self._is_multi_agent else item
-
-    def _unwrapped(self, item: Any) -> Any:
-        return item[self._agent_id] if self._is_multi_agent else item
+        return tree_stack([self._agents.unwrapped(action) for action in actions])
 
     # -- on whole columns -----------------------------------------------------------------------
 
@@ -423,7 +300,7 @@ class Policy(AnswersSynonyms):
 
     def begin_episode(self, observation: Any) -> Any:
         """Return an episode with its first observation, for `act_in`. For policies of one agent."""
-        return self._new_episode(self._wrapped(observation), None)
+        return self._new_episode(self._agents.wrapped(observation), None)
 
     def continue_episode(
         self,
@@ -440,31 +317,8 @@ class Policy(AnswersSynonyms):
             actions, rewards, extra_model_outputs: Those of the N >= 1 steps, as `act_in` returned them.
             num_steps: Number of steps so far, >= N.
         """
-        facts: dict[str, Any] = {
-            "observation_space": self._env_spaces[0],
-            "action_space": self._env_spaces[1],
-            "len_lookback_buffer": len(actions) - 1,
-        }
-        if not self._is_multi_agent:
-            names = extra_model_outputs[0]
-            return SingleAgentEpisode(
-                observations=observations,
-                actions=actions,
-                rewards=rewards,
-                extra_model_outputs={name: [step[name] for step in extra_model_outputs] for name in names},
-                t_started=num_steps - 1,
-                **facts,
-            )
-        return MultiAgentEpisode(
-            agent_to_module_mapping_fn=self._mapping_fn,
-            observations=[self._wrapped(item) for item in observations],
-            actions=[self._wrapped(item) for item in actions],
-            rewards=[self._wrapped(item) for item in rewards],
-            extra_model_outputs=[self._wrapped(item) for item in extra_model_outputs],
-            env_t_started=num_steps - 1,
-            agent_t_started={self._agent_id: num_steps - 1},
-            **facts,
-        )
+        steps = Steps(observations, actions, rewards, extra_model_outputs, num_steps)
+        return self._agents.continue_episode(steps)
 
     def act_in(
         self, episodes: list[Any], *, explore: bool, generator: torch.Generator | None = None
@@ -482,7 +336,7 @@ class Policy(AnswersSynonyms):
         shared_data = {"generator": self._generator if generator is None else generator}
         for_env, extras = self._run_pipelines(episodes, explore, shared_data)
         found = for_env, self._stored_actions, extras
-        return tuple([self._unwrapped(item) for item in items] for items in found)  # type: ignore[return-value]
+        return tuple([self._agents.unwrapped(item) for item in items] for items in found)  # type: ignore[return-value]
 
     def _step(self, observation: Any, explore: bool, reward: Any) -> Any:
         if self._episode is None:
@@ -490,45 +344,17 @@ class Policy(AnswersSynonyms):
         else:
             if len(self._episode) >= _MAX_CHUNK_STEPS:
                 self._episode = self._episode.cut(self._lookback)
-            self._add_step(observation, reward)
+            self._agents.add_step(self._episode, observation, self._last_actions, reward, self._last_extras)
         actions, extras = self._run_pipelines([self._episode], explore, self._shared_data)
-        self._last_actions, self._last_extras = self._stored_actions[0], self._with_known_names(extras[0])
+        self._last_actions, self._last_extras = (
+            self._stored_actions[0],
+            self._agents.with_known_names(self._last_extras, extras[0]),
+        )
         self._num_steps += 1
         return actions[0]
 
     def _new_episode(self, observation: Any, index: int | None) -> Any:
-        spaces = {"observation_space": self._env_spaces[0], "action_space": self._env_spaces[1]}
-        name = None if index is None else f"{index}"
-        if self._is_multi_agent:
-            episode: Any = MultiAgentEpisode(name, agent_to_module_mapping_fn=self._mapping_fn, **spaces)
-            episode.add_env_reset(observations=observation, infos={})
-        else:
-            episode = SingleAgentEpisode(name, **spaces)
-            episode.add_env_reset(observation, {})
-        return episode
-
-    def _add_step(self, observation: Any, reward: Any) -> None:
-        if not self._is_multi_agent:
-            self._episode.add_env_step(
-                observation,
-                self._last_actions,
-                reward,
-                {},
-                terminated=False,
-                truncated=False,
-                extra_model_outputs=self._last_extras,
-            )
-            return
-        given = reward if isinstance(reward, Mapping) else dict.fromkeys(self._last_actions, reward)
-        self._episode.add_env_step(
-            observation,
-            self._last_actions,
-            {agent_id: float(given.get(agent_id, 0.0)) for agent_id in self._last_actions},
-            {},
-            terminateds={"__all__": False},
-            truncateds={"__all__": False},
-            extra_model_outputs=self._last_extras,
-        )
+        return self._agents.new_episode(observation, None if index is None else f"{index}")
 
     def _run_pipelines(
         self, episodes: list[Any], explore: bool, shared_data: dict[str, Any]
@@ -562,23 +388,12 @@ class Policy(AnswersSynonyms):
             )
         self._stored_actions = per_episode[Columns.ACTIONS]
         for_env = per_episode.get(Columns.ACTIONS_FOR_ENV, self._stored_actions)
-        names = [name for name in per_episode if name not in _NOT_EXTRA]
-        return for_env, [self._extras(per_episode, names, index) for index in range(len(episodes))]
-
-    def _extras(self, per_episode: dict[str, list[Any]], names: list[str], index: int) -> dict[Any, Any]:
-        if not self._is_multi_agent:
-            return {name: per_episode[name][index] for name in names}
-        return {
-            agent_id: {n: per_episode[n][index][agent_id] for n in names if agent_id in per_episode[n][index]}
-            for agent_id in self._stored_actions[index]
-        }
-
-    def _with_known_names(self, extras: dict[Any, Any]) -> dict[Any, Any]:
-        """Return the outputs with the names of earlier steps, even if `explore` has changed in between."""
-        if self._is_multi_agent:
-            known = self._last_extras or {}
-            return {**known, **{agent: _like(known.get(agent), own) for agent, own in extras.items()}}
-        return _like(self._last_extras, extras)
+        outputs = {name: values for name, values in per_episode.items() if name not in _NOT_EXTRA}
+        extras = [
+            self._agents.outputs({name: values[index] for name, values in outputs.items()}, actions)
+            for index, actions in enumerate(self._stored_actions)
+        ]
+        return for_env, extras
 
 
 @dataclass(frozen=True)
@@ -601,10 +416,3 @@ def _stored(path: str | Path, given: Given) -> _Stored:
     modules = spec.build(seed=config.seed)
     modules.set_state(state["learner_group/learner"]["rl_module"])
     return _Stored(config, modules, spaces, state["env_runner"], int(state["accounting"]["sampled"]))
-
-
-def _like(known: Mapping[str, Any] | None, extras: dict[str, Any]) -> dict[str, Any]:
-    if known is None or known.keys() == extras.keys():
-        return extras
-    zeros = {name: tree_map(lambda leaf: leaf * 0, value) for name, value in known.items()}
-    return {name: extras.get(name, zero) for name, zero in zeros.items()}
