@@ -14,7 +14,7 @@ from rlzmq.cli.main import EXIT_USAGE
 from rlzmq.cli.parsing import parse
 from rlzmq.core.printable import printable
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.launch.engine import Engine, Jobs, engine_of
+from rlzmq.launch.engine import Engine, Jobs, Role, engine_of
 
 __all__ = ["LogsOptions", "StopOptions", "run"]
 
@@ -67,30 +67,30 @@ def _logs(options: LogsOptions) -> int:
     jobs = Jobs.of_run(options.run)
     engine = engine_of(jobs)
     if not options.follow:
-        for role, handle in jobs.handles.items():
-            _show(engine, role, handle, follow=False)
+        for name in jobs.handles:
+            _show(engine, jobs.roles[name], follow=False)
         return 0
     threads = [
-        threading.Thread(target=_show, args=(engine, role, handle), kwargs={"follow": True}, daemon=True)
-        for role, handle in jobs.handles.items()
+        threading.Thread(target=_show, args=(engine, jobs.roles[name]), kwargs={"follow": True}, daemon=True)
+        for name in jobs.handles
     ]
     for thread in threads:
         thread.start()
-    code = engine.wait(jobs.handles["head"])
+    code = engine.wait()
     for thread in threads:
         thread.join(_LAST_LINES_S)
     return code
 
 
-def _show(engine: Engine, role: str, handle: str, *, follow: bool) -> None:
-    for line in engine.logs(handle, follow=follow):
-        print(printable(f"[{role}] {line}", keep="\t"), flush=True)
+def _show(engine: Engine, role: Role, *, follow: bool) -> None:
+    for line in engine.logs(role, follow=follow):
+        print(printable(f"[{role.name}] {line}", keep="\t"), flush=True)
 
 
 def _stop(options: StopOptions) -> int:
     jobs = Jobs.of_run(options.run)
     engine = engine_of(jobs)
-    for role, handle in jobs.handles.items():  # the head first: its goodbye ends the others
-        print(f"stopping    the {role}", flush=True)
-        engine.stop(handle, options.grace)
+    for name in jobs.handles:  # the head first: its goodbye ends the others
+        print(f"stopping    the {name}", flush=True)
+        engine.stop(jobs.roles[name], options.grace)
     return 0

@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
     counts = {name: count for name, count in asked.items() if count is not None}
     if not counts or min(counts.values()) < 0:
         raise ConfigurationError(f"expected --env-runners or --learners, 0 or more, got {counts or 'none'}")
-    if not (options.run / "jobs" / "roles.toml").exists():
+    if not (options.run / "jobs" / "roles.json").exists():
         raise ConfigurationError(
             f"{options.run} was not started with --on. To add runners to a run that listens: rlzmq runner --join FILE "
             "--env-runners N. Otherwise end it with Ctrl-C (it saves a checkpoint), and continue with "
@@ -52,6 +52,6 @@ def run(arguments: Sequence[str]) -> int:
             raise ConfigurationError(
                 f"{options.run} was started without [{name}] in its cluster file: those it has are the head's own."
             )
-        engine.scale(jobs.handles[name], count)
+        engine.scale(jobs.roles[name], count)
         print(f"{name:<11} {count}")
     return 0

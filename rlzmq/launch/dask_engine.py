@@ -9,44 +9,49 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import ByteSize, TypeAdapter
-
 from rlzmq.core.errors import ConfigurationError, PeerLostError
 from rlzmq.core.imports import import_optional
 from rlzmq.launch.engine import Jobs, Role
-from rlzmq.launch.hosting import OVER, STOP_S, WRONG, Hosting, News, host
+from rlzmq.launch.hosting import Hosting, News, host, memory_bytes
 
 __all__ = ["Dask"]
 
 _RETRIES = 1_000_000
+_START_S = 0.05
 
 
 def _distributed() -> Any:
     return import_optional("distributed", "--on dask", "rlzmq[dask]")
 
 
-def _task(role: Role, name: str, head: str, workdir: Path) -> int:
-    """Host one process. The news are in two variables of the scheduler: one is the head's, one the launcher's."""
+def _on_scheduler(client: Any, run: str, news: News) -> tuple[News, dict[str, str]]:
+    """Take news of a run to the scheduler; return all news, and the states of the tasks of all runs."""
+
+    def look(dask_scheduler: Any) -> Any:  # travels as code: the scheduler may not have rlzmq
+        tasks = {key: task for key, task in dask_scheduler.tasks.items() if str(key).startswith("rlzmq-")}
+        for task in tasks.values():
+            task.suspicious = 0  # it may lose any number of workers
+        board = dask_scheduler.__dict__.setdefault("rlzmq", {}).setdefault(run, {})
+        board.update(news)
+        return dict(board), {key: task.state for key, task in tasks.items()}
+
+    found: tuple[News, dict[str, str]] = client.run_on_scheduler(look)
+    return found
+
+
+def _task(role: Role, name: str, head: str, workdir: Path) -> None:
+    """Host one process."""
     distributed = _distributed()
-    written, orders = (distributed.Variable(f"{head}-{what}") for what in ("written", "orders"))
-    news: dict[str, Any] = {}
+    client, address = distributed.get_client(), urlsplit(distributed.get_worker().address).hostname
+    known: dict[str, Any] = {}
 
-    def tell(texts: News) -> News:
-        if texts and news != {**news, **texts}:
-            written.set(dict(texts))
+    def tell(news: News) -> News:
         with contextlib.suppress(OSError, TimeoutError):  # the scheduler is away
-            news.update(written.get(timeout=30) | orders.get(timeout=30))
-        return news
+            known.update(_on_scheduler(client, head, dict(news))[0])
+        return known
 
-    address = urlsplit(distributed.get_worker().address).hostname
-    code = host(role, name, workdir, str(address), tell)
-    if code is None:
+    if not host(role, name, head, workdir, str(address), tell):
         raise PeerLostError(f"{name} ended: Dask starts it again")
-    if name == head:
-        written.set({OVER: True})
-    elif code in WRONG:
-        orders.set({**orders.get(), head: STOP_S})
-    return code
 
 
 class Dask(Hosting):
@@ -62,25 +67,9 @@ class Dask(Hosting):
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"--on {jobs.on}: no Dask scheduler: {error}") from error
 
-        # A task fails for good when several of its workers have died; these may lose any number.
-        def transition(plugin: Any, key: Any, start: str, finish: str, *_: Any, **__: Any) -> None:
-            if str(key).startswith("rlzmq-") and (task := plugin.scheduler.tasks.get(key)):
-                task.suspicious = 0
-
-        def begin(plugin: Any, scheduler: Any) -> None:
-            plugin.scheduler = scheduler
-
-        members = {"transition": transition, "start": begin, "name": "rlzmq"}
-        self._client.register_plugin(type("Restarts", (distributed.SchedulerPlugin,), members)())
-
-    def _variable(self, what: str) -> Any:
-        return _distributed().Variable(f"{self._jobs.handles['head']}-{what}", client=self._client)
-
     def _submit(self, role: Role, name: str, options: dict[str, Any]) -> None:
         asked = role.resources
-        sizes = {"CPU": asked.cpus if asked.cpus > 1 else 0, "GPU": asked.gpus, "MEMORY": 0}
-        if asked.memory:
-            sizes["MEMORY"] = int(TypeAdapter(ByteSize).validate_python(asked.memory))
+        sizes = {"CPU": asked.cpus if asked.cpus > 1 else 0, "GPU": asked.gpus, "MEMORY": memory_bytes(role)}
         given: dict[str, Any] = {"resources": {what: size for what, size in sizes.items() if size}}
         workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
         missing = set(given["resources"]).difference(*(worker["resources"] for worker in workers))
@@ -88,43 +77,23 @@ class Dask(Hosting):
             raise ConfigurationError(
                 f"[{role.name}]: no worker offers {', '.join(sorted(missing))}: dask worker --resources 'GPU=1 …'"
             )
-        head = self._jobs.handles["head"]
-        if name == head:
-            for what in ("written", "orders"):
-                self._variable(what).set({})
+        arguments = (role, name, self.jobs.handles["head"], self.jobs.workdir)
         future = self._client.submit(
-            _task,
-            role,
-            name,
-            head,
-            self._jobs.workdir,
-            key=name,
-            retries=_RETRIES,
-            pure=False,
-            **(given | options),
+            _task, *arguments, key=name, retries=_RETRIES, pure=False, **given | options
         )
         _distributed().fire_and_forget(future)
-        while name not in self._living():
-            time.sleep(0.05)
+        while name not in self._names():
+            time.sleep(_START_S)
 
-    def _living(self) -> set[str]:
-        return set(self._states())
+    def _names(self) -> dict[str, str]:
+        return self._tell({})
 
-    def _states(self) -> dict[str, str]:
-        return dict(
-            self._client.run_on_scheduler(
-                lambda dask_scheduler: {
-                    key: task.state
-                    for key, task in dask_scheduler.tasks.items()
-                    if str(key).startswith("rlzmq-")
-                }
-            )
-        )
+    def _tell(self, news: News) -> dict[str, str]:
+        """Return the states of the tasks."""
+        return _on_scheduler(self._client, self.jobs.handles["head"], news)[1]
 
     def _order(self, name: str, grace_s: float) -> None:
-        orders = self._variable("orders")
-        orders.set({**orders.get(timeout=30), name: grace_s})
-        if self._states().get(name) != "processing":
+        if self._tell({name: grace_s}).get(name) != "processing":
             self._client.cancel([_distributed().Future(name, self._client)], force=True)
 
     def _seen_by(self, path: Path) -> dict[str, bool]:

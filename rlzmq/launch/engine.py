@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
+import itertools
 import shlex
 import subprocess
 import sys
 import time
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, Self, cast
+from typing import Annotated, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rlzmq.core.errors import ConfigurationError, RlzmqError
+from rlzmq.config.toml import read_toml
+from rlzmq.core.errors import ConfigurationError, PeerLostError, RlzmqError
 from rlzmq.core.files import make_directories, write_private_file
 from rlzmq.core.suggest import did_you_mean
 
 __all__ = [
+    "EXIT_CODE",
+    "EXIT_RESUMABLE",
     "LISTEN",
     "WAIT",
     "Engine",
@@ -30,12 +33,17 @@ __all__ = [
     "Role",
     "command",
     "engine_of",
-    "log_lines",
     "loop",
     "start",
 ]
 
-_GRACE_S = 10.0  # for roles that were started, if another one cannot be
+EXIT_CODE = "head.code"
+"""File in RUN/jobs with the head's exit code, once it has ended."""
+
+EXIT_RESUMABLE = 75
+"""The head was interrupted, or killed before it could say how it ended: --resume auto continues it."""
+_ROLES = Path("jobs", "roles.json")
+_GRACE_S = 60.0  # for processes that are surplus, or whose run cannot start
 
 LISTEN = "{listen}"
 """In the head's `Role.argv`: where the engine puts the address of the head's machine, with port 0."""
@@ -74,11 +82,7 @@ class _Table(BaseModel):
             ConfigurationError: The file is missing or not TOML, or a key is unknown, missing or wrong.
         """
         try:
-            return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"cannot read {path}: {error}") from error
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
+            return cls.model_validate(read_toml(path))
         except ValidationError as error:
             problem = error.errors()[0]
             *place, key = map(str, problem["loc"])
@@ -136,26 +140,23 @@ class Role:
         argv: The command of each process.
         key: The join file that must exist before it starts; the head writes it, mode 0600.
         resources: Of each process, and how many.
-        restart: ``"always"``: each process by itself, as long as the head's job exists; ``"with_run"``: when it was
-            interrupted to be resumed.
     """
 
     name: str
     argv: tuple[str, ...]
     key: Path
     resources: Resources
-    restart: Literal["always", "with_run"]
 
 
-class Jobs(_Table):
-    """The roles of a run and where they were started: ``RUN/jobs/roles.toml``, by which other processes find them.
+class Jobs(BaseModel):
+    """The roles of a run and where they were started: ``RUN/jobs/roles.json``, by which other processes find them.
 
     Attributes:
         on: The engine, as in ``--on``, e.g. ``"slurm"`` or ``"ray://10.0.0.5:10001"``.
         name: A name for people: that of the run's directory.
         workdir: The directory in which all roles start.
         roles: By name, the head first.
-        handles: Role -> what `Engine.start` returned.
+        handles: Role -> what `Engine.start` returned; roles that were not started are missing.
     """
 
     on: str
@@ -189,14 +190,14 @@ class Jobs(_Table):
         if tables.learners is not None:
             count = str(tables.learners.count)
             head += ["--learners", count, "--num-remote-learners", count]
-        roles = {"head": Role("head", (*head, *tables.head.arguments), join, tables.head, "with_run")}
+        roles = {"head": Role("head", (*head, *tables.head.arguments), join, tables.head)}
         for name, key, asked in (
             ("learners", join.with_name("join.learner.toml"), tables.learners),
             ("runners", join, tables.runners),
         ):
             if asked is not None:
                 argv = (*base, name.removesuffix("s"), "--join", str(key), *asked.arguments)
-                roles[name] = Role(name, argv, key, asked, "always")
+                roles[name] = Role(name, argv, key, asked)
         return cls(on=on, name=directory.name, workdir=workdir, roles=roles)
 
     @classmethod
@@ -206,59 +207,91 @@ class Jobs(_Table):
         Raises:
             ConfigurationError: Nothing was, or its file cannot be read.
         """
-        path = run_dir / "jobs" / "roles.toml"
+        path = run_dir / _ROLES
         if not path.exists():
             raise ConfigurationError(
                 f"{run_dir} is not a run that `rlzmq train --on ENGINE` started: no {path}."
             )
-        return cls.read(path)
-
-    def role(self, handle: str) -> Role:
-        """Return the role that was started as this."""
-        return next(self.roles[name] for name, known in self.handles.items() if known == handle)
+        try:
+            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"cannot read {path}: {error}") from error
 
     def write(self, run_dir: Path) -> None:
         """Write the file, mode 0600."""
-        path, lines = run_dir / "jobs" / "roles.toml", _toml(self.model_dump(mode="json"))
-        make_directories(path.parent, mode=0o700)
-        write_private_file(path, "\n".join(lines) + "\n")
+        make_directories(run_dir / "jobs", mode=0o700)
+        write_private_file(run_dir / _ROLES, self.model_dump_json(indent=2) + "\n")
 
 
-def _toml(table: Mapping[str, Any], name: str = "") -> Iterator[str]:
-    if name:
-        yield f"\n[{name}]"
-    for key, value in table.items():
-        if not isinstance(value, dict):
-            yield f"{key} = {json.dumps(value, ensure_ascii=False)}"
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _toml(value, f"{name}.{key}".lstrip("."))
-
-
-class Engine(Protocol):
-    """Something that runs roles, e.g. a scheduler. Constructed with the `Jobs`, whose handles it may read.
+class Engine(ABC):
+    """Something that runs roles, e.g. a scheduler. The processes of a role have places: 0, 1, ….
 
     Every method may be called by another process than the one that started the roles. What cannot be done raises
     ConfigurationError with the reason.
     """
 
-    def start(self, role: Role) -> str:
-        """Start a role, the head first; return the handle by which it is found again."""
+    def __init__(self, jobs: Jobs) -> None:
+        self.jobs = jobs
 
-    def scale(self, handle: str, count: int) -> None:
-        """Change the number of runners or learners of a living run; those that are surplus are stopped in order."""
+    @abstractmethod
+    def start(self, role: Role, places: Sequence[int] = ()) -> str:
+        """Start the processes of a role at these places, the head first; () is all. Return a name for people."""
 
-    def logs(self, handle: str, *, follow: bool) -> Iterator[str]:
-        """Yield the lines of a role's log; with `follow` as they come, until the role ends."""
+    @abstractmethod
+    def living(self, role: Role) -> Collection[int]:
+        """Return the places of the processes that wait, run or end."""
 
-    def wait(self, handle: str) -> int:
-        """Wait for the head's end; return its exit code."""
+    @abstractmethod
+    def end(self, role: Role, places: Collection[int], grace_s: float) -> None:
+        """End processes in order (the head saves a checkpoint), kill them after `grace_s`; return when all have."""
 
-    def stop(self, handle: str, grace_s: float) -> None:
-        """Stop a role in order (the head saves a checkpoint), kill it after `grace_s`; return when it has ended."""
+    def scale(self, role: Role, count: int) -> None:
+        """Change the number of runners or learners of a living run; the highest places end, the lowest begin."""
+        living = sorted(self.living(role))
+        if surplus := living[count:]:
+            self.end(role, surplus, _GRACE_S)
+        free = (place for place in itertools.count() if place not in living)
+        if missing := list(itertools.islice(free, max(0, count - len(living)))):
+            self.start(role, missing)
+
+    def stop(self, role: Role, grace_s: float) -> None:
+        """End a role."""
+        self.end(role, self.living(role), grace_s)
+
+    def wait(self) -> int:
+        """Wait for the head's end, also while its machine is away; return its exit code."""
+        while True:
+            with contextlib.suppress(PeerLostError):
+                if not self.living(self.jobs.roles["head"]):
+                    return self.exit_code()
+            time.sleep(_POLL_S)
+
+    def exit_code(self) -> int:
+        """Return the exit code that the head has left beside its join file."""
+        file = self.jobs.roles["head"].key.with_name(EXIT_CODE)
+        return int(file.read_text()) if file.exists() else EXIT_RESUMABLE
+
+    def logs(self, role: Role, *, follow: bool) -> Iterator[str]:
+        """Yield the lines of a role's log files, with the places; with `follow` as they come, until the role ends."""
+        read: dict[Path, int] = {}
+        while True:
+            is_last = not follow or not self.living(role)
+            for path in sorted(role.key.parent.glob(f"{role.name}*.log")):
+                place = path.stem.removeprefix(role.name).lstrip("-")
+                with path.open("rb") as file:
+                    file.seek(read.get(path, 0))
+                    for line in file:
+                        if line.endswith(b"\n") or is_last:
+                            read[path] = read.get(path, 0) + len(line)
+                            yield (f"{place}: " if place else "") + line.decode(errors="replace").rstrip("\n")
+            if is_last:
+                return
+            time.sleep(_POLL_S)
 
     def dry_run(self) -> str:
         """Return what `start` would submit, as text for people who submit by hand."""
+        roles = self.jobs.roles.values()
+        return "\n".join(f"# {role.name}: {role.resources.count}\n{shlex.join(role.argv)}" for role in roles)
 
 
 def loop(argv: str, *, before: str = "", after: str) -> str:
@@ -288,24 +321,6 @@ def command(*argv: str, stdin: str = "", what: str = "") -> str:
     return done.stdout
 
 
-def log_lines(role: Role, is_over: Callable[[], bool]) -> Iterator[str]:
-    """Yield the lines of the log files beside a role's join file, with the number of the process, until `is_over`."""
-    read: dict[Path, int] = {}
-    while True:
-        ends = is_over()
-        for path in sorted(role.key.parent.glob(f"{role.name}*.log")):
-            place = path.stem.removeprefix(role.name).lstrip("-")
-            with path.open("rb") as file:
-                file.seek(read.get(path, 0))
-                for line in file:
-                    if line.endswith(b"\n") or ends:
-                        read[path] = read.get(path, 0) + len(line)
-                        yield (f"{place}: " if place else "") + line.decode(errors="replace").rstrip("\n")
-        if ends:
-            return
-        time.sleep(_POLL_S)
-
-
 def engine_of(jobs: Jobs) -> Engine:
     """Return the engine that runs, or is to run, these roles.
 
@@ -322,7 +337,7 @@ def engine_of(jobs: Jobs) -> Engine:
 
 
 def start(jobs: Jobs, run_dir: Path, say: Callable[[str], None]) -> None:
-    """Start all roles of a run, or none; write ``roles.toml`` into its directory.
+    """Start all roles of a run, or none; write ``roles.json`` into its directory.
 
     Raises:
         ConfigurationError: The engine refuses a role, or is not there.
@@ -334,7 +349,7 @@ def start(jobs: Jobs, run_dir: Path, say: Callable[[str], None]) -> None:
             jobs.write(run_dir)
             say(f"{role.name:<11} {jobs.handles[role.name]}")
     except BaseException:
-        for handle in jobs.handles.values():
+        for name in jobs.handles:
             with contextlib.suppress(RlzmqError):
-                engine.stop(handle, _GRACE_S)
+                engine.stop(jobs.roles[name], _GRACE_S)
         raise

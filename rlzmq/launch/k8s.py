@@ -16,14 +16,14 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import make_directories, write_private_file
 from rlzmq.driver.join_files import JoinKeys, keys_file
-from rlzmq.launch.engine import LISTEN, Jobs, Role, command
+from rlzmq.launch.engine import EXIT_RESUMABLE, LISTEN, Engine, Jobs, Role, command
 from rlzmq.net.join_file import JoinFile
 
 __all__ = ["Kubernetes"]
@@ -33,14 +33,14 @@ _CHANNELS = {"data": 5555, "weights": 5556, "control": 5557}  # the ports of a h
 _PATIENCE = ["--timeout", "600", "--patience", "600"]  # of runners: the head may come back as late
 _LOGS = ("--prefix", "--tail=-1", "--ignore-errors", "--max-log-requests=1000")
 _POLL_S = 3.0
-_EXIT_RESUMABLE = 75
 
 
-class Kubernetes:
-    """Creates objects with kubectl, in its current context and namespace."""
+class Kubernetes(Engine):
+    """Creates objects with kubectl, in its current context and namespace, which tell the places of pods themselves."""
 
     def __init__(self, jobs: Jobs) -> None:
-        self._jobs, self._head = jobs, jobs.roles["head"]
+        super().__init__(jobs)
+        self._head = jobs.roles["head"]
         self._run = "rlzmq-" + re.sub("[^a-z0-9]+", "-", jobs.name.lower())[-36:].strip("-")
         self._host = f"{self._run}-head-0-0.{self._run}"
         for name, role in jobs.roles.items():
@@ -58,7 +58,7 @@ class Kubernetes:
         asked, own = role.resources, {**_OBJECTS["peer"], **_OBJECTS[role.name]}
         options = dict(map(_option, asked.options))
         here = {str(role.key): f"/join/{role.key.name}", LISTEN: f"tcp://$(POD_IP):{_CHANNELS['data']}"}
-        here |= {str(role.key.parents[1]): f"/work/runs/{self._jobs.name}", sys.executable: "python"}
+        here |= {str(role.key.parents[1]): f"/work/runs/{self.jobs.name}", sys.executable: "python"}
         argv = [*own["before"], *(here.get(word, word.replace("$(", "$$(")) for word in role.argv)]
         if role.name == "head":
             argv += ["--advertise", self._host]
@@ -88,8 +88,8 @@ class Kubernetes:
     def _objects(self, name: str) -> list[dict[str, Any]]:
         """Return the objects of a role without the keys; the learners' are among the head's."""
         parts = {"head": ("claim", "jobset", "budget"), "runners": ("deployment", "autoscaler")}.get(name, ())
-        values = self._values(self._jobs.roles[name])
-        trained = [role for role in self._jobs.roles.values() if role.name != "runners"]
+        values = self._values(self.jobs.roles[name])
+        trained = [role for role in self.jobs.roles.values() if role.name != "runners"]
         values["jobs"] = [_fill(_OBJECTS["job"], self._values(role)) for role in trained]
         return [_fill(_OBJECTS[part], values) for part in parts]
 
@@ -106,7 +106,7 @@ class Kubernetes:
         secret: dict[str, Any] = _fill(_OBJECTS["secret"], {"run": self._run, "keys": texts})
         return secret
 
-    def start(self, role: Role) -> str:
+    def start(self, role: Role, places: Sequence[int] = ()) -> str:
         """Create the objects of a role; those of the learners are in the head's JobSet."""
         if role.name == "learners":
             return f"job/{self._run}-learners-0"
@@ -126,22 +126,22 @@ class Kubernetes:
                 each["metadata"]["ownerReferences"] = [owner]
             _create(*objects)
         except BaseException:
-            self.stop(jobs, 0.0)
+            self.end(self._head, (), 0.0)
             raise
         return jobs if role.name == "head" else f"deployment/{self._run}-runners"
 
-    def scale(self, handle: str, count: int) -> None:
+    def scale(self, role: Role, count: int) -> None:
         """Set the number of pods of the learners' job, or of runners, and both bounds of their autoscaler."""
-        spec = {"parallelism": count, "completions": count}
+        handle, spec = self.jobs.handles[role.name], {"parallelism": count, "completions": count}
         if not handle.startswith("job/"):
             _kubectl("scale", handle, f"--replicas={count}")  # 0 switches the autoscaler off
             handle, least = f"hpa/{self._run}-runners", max(count, 1)
             spec = {"minReplicas": least, "maxReplicas": least}
         _kubectl("patch", handle, "--type=merge", f"--patch={json.dumps({'spec': spec})}")
 
-    def logs(self, handle: str, *, follow: bool) -> Iterator[str]:
+    def logs(self, role: Role, *, follow: bool) -> Iterator[str]:
         """Yield the lines of a role's pods, as long as the pods are kept, each with its pod's name."""
-        pods = self._pods(self._jobs.role(handle).name)
+        pods = self._pods(role.name)
         since = 0.0
         while True:
             is_last = self._is_over() or not follow
@@ -154,29 +154,32 @@ class Kubernetes:
             since = time.time()
             time.sleep(_POLL_S)
 
-    def wait(self, handle: str) -> int:
-        """Wait for the end of the JobSet."""
-        while not self._is_over():
-            time.sleep(_POLL_S)
+    def living(self, role: Role) -> Sequence[int]:
+        """Return whether the JobSet lives."""
+        return () if self._is_over() else (0,)
+
+    def exit_code(self) -> int:
+        """Return the exit code of the head's last pod."""
         code = "--output=jsonpath={.items[-1:].status.containerStatuses[0].state.terminated.exitCode}"
         last = _kubectl("get", "pods", self._pods("head"), "--sort-by=.metadata.creationTimestamp", code)
-        return int(last or _EXIT_RESUMABLE)
+        return int(last or EXIT_RESUMABLE)
 
-    def stop(self, handle: str, grace_s: float) -> None:
+    def end(self, role: Role, places: Collection[int], grace_s: float) -> None:
         """Interrupt the head, whose end ends the others; then remove the objects, but not the volume."""
-        if handle == f"jobset/{self._run}":
+        if role is self._head:
             deadline = time.monotonic() + grace_s
             with contextlib.suppress(ConfigurationError):  # no such pod runs
                 _kubectl("exec", f"job/{self._run}-head-0", "--", "sh", "-c", "kill -INT 1")
                 while not self._is_over() and time.monotonic() < deadline:
                     time.sleep(_POLL_S)
+        handle = self.jobs.handles.get(role.name, f"jobset/{self._run}")  # it may not have been started
         _kubectl("delete", handle, "--ignore-not-found", "--cascade=foreground")
 
     def dry_run(self) -> str:
         """Return the objects without the keys, which are written to a file that only this user can read."""
         keys = self._head.key.with_name("keys.yaml")
         write_private_file(keys, _text(self._secret()))
-        objects = [each for name in self._jobs.roles for each in self._objects(name)]
+        objects = [each for name in self.jobs.roles for each in self._objects(name)]
         return f"# The keys are in {keys}, mode 0600: kubectl apply -f {keys} -f FILE\n{_text(*objects)}"
 
     def _pods(self, role: str) -> str:

@@ -8,12 +8,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from pydantic import ByteSize, TypeAdapter
-
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import import_optional
 from rlzmq.launch.engine import Jobs, Role
-from rlzmq.launch.hosting import OVER, STOP_S, WRONG, Hosting, News, host
+from rlzmq.launch.hosting import OVER, Hosting, News, host, memory_bytes
 
 __all__ = ["Ray"]
 
@@ -48,11 +46,9 @@ class _Actor:
             return self._news
 
     def _run(self, role: Role, workdir: Path) -> None:
-        code = host(role, self._name, workdir, self._ray.util.get_node_ip_address(), self._tell)
-        if code is None:
+        address = self._ray.util.get_node_ip_address()
+        if not host(role, self._name, self._head, workdir, address, self._tell):
             os._exit(1)  # Ray starts it again
-        if code in WRONG:
-            self._tell({self._head: STOP_S})
         self._ray.kill(self._ray.get_actor(self._name, namespace=_NAMESPACE))
 
 
@@ -72,15 +68,13 @@ class Ray(Hosting):
 
     def _submit(self, role: Role, name: str, options: dict[str, Any]) -> None:
         asked = role.resources
-        given: dict[str, Any] = {"num_cpus": asked.cpus, "num_gpus": asked.gpus}
-        if asked.memory:
-            given["memory"] = int(TypeAdapter(ByteSize).validate_python(asked.memory))
+        given = {"num_cpus": asked.cpus, "num_gpus": asked.gpus, "memory": memory_bytes(role) or None}
         actor = self._ray.remote(_Actor).options(
             name=name, lifetime="detached", max_restarts=-1, **(given | options)
         )
-        actor.remote(role, name, self._jobs.handles["head"], self._jobs.workdir)
+        actor.remote(role, name, self.jobs.handles["head"], self.jobs.workdir)
 
-    def _living(self) -> set[str]:
+    def _names(self) -> set[str]:
         return set(self._ray.util.list_named_actors())
 
     def _order(self, name: str, grace_s: float) -> None:
@@ -92,14 +86,7 @@ class Ray(Hosting):
                 self._ray.kill(actor)
 
     def _seen_by(self, path: Path) -> dict[str, bool]:
-        ray = self._ray
-        look = ray.remote(num_cpus=0)(lambda text: os.path.exists(text))
-        on: Any = import_optional("ray.util.scheduling_strategies", "--on ray", "rlzmq[ray]")
-        seen = {
-            node["NodeManagerAddress"]: look.options(
-                scheduling_strategy=on.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            ).remote(str(path))
-            for node in ray.nodes()
-            if node["Alive"]
-        }
-        return {address: ray.get(sees) for address, sees in seen.items()}
+        look = self._ray.remote(num_cpus=0)(lambda text: os.path.exists(text))
+        nodes = [node["NodeManagerAddress"] for node in self._ray.nodes() if node["Alive"]]
+        sees = [look.options(resources={f"node:{node}": 0.001}).remote(str(path)) for node in nodes]
+        return dict(zip(nodes, self._ray.get(sees), strict=True))

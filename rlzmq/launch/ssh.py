@@ -6,22 +6,20 @@ RUN/jobs/HOST on each host has, for each process, its loop (.sh), the loop's .pi
 
 from __future__ import annotations
 
-import itertools
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from subprocess import CalledProcessError
 
 from rlzmq.core.errors import ConfigurationError, PeerLostError
-from rlzmq.launch.engine import LISTEN, Jobs, Role, command, loop
+from rlzmq.launch.engine import EXIT_RESUMABLE, LISTEN, Engine, Jobs, Role, command, loop
 
 __all__ = ["Ssh"]
 
 _SSH = "ssh -oBatchMode=yes -oStrictHostKeyChecking=yes -oConnectTimeout=10 -oServerAliveInterval=15"
 _UNREACHABLE = 255  # ssh's own exit code
 _POLL_S = 2.0
-_GRACE_S = 60.0  # for a runner's current fragment
 
 _IS_UP = 'shopt -s nullglob; is_up() { grep -qsF "$1.sh" "/proc/$(cat "$1.pid" 2>/dev/null)/cmdline"; }\n'
 _START = """\
@@ -55,53 +53,51 @@ done
 cat {key}
 """
 _STOP = """\
-send() {{ n=0; for f in {files}; do is_up "${{f%.sh}}" && kill -"$1" -- "$2$(cat "${{f%.sh}}.pid")" && n=1; done; }}
+send() {{ n=0; for f in {files}; do is_up "$f" && kill -"$1" -- "$2$(cat "$f.pid")" && n=1; done; }}
 send TERM
 for _ in {{0..{tries}}}; do send 0; [ $n -eq 0 ] && exit; sleep 0.2; done
 send KILL - # whole groups
 """
-_LIST = 'for f in {files}; do is_up "${{f%.sh}}" && basename "${{f%.sh}}"; done; true\n'
+_LIST = 'for f in {files}.sh; do is_up "${{f%.sh}}" && basename "${{f%.sh}}"; done; true\n'
 _LOGS = """\
 declare -A read=({read})
-for f in {files}; do
+for f in {files}.sh; do
     log=${{f%.sh}}.log; name=$(basename "${{f%.sh}}"); k=${{read[$name]:-0}}; n=$(wc -l < "$log")
     tail -n "+$((k + 1))" "$log" | head -n "$((n - k))" | sed "s/^/$name /"
 done
 """
-_WAIT = """\
-while is_up {head}; do sleep 1; done
-cat {head}.code 2>/dev/null || {{ echo "the head left no exit code: was the machine restarted?" >&2; exit 1; }}
-"""
 
 
-class Ssh:
+class Ssh(Engine):
     """Starts roles on the ``hosts`` of their tables; ``options`` are those of ssh."""
 
     def __init__(self, jobs: Jobs) -> None:
+        super().__init__(jobs)
         for role in jobs.roles.values():
             if not role.resources.hosts:
                 raise ConfigurationError(f'--on ssh: [{role.name}] needs hosts, e.g. hosts = ["a", "b"].')
-        self._jobs = jobs
         self._head = jobs.roles["head"]
-        self._head_host = self._head.resources.hosts[0]
 
-    def start(self, role: Role) -> str:
-        """Start a role's processes, spread over its hosts; the head's only if all machines can be reached."""
-        for each in self._jobs.roles.values() if role is self._head else ():
+    def start(self, role: Role, places: Sequence[int] = ()) -> str:
+        """Start processes, each on the host with the fewest; the head only if all machines can be reached."""
+        for each in self.jobs.roles.values() if role is self._head else ():
             self._on_each(each, lambda _: "")
-        self._start_at(role, _spread(role))
+        hosts, key = self.living(role), ""
+        for place in places or range(role.resources.count):
+            if place not in hosts:
+                hosts[place] = min(role.resources.hosts, key=list(hosts.values()).count)
+        if role is not self._head:
+            wait = _KEY.format(key=shlex.quote(str(role.key)), head=self._file(self._head, self._head_host))
+            key = self._on(self._head, self._head_host, wait)
+        self._on_each(role, lambda host: self._script(role, host, hosts, key))
         return f"{role.name}@{','.join(role.resources.hosts)}"
 
-    def _start_at(self, role: Role, places: Mapping[int, str]) -> None:
-        """Start processes by number -> host."""
-        text = ""
-        if role is not self._head:
-            script = _KEY.format(key=shlex.quote(str(role.key)), head=self._file(self._head, self._head_host))
-            text = self._on(self._head, self._head_host, script)
-        self._on_each(role, lambda host: self._script(role, host, places, text))
+    @property
+    def _head_host(self) -> str:
+        return self._head.resources.hosts[0]
 
-    def _script(self, role: Role, host: str, places: Mapping[int, str], key_text: str) -> str:
-        """Return the script that starts those of the processes that belong to a host."""
+    def _script(self, role: Role, host: str, hosts: Mapping[int, str], key_text: str) -> str:
+        """Return the script that starts those of the processes that belong to a host and do not run."""
         asked, key = role.resources, shlex.quote(str(role.key))
         argv = shlex.join(role.argv).replace(shlex.quote(LISTEN), '"tcp://$1:0"')
         if role is self._head:  # the keys and ports of one that was killed are kept for it
@@ -112,45 +108,44 @@ class Ssh:
             before = f"cat > {key}.new <<'END_OF_KEY'\n{key_text}END_OF_KEY\nmv {key}.new {key}"
             after = "case $code in 0|2|78) break;; esac # the run is over, or this is no peer of it"
         script = _START.format(directory=shlex.quote(str(role.key.parent / host)), before=before)
-        for place in (place for place in places if places[place] == host):
+        for place in (place for place in hosts if hosts[place] == host):
             script += _PROCESS.format(
                 file=self._file(role, host, place),
-                workdir=shlex.quote(str(self._jobs.workdir)),
+                workdir=shlex.quote(str(self.jobs.workdir)),
                 cpus=asked.cpus,
                 rank=f"LOCAL_RANK={place // len(asked.hosts)}" if asked.gpus else "",
                 loop=loop(argv, after=after),
             )
         return script
 
-    def scale(self, handle: str, count: int) -> None:
-        """Start further processes on the hosts with the fewest, or stop those with the highest numbers."""
-        role = self._jobs.role(handle)
-        listed = self._on_each(role, lambda host: _LIST.format(files=self._files(role, host)))
-        living = {int(name.rpartition("-")[2]): host for host in listed for name in listed[host].split()}
-        surplus = [(living[place], place) for place in sorted(living)[count:]]
+    def living(self, role: Role) -> dict[int, str]:
+        """Return the hosts by place."""
+        listed = self._on_each(role, lambda host: _LIST.format(files=self._file(role, host, "*")))
+        return {
+            int(name.rpartition("-")[2]) if "-" in name else 0: host
+            for host in listed
+            for name in listed[host].split()
+        }
+
+    def end(self, role: Role, places: Collection[int], grace_s: float) -> None:
+        """Send SIGTERM to the loops, which pass it on."""
+        tries = int(grace_s * 5)
 
         def stop(host: str) -> str:
-            files = (f"{self._file(role, host, place)}.sh" for at, place in surplus if at == host)
-            return _stop(" ".join(files), _GRACE_S)
+            return _STOP.format(
+                files=" ".join(self._file(role, host, place) for place in places), tries=tries
+            )
 
         self._on_each(role, stop)
-        added: dict[int, str] = {}
-        for place in itertools.takewhile(lambda _: len(living) < count, itertools.count()):
-            if place not in living:
-                added[place] = min(role.resources.hosts, key=list(living.values()).count)
-                living[place] = added[place]
-        if added:
-            self._start_at(role, added)
 
-    def logs(self, handle: str, *, follow: bool) -> Iterator[str]:
-        """Yield the lines of all hosts, each after the number of its process; a host that is away is asked again."""
-        role = self._jobs.role(handle)
+    def logs(self, role: Role, *, follow: bool) -> Iterator[str]:
+        """Yield the lines of all hosts, each after the place of its process; a host that is away is asked again."""
         read: dict[tuple[str, str], int] = {}
         is_up = True
         while is_up:
             is_up = False
             for host in role.resources.hosts:
-                files = self._files(role, host)
+                files = self._file(role, host, "*")
                 start = " ".join(f"[{name}]={number}" for (at, name), number in read.items() if at == host)
                 try:
                     is_up |= follow and bool(self._on(role, host, _LIST.format(files=files)))
@@ -165,41 +160,17 @@ class Ssh:
                     yield line if role is self._head else f"{name.rpartition('-')[2]}: {line}"
             time.sleep(_POLL_S if is_up else 0.0)
 
-    def wait(self, handle: str) -> int:
-        """Wait for the head's end, also while its host is away."""
-        while True:
-            try:
-                script = _WAIT.format(head=self._file(self._head, self._head_host))
-                return int(self._on(self._head, self._head_host, script))
-            except PeerLostError:
-                time.sleep(_POLL_S)
-
-    def stop(self, handle: str, grace_s: float) -> None:
-        """Stop a role on all its hosts."""
-        role = self._jobs.role(handle)
-        self._on_each(role, lambda host: _stop(self._files(role, host), grace_s))
-
-    def dry_run(self) -> str:
-        """Return the commands that `start` runs."""
-        key = f"(the text of the join file on {self._head_host})\n"
-        return "\n".join(
-            f"{shlex.join(self._argv(role, host))} <<'END_OF_HOST'\n{_IS_UP}"
-            f"{self._script(role, host, _spread(role), key)}END_OF_HOST"
-            for role in self._jobs.roles.values()
-            for host in role.resources.hosts
+    def exit_code(self) -> int:
+        """Return the exit code that the head has left on its host."""
+        file = self._file(self._head, self._head_host)
+        return int(
+            self._on(self._head, self._head_host, f"cat {file}.code 2>/dev/null || echo {EXIT_RESUMABLE}")
         )
 
     def _file(self, role: Role, host: str, place: object = "") -> str:
-        """Return the path of a process's files, quoted and without suffix."""
+        """Return the path of a process's files, quoted and without suffix; place "*": a pattern of all of the role."""
         name = "head" if role.name == "head" else f"{role.name}-{place}"
         return f"{shlex.quote(str(role.key.parent / host))}/{name}"
-
-    def _files(self, role: Role, host: str) -> str:
-        """Return a pattern of the loops of all processes of a role on a host."""
-        return f"{self._file(role, host, '*')}.sh"
-
-    def _argv(self, role: Role, host: str) -> list[str]:
-        return [*shlex.split(_SSH), *role.resources.options, "--", host, "bash", "-s"]
 
     def _on_each(self, role: Role, script: Callable[[str], str]) -> dict[str, str]:
         """Run a script on each host of a role; return what each printed."""
@@ -215,19 +186,11 @@ class Ssh:
             PeerLostError: The host cannot be reached, or its key is unknown.
             ConfigurationError: The script fails; there is no ssh.
         """
+        argv = [*shlex.split(_SSH), *role.resources.options, "--", host, "bash", "-s"]
         try:
-            return command(*self._argv(role, host), stdin=_IS_UP + script, what=host)
+            return command(*argv, stdin=_IS_UP + script, what=host)
         except ConfigurationError as error:
             failed = error.__cause__
             if isinstance(failed, CalledProcessError) and failed.returncode == _UNREACHABLE:
                 raise PeerLostError(str(error)) from None
             raise
-
-
-def _stop(files: str, grace_s: float) -> str:
-    return _STOP.format(files=files, tries=int(grace_s * 5))
-
-
-def _spread(role: Role) -> dict[int, str]:
-    hosts = role.resources.hosts
-    return {place: hosts[place % len(hosts)] for place in range(role.resources.count)}

@@ -23,7 +23,7 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 def role(tmp_path: Path, code: str, name: str = "runners", **resources: object) -> Role:
     key = tmp_path / "jobs" / "join.toml"
     key.parent.mkdir(exist_ok=True)
-    return Role(name, (sys.executable, "-c", code, str(key)), key, Resources(**resources), "always")  # type: ignore[arg-type]
+    return Role(name, (sys.executable, "-c", code, str(key)), key, Resources(**resources))  # type: ignore[arg-type]
 
 
 class Engine(Hosting):
@@ -39,7 +39,7 @@ class Engine(Hosting):
     def _submit(self, role: Role, name: str, options: dict[str, object]) -> None:
         self.submitted[name] = options
 
-    def _living(self) -> set[str]:
+    def _names(self) -> set[str]:
         return set(self.submitted)
 
     def _order(self, name: str, grace_s: float) -> None:
@@ -85,13 +85,13 @@ def test_calls_are_added_and_those_with_the_highest_numbers_removed(tmp_path: Pa
     engine = Engine(given)
     for each in given.roles.values():
         given.handles[each.name] = engine.start(each)
-    runners = given.handles["runners"]
+    runners = given.roles["runners"]
     engine.scale(runners, 4)
-    engine._order(f"{runners}-1", 0.0)  # one has left
+    engine.end(runners, [1], 0.0)  # one has left
     engine.scale(runners, 4)
-    assert len(engine.submitted) == 5
+    assert sorted(engine.living(runners)) == [0, 1, 2, 3]
     engine.scale(runners, 1)
-    assert set(engine.submitted) == {given.handles["head"], f"{runners}-0"}
+    assert set(engine.submitted) == {given.handles["head"], f"{given.handles['runners']}-0"}
 
 
 def test_a_peer_gets_the_key_by_its_standard_input(tmp_path: Path) -> None:
@@ -102,13 +102,17 @@ def test_a_peer_gets_the_key_by_its_standard_input(tmp_path: Path) -> None:
     def tell(texts: News) -> News:
         return news.pop(0) if len(news) > 1 else news[0]
 
-    assert (
-        host(role(tmp_path, code), "a-runners-0", tmp_path, "h", tell) is None
-    )  # the engine starts it again
+    call = ("a-runners-0", "a-head", tmp_path, "h")
+    assert not host(role(tmp_path, code), *call, tell)  # the engine starts it again
     assert f"['-'] {secret}" in (tmp_path / "jobs" / "runners-0.log").read_text()
-    assert host(role(tmp_path, code), "a-runners-0", tmp_path, "h", lambda texts: {OVER: True}) == 0
+    assert host(role(tmp_path, code), *call, lambda texts: {OVER: True})
     wrong = role(tmp_path, "import sys; sys.exit(78)")
-    assert host(wrong, "a-runners-0", tmp_path, "h", tell) == 78
+    told: list[News] = []
+    assert host(wrong, *call, lambda texts: told.append(texts) or tell(texts))  # type: ignore[func-returns-value]
+    assert "a-head" in told[-1]  # which is to end
+    nowhere = Role("runners", ("/nowhere/python",), wrong.key, wrong.resources)
+    assert host(nowhere, *call, tell)
+    assert "/nowhere/python" in (tmp_path / "jobs" / "runners-0.log").read_text()
 
 
 def test_a_process_ends_when_it_shall_and_when_the_head_is_another_one(tmp_path: Path) -> None:
@@ -119,21 +123,22 @@ def test_a_process_ends_when_it_shall_and_when_the_head_is_another_one(tmp_path:
     def tell(texts: News) -> News:
         return news.pop(0) if len(news) > 1 else news[0]
 
-    assert host(forever, "a-runners-0", tmp_path, "h", tell) is None
+    assert not host(forever, "a-runners-0", "a-head", tmp_path, "h", tell)
     news[:] = [{"join.toml": one}, {"join.toml": one}, {"join.toml": one, "a-runners-0": 30.0}]
-    assert host(forever, "a-runners-0", tmp_path, "h", tell) == -15
+    assert host(forever, "a-runners-0", "a-head", tmp_path, "h", tell)
 
 
 def test_a_head_is_repeated_when_it_was_interrupted_and_not_when_it_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "a-head").touch()
-    for end, code in (
-        ("os._exit(75)", None),
-        ("os.kill(os.getpid(), 9)", None),
-        ("os._exit(0)", 0),
-        ("os._exit(70)", 70),
+    for end, has_ended in (
+        ("os._exit(75)", False),
+        ("os.kill(os.getpid(), 9)", False),
+        ("os._exit(0)", True),
+        ("os._exit(70)", True),
     ):
         head = role(tmp_path, f"import os; {end}", "head")
-        assert host(head, "a-head", tmp_path, "h", lambda texts: {"join.toml": "its own"}) == code
+        call = ("a-head", "a-head", tmp_path, "h")
+        assert host(head, *call, lambda texts: {"join.toml": "its own"}) is has_ended
     assert (tmp_path / "jobs" / "head.code").read_text() == "70"
-    assert host(head, "b-head", tmp_path, "h", lambda texts: {}) == 78  # another directory, on this node
+    assert host(head, "b-head", "b-head", tmp_path, "h", lambda texts: {})  # another directory, on this node

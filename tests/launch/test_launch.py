@@ -43,7 +43,7 @@ def test_jobs_for_slurm_are_a_shell_script(tmp_path: Path) -> None:
     assert "--mem=4G" in head
     assert "--dry-run" not in head
     assert "--ntasks=2" in learners
-    assert "--array=0-2" in runners
+    assert "--array=0,1,2" in runners
     assert "--envs-per-env-runner 8" in runners
 
 

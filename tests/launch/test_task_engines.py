@@ -39,7 +39,7 @@ class Run:
     def type(self, line: str, code: int = 0) -> str:
         """Type a command; return what it says."""
         command = self.cluster.type(line, self.cwd)
-        said, _ = command.communicate(timeout=150)
+        said, _ = command.communicate(timeout=400)
         assert command.returncode == code, said + self.describe()
         return said
 
@@ -132,6 +132,23 @@ def test_what_dies_is_replaced_and_the_rest_goes_on(cluster: TaskCluster, tmp_pa
     assert int(max((run.path / "checkpoints").iterdir()).name) >= int(iterations[-1])
     account(run)
     assert secret not in run.describe() + said
+
+
+def test_learners_train_and_are_replaced(cluster: TaskCluster, tmp_path: Path) -> None:
+    run = Run(cluster, tmp_path)
+    learners = '[learners]\ncount = 2\nmemory = "100MB"\n'
+    (tmp_path / "cluster.toml").write_text(f"[head]\n{cluster.head}\n{learners}[runners]\ncount = 1\n")
+    cluster.add_node()
+    run.type(f"{_TRAIN} --on {cluster.on}")
+    run.wait_for("iter 1 ")
+    ranks = cluster.roles("rlzmq learner")
+    assert len(ranks) == 2
+    kill(ranks[min(ranks)], min(ranks))
+    until(lambda: len(cluster.roles("rlzmq learner").keys() - {min(ranks)}) == 2, run.describe)
+    run.wait_for("iter (.|\n)*" * 3, after=len(run.log()))
+    run.type("rlzmq launch stop runs/a")
+    assert not cluster.roles("")
+    account(run)
 
 
 def test_what_no_worker_offers_is_refused(cluster: TaskCluster, tmp_path: Path) -> None:
