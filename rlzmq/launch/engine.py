@@ -17,7 +17,7 @@ from typing import Annotated, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rlzmq.config.toml import read_toml
+from rlzmq.config.values import read_toml
 from rlzmq.core.errors import ConfigurationError, PeerLostError, RlzmqError
 from rlzmq.core.files import make_directories, write_private_file
 from rlzmq.core.suggest import did_you_mean
