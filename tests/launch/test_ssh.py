@@ -224,33 +224,6 @@ def test_a_run_outlives_the_laptop(machines: Machines) -> None:
     run.ends(head, first, second)
 
 
-@pytest.mark.skipif(not os.path.exists("/lib/systemd/systemd"), reason="needs Debian's systemd")
-def test_where_users_may_linger_roles_are_services_of_their_systemd(machines: Machines) -> None:
-    _, head, first, second = machines
-    machines.lose(first)
-    machines.boot(first, lingers=True)
-    deadline = time.monotonic() + 20
-    while not (first.directory / "systemd" / "private").exists():
-        if time.monotonic() > deadline:
-            pytest.skip("systemd --user cannot be started here")
-        time.sleep(0.1)
-    run = Run(machines, runners=2)
-    run.wait_for(first, "runners-0", " joined ")
-    run.wait_for(second, "runners-1", " joined ")
-    (runner,) = first.processes(f"{sys.executable} -m rlzmq runner")
-    assert re.search(r"/run-\w+\.service$", Path(f"/proc/{runner.pid}/cgroup").read_text(), re.M)
-    end = len(run.log(first, "runners-0"))
-    runner.kill()
-    run.wait_for(first, "runners-0", " joined ", end)
-    run.type("scale run --env-runners 3")
-    run.wait_for(first, "runners-2", " joined ")
-    run.type("scale run --env-runners 1")
-    assert not run.file(first, "runners-2.pid").exists()
-    run.trains_on()
-    run.type("launch stop run")
-    run.ends(head, first, second)
-
-
 def test_what_is_wrong_is_named_and_leaves_nothing(machines: Machines) -> None:
     _, head, first, second = machines
     known = machines.directory / "known_hosts"

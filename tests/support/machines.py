@@ -214,11 +214,8 @@ class Machines(Sequence[Machine]):
         for machine in self._machines:
             self.boot(machine)
 
-    def boot(self, machine: Machine, *, lingers: bool = False) -> None:
-        """Start a machine's sshd, e.g. after `lose`; with `lingers`, and the systemd of a user who may stay logged out.
-
-        That of root: there is none of a system here, and nothing is added to the machine's own.
-        """
+    def boot(self, machine: Machine) -> None:
+        """Start a machine's sshd, e.g. after `lose`."""
         work = machine.directory / "work"
         work.mkdir(exist_ok=True)
         places = {name: machine.environment()[name] for name in ("PYTHONPATH", "XDG_RUNTIME_DIR", "TMPDIR")}
@@ -228,22 +225,14 @@ class Machines(Sequence[Machine]):
             f"AuthorizedKeysFile {self.directory / 'client_key.pub'}\nStrictModes no\nPidFile none\nUsePAM no\n"
             f"SetEnv {' '.join(f'{name}={value}' for name, value in places.items())}\n"
         )
-        enter = 'hostname "$0"; mount --bind "$1" /mnt; '
-        if lingers:
-            Path("/run/systemd").mkdir(mode=0o755, exist_ok=True)
-            enter += (
-                "mount -t tmpfs tmpfs /run/systemd; mkdir /run/systemd/system; mount -t tmpfs tmpfs /var/lib/systemd; "
-                "mkdir /var/lib/systemd/linger; touch /var/lib/systemd/linger/root; /lib/systemd/systemd --user & "
-            )
-        enter += 'exec /usr/sbin/sshd -D -e -f "$2"'
+        enter = 'hostname "$0"; mount --bind "$1" /mnt; exec /usr/sbin/sshd -D -e -f "$2"'
         machine.mend()
         self._sshds.append(
             subprocess.Popen(
-                # Not by ip, which hides the control groups.
-                ["nsenter", f"--net=/run/netns/{machine.name}", "unshare", "--uts", "--mount", "sh", "-c", enter,
+                ["ip", "netns", "exec", machine.name, "unshare", "--uts", "--mount", "sh", "-c", enter,
                  machine.host_name, str(work), str(config)],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
-                start_new_session=True, env=machine.environment(),
+                start_new_session=True,
             )
         )  # fmt: skip
         while f"{machine.address}:{SSH_PORT}" not in machine.listening():
