@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from pathlib import Path
@@ -12,7 +11,8 @@ from urllib.parse import urlsplit
 from rlzmq.core.errors import ConfigurationError, PeerLostError
 from rlzmq.core.imports import import_optional
 from rlzmq.launch.engine import Jobs, Role
-from rlzmq.launch.hosting import Hosting, News, host, memory_bytes
+from rlzmq.launch.host import host
+from rlzmq.launch.hosting import Hosting, memory_bytes
 
 __all__ = ["Dask"]
 
@@ -24,33 +24,20 @@ def _distributed() -> Any:
     return import_optional("distributed", "--on dask", "rlzmq[dask]")
 
 
-def _on_scheduler(client: Any, run: str, news: News) -> tuple[News, dict[str, str]]:
-    """Take news of a run to the scheduler; return all news, and the states of the tasks of all runs."""
-
-    def look(dask_scheduler: Any) -> Any:  # travels as code: the scheduler may not have rlzmq
-        tasks = {key: task for key, task in dask_scheduler.tasks.items() if str(key).startswith("rlzmq-")}
-        for task in tasks.values():
-            task.suspicious = 0  # it may lose any number of workers
-        board = dask_scheduler.__dict__.setdefault("rlzmq", {}).setdefault(run, {})
-        board.update(news)
-        return dict(board), {key: task.state for key, task in tasks.items()}
-
-    found: tuple[News, dict[str, str]] = client.run_on_scheduler(look)
+def _states(dask_scheduler: Any) -> dict[str, str]:
+    """Return the states of all tasks of rlzmq; let them lose any number of workers."""
+    found = {}
+    for key, task in dask_scheduler.tasks.items():
+        if str(key).startswith("rlzmq-"):
+            task.suspicious = 0
+            found[str(key)] = str(task.state)
     return found
 
 
-def _task(role: Role, name: str, head: str, workdir: Path) -> None:
+def _task(role: Role, name: str, workdir: Path) -> None:
     """Host one process."""
-    distributed = _distributed()
-    client, address = distributed.get_client(), urlsplit(distributed.get_worker().address).hostname
-    known: dict[str, Any] = {}
-
-    def tell(news: News) -> News:
-        with contextlib.suppress(OSError, TimeoutError):  # the scheduler is away
-            known.update(_on_scheduler(client, head, dict(news))[0])
-        return known
-
-    if not host(role, name, head, workdir, str(address), tell):
+    address = urlsplit(_distributed().get_worker().address).hostname
+    if not host(role, name, str(address), workdir):
         raise PeerLostError(f"{name} ended: Dask starts it again")
 
 
@@ -67,7 +54,7 @@ class Dask(Hosting):
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"--on {jobs.on}: no Dask scheduler: {error}") from error
 
-    def _submit(self, role: Role, name: str, options: dict[str, Any]) -> None:
+    def _submit(self, role: Role, call: str, name: str, options: dict[str, Any]) -> None:
         asked = role.resources
         sizes = {"CPU": asked.cpus if asked.cpus > 1 else 0, "GPU": asked.gpus, "MEMORY": memory_bytes(role)}
         given: dict[str, Any] = {"resources": {what: size for what, size in sizes.items() if size}}
@@ -77,24 +64,19 @@ class Dask(Hosting):
             raise ConfigurationError(
                 f"[{role.name}]: no worker offers {', '.join(sorted(missing))}: dask worker --resources 'GPU=1 …'"
             )
-        arguments = (role, name, self.jobs.handles["head"], self.jobs.workdir)
-        future = self._client.submit(
-            _task, *arguments, key=name, retries=_RETRIES, pure=False, **given | options
-        )
+        given |= {"key": call, "retries": _RETRIES, "pure": False, **options}
+        future = self._client.submit(_task, role, name, self.jobs.workdir, **given)
         _distributed().fire_and_forget(future)
-        while name not in self._names():
+        while call not in self._calls():
             time.sleep(_START_S)
 
-    def _names(self) -> dict[str, str]:
-        return self._tell({})
+    def _calls(self) -> dict[str, str]:
+        states: dict[str, str] = self._client.run_on_scheduler(_states)
+        return states
 
-    def _tell(self, news: News) -> dict[str, str]:
-        """Return the states of the tasks."""
-        return _on_scheduler(self._client, self.jobs.handles["head"], news)[1]
-
-    def _order(self, name: str, grace_s: float) -> None:
-        if self._tell({name: grace_s}).get(name) != "processing":
-            self._client.cancel([_distributed().Future(name, self._client)], force=True)
+    def _cancel(self, call: str, *, is_late: bool) -> None:
+        if is_late or self._calls().get(call) != "processing":
+            self._client.cancel([_distributed().Future(call, self._client)], force=True)
 
     def _seen_by(self, path: Path) -> dict[str, bool]:
         return dict(self._client.run(os.path.exists, str(path)))

@@ -26,14 +26,12 @@ __all__ = [
     "EXIT_CODE",
     "EXIT_RESUMABLE",
     "LISTEN",
-    "WAIT",
     "Engine",
     "Jobs",
     "Resources",
     "Role",
     "command",
     "engine_of",
-    "loop",
     "start",
 ]
 
@@ -57,18 +55,6 @@ _ENGINES = {
 }
 
 _POLL_S = 1.0
-
-# A wait that a signal interrupts returns more than 128, and the process still runs.
-WAIT = "while :; do wait ${0}; code=$?; [ $code -gt 128 ] && kill -0 ${0} 2>/dev/null || break; done"
-_LOOP = """\
-trap 'ends=1; kill -TERM $role 2>/dev/null' TERM
-while [ -z "$ends" ]; do
-{before}{argv} & role=$!; [ -z "$ends" ] || kill -TERM $role
-{wait}
-{after}
-sleep 2
-done
-"""
 
 
 class _Table(BaseModel):
@@ -228,7 +214,12 @@ class Engine(ABC):
 
     Every method may be called by another process than the one that started the roles. What cannot be done raises
     ConfigurationError with the reason.
+
+    Attributes:
+        mark: What the names of log files end with on this machine.
     """
+
+    mark = ""
 
     def __init__(self, jobs: Jobs) -> None:
         self.jobs = jobs
@@ -272,37 +263,34 @@ class Engine(ABC):
         return int(file.read_text()) if file.exists() else EXIT_RESUMABLE
 
     def logs(self, role: Role, *, follow: bool) -> Iterator[str]:
-        """Yield the lines of a role's log files, with the places; with `follow` as they come, until the role ends."""
-        read: dict[Path, int] = {}
-        while True:
-            is_last = not follow or not self.living(role)
-            for path in sorted(role.key.parent.glob(f"{role.name}*.log")):
-                place = path.stem.removeprefix(role.name).lstrip("-")
-                with path.open("rb") as file:
-                    file.seek(read.get(path, 0))
-                    for line in file:
-                        if line.endswith(b"\n") or is_last:
-                            read[path] = read.get(path, 0) + len(line)
-                            yield (f"{place}: " if place else "") + line.decode(errors="replace").rstrip("\n")
-            if is_last:
-                return
-            time.sleep(_POLL_S)
+        """Yield the lines of a role, each after its place; with `follow` as they come, until the role ends."""
+        read: dict[str, int] = {}
+        is_last = False
+        while not is_last:
+            try:
+                is_last = not follow or not self.living(role)
+                yield from self.lines(role, read)
+            except PeerLostError:  # what is away is asked again
+                if not follow:
+                    raise
+                is_last = False
+            time.sleep(0.0 if is_last else _POLL_S)
+
+    def lines(self, role: Role, read: dict[str, int]) -> Iterator[str]:
+        """Yield the lines of a role's log files beyond the bytes that were `read` of each, which are updated."""
+        for path in sorted(role.key.parent.glob(f"{role.name}*{self.mark}.log")):
+            place = path.stem.removesuffix(self.mark).removeprefix(role.name).lstrip("-")
+            with path.open("rb") as file:
+                file.seek(read.get(path.name, 0))
+                text, end, _ = file.read().rpartition(b"\n")
+            read[path.name] = read.get(path.name, 0) + len(text + end)
+            for line in text.decode(errors="replace").split("\n") if end else ():
+                yield f"{place}: {line}" if place else line
 
     def dry_run(self) -> str:
         """Return what `start` would submit, as text for people who submit by hand."""
         roles = self.jobs.roles.values()
         return "\n".join(f"# {role.name}: {role.resources.count}\n{shlex.join(role.argv)}" for role in roles)
-
-
-def loop(argv: str, *, before: str = "", after: str) -> str:
-    """Return shell text that runs a process again and again, until SIGTERM, or until `after` breaks the loop.
-
-    Args:
-        argv: The command.
-        before: What precedes it each time, in lines.
-        after: What follows it; ``$code`` is its exit code.
-    """
-    return _LOOP.format(argv=argv, before=before, after=after, wait=WAIT.format("role"))
 
 
 def command(*argv: str, stdin: str = "", what: str = "") -> str:

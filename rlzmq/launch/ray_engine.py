@@ -11,45 +11,31 @@ from typing import Any
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import import_optional
 from rlzmq.launch.engine import Jobs, Role
-from rlzmq.launch.hosting import OVER, Hosting, News, host, memory_bytes
+from rlzmq.launch.host import host
+from rlzmq.launch.hosting import Hosting, memory_bytes
 
 __all__ = ["Ray"]
 
 _NAMESPACE = "rlzmq"
-_CALL_S = 20.0
+_BEGIN_S = 20.0  # an actor that has begun answers earlier
 
 
 class _Actor:
-    """The host of one process. The head's actor has the news for all."""
+    """The host of one process."""
 
-    def __init__(self, role: Role, name: str, head: str, workdir: Path) -> None:
+    def __init__(self, role: Role, call: str, name: str, workdir: Path) -> None:
+        threading.Thread(target=self._run, args=(role, call, name, workdir), daemon=True).start()
+
+    def _run(self, role: Role, call: str, name: str, workdir: Path) -> None:
         import ray
 
-        self._ray, self._name, self._head = ray, name, head
-        self._news: dict[str, Any] = {}
-        threading.Thread(target=self._run, args=(role, workdir), daemon=True).start()
-
-    def hear(self, news: News) -> News:
-        """Take and return news."""
-        self._news.update(news)
-        return dict(self._news)
-
-    def _tell(self, news: News) -> News:
-        if self._name == self._head:
-            return self.hear(news)
+        is_over = False
         try:
-            head = self._ray.get_actor(self._head, namespace=_NAMESPACE)
-            return self.hear(self._ray.get(head.hear.remote(news), timeout=_CALL_S))
-        except (ValueError, self._ray.exceptions.ActorDiedError):  # no such name, or killed
-            return {OVER: True}
-        except (self._ray.exceptions.RayError, TimeoutError):  # it is being restarted
-            return self._news
-
-    def _run(self, role: Role, workdir: Path) -> None:
-        address = self._ray.util.get_node_ip_address()
-        if not host(role, self._name, self._head, workdir, address, self._tell):
-            os._exit(1)  # Ray starts it again
-        self._ray.kill(self._ray.get_actor(self._name, namespace=_NAMESPACE))
+            is_over = host(role, name, ray.util.get_node_ip_address(), workdir)
+        finally:
+            if not is_over:
+                os._exit(1)  # Ray starts it again
+        ray.kill(ray.get_actor(call, namespace=_NAMESPACE))
 
 
 class Ray(Hosting):
@@ -66,23 +52,23 @@ class Ray(Hosting):
         except ConnectionError as error:
             raise ConfigurationError(f"--on {jobs.on}: no Ray cluster: {error}") from error
 
-    def _submit(self, role: Role, name: str, options: dict[str, Any]) -> None:
+    def _submit(self, role: Role, call: str, name: str, options: dict[str, Any]) -> None:
         asked = role.resources
-        given = {"num_cpus": asked.cpus, "num_gpus": asked.gpus, "memory": memory_bytes(role) or None}
-        actor = self._ray.remote(_Actor).options(
-            name=name, lifetime="detached", max_restarts=-1, **(given | options)
-        )
-        actor.remote(role, name, self.jobs.handles["head"], self.jobs.workdir)
+        given: dict[str, Any] = {"name": call, "lifetime": "detached", "max_restarts": -1}
+        given |= {"num_cpus": asked.cpus, "num_gpus": asked.gpus, "memory": memory_bytes(role) or None}
+        self._ray.remote(_Actor).options(**given | options).remote(role, call, name, self.jobs.workdir)
 
-    def _names(self) -> set[str]:
+    def _calls(self) -> set[str]:
         return set(self._ray.util.list_named_actors())
 
-    def _order(self, name: str, grace_s: float) -> None:
+    def _cancel(self, call: str, *, is_late: bool) -> None:
         with contextlib.suppress(ValueError):  # it has just ended
-            actor = self._ray.get_actor(name)
+            actor = self._ray.get_actor(call)
             try:
-                self._ray.get(actor.hear.remote({name: grace_s}), timeout=_CALL_S)
+                self._ray.get(actor.__ray_ready__.remote(), timeout=0 if is_late else _BEGIN_S)
             except (self._ray.exceptions.RayError, TimeoutError):  # it has no node
+                is_late = True
+            if is_late:
                 self._ray.kill(actor)
 
     def _seen_by(self, path: Path) -> dict[str, bool]:

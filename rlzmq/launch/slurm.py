@@ -1,52 +1,40 @@
 """Roles as Slurm jobs: the head one job, the runners an array, the learners one job of several tasks.
 
 No job needs a second step beside its first, so memory may be consumable. Slurm requeues what loses its node or is
-preempted; a job that nears its time limit gets SIGUSR1 a minute before (``--signal``), and requeues itself.
+preempted; a job that nears its time limit gets SIGUSR1 a minute before (``--signal``), and requeues itself. This module
+is also the program that jobs run; ``HEAD`` is the id of the head's job there.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import shlex
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.launch.engine import EXIT_CODE, LISTEN, WAIT, Engine, Role, command, loop
+from rlzmq.core.files import make_directories
+from rlzmq.launch.engine import EXIT_CODE, Engine, Resources, Role, command
+from rlzmq.launch.host import forget, stay
 
 __all__ = ["Slurm"]
 
 _WARNING_S = 60  # before the time limit: a checkpoint may take as long
 _STEP_S = 60  # until a step that Slurm cannot create is an error
 _POLL_S = 1.0
+_ASK_S, _ASK_WITHOUT_KEY_S = 120.0, 10.0  # between questions whether the head's job is there
+_OWN = ("-m", "rlzmq.launch.slurm")
 _STATES = "pending,running,suspended,configuring,completing"  # a job that is being requeued is pending
-
-_HEAD = """\
-# The address that the other nodes reach; RLZMQ_HEAD names another one.
-address=${{RLZMQ_HEAD:-$(hostname -I | cut -d' ' -f1)}}
-# On a file system that all nodes share; the join files in it have mode 0600.
-mkdir -m 700 -p {directory}; rm -f {directory}/join*.toml {directory}/{code}
-trap 'limit=1; kill -USR1 $role' USR1 # soon the time limit
-trap 'kill -TERM $role' TERM # scancel, or preemption, after which Slurm requeues the job
-{argv} & role=$!
-{wait}
-[ -n "$limit" ] && [ $code -eq 75 -o $code -gt 128 ] && scontrol requeue "$SLURM_JOB_ID"
-echo $code > {directory}/{code}; exit $code
-"""
-
-_BEFORE = """\
-for _ in {{1..10}}; do [ -f {key} ] && break; sleep 1; done
-case $(squeue -h -o %T -j "$HEAD" 2>&1) in ""|*Invalid*) exit 0;; esac # the run is over
-[ -f {key} ] || continue
-"""
-_AFTER = 'case $code in 2|78) scancel "$HEAD"; exit $code;; esac # wrong arguments or configuration'
-
-_STEP = """\
-trap 'ends=1' TERM
-{step} & step=$!
-{wait}
-[ -n "$ends" -o $code -eq 0 ] && exit
-echo "the step of the learners ended with $code: the run is cancelled"; scancel "$HEAD"; exit $code
-"""
+_PLACES = {
+    "head": "\"${RLZMQ_HEAD:-$(hostname -I | cut -d' ' -f1)}\"",  # its address: the other nodes reach it there
+    "runners": '"$SLURM_ARRAY_TASK_ID"',
+    "learners": '"${SLURM_ARRAY_TASK_ID:-step}"',
+}
 
 
 class Slurm(Engine):
@@ -54,7 +42,7 @@ class Slurm(Engine):
 
     def _script(self, role: Role, places: Sequence[int] = ()) -> str:
         """Return the batch script of a role. Those of the others read ``HEAD``, a job id."""
-        asked, jobs = role.resources, shlex.quote(str(role.key.parent))
+        asked = role.resources
         if role.name == "runners" and not places:
             places = range(asked.count)
         options = [
@@ -69,18 +57,9 @@ class Slurm(Engine):
             *([f"--array={','.join(map(str, places))}"] if places else [f"--ntasks={asked.count}"]),
         ]
         lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in (*options, *asked.options))]
-        lines += [f"cd {shlex.quote(str(self.jobs.workdir))}", f"export OMP_NUM_THREADS={asked.cpus}"]
-        argv, key = shlex.join(role.argv), shlex.quote(str(role.key))
-        if role.name == "head":
-            argv = argv.replace(shlex.quote(LISTEN), '"tcp://$address:0"')
-            lines.append(_HEAD.format(argv=argv, directory=jobs, code=EXIT_CODE, wait=WAIT.format("role")))
-            return "\n".join(lines)
-        text = loop(argv, before=_BEFORE.format(key=key), after=_AFTER)
-        lines.append("trap 'scontrol requeue \"$SLURM_JOB_ID\"' USR1 # soon the time limit")
-        if role.name == "learners":
-            step = f"srun --immediate={_STEP_S} --cpus-per-task={asked.cpus} bash -c {shlex.quote(text)}"
-            text = _STEP.format(step=step, wait=WAIT.format("step"))
-        return "\n".join([*lines, text])
+        own = [role.argv[0], *_OWN, role.name, str(role.key), str(asked.cpus)]
+        run = f"exec {shlex.join(own)} {_PLACES[role.name]} {shlex.join(role.argv)}"
+        return "\n".join([*lines, f"cd {shlex.quote(str(self.jobs.workdir))}", run, ""])
 
     def _command(self, role: Role, head: str) -> list[str]:
         """Return the command that submits the script of a role, which it reads from its standard input."""
@@ -91,7 +70,9 @@ class Slurm(Engine):
 
     def start(self, role: Role, places: Sequence[int] = ()) -> str:
         """Submit a job or an array."""
-        role.key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directories(role.key.parent, mode=0o700)
+        if role.name == "head":
+            forget(role.key.parent)
         head = self.jobs.handles.get("head", "")
         job = command(*self._command(role, head), stdin=self._script(role, places))
         return (
@@ -133,3 +114,68 @@ class Slurm(Engine):
             submit = " ".join(f'"{word}"' for word in self._command(role, "$head"))
             lines += [f"{role.name}=$({submit} <<'END_OF_JOB'", self._script(role) + "END_OF_JOB", ")"]
         return "\n".join([*lines, f"echo {' '.join(f'{role.name} ${role.name}' for role in roles)}"])
+
+
+def _is_there(job: str) -> bool:
+    """Return whether a job waits or runs, or Slurm cannot tell."""
+    asked = subprocess.run(["squeue", "-h", "-j", job], capture_output=True, text=True, check=False)
+    return bool(asked.stdout) or (asked.returncode != 0 and "Invalid job id" not in asked.stderr)
+
+
+def _main(name: str, key: str, cpus: str, place: str, *argv: str) -> int:
+    """Run the process of a job or, with place "step", the processes of all its tasks."""
+    job, head = os.environ["SLURM_JOB_ID"], os.environ.get("HEAD", "")
+    if place == "step":
+        return _step(
+            job,
+            head,
+            [
+                "srun",
+                f"--immediate={_STEP_S}",
+                f"--cpus-per-task={cpus}",
+                sys.executable,
+                *_OWN,
+                name,
+                key,
+                cpus,
+                "task",
+                *argv,
+            ],
+        )
+    role = Role(name, argv, Path(key), Resources(cpus=int(cpus)))
+    asked_at = -math.inf
+
+    def is_over(code: int | None) -> bool:
+        nonlocal asked_at
+        now, every_s = time.monotonic(), _ASK_S if role.key.exists() else _ASK_WITHOUT_KEY_S
+        if not head or now < asked_at + every_s:
+            return False
+        asked_at = now
+        return not _is_there(head)
+
+    number = os.environ["SLURM_PROCID"] if place == "task" else place
+    if stay(role, name if name == "head" else f"{name}-{number}", place, is_over):
+        command("scontrol", "requeue", job)
+    code = role.key.with_name(EXIT_CODE)
+    return int(code.read_text()) if name == "head" and code.exists() else 0
+
+
+def _step(job: str, head: str, argv: Sequence[str]) -> int:
+    """Run a step; cancel the run if it cannot be created or fails."""
+    signals: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        signals.append(number)
+        if number == signal.SIGUSR1:  # soon the time limit
+            command("scontrol", "requeue", job)
+
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, note)
+    if (code := subprocess.call(argv)) and not signals:
+        print(f"the step of the learners ended with {code}: the run is cancelled", flush=True)
+        command("scancel", head)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))

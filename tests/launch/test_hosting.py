@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import MissingPackageError
+from rlzmq.launch import host as hosts
 from rlzmq.launch import hosting
 from rlzmq.launch.engine import Jobs, Resources, Role, engine_of
-from rlzmq.launch.hosting import OVER, Hosting, News, host
+from rlzmq.launch.host import host
+from rlzmq.launch.hosting import Hosting
 from rlzmq.net.join_file import JoinFile
 
 
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosting, "_POLL_S", 0.01)
+    monkeypatch.setattr(hosts, "_POLL_S", 0.01)
 
 
 def role(tmp_path: Path, code: str, name: str = "runners", **resources: object) -> Role:
@@ -36,14 +40,14 @@ class Engine(Hosting):
         self.seen = seen
         self.submitted: dict[str, dict[str, object]] = {}
 
-    def _submit(self, role: Role, name: str, options: dict[str, object]) -> None:
-        self.submitted[name] = options
+    def _submit(self, role: Role, call: str, name: str, options: dict[str, object]) -> None:
+        self.submitted[call] = options
 
-    def _names(self) -> set[str]:
+    def _calls(self) -> set[str]:
         return set(self.submitted)
 
-    def _order(self, name: str, grace_s: float) -> None:
-        del self.submitted[name]
+    def _cancel(self, call: str, *, is_late: bool) -> None:
+        del self.submitted[call]
 
     def _seen_by(self, path: Path) -> dict[str, bool]:
         return {"n1": path.exists(), "n2": self.seen}
@@ -70,12 +74,11 @@ def test_what_the_engine_does_not_have_is_refused(tmp_path: Path, key: str) -> N
         Engine(given).start(given.roles["head"])
 
 
-def test_nodes_without_the_run_directory_are_refused_unless_the_head_has_a_place(tmp_path: Path) -> None:
-    given = jobs(tmp_path, "")
+def test_nodes_without_the_run_directory_are_refused(tmp_path: Path) -> None:
+    given = jobs(tmp_path, "[head]\noptions = ['workers=[\"n1\"]']\n")
     with pytest.raises(ConfigurationError, match="n2"):
         Engine(given, seen=False).start(given.roles["head"])
-    given = jobs(tmp_path, "[head]\noptions = ['workers=[\"n1\"]']\n")
-    engine = Engine(given, seen=False)
+    engine = Engine(given)
     name = engine.start(given.roles["head"])
     assert engine.submitted == {name: {"workers": ["n1"]}}
 
@@ -94,51 +97,67 @@ def test_calls_are_added_and_those_with_the_highest_numbers_removed(tmp_path: Pa
     assert set(engine.submitted) == {given.handles["head"], f"{given.handles['runners']}-0"}
 
 
+class Head:
+    """What the head and its host leave in a directory, and a process that ends when this says so."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.jobs = tmp_path / "jobs"
+
+    def writes(self, port: int) -> None:
+        JoinFile("runner", {"data": f"tcp://127.0.0.1:{port}"}).write(self.jobs / "join.toml")
+
+
+def log(tmp_path: Path, name: str = "runners-0") -> str:
+    return (tmp_path / "jobs" / f"{name}.log").read_text()
+
+
 def test_a_peer_gets_the_key_by_its_standard_input(tmp_path: Path) -> None:
     code = "import sys; print(sys.argv[1:], sys.stdin.read()); sys.exit(69)"
-    secret = JoinFile("runner", {"data": "tcp://127.0.0.1:1000"}).to_text()
-    news: list[News] = [{}, {"join.toml": secret}]
+    given = role(tmp_path, code)
+    Head(tmp_path).writes(1000)
+    assert not host(given, "runners-0", "h")  # it is to be started again
+    assert f"['-'] {given.key.read_text()}" in log(tmp_path)
+    nowhere = Role("runners", ("/nowhere/python",), given.key, given.resources)
+    assert host(nowhere, "runners-0", "h")
+    assert "/nowhere/python" in log(tmp_path)
+    (tmp_path / "jobs" / "head.code").write_text("0")
+    assert host(given, "runners-0", "h")
 
-    def tell(texts: News) -> News:
-        return news.pop(0) if len(news) > 1 else news[0]
 
-    call = ("a-runners-0", "a-head", tmp_path, "h")
-    assert not host(role(tmp_path, code), *call, tell)  # the engine starts it again
-    assert f"['-'] {secret}" in (tmp_path / "jobs" / "runners-0.log").read_text()
-    assert host(role(tmp_path, code), *call, lambda texts: {OVER: True})
+def test_a_peer_that_is_wrong_ends_the_run(tmp_path: Path) -> None:
     wrong = role(tmp_path, "import sys; sys.exit(78)")
-    told: list[News] = []
-    assert host(wrong, *call, lambda texts: told.append(texts) or tell(texts))  # type: ignore[func-returns-value]
-    assert "a-head" in told[-1]  # which is to end
-    nowhere = Role("runners", ("/nowhere/python",), wrong.key, wrong.resources)
-    assert host(nowhere, *call, tell)
-    assert "/nowhere/python" in (tmp_path / "jobs" / "runners-0.log").read_text()
+    Head(tmp_path).writes(1000)
+    assert host(wrong, "runners-0", "h")
+    head = role(tmp_path, "import time; print('begun', flush=True); time.sleep(100)", "head")
+    assert host(head, "head", "h")
+    assert not (tmp_path / "jobs" / "head.log").exists()
 
 
 def test_a_process_ends_when_it_shall_and_when_the_head_is_another_one(tmp_path: Path) -> None:
-    forever = role(tmp_path, "import time\nwhile True: time.sleep(1)")
-    one, two = (JoinFile("runner", {"data": f"tcp://127.0.0.1:{port}"}).to_text() for port in (1000, 2000))
-    news: list[News] = [{"join.toml": one}, {"join.toml": one}, {"join.toml": two}]
+    forever = role(tmp_path, "import time\nprint('begun', flush=True)\nwhile True: time.sleep(1)")
+    head = Head(tmp_path)
+    head.writes(1000)
 
-    def tell(texts: News) -> News:
-        return news.pop(0) if len(news) > 1 else news[0]
+    def has_begun(then: Callable[[], object]) -> Callable[[int | None], bool]:
+        def is_over(code: int | None) -> bool:
+            if (tmp_path / "jobs" / "runners-0.log").exists() and log(tmp_path):
+                then()
+            return False
 
-    assert not host(forever, "a-runners-0", "a-head", tmp_path, "h", tell)
-    news[:] = [{"join.toml": one}, {"join.toml": one}, {"join.toml": one, "a-runners-0": 30.0}]
-    assert host(forever, "a-runners-0", "a-head", tmp_path, "h", tell)
+        return is_over
+
+    assert not host(forever, "runners-0", "h", is_over=has_begun(lambda: head.writes(2000)))
+    (tmp_path / "jobs" / "runners-0.log").unlink()
+    end = has_begun(lambda: hosts.end(tmp_path / "jobs", "runners-0", 30.0))
+    assert host(forever, "runners-0", "h", is_over=end)
 
 
 def test_a_head_is_repeated_when_it_was_interrupted_and_not_when_it_is_wrong(tmp_path: Path) -> None:
-    (tmp_path / "jobs").mkdir()
-    (tmp_path / "jobs" / "a-head").touch()
     for end, has_ended in (
         ("os._exit(75)", False),
         ("os.kill(os.getpid(), 9)", False),
         ("os._exit(0)", True),
         ("os._exit(70)", True),
     ):
-        head = role(tmp_path, f"import os; {end}", "head")
-        call = ("a-head", "a-head", tmp_path, "h")
-        assert host(head, *call, lambda texts: {"join.toml": "its own"}) is has_ended
+        assert host(role(tmp_path, f"import os; {end}", "head"), "head", "h") is has_ended
     assert (tmp_path / "jobs" / "head.code").read_text() == "70"
-    assert host(head, "b-head", "b-head", tmp_path, "h", lambda texts: {})  # another directory, on this node

@@ -79,11 +79,8 @@ class Run:
         assert process.returncode == code, f"{said}\n{self.describe()}"
         return said
 
-    def file(self, machine: Machine, name: str) -> Path:
-        return machine.directory / "work" / "run" / "jobs" / machine.host_name / name
-
     def log(self, machine: Machine, name: str) -> str:
-        path = self.file(machine, f"{name}.log")
+        path = machine.directory / "work" / "run" / "jobs" / f"{name}@{machine.host_name}.log"
         return path.read_text() if path.exists() else ""
 
     def wait_for(self, machine: Machine, name: str, pattern: str, after: int = 0) -> int:
@@ -116,7 +113,7 @@ class Run:
             time.sleep(0.1)
 
     def describe(self) -> str:
-        logs = self.machines.directory.glob("m*/work/run/jobs/*/*.log")
+        logs = self.machines.directory.glob("m*/work/run/jobs/*.log")
         return "\n".join(f"-- {log}\n" + "\n".join(log.read_text().splitlines()[-15:]) for log in logs)
 
 
@@ -137,7 +134,6 @@ def test_a_run_is_started_scaled_followed_and_stopped_from_a_laptop(machines: Ma
     run.type("scale run --env-runners 1")
     for machine, name in ((first, "runners-2"), (second, "runners-1")):
         assert "leaving: the current fragment is sent first" in run.log(machine, name)
-        assert not run.file(machine, f"{name}.pid").exists()
     run.trains_on()
     run.type("launch stop run")
     said, _ = follow.communicate(timeout=_DEADLINE_S)
@@ -258,5 +254,5 @@ def test_the_page_typed_literally(machines: Machines) -> None:
         said, _ = process.communicate(timeout=_DEADLINE_S)
         assert process.returncode == 0, said
     assert "accounting: sampled" in machines[1].directory.joinpath(
-        "work/runs/cartpole/jobs/m1/head.log").read_text()  # fmt: skip
+        "work/runs/cartpole/jobs/head@m1.log").read_text()  # fmt: skip
     assert not any(map(_is_ours, (process for machine in machines for process in machine.processes())))

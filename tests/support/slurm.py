@@ -192,12 +192,13 @@ class Slurm:
         return next((word.partition("=")[2] for word in words if word.startswith(f"{name}=")), "")
 
     def processes(self, node: str, words: str) -> list[psutil.Process]:
-        """Return the processes on a node whose command lines contain these words."""
+        """Return the processes on a node whose command lines contain these words, without the hosts of roles."""
         found = []
         for pid in _ip("netns", "pids", self._prefix + node).split():
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(int(pid))
-                if words in " ".join(process.cmdline()):
+                line = process.cmdline()
+                if words in " ".join(line) and not {"rlzmq.launch.host", "rlzmq.launch.slurm"} & set(line):
                     found.append(process)
         return found
 
