@@ -77,13 +77,13 @@ class Batch(Protocol):
 class Module(Protocol):
     """A neural network. Columns are trees of tensors ``[B, ...]``, of a stateful one ``[B, T, ...]``."""
 
-    def forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def forward_inference(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         """Compute what greedy acting needs, e.g. ``action_dist_inputs``."""
 
-    def forward_exploration(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def forward_exploration(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         """Compute what acting in training needs."""
 
-    def forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def forward_train(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         """Compute what the loss needs, with gradients."""
 
     def get_initial_state(self) -> Any:

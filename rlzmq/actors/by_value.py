@@ -18,7 +18,7 @@ __all__ = ["dumps", "loads", "receive", "receive_blocking", "send"]
 _LENGTH = struct.Struct("<Q")
 
 
-def dumps(value: Any, what: str) -> bytes:
+def dumps(value: object, what: str) -> bytes:
     """Pickle ``value``.
 
     Raises:

@@ -52,9 +52,9 @@ class ActorLink(Protocol):
     @property
     def pid(self) -> int: ...
 
-    async def call(self, method: str, args: Any, kwargs: Any) -> Any: ...
+    async def call(self, method: str, args: object, kwargs: Any) -> Any: ...
 
-    async def apply(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any: ...
+    async def apply(self, function: Callable[..., Any], args: object, kwargs: Any) -> Any: ...
 
     async def stop(self, timeout_s: float) -> ExitStatus: ...
 
@@ -133,14 +133,14 @@ class ProcessLink:
         with contextlib.suppress(PeerLostError):
             await self.call("", (), {})
 
-    async def call(self, method: str, args: Any, kwargs: Any) -> Any:
+    async def call(self, method: str, args: object, kwargs: Any) -> Any:
         frames = pack((args, kwargs), f"argument of {method}()")
         call_id = next(self._call_ids)
         with self._expect(call_id, method) as answer:
             self._send_to_actor(Call(call_id, method), frames)
             return await self._value_of(answer, call_id)
 
-    async def apply(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    async def apply(self, function: Callable[..., Any], args: object, kwargs: Any) -> Any:
         data = by_value.dumps((function, args, kwargs), f"the function for {self.role}")
         call_id = next(self._call_ids)
         with self._expect(call_id, getattr(function, "__name__", "apply")) as answer:
@@ -202,7 +202,7 @@ class ProcessLink:
         if not self.exited.done():
             self.exited.set_result(ExitStatus(None))
 
-    def on_message(self, message: ActorMessage, value: Any) -> None:
+    def on_message(self, message: ActorMessage, value: object) -> None:
         """Deliver an answer to its call; drop it if the call is no longer outstanding."""
         if not isinstance(message, Answer | Failure):
             raise ProtocolError(f"{type(message).__name__} is not for an actor system")
@@ -288,7 +288,7 @@ class LocalLink:
             self.kill()
             raise
 
-    async def call(self, method: str, args: Any, kwargs: Any) -> Any:
+    async def call(self, method: str, args: object, kwargs: Any) -> Any:
         return await self._unless_exited(self._host.call(method, args, kwargs), method)
 
     async def apply(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -141,7 +141,7 @@ class ActorHost:
             use_thread(self._thread.run)
 
     async def call(
-        self, method: str, args: Any, kwargs: Any, convert: Callable[[Any], Any] | None = None
+        self, method: str, args: object, kwargs: Any, convert: Callable[[Any], Any] | None = None
     ) -> Any:
         """Run a method.
 
@@ -175,7 +175,7 @@ class ActorHost:
             return result if convert is None else convert(result)
         return result
 
-    async def answer(self, method: str, args: Any, kwargs: Any) -> list[Any]:
+    async def answer(self, method: str, args: object, kwargs: Any) -> list[Any]:
         """Run a method; return its packed result, for a caller in another process. "": a beat, answered at once."""
         if not method:
             return pack(None, "beat")

@@ -105,7 +105,7 @@ def decode_message(frames: Sequence[Any]) -> tuple[ActorMessage, Any]:
     return from_header(kind, message.header), value
 
 
-def pack(value: Any, what: str) -> list[Any]:
+def pack(value: object, what: str) -> list[Any]:
     """Call ``pack_value``; errors name the value as ``what``.
 
     Raises:
@@ -117,7 +117,7 @@ def pack(value: Any, what: str) -> list[Any]:
         raise type(error)(f"{what}: {error}") from None
 
 
-def pack_snapshot(value: Any, what: str) -> list[Any]:
+def pack_snapshot(value: object, what: str) -> list[Any]:
     """Pack a value with copies of its arrays, so that the actor cannot change them while they are sent."""
     tree, small, *large = pack(value, what)  # the packer owns the first two
     return [tree, small, *(array.copy() for array in large)]

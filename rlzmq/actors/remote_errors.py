@@ -113,7 +113,7 @@ def unpack_error(packed: dict[str, Any]) -> Exception:
     return error
 
 
-def _rebuild(kind: type[Exception], arguments: Any, text: str) -> Exception | None:
+def _rebuild(kind: type[Exception], arguments: object, text: str) -> Exception | None:
     try:
         if not isinstance(arguments, list):
             return kind(text)
@@ -145,7 +145,7 @@ def _known_base(kind: type[BaseException]) -> str:
     return ""
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     return value is None or type(value) in (bool, float, str) or (type(value) is int and abs(value) < 2**63)
 
 

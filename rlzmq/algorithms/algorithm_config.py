@@ -111,7 +111,7 @@ class AlgorithmConfig(BaseConfig):
             "are each learner's and do not depend on their number."
         ]
 
-    def _for_build(self, env: Any, use_copy: bool) -> Self:
+    def _for_build(self, env: object, use_copy: bool) -> Self:
         config = super()._for_build(env, use_copy)
         for note in config.build_notes():
             _log.info(note)
@@ -154,7 +154,7 @@ class AlgorithmConfig(BaseConfig):
         """
         return defaults.build_learner(self, observation_space, action_space, device)
 
-    def _all_spaces(self, env: Any, spaces: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _all_spaces(self, env: object, spaces: Mapping[str, Any] | None) -> dict[str, Any]:
         if spaces:
             full = dict(spaces)
             full.setdefault("__env_single__", full.get("__env__"))
@@ -286,7 +286,7 @@ def _given_specs(config: BaseConfig) -> dict[str, RLModuleSpec | None]:
 
 
 def _module_spaces(
-    config: BaseConfig, env: Any, spaces: Mapping[str, Any] | None, module_ids: list[str]
+    config: BaseConfig, env: object, spaces: Mapping[str, Any] | None, module_ids: list[str]
 ) -> dict[str, tuple[Any, Any]]:
     spaces = dict(spaces or {})
     known = {mid: tuple(spaces[mid]) for mid in module_ids if mid in spaces}

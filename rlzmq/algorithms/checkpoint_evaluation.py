@@ -155,7 +155,7 @@ def evaluate_checkpoint(
     num_video_episodes: int = 1,
     config: BaseConfig | None = None,
     trust: Collection[str] = (),
-    module_class: Any = None,
+    module_class: object = None,
     **settings: Any,
 ) -> CheckpointScores:
     """Evaluate a checkpoint's policy in this process.
@@ -276,7 +276,7 @@ class _VideoRecorder:
             self._writer = self._open()
         self._writer.append_data(_even(frame))
 
-    def _end(self, **kwargs: Any) -> None:
+    def _end(self, **kwargs: object) -> None:
         self._num_left -= 1
 
     def _open(self) -> Any:
@@ -303,7 +303,7 @@ def _env_with_pictures(env: object, settings: Mapping[str, Any]) -> Any:
     )
 
 
-def _first(rendered: Any) -> NDArray[np.uint8]:
+def _first(rendered: object) -> NDArray[np.uint8]:
     """Return the image of the first environment, from the rendering of a single or a vector env.
 
     Raises:

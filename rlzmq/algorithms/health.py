@@ -357,7 +357,7 @@ class HealthWatch:
             )
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 

@@ -264,7 +264,7 @@ def training(config: BaseConfig, module_ids: Sequence[str] | None) -> BaseConfig
     return _edited(config, {"policies_to_train": trained}, check=False)
 
 
-def _check_mapping(configs: ModuleConfigs, observation_spaces: Any) -> None:
+def _check_mapping(configs: ModuleConfigs, observation_spaces: object) -> None:
     """Raise ConfigurationError if an agent is mapped to a module that its runners lack."""
     for place in ("env_runners", "eval_env_runners"):
         config = getattr(configs, place)

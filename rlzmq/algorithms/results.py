@@ -354,7 +354,7 @@ class _Held(MetricsLogger):
         super().__init__()
         self.given: list[tuple[Sequence[Mapping[str, Any]], Any]] = []
 
-    def aggregate(self, states: Sequence[Mapping[str, Any]], *, key: Any = None) -> None:
+    def aggregate(self, states: Sequence[Mapping[str, Any]], *, key: object = None) -> None:
         self.given.append((states, key))
 
 

@@ -150,7 +150,9 @@ def normc_initializer(std: float = 1.0) -> Callable[[Tensor], None]:
     return fill
 
 
-def same_padding(in_size: Any, filter_size: Any, stride_size: Any) -> tuple[tuple[int, ...], tuple[int, int]]:
+def same_padding(
+    in_size: object, filter_size: object, stride_size: object
+) -> tuple[tuple[int, ...], tuple[int, int]]:
     """Return ((left, right, top, bottom), (height, width) of the output), for an output of ceil(in / stride)."""
     sizes = [_pair(in_size), _pair(filter_size), _pair(stride_size)]
     out_h, out_w = (-(-size // stride) for size, _, stride in zip(*sizes, strict=True))
@@ -162,7 +164,7 @@ def same_padding(in_size: Any, filter_size: Any, stride_size: Any) -> tuple[tupl
     return (left, right, top, bottom), (out_h, out_w)
 
 
-def valid_padding(in_size: Any, filter_size: Any, stride_size: Any) -> tuple[int, int]:
+def valid_padding(in_size: object, filter_size: object, stride_size: object) -> tuple[int, int]:
     """Return (height, width) of the output of a convolution without padding."""
     sizes = [_pair(in_size), _pair(filter_size), _pair(stride_size)]
     height, width = ((size - kernel) // stride + 1 for size, kernel, stride in zip(*sizes, strict=True))
@@ -210,7 +212,7 @@ def one_hot(x: Any, space: Any) -> Any:
     return found.float() if isinstance(x, Tensor) else found.numpy().astype(np.float32)
 
 
-def softmax(x: Any, axis: int = -1, epsilon: float | None = None) -> Any:
+def softmax(x: object, axis: int = -1, epsilon: float | None = None) -> Any:
     """Return the softmax of an array."""
     return torch.softmax(torch.as_tensor(np.asarray(x, np.float64)), axis).numpy()
 

@@ -295,7 +295,7 @@ class _Pieces:
         for name in given.settings:
             self.missing.pop(name, None)
 
-    def _class(self, named: Any) -> type[BaseConfig]:
+    def _class(self, named: object) -> type[BaseConfig]:
         if named is None or named == class_name(self.built_in):
             return self.built_in
         try:
@@ -305,7 +305,7 @@ class _Pieces:
             return self.built_in
         return found
 
-    def _revive(self, name: str, plain: Any) -> None:
+    def _revive(self, name: str, plain: object) -> None:
         try:
             self.values[name] = revive_setting(name, plain, self.trust)
         except ConfigurationError as error:
@@ -466,7 +466,7 @@ def _use_stored_modules(pieces: _Pieces, modules: Mapping[str, Any]) -> None:
     pieces.values |= {"rl_module_spec": spec, "policies": set(found) if modules.get("has_policies") else None}
 
 
-def _use_stored_pieces(pieces: _Pieces, name: str, stored: Any) -> None:
+def _use_stored_pieces(pieces: _Pieces, name: str, stored: object) -> None:
     """Take a pipeline's pieces from their classes and arguments, in place of the function that creates them."""
     if not isinstance(stored, list):
         return
@@ -494,7 +494,7 @@ class _StoredMapping:
     def __init__(self, agents: Any) -> None:
         self._modules = dict(agents)
 
-    def __call__(self, agent_id: Any, episode: Any = None, **kwargs: Any) -> str:
+    def __call__(self, agent_id: Any, episode: Any = None, **kwargs: object) -> str:
         if agent_id not in self._modules:
             raise ConfigurationError(
                 f"the checkpoint does not say which module acts for agent {agent_id!r}, because that depends on the "

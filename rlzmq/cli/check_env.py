@@ -151,7 +151,7 @@ def _step_randomly(env: Any, options: CheckEnvOptions) -> list[str]:
     return [name + value for name, value in problems.items()]
 
 
-def _parts(returned: Any, method: str, names: str) -> tuple[Any, ...]:
+def _parts(returned: object, method: str, names: str) -> tuple[Any, ...]:
     """Return what a method of the env returned, if it is a tuple of as many values as there are names."""
     if not isinstance(returned, tuple) or len(returned) != names.count(",") + 1:
         what = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
@@ -172,7 +172,7 @@ def _config(options: CheckEnvOptions) -> AlgorithmConfig:
     )
 
 
-def _train(env: Any, config: AlgorithmConfig, options: CheckEnvOptions) -> list[str]:
+def _train(env: object, config: AlgorithmConfig, options: CheckEnvOptions) -> list[str]:
     """Sample with an env runner, a new module and default settings; return the errors that training would raise."""
     from rlzmq.envs.multi_agent_env import MultiAgentEnv
     from rlzmq.roles.runner.runner_role import make_env_runner

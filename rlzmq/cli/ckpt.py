@@ -126,11 +126,11 @@ def _is_same(first: Any, second: Any) -> bool:
     return bool(first == second or (first != first and second != second))
 
 
-def _shape(value: Any) -> str:
+def _shape(value: object) -> str:
     return f"{value.shape} {value.dtype}" if isinstance(value, np.ndarray) else ""
 
 
-def _text(value: Any, part: str) -> str:
+def _text(value: object, part: str) -> str:
     if value is _ABSENT:
         return "default" if part == "config" else "absent"
     return _shape(value) or cut(repr(value), _MAX_BYTES)

@@ -82,7 +82,7 @@ def import_first(names: Sequence[str]) -> None:
             raise ConfigurationError(f"--import {name}: {error}") from None
 
 
-def make_config(packed: Any) -> AlgorithmConfig:
+def make_config(packed: object) -> AlgorithmConfig:
     """Build the config from a frame of `driver.join_files.pack_config`.
 
     Raises:

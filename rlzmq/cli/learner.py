@@ -98,7 +98,7 @@ async def _main(options: LearnerOptions) -> int:
     join = read_join_file(options.join, "learner")
     import_first(options.import_)
 
-    def config_here(packed: Any) -> Any:
+    def config_here(packed: object) -> Any:
         config = make_config(packed)
         if place.local_rank >= 0:
             config.learners(local_gpu_idx=place.local_rank)

@@ -177,7 +177,7 @@ def table_from_texts(setting: str, texts: list[str]) -> dict[str, Any]:
     return table
 
 
-def _parsed_json(text: str, *, default: Any) -> Any:
+def _parsed_json(text: str, *, default: object) -> Any:
     try:
         return json.loads(text)
     except ValueError:
@@ -191,7 +191,7 @@ def _parsed_toml(text: str) -> dict[str, Any]:
         return {}
 
 
-def _metavar(setting: str, annotation: Any) -> str | None:
+def _metavar(setting: str, annotation: object) -> str | None:
     """Return the placeholder of a flag's value; None if a setting cannot be given as text."""
     if setting in _TABLES:
         return _METAVARS[dict]
@@ -215,7 +215,7 @@ def _metavar(setting: str, annotation: Any) -> str | None:
     return "|".join(parts)
 
 
-def _options_of(annotation: Any) -> list[Any]:
+def _options_of(annotation: object) -> list[Any]:
     """Return the members of a union without their bounds; for another type, the type itself."""
     origin = typing.get_origin(annotation)
     if origin is Annotated:
@@ -225,7 +225,7 @@ def _options_of(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """Format a default as a user would type it."""
     return value if isinstance(value, str) else "none" if value is None else json.dumps(value, default=str)
 

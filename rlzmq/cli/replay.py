@@ -306,5 +306,5 @@ class Bound:
         }
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float | np.generic)

@@ -227,7 +227,7 @@ class BaseConfig(DerivedValues):
         made.close()
         return self.observation_space or observation_space, self.action_space or action_space
 
-    def _check_agents(self, env: Any) -> None:
+    def _check_agents(self, env: object) -> None:
         """Raise an error if a multi-agent env has no `multi_agent` settings, or a single-agent env has some."""
         name = type(env).__name__
         agents = list(getattr(env, "possible_agents", None) or getattr(env, "agents", None) or ())
@@ -293,7 +293,7 @@ class BaseConfig(DerivedValues):
         """
         return self._algorithm_class()
 
-    def _for_build(self, env: Any, use_copy: bool) -> Self:
+    def _for_build(self, env: object, use_copy: bool) -> Self:
         config = self.copy(copy_frozen=False) if use_copy else self
         if env is not None:
             config.environment(env)

@@ -211,7 +211,7 @@ class DerivedValues(ConfigValues):
         return new  # type: ignore[no-any-return]
 
 
-def _with(config: _Config, overrides: Any, where: str) -> _Config:
+def _with(config: _Config, overrides: object, where: str) -> _Config:
     """Return `config` with the overrides set; errors name their place, `where`."""
     if not isinstance(overrides, Mapping):
         raise ConfigurationError(
@@ -223,7 +223,7 @@ def _with(config: _Config, overrides: Any, where: str) -> _Config:
         raise ConfigurationError(f"config.{where}: {error}") from None
 
 
-def _as_dict(model_config: Any) -> dict[str, Any]:
+def _as_dict(model_config: object) -> dict[str, Any]:
     if model_config is None:
         return {}
     if isinstance(model_config, Mapping):
@@ -407,7 +407,7 @@ def _check_overrides(config: DerivedValues) -> None:
         config.get_config_for_module(module_id)
 
 
-def _check_schedule(name: str, value: Any) -> None:
+def _check_schedule(name: str, value: object) -> None:
     if not isinstance(value, list):
         return
     times = [point[0] for point in value]

@@ -250,7 +250,7 @@ class OfflineDataSettings:
     output_write_remaining_data: bool = False
 
 
-def _amp_dtype(value: Any) -> Any:
+def _amp_dtype(value: object) -> Any:
     """Return the name of a torch dtype.
 
     Raises:

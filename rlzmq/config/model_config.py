@@ -188,7 +188,7 @@ class Catalog:
         refuse_catalog(cls)
 
 
-def refuse_catalog(catalog_class: Any) -> None:
+def refuse_catalog(catalog_class: object) -> None:
     """Raise ConfigurationError for a catalog class that is not RLlib's default."""
     if catalog_class not in (None, Catalog):
         raise ConfigurationError(
@@ -197,7 +197,7 @@ def refuse_catalog(catalog_class: Any) -> None:
         )
 
 
-def model_config_to_dict(model_config: Any) -> dict[str, Any]:
+def model_config_to_dict(model_config: object) -> dict[str, Any]:
     """Return ``model_config`` as modules see it: a dict unchanged, a DefaultModelConfig as a dict, {} for None.
 
     Raises:
@@ -216,7 +216,7 @@ def model_config_to_dict(model_config: Any) -> dict[str, Any]:
     )
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     if isinstance(value, SearchObject):
         return True  # its values are checked when a trial's value replaces it
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1

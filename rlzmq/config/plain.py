@@ -65,7 +65,7 @@ _CLASSES = ("module_class", "multi_rl_module_class", "config_class")
 _OWN = "rlzmq."
 
 
-def plain_setting(name: str, value: Any) -> Any:
+def plain_setting(name: str, value: object) -> Any:
     """Return the plain form of a setting's value.
 
     Raises:
@@ -84,7 +84,7 @@ def plain_dict(name: str, value: Mapping[Any, Any]) -> dict[str, Any]:
     return {"__dict__": pairs}
 
 
-def revive_setting(name: str, value: Any, trust: Trust) -> Any:
+def revive_setting(name: str, value: object, trust: Trust) -> Any:
     """Return the value of a plain form from `plain_setting`.
 
     Args:
@@ -100,7 +100,7 @@ def revive_setting(name: str, value: Any, trust: Trust) -> Any:
     return revived
 
 
-def _check_env_names(name: str, value: Any, trust: Trust) -> None:
+def _check_env_names(name: str, value: object, trust: Trust) -> None:
     """Raise ConfigurationError if a setting names an environment or a wrapper that is not trusted."""
     if isinstance(value, SearchObject):
         value = list(value.examples())
@@ -116,7 +116,7 @@ def _check_env_names(name: str, value: Any, trust: Trust) -> None:
             _check_env_names(key if key in ("env", "wrappers") else name, item, trust)
 
 
-def _revived(value: Any, trust: Trust) -> Any:
+def _revived(value: object, trust: Trust) -> Any:
     if isinstance(value, str) and value.startswith(CODE_MARK):
         rest = value[len(CODE_MARK) :]
         return rest if rest.startswith(CODE_MARK) else find_code(rest, trust)
@@ -150,7 +150,7 @@ _HOLDS_CODE = frozenset(
 )
 
 
-def setting_from_text(name: str, value: Any, trust: Trust = CALLER) -> Any:
+def setting_from_text(name: str, value: object, trust: Trust = CALLER) -> Any:
     """Return the value of a setting in a hand-written TOML file. The code that it names is imported.
 
     Args:
@@ -167,7 +167,7 @@ def setting_from_text(name: str, value: Any, trust: Trust = CALLER) -> Any:
     return revive_setting(name, value, trust)
 
 
-def code_names(plain: Any) -> Iterator[str]:
+def code_names(plain: object) -> Iterator[str]:
     """Yield the names of the code that a plain form has marked."""
     if isinstance(plain, str):
         if plain.startswith(CODE_MARK) and not plain.startswith(2 * CODE_MARK):
@@ -218,7 +218,7 @@ def _encode(name: str, value: Any) -> Any:
     )
 
 
-def _name_of_code(value: Any) -> str | None:
+def _name_of_code(value: object) -> str | None:
     """Return ``"package.module:name"`` of an importable function, class or enum member; else None."""
     if isinstance(value, enum.Enum):
         outer = _name_of_code(type(value))
@@ -246,7 +246,7 @@ def _is_tagged(value: Mapping[Any, Any]) -> bool:
     return len(value) == 1 and next(iter(value)) in _READERS
 
 
-def _items(items: Any, trust: Trust) -> list[Any]:
+def _items(items: object, trust: Trust) -> list[Any]:
     if not isinstance(items, list):
         raise TypeError(f"expected a list, got {type(items).__name__}")
     return [_revived(item, trust) for item in items]
@@ -336,7 +336,7 @@ def copy_value(value: Any) -> Any:
     return value
 
 
-def to_json(value: Any) -> Any:
+def to_json(value: object) -> Any:
     """Return a value as nested None, bool, number, text, list or dict. Never fails; cannot be read back.
 
     A large array, e.g. a video, becomes a text that names its shape.

@@ -471,7 +471,7 @@ def find_rllib_only(config_class: type, name: str, setter: str | None = None) ->
     return None
 
 
-def accept_rllib_only(config: object, name: str, value: Any, setter: str | None = None) -> bool:
+def accept_rllib_only(config: object, name: str, value: object, setter: str | None = None) -> bool:
     """Ignore or translate a setting of RLlib's with one warning in this process. Return False if there is none.
 
     Raises:

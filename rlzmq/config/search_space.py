@@ -315,7 +315,7 @@ SEARCH_FUNCTIONS: dict[str, Callable[..., Any]] = {
 """The functions that create search objects, by name."""
 
 
-def search_object_from_plain(plain: Any) -> Any:
+def search_object_from_plain(plain: object) -> Any:
     """Return the search object of ``{function: [arguments]}``.
 
     Raises:
@@ -332,7 +332,7 @@ def search_object_from_plain(plain: Any) -> Any:
         raise ConfigurationError(f"{name} = {arguments!r}: {error}.") from None
 
 
-def search_objects_in_tables(data: Any) -> Any:
+def search_objects_in_tables(data: object) -> Any:
     """Return parsed TOML with ``{loguniform = [1e-5, 1e-2]}`` replaced by the search object.
 
     ``{grid_search = [a, b]}`` and ``{choice = [a, b]}`` list the values directly.
@@ -356,7 +356,7 @@ def search_objects_in_tables(data: Any) -> Any:
 # -- search objects inside other values --------------------------------------------------------------------
 
 
-def find_search_objects(value: Any) -> dict[str, SearchObject]:
+def find_search_objects(value: object) -> dict[str, SearchObject]:
     """Return the search objects inside a value by path, e.g. ``{"lr": …, "env_config/size": …}``."""
     found: dict[str, SearchObject] = {}
 
@@ -368,7 +368,7 @@ def find_search_objects(value: Any) -> dict[str, SearchObject]:
     return found
 
 
-def replace_search_objects(value: Any, values: Mapping[str, Any]) -> Any:
+def replace_search_objects(value: object, values: Mapping[str, Any]) -> Any:
     """Return a copy of `value` with search objects replaced.
 
     Args:
@@ -425,7 +425,7 @@ def _changed(
     return changed
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+def _attributes(value: object) -> Iterator[tuple[str, Any]]:
     if dataclasses.is_dataclass(value):
         return ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
     return iter(vars(value).items())

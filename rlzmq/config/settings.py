@@ -131,7 +131,7 @@ class Setting:
             return value
         return self._check_one(value)
 
-    def _check_one(self, value: Any) -> Any:
+    def _check_one(self, value: object) -> Any:
         if self.annotation is not Any:
             value = self._checked(value)
         if self.only is not None and value not in self.only:
@@ -141,7 +141,7 @@ class Setting:
             )
         return value
 
-    def _checked(self, value: Any) -> Any:
+    def _checked(self, value: object) -> Any:
         if self._adapter is None:
             try:
                 self._adapter = TypeAdapter(self.annotation, config=ConfigDict(arbitrary_types_allowed=True))
@@ -167,7 +167,7 @@ class Setting:
         return _spell(self.annotation)
 
 
-def setting(*, default: Any, kw_only: bool = True) -> Any:
+def setting(*, default: object, kw_only: bool = True) -> Any:
     """Declare a setting with a default, which each config copies.
 
     Args:
@@ -177,7 +177,7 @@ def setting(*, default: Any, kw_only: bool = True) -> Any:
     return Setting(default, kw_only=kw_only)
 
 
-def fixed(*, default: Any, instead: str) -> Any:
+def fixed(*, default: object, instead: str) -> Any:
     """Declare a setting of a base class of which only one value is left.
 
     Args:
@@ -232,7 +232,7 @@ class takes(Generic[_Arguments]):
         positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
 
         @functools.wraps(method)
-        def setter(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def setter(self: object, *args: Any, **kwargs: Any) -> Any:
             if len(args) > len(positional):
                 raise TypeError(
                     f"{type(self).__name__}.{name}() takes at most {len(positional)} positional "
@@ -261,17 +261,17 @@ def _docs(group: type) -> dict[str, str]:
     return {name: " ".join(m[2].split()) for m in matches for name in m[1].split(", ")}
 
 
-def _wants_number(annotation: Any) -> bool:
+def _wants_number(annotation: object) -> bool:
     options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
     plain = [typing.get_args(o)[0] if typing.get_origin(o) is Annotated else o for o in options]
     return any(o in (int, float) for o in plain) and bool not in plain
 
 
-def _is_union(annotation: Any) -> bool:
+def _is_union(annotation: object) -> bool:
     return typing.get_origin(annotation) in (typing.Union, type(int | str))
 
 
-def _spell(annotation: Any) -> str:
+def _spell(annotation: object) -> str:
     origin = typing.get_origin(annotation)
     if origin is Annotated:
         base, *marks = typing.get_args(annotation)

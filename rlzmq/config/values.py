@@ -123,14 +123,14 @@ def _table_of(name: str, fields: Mapping[str, Setting]) -> str:
     return (fields[name].group if name in fields else "") or _CALLBACKS
 
 
-def _plain_or_none(name: str, value: Any) -> Any:
+def _plain_or_none(name: str, value: object) -> Any:
     try:
         return plain_setting(name, value)
     except ConfigurationError:
         return None
 
 
-def _toml(value: Any) -> str:
+def _toml(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -451,7 +451,7 @@ class ConfigValues(
         return self.update_from_dict(settings_in(data, self._values, self._fields, trust))
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     try:
         return bool(a == b)
     except (ValueError, TypeError):

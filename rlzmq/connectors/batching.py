@@ -267,7 +267,7 @@ def _items_of(batch: dict[str, Any], column: str, key: tuple[Any, ...] | None) -
     return items
 
 
-def _tag_like(old: Any, new: Any) -> Any:
+def _tag_like(old: object, new: object) -> Any:
     """Mark the result of an array-wise function as many steps if its input was."""
     if isinstance(old, BatchedNdArray) and not isinstance(new, (BatchedNdArray, dict, tuple, list)):
         return BatchedNdArray(new)

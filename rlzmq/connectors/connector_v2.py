@@ -134,7 +134,7 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
         self,
         input_observation_space: gym.Space[Any] | None = None,
         input_action_space: gym.Space[Any] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         self._input_observation_space = input_observation_space
         self._input_action_space = input_action_space
@@ -153,7 +153,7 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
         explore: bool | None = None,
         shared_data: dict[str, Any] | None = None,
         metrics: Any = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> dict[str, Any]:
         """Change or extend the batch (in place or not) and return it.
 
@@ -245,7 +245,7 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
         components: str | Sequence[str] | None = None,
         *,
         not_components: str | Sequence[str] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> dict[str, Any]:
         """Return the full state as plain dicts, numbers, strings and arrays; ``{}`` for stateless pieces."""
         return {}

@@ -261,7 +261,7 @@ def _is_multi_agent(config: BaseConfig) -> bool:
     return bool(value() if callable(value) else value)
 
 
-def _single_spaces(env: Any, spaces: Mapping[str, Any] | None) -> tuple[Any, Any]:
+def _single_spaces(env: object, spaces: Mapping[str, Any] | None) -> tuple[Any, Any]:
     if spaces:
         pair = spaces.get("__env_single__") or spaces.get("__env__")
         if pair is not None:

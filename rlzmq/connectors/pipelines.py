@@ -641,7 +641,7 @@ def _flat(episodes: Sequence[Any]) -> Iterator[Any]:
             yield episode
 
 
-def _checked(piece: Any) -> ConnectorV2:
+def _checked(piece: object) -> ConnectorV2:
     if not isinstance(piece, ConnectorV2):
         hint = " Did you forget the parentheses?" if isinstance(piece, type) else ""
         raise ValueError(f"expected a ConnectorV2 piece, got {piece!r}.{hint}")

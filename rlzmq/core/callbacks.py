@@ -29,30 +29,30 @@ class Callback:
     Hooks that are not overridden cost nothing, since the sampling loop does not call them.
     """
 
-    def on_algorithm_init(self, *, algorithm: Any, metrics_logger: Any, **kwargs: Any) -> None:
+    def on_algorithm_init(self, *, algorithm: Any, metrics_logger: Any, **kwargs: object) -> None:
         """Called after an Algorithm was set up, before its first iteration."""
 
-    def on_algorithm_end(self, *, algorithm: Any, metrics_logger: Any, **kwargs: Any) -> None:
+    def on_algorithm_end(self, *, algorithm: Any, metrics_logger: Any, **kwargs: object) -> None:
         """Called when an Algorithm is stopped, while its processes still run. Not called if it was never set up."""
 
     def on_train_result(
-        self, *, algorithm: Any, metrics_logger: Any, result: dict[str, Any], **kwargs: Any
+        self, *, algorithm: Any, metrics_logger: Any, result: dict[str, Any], **kwargs: object
     ) -> None:
         """Called after an iteration; `result` may be changed in place."""
 
-    def on_evaluate_start(self, *, algorithm: Any, metrics_logger: Any, **kwargs: Any) -> None:
+    def on_evaluate_start(self, *, algorithm: Any, metrics_logger: Any, **kwargs: object) -> None:
         """Called before an evaluation round."""
 
     def on_evaluate_end(
-        self, *, algorithm: Any, metrics_logger: Any, evaluation_metrics: dict[str, Any], **kwargs: Any
+        self, *, algorithm: Any, metrics_logger: Any, evaluation_metrics: dict[str, Any], **kwargs: object
     ) -> None:
         """Called after an evaluation round; `evaluation_metrics` may be changed in place."""
 
-    def on_evaluate_offline_start(self, *, algorithm: Any, metrics_logger: Any, **kwargs: Any) -> None:
+    def on_evaluate_offline_start(self, *, algorithm: Any, metrics_logger: Any, **kwargs: object) -> None:
         """Called before an evaluation on recorded data."""
 
     def on_evaluate_offline_end(
-        self, *, algorithm: Any, metrics_logger: Any, evaluation_metrics: dict[str, Any], **kwargs: Any
+        self, *, algorithm: Any, metrics_logger: Any, evaluation_metrics: dict[str, Any], **kwargs: object
     ) -> None:
         """Called after an evaluation on recorded data; `evaluation_metrics` may be changed in place."""
 
@@ -63,15 +63,15 @@ class Callback:
         env_runner_group: Any,
         env_runner_indices: list[int],
         is_evaluation: bool,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Called after dead runners were replaced."""
 
-    def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: Any) -> None:
+    def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: object) -> None:
         """Called after the algorithm's state was restored."""
 
     def on_environment_created(
-        self, *, env_runner: Any, metrics_logger: Any, env: Any, env_context: Any, **kwargs: Any
+        self, *, env_runner: Any, metrics_logger: Any, env: Any, env_context: Any, **kwargs: object
     ) -> None:
         """Called after a runner created its (vector) env."""
 
@@ -84,7 +84,7 @@ class Callback:
         env: Any,
         env_index: int,
         rl_module: Any,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Called after an episode object was created, before its env's reset."""
 
@@ -97,7 +97,7 @@ class Callback:
         env: Any,
         env_index: int,
         rl_module: Any,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Called when an episode has its reset observation, after the env-to-module pipeline has processed it."""
 
@@ -110,7 +110,7 @@ class Callback:
         env: Any,
         env_index: int,
         rl_module: Any,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Called when an episode has another step."""
 
@@ -124,11 +124,11 @@ class Callback:
         env: Any,
         env_index: int,
         rl_module: Any,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Called when an episode is done, just after its last `on_episode_step`."""
 
-    def on_sample_end(self, *, env_runner: Any, metrics_logger: Any, samples: Any, **kwargs: Any) -> None:
+    def on_sample_end(self, *, env_runner: Any, metrics_logger: Any, samples: Any, **kwargs: object) -> None:
         """Called when a `sample()` call returns `samples`."""
 
 
@@ -217,7 +217,7 @@ class CallbackList:
             function(**kwargs)
 
 
-def _overrides(item: Any, name: str) -> bool:
+def _overrides(item: object, name: str) -> bool:
     own = getattr(type(item), name, None)
     return own is not None and own is not getattr(Callback, name)
 

@@ -115,7 +115,7 @@ class Checkpointable:
         return new
 
 
-def write_part(path: str | Path | None, name: str, state: Any, kind: type) -> str:
+def write_part(path: str | Path | None, name: str, state: object, kind: type) -> str:
     """Write one part's state as its own checkpoint and return its absolute path."""
     return str(write_checkpoint(path, {name: state}, about={"part": kind.__qualname__}))
 
@@ -398,7 +398,7 @@ def _manifest(files: Mapping[str, Any], about: Mapping[str, Any] | None) -> byte
     return json.dumps({**facts, "sha256": digest, "signature": signature}, indent=1).encode()
 
 
-def _files_of(name: str, state: Any) -> dict[str, bytes]:
+def _files_of(name: str, state: object) -> dict[str, bytes]:
     """Return one component's files: name below the checkpoint → content."""
     from safetensors.numpy import save
 
@@ -454,7 +454,7 @@ class _FileWriter(TreeWriter):
         self.arrays[key] = np.ascontiguousarray(array).reshape(array.shape)
         return key
 
-    def other(self, value: Any, where: str, depth: int) -> Any:
+    def other(self, value: object, where: str, depth: int) -> Any:
         if isinstance(value, float):
             return value if math.isfinite(value) else {"__float__": repr(value)}
         if isinstance(value, bytes):
@@ -503,11 +503,11 @@ def _present(folder: Path) -> Path:
     return folder
 
 
-def _is_inside(name: Any) -> bool:
+def _is_inside(name: object) -> bool:
     return isinstance(name, str) and bool(name) and not name.startswith("/") and ".." not in Path(name).parts
 
 
-def _is_file_entry(facts: Any) -> bool:
+def _is_file_entry(facts: object) -> bool:
     return (
         isinstance(facts, dict)
         and type(facts.get("bytes")) is int

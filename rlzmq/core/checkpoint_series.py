@@ -290,7 +290,7 @@ def _score(path: Path) -> float:
     return float(score) if isinstance(score, int | float) and math.isfinite(score) else -math.inf
 
 
-def num_bytes_of(value: Any) -> int:
+def num_bytes_of(value: object) -> int:
     """Estimate a state's size on disk in bytes."""
     if isinstance(value, Mapping):
         return sum(len(str(key)) + num_bytes_of(item) for key, item in value.items()) + _BYTES_PER_VALUE

@@ -35,7 +35,7 @@ is_recording: bool = False
 """Whether this process records its history, for callers that would have to collect facts first."""
 
 
-def _do_nothing(*args: Any, **kwargs: Any) -> None:
+def _do_nothing(*args: object, **kwargs: object) -> None:
     pass
 
 

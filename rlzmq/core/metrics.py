@@ -70,7 +70,7 @@ class StatsBase(abc.ABC):
     """
 
     @abc.abstractmethod
-    def push(self, value: Any) -> None:
+    def push(self, value: object) -> None:
         """Add a value."""
 
     @abc.abstractmethod
@@ -181,7 +181,7 @@ class Stat:
         self.last_time: float = time.perf_counter()
         self.throughput: float = 0.0
 
-    def push(self, value: Any) -> None:
+    def push(self, value: object) -> None:
         """Add a value."""
         self.count += 1
         if self.with_throughput:
@@ -369,7 +369,7 @@ class CustomStat:
             ) from error
         self.peek: Callable[[], Any] = self.stats.peek
 
-    def push(self, value: Any) -> None:
+    def push(self, value: object) -> None:
         """Add a value."""
         self.stats.push(_plain(value))
 
@@ -392,7 +392,7 @@ class CustomStat:
         """Return the `state` of the values pushed since the last `finish`."""
         return self._described(self.stats.get_delta())
 
-    def _described(self, state: Any) -> dict[str, Any]:
+    def _described(self, state: object) -> dict[str, Any]:
         name = type(self.stats).__name__
         try:
             return {
@@ -509,7 +509,7 @@ class MetricsLogger:
     def log_value(
         self,
         key: Key,
-        value: Any,
+        value: object,
         *,
         reduce: str | None = None,
         window: int | None = None,
@@ -600,7 +600,7 @@ class MetricsLogger:
         finally:
             self.log_value(key, time.perf_counter() - start, reduce=reduce, **options)
 
-    def peek(self, key: Key | None = None, default: Any = ..., *, throughput: bool = False) -> Any:
+    def peek(self, key: Key | None = None, default: object = ..., *, throughput: bool = False) -> Any:
         """Return the current reduced value (or nested dict of values) without resetting it.
 
         Args:

@@ -99,7 +99,7 @@ class TreeWriter:
     leaves: ClassVar[frozenset[type]] = frozenset({type(None), bool, str, float, bytes})
     max_depth: ClassVar[int] = 64
 
-    def write(self, value: Any, where: str = "value", depth: int = 0) -> Any:
+    def write(self, value: object, where: str = "value", depth: int = 0) -> Any:
         """Return the tree of a value.
 
         Raises:
@@ -168,7 +168,7 @@ class TreeWriter:
             raise NotPlainError(f"{where}: expected an array of numbers or strings, got dtype {array.dtype}.")
         return [array.dtype.str, list(array.shape), array.tobytes()]
 
-    def other(self, value: Any, where: str, depth: int) -> Any:
+    def other(self, value: object, where: str, depth: int) -> Any:
         """Return the tree of a value of another type."""
         if type(value) is complex:
             return {"__complex__": [value.real, value.imag]}
@@ -237,7 +237,7 @@ class TreeReader:
             return complex(real, imag)
         raise ValueError(f"expected a known tag, got {tag[:32]!r}.")
 
-    def fetch(self, place: Any) -> np.ndarray:
+    def fetch(self, place: object) -> np.ndarray:
         """Return the array at a place from `TreeWriter.place`."""
         text, shape, data = expect_list(place)
         dtype = checked_dtype(text)
@@ -254,7 +254,7 @@ class TreeReader:
         return np.frombuffer(data, dtype).reshape(shape).copy()
 
 
-def expect_list(value: Any) -> list[Any]:
+def expect_list(value: object) -> list[Any]:
     """Return the value, a list in a tree; raise ValueError if it is not a list."""
     if type(value) is not list:
         raise ValueError(f"expected a list, got {type(value).__qualname__}.")
@@ -264,7 +264,7 @@ def expect_list(value: Any) -> list[Any]:
 _writer, _reader = TreeWriter(), TreeReader()
 
 
-def to_plain(value: Any, where: str = "value") -> Any:
+def to_plain(value: object, where: str = "value") -> Any:
     """Return the tree of ``value``, which msgpack can pack. Arrays become bytes.
 
     Args:
@@ -323,7 +323,7 @@ def encode_supported(values: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def decode(encoded: Any) -> Any:
+def decode(encoded: object) -> Any:
     """Return the value from a result of `encode`, in new memory."""
     if isinstance(encoded, np.ndarray):
         return np.array(encoded)
@@ -339,7 +339,7 @@ def decode(encoded: Any) -> Any:
     return {key: decode(item) for key, item in encoded.items()}
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     kind = type(value)
     dtype = getattr(value, "dtype", None)
     return f"{kind.__module__}.{kind.__qualname__}" + (f" of dtype {dtype}" if dtype is not None else "")

@@ -33,7 +33,7 @@ def space_to_plain(space: gym.Space[Any] | None) -> dict[str, Any] | None:
     return plain
 
 
-def space_from_plain(plain: Any) -> gym.Space[Any] | None:
+def space_from_plain(plain: object) -> gym.Space[Any] | None:
     """Return the space of a plain form from `space_to_plain`.
 
     Raises:
@@ -95,7 +95,7 @@ def _dtype(space: gym.Space[Any]) -> str:
 
 
 def space_from_parts(
-    parts: Any, allocate: Callable[[int], None] = lambda num_bytes: None
+    parts: object, allocate: Callable[[int], None] = lambda num_bytes: None
 ) -> gym.Space[Any] | None:
     """Return the space of these parts. The parts are not trusted.
 
@@ -122,7 +122,7 @@ def space_from_parts(
         ) from error
 
 
-def _decode_present(parts: Any, depth: int, allocate: Callable[[int], None]) -> gym.Space[Any]:
+def _decode_present(parts: object, depth: int, allocate: Callable[[int], None]) -> gym.Space[Any]:
     space = _decode(parts, depth, allocate)
     if space is None:
         raise ValueError("expected a space inside of a space, got None.")

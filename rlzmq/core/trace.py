@@ -148,7 +148,7 @@ def take_events(max_events: int) -> dict[str, Any] | None:
     return _writer.take(max_events) if isinstance(_writer, _Waiting) else None
 
 
-def add_events(source: str, events: Any, offset_s: float) -> None:
+def add_events(source: str, events: object, offset_s: float) -> None:
     """Add events from a process of another host.
 
     Args:
@@ -369,7 +369,7 @@ class _Writer:
             _log.warning("Cannot write the trace: %s. Training continues without it.", error.strerror)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return value if isinstance(value, bool | int | float) else str(value)[:_MAX_NAME]
 
 
@@ -403,7 +403,7 @@ def _checked(batch: Any) -> tuple[str, list[tuple[int, str]], list[_Event]]:
     return name, threads, events
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return type(value) is str and len(value) <= _MAX_NAME
 
 
@@ -411,5 +411,5 @@ def _is_time(value: Any) -> bool:
     return type(value) in (int, float) and 0.0 <= value < 1e12
 
 
-def _is_fact(value: Any) -> bool:
+def _is_fact(value: object) -> bool:
     return _is_text(value) or type(value) in (bool, int) or (type(value) is float and math.isfinite(value))

@@ -39,7 +39,7 @@ def is_nested(tree: Any) -> bool:
     return isinstance(tree, (dict, tuple))
 
 
-def _list_is_leaf(node: Any) -> bool:
+def _list_is_leaf(node: object) -> bool:
     return type(node) is list
 
 
@@ -306,7 +306,7 @@ def one_hot(space: gym.Space[Any], value: Any) -> Any:
     return value
 
 
-def _numbers_of(space: gym.Space[Any], value: Any) -> np.ndarray:
+def _numbers_of(space: gym.Space[Any], value: object) -> np.ndarray:
     array = np.asarray(value)
     if value_kind(array.dtype) != "number":
         raise ValueError(f"expected values of {space} to one-hot encode, got {value!r:.80}.")

@@ -144,7 +144,7 @@ def _is_below(module_name: str, packages: Collection[str]) -> bool:
     return any(module_name == package or module_name.startswith(f"{package}.") for package in packages)
 
 
-def _is_own_code(found: Any, qualname: str, packages: Collection[str]) -> bool:
+def _is_own_code(found: object, qualname: str, packages: Collection[str]) -> bool:
     """Return whether an object was defined in these packages, or is a class or harmless function of rlzmq's."""
     if any(part.startswith("__") for part in qualname.split(".")):
         return False

@@ -299,7 +299,7 @@ def _inputs(policy: ServedPolicy, call: Mapping[str, Any]) -> tuple[bool, Arrays
     return is_one, policy.inputs_of(leaves, rewards, state)
 
 
-def _rewards(given: Any) -> npt.NDArray[np.float32]:
+def _rewards(given: object) -> npt.NDArray[np.float32]:
     if not isinstance(given, list) or any(type(each) not in (int, float) for each in given):
         raise RequestError("rewards: expected a list of numbers (reward: one number)")
     with np.errstate(over="ignore"):

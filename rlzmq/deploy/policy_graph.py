@@ -255,7 +255,7 @@ class FlatPolicyGraph(torch.nn.Module):
         """Sample actions from the exploration distribution and compute the next state; see the class."""
         return tuple(tree_leaves(self._run(tensors, generator)))
 
-    def flat_inputs(self, observations: Any, rewards: Any, state: Any) -> list[np.ndarray]:
+    def flat_inputs(self, observations: Any, rewards: Any, state: object) -> list[np.ndarray]:
         """Return the inputs as a list of arrays, from trees of arrays ``[B, ...]``."""
         tree = {"obs": observations, "state": state}
         if self.policy.reads_rewards:

@@ -33,7 +33,7 @@ def load_policies(
     checkpoint: Path,
     *,
     module_id: str | None = None,
-    agent_id: Any = None,
+    agent_id: object = None,
     **code: Any,
 ) -> Sequence[Policy]:
     """Return the policies to serve: that of one module or agent, or those of all agents. See `Policy.load`."""

@@ -71,7 +71,7 @@ def rows_from_json(space: gym.Space[Any], values: Sequence[Any], where: str) -> 
     return [leaf for name, part, own in parts for leaf in rows_from_json(part, own, name)]
 
 
-def values_from_json(ports: Sequence[Port], values: Any, num_rows: int, where: str) -> list[_Array]:
+def values_from_json(ports: Sequence[Port], values: object, num_rows: int, where: str) -> list[_Array]:
     """Return the arrays of ports, from a dict of a port's name (without its first part) to N JSON values.
 
     Raises:
@@ -173,7 +173,7 @@ def _check_fits(array: _Array, dtype: np.dtype[Any], where: str) -> None:
         raise RequestError(f"{where}: expected numbers from {low} to {high} (dtype {dtype})")
 
 
-def _check_range(array: _Array, low: Any, high: Any, space: gym.Space[Any], where: str) -> None:
+def _check_range(array: _Array, low: object, high: object, space: gym.Space[Any], where: str) -> None:
     if not ((array >= low) & (array <= high)).all():
         raise RequestError(f"{where}: a value is outside of {_shown(space)}")
 
@@ -192,7 +192,7 @@ def _numbers(values: Sequence[Any], where: str) -> _Array:
     return array
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     """Return the JSON name of a value's type."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", type(None): "null"}
     return names.get(type(value), "a number")

@@ -236,7 +236,7 @@ class AsyncEnvRunnerGroup(RunnerCalls):
     # -- weights and state ----------------------------------------------------------------------
 
     async def set_weights(
-        self, snapshot: Any, version: int, generation: int = 0, num_env_steps: int | None = None
+        self, snapshot: object, version: int, generation: int = 0, num_env_steps: int | None = None
     ) -> None:
         """Load one snapshot (``WeightsLayout.snapshot``) into every runner.
 

@@ -27,7 +27,7 @@ from rlzmq.roles.learner.formation import LEARNER_ROLE, form_group
 __all__ = ["AsyncLearnerGroup", "shard_episodes"]
 
 
-def shard_episodes(episodes: Any, num_ranks: int) -> tuple[list[list[Any]], int]:
+def shard_episodes(episodes: object, num_ranks: int) -> tuple[list[list[Any]], int]:
     """Cut episodes into `num_ranks` lists of equally many env steps, in order.
 
     An episode that crosses a border is sliced there. Its first part is then not done, and the rest is in the next
@@ -270,7 +270,7 @@ class AsyncLearnerGroup:
         return results
 
     async def _update_ranks(
-        self, batch: Any, episodes: Any, options: Mapping[str, Any]
+        self, batch: Any, episodes: object, options: Mapping[str, Any]
     ) -> tuple[list[dict[str, Any]], int]:
         """Train one update on all ranks; if one dies, the others train larger shares."""
         assert self.supervisor is not None
@@ -461,7 +461,7 @@ class AsyncLearnerGroup:
         await self.change_modules(*changed, self.synced_module_ids)
         return self.module_spec
 
-    async def remove_module(self, module_id: str, *, new_should_module_be_updated: Any = None) -> Any:
+    async def remove_module(self, module_id: str, *, new_should_module_be_updated: object = None) -> Any:
         """Remove a module from the learners of a standalone group, between two updates.
 
         Args:

@@ -262,7 +262,7 @@ class BrokerPipeline(Supervisor):
             async with supervisor.steady() as handles:
                 is_done = await self._form(handles, begins_lineage=begins_lineage)
 
-    def _link(self, name: str, **more: Any) -> dict[str, Any]:
+    def _link(self, name: str, **more: object) -> dict[str, Any]:
         assert self._broker is not None
         return {"run_id": self._run_id, "name": name, "data_address": self._broker.addresses["data"], **more}
 
@@ -316,7 +316,7 @@ class BrokerPipeline(Supervisor):
         if event in ("bad_fragment", "quarantined") and detail.startswith(f"{self._peer_of.get(index)}/"):
             self._runners.supervisor.blame(index, detail)
 
-    def _send_connector_state(self, state: Any) -> None:
+    def _send_connector_state(self, state: object) -> None:
         assert self._driver is not None
         self._connector_version += 1
         self._driver.set_connector_state(self._connector_version, state)

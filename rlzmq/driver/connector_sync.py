@@ -90,7 +90,7 @@ class ConnectorSync:
                 pipeline.set_state(state[name])
 
 
-def _is_finite(delta: Any) -> bool:
+def _is_finite(delta: object) -> bool:
     if isinstance(delta, Mapping):
         return all(map(_is_finite, delta.values()))
     if isinstance(delta, (list, tuple)):

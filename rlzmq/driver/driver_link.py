@@ -55,7 +55,7 @@ class MetaCheck:
             self._logger = MetricsLogger(stats_cls_lookup=config.custom_stats_cls_lookup)
             self._connectors = ConnectorSync(config, spaces)
 
-    def open(self, blob: Any, *, is_trusted: bool) -> dict[str, Any]:
+    def open(self, blob: object, *, is_trusted: bool) -> dict[str, Any]:
         """Return the metadata in a fragment's last frame.
 
         Args:
@@ -130,7 +130,7 @@ class ReportReader:
             self._reported.pop(key, None)
         return new
 
-    def open_meta(self, fragment: FragmentId, blob: Any) -> dict[str, Any]:
+    def open_meta(self, fragment: FragmentId, blob: object) -> dict[str, Any]:
         """Return a fragment's metadata; if it is unusable, return only the fragment's size."""
         place = self._place_of(fragment.runner)
         try:
@@ -220,7 +220,7 @@ class DriverLink(PeerLink):
         self.open_reports[update.update_id] = self._loop.create_future()
         self.do(self.core.open_update(update))
 
-    def set_connector_state(self, version: int, state: Any) -> None:
+    def set_connector_state(self, version: int, state: object) -> None:
         """Send a merged connector state to all runners, ahead of the leases that require it."""
         self.do(self.core.set_connector_state(version, pack_blob(state)))
 
@@ -229,7 +229,7 @@ class DriverLink(PeerLink):
         self.give_up_reports()
         self.do(self.core.reset(generation, next_update))
 
-    def handle(self, event: Any) -> None:
+    def handle(self, event: object) -> None:
         """Pass an event to the core; write traced stages of other hosts, and answer them."""
         if isinstance(event, Received) and isinstance(event.message, TraceEvents):
             self._traces_others = True

@@ -186,7 +186,7 @@ def pack_config(config: BaseConfig) -> bytes:
     return bytes(pack_blob({"rlzmq": package_version(), **packed}))
 
 
-def unpack_config(blob: Any) -> tuple[str, dict[str, Any]]:
+def unpack_config(blob: object) -> tuple[str, dict[str, Any]]:
     """Return (name of the config class, settings) from a frame of `pack_config`, with spaces and module specs built.
 
     Module classes are imported by name: a peer that joins a run trusts it to name them.

@@ -116,7 +116,7 @@ def one_less(
     return _training(config.copy(copy_frozen=False), new_should_module_be_updated), specs, change
 
 
-def _training(config: BaseConfig, to_train: Any) -> BaseConfig:
+def _training(config: BaseConfig, to_train: object) -> BaseConfig:
     if to_train is not None:
         config.policies_to_train = to_train
     config.freeze()

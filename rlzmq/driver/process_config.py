@@ -68,13 +68,13 @@ def _with_hooks(config: BaseConfig, names: Collection[str]) -> BaseConfig:
     return new
 
 
-def _listed(classes: Any) -> list[Any]:
+def _listed(classes: object) -> list[Any]:
     if classes is None:
         return []
     return list(classes) if isinstance(classes, list | tuple) else [classes]
 
 
-def _check_can_be_sent(item: Any, what: str) -> None:
+def _check_can_be_sent(item: object, what: str) -> None:
     try:
         by_value.dumps(item, "it")
     except TypeError as error:

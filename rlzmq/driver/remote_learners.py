@@ -79,7 +79,7 @@ class _RemoteLink(ProcessLink):
         child.is_stopping = True
         return await super().stop(timeout_s)
 
-    async def apply(self, function: Any, args: Any, kwargs: Any) -> Any:
+    async def apply(self, function: object, args: object, kwargs: Any) -> Any:
         raise ConfigurationError(
             f"{getattr(function, '__name__', 'a function')} cannot run in {self.role}: functions cannot be sent to "
             "other machines. Add it to the Learner class, or use local learners."

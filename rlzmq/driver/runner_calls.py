@@ -302,7 +302,7 @@ class RunnerCalls:
             await self._on_all(lambda handle: handle.set_state(counted))
 
 
-def _call(env_runner: Any, function: RunnerFunction, kwargs: Mapping[str, Any]) -> Any:
+def _call(env_runner: object, function: RunnerFunction, kwargs: Mapping[str, Any]) -> Any:
     if isinstance(function, str):
         return getattr(env_runner, function)(**kwargs)
     result = function(env_runner, **kwargs)

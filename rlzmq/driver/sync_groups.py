@@ -85,7 +85,7 @@ class EnvRunnerGroup(_OwnProcesses, Synchronous[AsyncEnvRunnerGroup]):
     """
 
     def __init__(self, *, config: BaseConfig, is_evaluation: bool = False) -> None:
-        def make(system: Any) -> AsyncEnvRunnerGroup:
+        def make(system: object) -> AsyncEnvRunnerGroup:
             group = AsyncEnvRunnerGroup(config, system=system, is_evaluation=is_evaluation)
             group.reports_samples = False  # there are no results to add them to
             return group
@@ -113,7 +113,7 @@ class EnvRunnerGroup(_OwnProcesses, Synchronous[AsyncEnvRunnerGroup]):
     def sync_weights(
         self,
         policies: Collection[str] | None = None,
-        from_worker_or_learner_group: Any = None,
+        from_worker_or_learner_group: object = None,
         **options: Any,
     ) -> None:
         """Send weights to all runners (see RunnerCalls.sync_weights)."""

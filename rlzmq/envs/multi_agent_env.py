@@ -109,7 +109,7 @@ class MultiAgentEnv(gym.Env[Any, Any]):
         """Return the action space of one agent."""
         return self._space_of(agent_id, "action")
 
-    def _space_of(self, agent_id: Any, kind: str) -> gym.Space[Any]:
+    def _space_of(self, agent_id: object, kind: str) -> gym.Space[Any]:
         by_agent = getattr(self, f"{kind}_spaces", None)
         common = getattr(self, f"{kind}_space", None)
         if by_agent is None and isinstance(common, gym.spaces.Dict) and agent_id in common.spaces:

@@ -186,7 +186,7 @@ class SyncVectorMultiAgentEnv:
             self.is_resetting = False
         return self._checked(index, row, "reset", _RESET_PARTS)  # type: ignore[no-any-return]
 
-    def _checked(self, index: int, row: Any, method: str, names: tuple[str, ...]) -> Any:
+    def _checked(self, index: int, row: object, method: str, names: tuple[str, ...]) -> Any:
         """Check the structure of an environment's return value; infos may be None."""
         where = f"Environment {index} of {self.num_envs}: {method}() returned"
         if not isinstance(row, (tuple, list)) or len(row) != len(names):

@@ -99,5 +99,5 @@ def _fits(space: gym.Space[Any], item: np.ndarray[Any, Any]) -> bool:
     return bool(item.shape == space.shape and item.dtype == space.dtype)
 
 
-def _shown(item: Any) -> str:
+def _shown(item: object) -> str:
     return f"{type(item).__name__} {item!r:.80}"

@@ -11,7 +11,7 @@ from rlzmq.envs.multi_agent_env import AgentDict, MultiAgentEnv
 __all__ = ["ParallelPettingZooEnv", "PettingZooEnv"]
 
 
-def _check_kind(env: Any, kind: str, other: str) -> None:
+def _check_kind(env: object, kind: str, other: str) -> None:
     """Raise ConfigurationError unless this is a PettingZoo environment of the right kind."""
     pettingzoo = import_optional("pettingzoo", "A PettingZoo environment", "rlzmq[marl]")
     if isinstance(env, getattr(pettingzoo, kind)):

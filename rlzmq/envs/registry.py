@@ -103,7 +103,7 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
         observations, rewards, terminations, truncations, _ = self._pool.step(given)
         return observations, rewards, terminations, truncations, {}
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, **kwargs: object) -> None:
         """Stop the pool's threads."""
         if self._pool is not None:
             self._pool.close()

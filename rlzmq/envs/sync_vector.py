@@ -120,7 +120,7 @@ class ActionHistory:
         return Way(seed, random, tree_map(lambda rows: rows[order, index], self._rows))
 
 
-def _plain_random(value: Any) -> Any:
+def _plain_random(value: object) -> Any:
     """Return a bit generator's state without arrays, so that it can be printed."""
     if isinstance(value, Mapping):
         return {key: _plain_random(item) for key, item in value.items()}

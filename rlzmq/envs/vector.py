@@ -156,7 +156,7 @@ class _RaisesErrors(gym.Wrapper[Any, Any, Any, Any]):
         return _called(self.env.step, action)
 
 
-def _called(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _called(method: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     try:
         return method(*args, **kwargs)
     except BaseException as error:

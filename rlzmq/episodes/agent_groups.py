@@ -149,7 +149,7 @@ def _structure(buffer: Any) -> Any:
     return _keys(item), _signature(item)
 
 
-def _keys(item: Any) -> Any:
+def _keys(item: object) -> Any:
     if isinstance(item, dict):
         return {key: _keys(item[key]) for key in sorted(item, key=str)}
     if isinstance(item, tuple):

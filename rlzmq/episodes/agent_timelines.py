@@ -479,7 +479,7 @@ def _each_once(sources: Iterable[Mapping[Any, Any]]) -> dict[Any, None]:
     return ids
 
 
-def _given(observation: Any, action: Any, reward: Any, info: Any) -> str:
+def _given(observation: Any, action: Any, reward: Any, info: object) -> str:
     named = {"observation": observation, "action": action, "reward": reward, "info": info}
     return ", ".join(f"{name} {value!r}" for name, value in named.items() if value is not None)
 
@@ -557,7 +557,7 @@ def timeline_from_plain(plain: Mapping[str, Any]) -> Timeline:
     return timeline
 
 
-def _count(value: Any) -> int:
+def _count(value: object) -> int:
     if type(value) is not int:
         raise TypeError(f"expected an int, got {type(value).__name__}")
     return value
@@ -625,7 +625,7 @@ class StepDicts:
                 track.done_env_t = timeline.env_t if track.is_done else -1
         return agents
 
-    def _ended_with_last_observation(self, agent_id: Any, track: AgentTrack) -> bool:
+    def _ended_with_last_observation(self, agent_id: object, track: AgentTrack) -> bool:
         is_own = self.terminateds.get(agent_id) or self.truncateds.get(agent_id)
         return bool(is_own) and track.pending is None and not track.reward
 

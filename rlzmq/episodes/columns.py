@@ -20,7 +20,7 @@ DEFAULT_AGENT_ID = "default_agent"
 DEFAULT_MODULE_ID = "default_policy"
 
 
-def default_agent_to_module_mapping_fn(agent_id: Any, episode: Any, **kwargs: Any) -> str:
+def default_agent_to_module_mapping_fn(agent_id: object, episode: Any, **kwargs: object) -> str:
     """Map every agent to the default module."""
     return DEFAULT_MODULE_ID
 
@@ -62,7 +62,7 @@ class Columns:
     WEIGHTS_VERSION = "weights_seq_no"
 
 
-def chosen_positions(chosen: Any, num: int) -> np.ndarray:
+def chosen_positions(chosen: object, num: int) -> np.ndarray:
     """Convert positions (negative ones count from the end) or a bool mask to int64 positions in ``0 … num-1``.
 
     Raises:

@@ -217,7 +217,7 @@ class EpisodeBatch(BatchColumns):
     def _is_changed(self, episode: Any) -> bool:
         return is_changed(episode) if self.groups is None else is_changed_of_agents(episode)
 
-    def select(self, chunks: Any) -> EpisodeBatch:
+    def select(self, chunks: object) -> EpisodeBatch:
         """Return some of the chunks, in the given order, on the same columns.
 
         Args:
@@ -482,7 +482,7 @@ class EpisodeBatch(BatchColumns):
     @classmethod
     def from_wire(
         cls,
-        header: Any,
+        header: object,
         frames: Sequence[Any],
         *,
         observation_space: Any = None,

@@ -143,7 +143,7 @@ def _gather(
         ) from error
 
 
-def _stack_lists(lists: list[Any], wanted: list[int], filler: Any, num_pads: int) -> Any:
+def _stack_lists(lists: list[Any], wanted: list[int], filler: object, num_pads: int) -> Any:
     items: list[Any] = []
     for data, num in zip(lists, wanted, strict=True):
         items += data

@@ -114,7 +114,7 @@ class FrameReader:
         array = np.frombuffer(view, dtype).reshape(shape)
         return array if array.flags.aligned else array.copy()
 
-    def tree(self, spec: Any, lead: int, where: str, depth: int = 0) -> Any:
+    def tree(self, spec: object, lead: int, where: str, depth: int = 0) -> Any:
         """Return the next frames as the tree of a spec from `tree_spec`, leaves ``[lead, *item_shape]``."""
         if depth > MAX_DEPTH:
             raise ProtocolError(f"{where}: expected a tree at most {MAX_DEPTH} deep.")
@@ -153,7 +153,7 @@ class FrameReader:
             raise ProtocolError(f"expected {self._num_read} frames, got {self._num}.")
 
 
-def checked_fields(value: Any, names: frozenset[str], where: str) -> dict[str, Any]:
+def checked_fields(value: object, names: frozenset[str], where: str) -> dict[str, Any]:
     """Return the value after checking that it is a dict with exactly these keys."""
     if not isinstance(value, dict) or value.keys() != names:
         actual = sorted(map(str, value))[:16] if isinstance(value, dict) else type(value).__name__
@@ -161,21 +161,21 @@ def checked_fields(value: Any, names: frozenset[str], where: str) -> dict[str, A
     return value
 
 
-def checked_list(value: Any, where: str) -> list[Any]:
+def checked_list(value: object, where: str) -> list[Any]:
     """Return the value after checking that it is a list."""
     if not isinstance(value, (list, tuple)):
         raise ProtocolError(f"{where}: expected a list, got {type(value).__name__}.")
     return list(value)
 
 
-def checked_pair(value: Any, where: str) -> tuple[Any, Any]:
+def checked_pair(value: object, where: str) -> tuple[Any, Any]:
     """Return the value after checking that it is a list of two items."""
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         raise ProtocolError(f"{where}: expected a pair, got {str(value)[:80]}.")
     return value[0], value[1]
 
 
-def checked_count(value: Any, where: str) -> int:
+def checked_count(value: object, where: str) -> int:
     """Return the value after checking that it is a whole number from 0 to `MAX_COUNT`."""
     if type(value) is not int or not 0 <= value <= MAX_COUNT:
         raise ProtocolError(
@@ -316,7 +316,7 @@ def _spec(tree: Any, frames: list[np.ndarray], slots: slice, depth: int) -> Any:
 @refuses_as(ProtocolError)
 def from_wire(
     cls: type[B],
-    header: Any,
+    header: object,
     frames: Sequence[Any],
     *,
     observation_space: Any = None,
@@ -545,7 +545,7 @@ def _checked_leftovers(left: dict[str, Any], where: str) -> dict[str, Any]:
     return left
 
 
-def _sparse(value: Any, size: int, where: str) -> dict[int, dict[str, Any]]:
+def _sparse(value: object, size: int, where: str) -> dict[int, dict[str, Any]]:
     sparse: dict[int, dict[str, Any]] = {}
     for entry in checked_list(value, where):
         place, plain = checked_pair(entry, where)
@@ -559,14 +559,14 @@ def _sparse(value: Any, size: int, where: str) -> dict[int, dict[str, Any]]:
     return sparse
 
 
-def _plain(value: Any, where: str) -> Any:
+def _plain(value: object, where: str) -> Any:
     try:
         return from_plain(value)
     except ValueError as error:
         raise ProtocolError(f"{where}: {error}") from None
 
 
-def _meta(value: Any) -> dict[str, Any]:
+def _meta(value: object) -> dict[str, Any]:
     meta = _plain(value, "meta")
     if not isinstance(meta, dict):
         raise ProtocolError(f"meta: expected a dict, got {type(meta).__name__}.")

@@ -48,7 +48,7 @@ def resolve_int(index: int, lookback: int, total: int, neg_index_as_lookback: bo
     return total + index
 
 
-def index_list(indices: Any) -> list[int] | None:
+def index_list(indices: object) -> list[int] | None:
     """Convert a list, tuple, range or 1-D array of ints to a list of ints; return None for anything else."""
     if isinstance(indices, np.ndarray):
         if indices.ndim != 1 or indices.dtype.kind not in "iu":
@@ -229,7 +229,7 @@ class InfiniteLookbackBuffer:
 
     @classmethod
     def _of_view(
-        cls, arrays: Any, num: int, lookback: int, space: gym.Space[Any] | None
+        cls, arrays: object, num: int, lookback: int, space: gym.Space[Any] | None
     ) -> InfiniteLookbackBuffer:
         """Return a buffer that is a view of ``arrays`` (``num`` items each) and copies them before a write."""
         self = cls.__new__(cls)
@@ -325,7 +325,7 @@ class InfiniteLookbackBuffer:
         indices: int | slice | Sequence[int] | None = None,
         *,
         neg_index_as_lookback: bool = False,
-        fill: Any = None,
+        fill: object = None,
         one_hot_discrete: bool = False,
     ) -> Any:
         """Return one item or several.
@@ -372,7 +372,7 @@ class InfiniteLookbackBuffer:
     def __getitem__(self, indices: int | slice | Sequence[int]) -> Any:
         return self.get(indices)
 
-    def _get_int(self, index: int, neg: bool, fill: Any, hot: bool) -> Any:
+    def _get_int(self, index: int, neg: bool, fill: object, hot: bool) -> Any:
         total = self.len_incl_lookback()
         position = resolve_int(index, self.lookback, total, neg)
         if 0 <= position < total:
@@ -382,7 +382,7 @@ class InfiniteLookbackBuffer:
             raise self._no_such_item(index, neg)
         return self._filler(fill, hot)
 
-    def _get_list(self, listed: list[int], neg: bool, fill: Any, hot: bool) -> Any:
+    def _get_list(self, listed: list[int], neg: bool, fill: object, hot: bool) -> Any:
         total, lookback = self.len_incl_lookback(), self.lookback
         positions = [resolve_int(index, lookback, total, neg) for index in listed]
         missing = [i for i, position in enumerate(positions) if not 0 <= position < total]
@@ -400,7 +400,7 @@ class InfiniteLookbackBuffer:
             found = one_hot(self.space, found)
         return tree_map(lambda part: _spread(part, len(positions), existing, fill), found)
 
-    def _get_slice(self, slice_: slice, neg: bool, fill: Any, hot: bool) -> Any:
+    def _get_slice(self, slice_: slice, neg: bool, fill: object, hot: bool) -> Any:
         total = self.len_incl_lookback()
         span = resolve_slice(slice_, self.lookback, total, neg, fill=fill is not None)
         space = self.space if hot else None
@@ -426,7 +426,7 @@ class InfiniteLookbackBuffer:
         inner = slice(span.num_left, span.num_left + span.num_existing)
         return tree_map(lambda part: _spread(part, size, inner, fill), found)
 
-    def _filler(self, fill: Any, hot: bool) -> Any:
+    def _filler(self, fill: object, hot: bool) -> Any:
         if self._opaque:
             return copy.copy(fill)
         if self._items is None:
@@ -462,7 +462,7 @@ class InfiniteLookbackBuffer:
 
     def set(
         self,
-        new_data: Any,
+        new_data: object,
         *,
         at_indices: int | slice | Sequence[int] | None = None,
         neg_index_as_lookback: bool = False,
@@ -513,7 +513,7 @@ class InfiniteLookbackBuffer:
     def __setitem__(self, indices: int | slice | Sequence[int], new_data: Any) -> None:
         self.set(new_data, at_indices=indices)
 
-    def _as_batch(self, new_data: Any) -> Any:
+    def _as_batch(self, new_data: object) -> Any:
         """Return new items as a list of items or as a tree of arrays."""
         if isinstance(new_data, InfiniteLookbackBuffer):
             return new_data._after_lookback()
@@ -530,7 +530,7 @@ class InfiniteLookbackBuffer:
             return self._arrays
         return self._items[-1] if self._items else None
 
-    def _write(self, where: slice | list[int], new_data: Any, num: int) -> None:
+    def _write(self, where: slice | list[int], new_data: object, num: int) -> None:
         batch = self._as_batch(new_data)
         given = len(batch) if isinstance(batch, list) else num_items(batch)
         if given != num:
@@ -565,14 +565,14 @@ class InfiniteLookbackBuffer:
 
         tree_map(write, self._arrays, fitted)
 
-    def _has_structure_of(self, new_data: Any, lead: tuple[int, ...]) -> bool:
+    def _has_structure_of(self, new_data: object, lead: tuple[int, ...]) -> bool:
         try:
             self._fitted(new_data, lead)
         except (ValueError, TypeError):
             return False
         return True
 
-    def _fitted(self, new_data: Any, lead: tuple[int, ...]) -> Any:
+    def _fitted(self, new_data: object, lead: tuple[int, ...]) -> Any:
         """Convert one item (no ``lead``) or several to arrays ``[*lead, ...]`` of this column's form.
 
         Raises:
@@ -592,7 +592,7 @@ class InfiniteLookbackBuffer:
         self._check_items(fitted, lead)
         return fitted
 
-    def _check_items(self, new_data: Any, lead: tuple[int, ...]) -> None:
+    def _check_items(self, new_data: object, lead: tuple[int, ...]) -> None:
         def check(array: np.ndarray, new: np.ndarray) -> None:
             if new.shape != (*lead, *array.shape[1:]):
                 raise ValueError(
@@ -608,7 +608,7 @@ class InfiniteLookbackBuffer:
 
         tree_map(check, self._arrays, new_data)
 
-    def _own(self, new_data: Any, num_free: int = 0) -> None:
+    def _own(self, new_data: object, num_free: int = 0) -> None:
         """Copy the arrays, with a dtype wide enough for ``new_data`` and room for more items."""
         num = self._num
         # Nobody else sees the items after the shared ones.
@@ -632,7 +632,7 @@ class InfiniteLookbackBuffer:
 
     # -- growing and shrinking ------------------------------------------------------------------------
 
-    def append(self, item: Any) -> None:
+    def append(self, item: object) -> None:
         """Add one item at the end.
 
         Raises:
@@ -653,7 +653,7 @@ class InfiniteLookbackBuffer:
         tree_map(write, self._arrays, new)
         self._num += 1
 
-    def extend(self, items: Any) -> None:
+    def extend(self, items: object) -> None:
         """Add several items at the end: a list of items, a tree of arrays, or another buffer's items.
 
         Raises:
@@ -771,7 +771,7 @@ class InfiniteLookbackBuffer:
         return self._part(0, self.len_incl_lookback(), self.lookback)
 
 
-def _full(shape: tuple[int, ...], fill: Any, dtype: np.dtype[Any]) -> np.ndarray:
+def _full(shape: tuple[int, ...], fill: object, dtype: np.dtype[Any]) -> np.ndarray:
     """Return an array filled with one value. String columns are widened to a longer value."""
     if dtype.hasobject:
         return object_array([fill] * math.prod(shape)).reshape(shape)
@@ -822,7 +822,7 @@ def _as_array(leaf: Any) -> np.ndarray:
     return array
 
 
-def same_items(left: Any, right: Any) -> bool:
+def same_items(left: object, right: object) -> bool:
     """Return whether two items or batches of items have equal structure, shapes and values (NaN == NaN)."""
     if type(left) is list and type(right) is list:
         return len(left) == len(right) and all(map(same_items, left, right))

@@ -615,7 +615,7 @@ class MultiAgentEpisode(MultiAgentGetters):
         """Ids of the agents' episodes."""
         return {agent_id: sae.id_ for agent_id, sae in self.agent_episodes.items()}
 
-    def module_for(self, agent_id: Any) -> str:
+    def module_for(self, agent_id: object) -> str:
         """Return this agent's module. The mapping function is called once per agent and episode."""
         module_id = self._agent_module_ids.get(agent_id)
         if module_id is None:
@@ -686,7 +686,7 @@ class MultiAgentEpisode(MultiAgentGetters):
                 total += self._hanging(agent_id, reward)
         return float(total)
 
-    def _hanging(self, agent_id: Any, reward: Any) -> Any:
+    def _hanging(self, agent_id: object, reward: Any) -> Any:
         try:
             return as_reward(reward)
         except ValueError as error:
@@ -797,7 +797,7 @@ class MultiAgentEpisode(MultiAgentGetters):
     def _where(self) -> str:
         return f"episode {self.id_}"
 
-    def _agent_facts(self, agent_id: Any) -> dict[str, Any]:
+    def _agent_facts(self, agent_id: object) -> dict[str, Any]:
         """Return constructor arguments for this agent's `SingleAgentEpisode`."""
         return {
             "id_": f"{self.id_}_{agent_id}",

@@ -53,10 +53,10 @@ class _Column:
         space = None if self.buffer is None else self.buffer.space
         return InfiniteLookbackBuffer([self.hanging], 0, space).get(0, one_hot_discrete=True)
 
-    def filler(self, fill: Any) -> Any:
+    def filler(self, fill: object) -> Any:
         return fill if self.buffer is None else self.buffer.get(_NOWHERE, fill=fill, **self._options())
 
-    def several(self, ks: Sequence[int | None], fill: Any) -> Any:
+    def several(self, ks: Sequence[int | None], fill: object) -> Any:
         """Return the values at all `ks`, with fillers (if wanted) in place of missing ones."""
         wanted = ks if fill is not None else [k for k in ks if self.has(k)]
         if not wanted:
@@ -74,7 +74,7 @@ class _Column:
             return tree_stack(items, objects=True)
         return items
 
-    def by_agent_steps(self, indices: Any, neg_index_as_lookback: bool, fill: Any) -> Any:
+    def by_agent_steps(self, indices: object, neg_index_as_lookback: bool, fill: object) -> Any:
         """Return the agent episode's items, with the hanging value as the last one unless ``indices`` is None."""
         buffer = self.buffer
         if indices is not None and self.hanging is not _MISSING:
@@ -106,12 +106,12 @@ class MultiAgentGetters:
 
     def get_observations(
         self,
-        indices: Any = None,
-        agent_ids: Any = None,
+        indices: object = None,
+        agent_ids: object = None,
         *,
         env_steps: bool = True,
         neg_index_as_lookback: bool = False,
-        fill: Any = None,
+        fill: object = None,
         one_hot_discrete: bool = False,
         return_list: bool = False,
     ) -> Any:
@@ -145,12 +145,12 @@ class MultiAgentGetters:
 
     def get_infos(
         self,
-        indices: Any = None,
-        agent_ids: Any = None,
+        indices: object = None,
+        agent_ids: object = None,
         *,
         env_steps: bool = True,
         neg_index_as_lookback: bool = False,
-        fill: Any = None,
+        fill: object = None,
         return_list: bool = False,
     ) -> Any:
         """Return info dicts by agent. Arguments and results are those of `get_observations`."""
@@ -161,12 +161,12 @@ class MultiAgentGetters:
 
     def get_actions(
         self,
-        indices: Any = None,
-        agent_ids: Any = None,
+        indices: object = None,
+        agent_ids: object = None,
         *,
         env_steps: bool = True,
         neg_index_as_lookback: bool = False,
-        fill: Any = None,
+        fill: object = None,
         one_hot_discrete: bool = False,
         return_list: bool = False,
     ) -> Any:
@@ -185,12 +185,12 @@ class MultiAgentGetters:
 
     def get_rewards(
         self,
-        indices: Any = None,
-        agent_ids: Any = None,
+        indices: object = None,
+        agent_ids: object = None,
         *,
         env_steps: bool = True,
         neg_index_as_lookback: bool = False,
-        fill: Any = None,
+        fill: object = None,
         return_list: bool = False,
     ) -> Any:
         """Return the rewards by agent. A step's reward belongs to the same step as its action.
@@ -209,12 +209,12 @@ class MultiAgentGetters:
     def get_extra_model_outputs(
         self,
         key: str | None = None,
-        indices: Any = None,
-        agent_ids: Any = None,
+        indices: object = None,
+        agent_ids: object = None,
         *,
         env_steps: bool = True,
         neg_index_as_lookback: bool = False,
-        fill: Any = None,
+        fill: object = None,
         return_list: bool = False,
     ) -> Any:
         """Return one extra model output (e.g. ``"action_logp"``) by agent, or all of them.
@@ -263,7 +263,7 @@ class MultiAgentGetters:
     # -- setters ------------------------------------------------------------------------------------
 
     def set_observations(
-        self, *, new_data: Mapping[Any, Any], at_indices: Any = None, neg_index_as_lookback: bool = False
+        self, *, new_data: Mapping[Any, Any], at_indices: object = None, neg_index_as_lookback: bool = False
     ) -> None:
         """Overwrite observations, by agent steps. Their number never changes.
 
@@ -280,13 +280,13 @@ class MultiAgentGetters:
         self._set("observations", new_data, at_indices, neg_index_as_lookback=neg_index_as_lookback)
 
     def set_actions(
-        self, *, new_data: Mapping[Any, Any], at_indices: Any = None, neg_index_as_lookback: bool = False
+        self, *, new_data: Mapping[Any, Any], at_indices: object = None, neg_index_as_lookback: bool = False
     ) -> None:
         """Overwrite actions of completed steps. Arguments and errors are those of `set_observations`."""
         self._set("actions", new_data, at_indices, neg_index_as_lookback=neg_index_as_lookback)
 
     def set_rewards(
-        self, *, new_data: Mapping[Any, Any], at_indices: Any = None, neg_index_as_lookback: bool = False
+        self, *, new_data: Mapping[Any, Any], at_indices: object = None, neg_index_as_lookback: bool = False
     ) -> None:
         """Overwrite rewards of completed steps. Arguments and errors are those of `set_observations`."""
         self._set("rewards", new_data, at_indices, neg_index_as_lookback=neg_index_as_lookback)
@@ -296,7 +296,7 @@ class MultiAgentGetters:
         *,
         key: str,
         new_data: Mapping[Any, Any],
-        at_indices: Any = None,
+        at_indices: object = None,
         neg_index_as_lookback: bool = False,
     ) -> None:
         """Overwrite an extra model output of completed steps. Arguments and errors are those of `set_observations`."""
@@ -306,7 +306,7 @@ class MultiAgentGetters:
 
     # -- inside -------------------------------------------------------------------------------------
 
-    def _set(self, what: str, new_data: Mapping[Any, Any], at_indices: Any, **options: Any) -> None:
+    def _set(self, what: str, new_data: Mapping[Any, Any], at_indices: object, **options: object) -> None:
         """Set the data of all agents, or of none if one agent's setter raises an error."""
         for agent_id in new_data:
             if agent_id not in self.agent_episodes:
@@ -326,7 +326,7 @@ class MultiAgentGetters:
                 getattr(sae, f"set_{what}")(new_data=data, at_indices=at_indices, **options)
             raise
 
-    def _chosen_agents(self, agent_ids: Any) -> list[Any]:
+    def _chosen_agents(self, agent_ids: object) -> list[Any]:
         if agent_ids is None:
             return list(self.agent_episodes)
         if isinstance(agent_ids, str) or not isinstance(agent_ids, Collection):
@@ -340,11 +340,11 @@ class MultiAgentGetters:
         self,
         what: str,
         column_of: Callable[[SingleAgentEpisode, AgentTrack], _Column],
-        indices: Any,
-        agent_ids: Any,
+        indices: object,
+        agent_ids: object,
         env_steps: bool,
         neg_index_as_lookback: bool,
-        fill: Any,
+        fill: object,
         return_list: bool,
         *,
         includes_last: bool = False,
@@ -400,7 +400,7 @@ class MultiAgentGetters:
         return listed[0] if is_single else found
 
 
-def _private(data: Any) -> Any:
+def _private(data: object) -> Any:
     """Return a getter's result with copied arrays, so that later writes to the column do not change it."""
     return tree_map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, data)
 

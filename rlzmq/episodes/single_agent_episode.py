@@ -744,7 +744,7 @@ class SingleAgentEpisode(EpisodeColumns):
             setattr(self, name, value)
 
 
-def _buffer(data: Any, lookback: int, space: gym.Space[Any] | None) -> InfiniteLookbackBuffer:
+def _buffer(data: object, lookback: int, space: gym.Space[Any] | None) -> InfiniteLookbackBuffer:
     if isinstance(data, InfiniteLookbackBuffer):
         if data.space is None:
             data.space = space

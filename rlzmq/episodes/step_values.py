@@ -87,7 +87,7 @@ def as_rewards(rewards: Any) -> Any:
     return rewards
 
 
-def can_add_up(total: Any, reward: Any) -> bool:
+def can_add_up(total: object, reward: Any) -> bool:
     """Return whether a reward can be added to the sum so far: both are numbers, or the sum is None."""
     return _is_number(total) and (total == 0 or _is_number(reward))
 
@@ -168,14 +168,14 @@ def checked_rewards(rewards: Mapping[Any, Any], where: str) -> Mapping[Any, Any]
 NO_INFO = "expected an info, a dict"  # how the error about a missing one begins
 
 
-def as_info(info: Any) -> Any:
+def as_info(info: object) -> Any:
     """Return the info that an environment's reset returned; raise TypeError if it is none."""
     if not isinstance(info, Mapping):
         raise TypeError(f"{NO_INFO}, got {info!r} ({type(info).__name__})")
     return info
 
 
-def as_flag(flag: Any) -> bool:
+def as_flag(flag: object) -> bool:
     """Return a done flag as a bool; None (not given) is False. See `checked_flags`.
 
     Raises:

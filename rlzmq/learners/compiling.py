@@ -155,7 +155,7 @@ class MixedPrecision:
                     del of[name]
                 of.update(before)
 
-    def _functions_of(self, module: Any) -> dict[str, Callable[..., Any]]:
+    def _functions_of(self, module: object) -> dict[str, Callable[..., Any]]:
         return {
             name: self._in_lower_precision(getattr(module, name))
             for name in _METHODS

@@ -359,7 +359,7 @@ class Learner(TellsUncalled, Checkpointable):
                     train_batch.drop(module_id)
             yield train_batch
 
-    def _drawn(self, episodes: Any, options: _Options) -> Iterator[TrainBatch]:
+    def _drawn(self, episodes: object, options: _Options) -> Iterator[TrainBatch]:
         """Add fresh episodes to the rank's source and yield the batches that it returns."""
         source, group = self.source, self.ranks.group
         num_fresh = num_env_steps_of(episodes)
@@ -490,7 +490,7 @@ class Learner(TellsUncalled, Checkpointable):
                 self.ranks.leave()
             raise
 
-    def _leave_out_skipped(self, source_before: Any) -> None:
+    def _leave_out_skipped(self, source_before: object) -> None:
         """Undo the effects of modules that took no optimizer step.
 
         Raises:
@@ -614,7 +614,7 @@ class Learner(TellsUncalled, Checkpointable):
             losses[module_id] = self._checked_loss(loss, module_id)
         return losses
 
-    def _checked_loss(self, loss: Any, module_id: str) -> Tensor:
+    def _checked_loss(self, loss: object, module_id: str) -> Tensor:
         """Return the loss as a 0-d tensor.
 
         Raises:
@@ -1415,7 +1415,7 @@ class Learner(TellsUncalled, Checkpointable):
         """Alias of `module` for losses written for RLlib, which use ``self._module[module_id]``."""
         return self.module
 
-    def _setting(self, name: str, default: Any) -> Any:
+    def _setting(self, name: str, default: object) -> Any:
         return self.config.get(name, default)
 
     def _check_built(self) -> None:
@@ -1500,16 +1500,16 @@ def _tensors(modules: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]
     return parameters, [buffer for module in networks for buffer in module.buffers()]
 
 
-def _is_ours(item: Any) -> bool:
+def _is_ours(item: object) -> bool:
     return bool(item.__module__.startswith("rlzmq."))
 
 
 @functools.cache
-def _define_hooks(learner_class: Any, hooks: tuple[str, ...]) -> bool:
+def _define_hooks(learner_class: object, hooks: tuple[str, ...]) -> bool:
     return all(_is_ours(getattr(learner_class, name)) for name in hooks)
 
 
-def _is_trainable(module: Any) -> bool:
+def _is_trainable(module: object) -> bool:
     return isinstance(module, nn.Module) and any(p.requires_grad for p in parameters_of(module))
 
 

@@ -528,7 +528,7 @@ class OfflineLearner(TorchLearner):
             "num_episodes": len(returns),
         }
 
-    def _check_shards(self, opened: OpenedShards, module: Any) -> None:
+    def _check_shards(self, opened: OpenedShards, module: object) -> None:
         for shard, path in zip(opened.shards, opened.paths, strict=True):
             self._check_shard(shard, str(path), module)
 

@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from numbers import Real
-from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
 
@@ -60,7 +59,7 @@ class Schedule:
         return f"Schedule({self.values[0] if self.is_constant else points}, name={self.name!r})"
 
 
-def _parse(value_or_points: Any, name: str) -> tuple[list[float], list[float]]:
+def _parse(value_or_points: object, name: str) -> tuple[list[float], list[float]]:
     if isinstance(value_or_points, Real) and not isinstance(value_or_points, bool):
         return [0.0], [float(value_or_points)]
     expected = (

@@ -118,7 +118,7 @@ def _head_layers(module: DefaultActorCriticModule) -> list[Layer] | None:
     return None if head.log_std is not None or head._high is not None else _layers(head, PolicyHead)
 
 
-def _layers(part: Any, kind: type[MLP]) -> list[Layer] | None:
+def _layers(part: object, kind: type[MLP]) -> list[Layer] | None:
     """Return the layers of an unchanged part of the module that consists of dense layers only, else None."""
     if type(part) is not kind or _has_hooks(part):
         return None

@@ -154,13 +154,13 @@ class MultiRLModule(RLModule):
 
     # -- forward passes ------------------------------------------------------------------------
 
-    def _forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward_inference(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         return self._forward_each("forward_inference", batch, kwargs)
 
     def _forward_exploration(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         return self._forward_each("forward_exploration", batch, kwargs)
 
-    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward_train(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         return self._forward_each("forward_train", batch, kwargs)
 
     def _forward_each(self, method: str, batch: dict[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:

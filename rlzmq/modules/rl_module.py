@@ -108,7 +108,7 @@ class TargetNetworkAPI(ABC):
         return [(getattr(self, name), getattr(self, f"target_{name}")) for name in self.networks_with_target]
 
     @abstractmethod
-    def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> Any:
+    def forward_target(self, batch: dict[str, Any], **kwargs: object) -> Any:
         """Compute the target networks' outputs on a train batch, without gradients."""
 
 
@@ -239,14 +239,14 @@ class RLModule(TellsUncalled):
         """
         return {}
 
-    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         """Run the forward pass for all purposes, unless one of the three methods below is overridden."""
         raise NotImplementedError(
             f"{self.describe()} defines no forward pass: override _forward(batch, **kwargs), or "
             "_forward_inference, _forward_exploration and _forward_train"
         )
 
-    def _forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward_inference(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         """Compute the outputs for greedy acting (evaluation, ``explore=False``)."""
         return self._forward(batch, **kwargs)
 
@@ -254,7 +254,7 @@ class RLModule(TellsUncalled):
         """Compute the outputs for exploration. ``kwargs`` may contain ``t``, the lifetime env steps."""
         return self._forward(batch, **kwargs)
 
-    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward_train(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         """Compute the loss inputs, with gradients."""
         return self._forward(batch, **kwargs)
 
@@ -626,7 +626,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(map(repr, names[:6])) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
-def _delete_attribute(owner: Any, path: str) -> None:
+def _delete_attribute(owner: object, path: str) -> None:
     *parents, last = path.split(".")
     for name in parents:
         owner = getattr(owner, name, None)

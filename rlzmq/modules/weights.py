@@ -253,7 +253,7 @@ class WeightsLayout:
         with torch.no_grad():
             torch._foreach_copy_(tensors, self._views(torch.from_numpy(block)))
 
-    def _can_keep(self, module: Any, block: np.ndarray) -> bool:
+    def _can_keep(self, module: object, block: np.ndarray) -> bool:
         """Return whether a block can be the module's weights: others than default modules might hold views of them."""
         return (
             block.size >= _MIN_KEPT_BYTES
@@ -282,7 +282,7 @@ class WeightsLayout:
             views.append(piece.view(slot.dtype).view(slot.shape))
         return views
 
-    def _tensors(self, module: Any) -> list[Tensor]:
+    def _tensors(self, module: object) -> list[Tensor]:
         modules: list[Any] = []  # modules with their ids
         for module_id, single in _selected(module, self._module_ids):
             modules += module_id, single.unwrapped()
@@ -295,7 +295,7 @@ class WeightsLayout:
         tensors = cache.of(modules)
         return self._list_tensors(module) if tensors is None else tensors
 
-    def _list_tensors(self, module: Any) -> list[Tensor]:
+    def _list_tensors(self, module: object) -> list[Tensor]:
         found = list(_named_tensors(module, self._inference_only, self._module_ids))
         if len(found) == len(self._slots) and all(
             name == slot.name and tensor.shape == slot.shape and tensor.dtype == slot.dtype
@@ -314,7 +314,7 @@ class WeightsLayout:
 
 
 def _named_tensors(
-    module: Any, inference_only: bool, module_ids: Collection[str] | None
+    module: object, inference_only: bool, module_ids: Collection[str] | None
 ) -> Iterator[tuple[str, Tensor]]:
     pairs = []
     for module_id, single in _selected(module, module_ids):
@@ -327,7 +327,7 @@ def _named_tensors(
     return iter(pairs)
 
 
-def _selected(module: Any, module_ids: Collection[str] | None) -> list[tuple[str, Any]]:
+def _selected(module: object, module_ids: Collection[str] | None) -> list[tuple[str, Any]]:
     modules = module.items() if hasattr(module, "items") else [(DEFAULT_MODULE_ID, module)]
     return [
         (module_id, single) for module_id, single in modules if module_ids is None or module_id in module_ids

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -183,7 +182,7 @@ class WeightsReceiver:
         """(generation, version) of the applied weights; (-1, -1) before the first."""
         return (self.generation, self.version)
 
-    def offer(self, header: Publication, body: Any) -> bool:
+    def offer(self, header: Publication, body: object) -> bool:
         """Return whether to apply these weights now; True also records them as applied.
 
         A notice (no body) is never applied. Refusals are counted in ``refused`` by reason:

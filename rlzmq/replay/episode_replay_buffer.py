@@ -160,7 +160,7 @@ class EpisodeReplayBuffer(ReplayBuffer):
 
     # -- in -------------------------------------------------------------------------------------------
 
-    def add(self, episodes: Any) -> None:
+    def add(self, episodes: object) -> None:
         """Add episodes or chunks of them; lookback parts are ignored.
 
         Args:
@@ -567,7 +567,7 @@ def drawn_n(n_step: int | tuple[int, int] | None, num: int, rng: np.random.Gener
     return least if least == most else rng.integers(least, most, num, endpoint=True)
 
 
-def as_batches(episodes: Any, *, of_agents: bool = False) -> list[EpisodeBatch]:
+def as_batches(episodes: object, *, of_agents: bool = False) -> list[EpisodeBatch]:
     """Return the argument of `add` as batches.
 
     Raises:
@@ -595,7 +595,7 @@ def as_batches(episodes: Any, *, of_agents: bool = False) -> list[EpisodeBatch]:
     return batches
 
 
-def _wrong_type(episodes: Any, of_agents: bool) -> TypeError:
+def _wrong_type(episodes: object, of_agents: bool) -> TypeError:
     kind = "MultiAgentEpisodes" if of_agents else "SingleAgentEpisodes"
     return TypeError(
         f"replay buffer: expected {kind} or EpisodeBatches of them, got {type(episodes).__name__} {episodes!r:.80}."

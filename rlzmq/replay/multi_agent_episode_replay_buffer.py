@@ -179,7 +179,7 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
 
     # -- in -------------------------------------------------------------------------------------------
 
-    def add(self, episodes: Any, weight: Any = None) -> None:
+    def add(self, episodes: object, weight: object = None) -> None:
         """Add multi-agent episodes or chunks of them; lookback parts are ignored. See `keep_modules`.
 
         Args:
@@ -211,7 +211,7 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
         for module_id in self.buffers.keys() - self._kept_modules:
             self.remove_module(module_id)
 
-    def _add_group(self, module_id: str, batch: EpisodeBatch, group: EpisodeBatch, weight: Any) -> None:
+    def _add_group(self, module_id: str, batch: EpisodeBatch, group: EpisodeBatch, weight: object) -> None:
         chunks = group.select(group.is_of(module_id) & (group.length > 0))
         if not len(chunks):
             return
@@ -479,7 +479,7 @@ class MultiAgentPrioritizedEpisodeReplayBuffer(MultiAgentEpisodeReplayBuffer):
         buffer._add(chunks, labels, weight)
 
     def update_priorities(  # type: ignore[override]
-        self, td_errors: Any, module_id: str, keys: Any = None
+        self, td_errors: object, module_id: str, keys: object = None
     ) -> None:
         """Update the priorities of a module's steps; see `PrioritizedEpisodeReplayBuffer.update_priorities`.
 

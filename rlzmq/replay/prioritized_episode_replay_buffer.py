@@ -164,7 +164,7 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
         if change < 0:
             self._tree.set(slots[slots < self._tree.size], 0.0)
 
-    def add(self, episodes: Any, weight: float | None = None) -> None:
+    def add(self, episodes: object, weight: float | None = None) -> None:
         """Add episodes; see `EpisodeReplayBuffer.add`.
 
         Args:
@@ -199,7 +199,7 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
     def _of_drawn(self, slots: IntArray, beta: float) -> dict[str, NDArray[Any]]:
         return {"weights": self._weights(slots, beta), "priority_key": self._keys(slots)}
 
-    def update_priorities(self, td_errors: Any, keys: Any = None) -> None:
+    def update_priorities(self, td_errors: object, keys: object = None) -> None:
         """Update the priorities of steps. Steps that have been evicted in the meantime are ignored.
 
         Args:

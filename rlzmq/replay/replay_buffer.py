@@ -66,7 +66,7 @@ class ReplayBuffer(ABC):
         """Return the number of stored env steps."""
 
     @abstractmethod
-    def add(self, episodes: Any) -> None:
+    def add(self, episodes: object) -> None:
         """Store steps.
 
         Args:
@@ -124,7 +124,7 @@ class ReplayBuffer(ABC):
         """Number of agent steps, over the lifetime, that were left out or removed by `keep_modules`."""
         return 0
 
-    def update_priorities(self, td_errors: Any, keys: Any = None) -> None:  # noqa: B027
+    def update_priorities(self, td_errors: object, keys: object = None) -> None:  # noqa: B027
         """Take in the TD errors of drawn items, float [K], with their values of ``replay_key``; ignored by default."""
 
     def mark(self) -> None:  # noqa: B027

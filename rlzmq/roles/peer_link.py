@@ -276,7 +276,7 @@ class PeerLink(abc.ABC):
         """Return the time of the core, in seconds in which this process ran."""
         return self._clock.now()
 
-    def handle(self, event: Any) -> None:
+    def handle(self, event: object) -> None:
         """Pass an event to the core and perform its instructions; refuse a payload that it cannot decode."""
         if isinstance(event, Leave) and trace.is_remote() and self.core.is_welcome:
             self._trace.flush()

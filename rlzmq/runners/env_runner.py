@@ -174,7 +174,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
         worker_index: int = 0,
         incarnation: int = 0,
         num_workers: int | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         self.config: BaseConfig = own_config(config)
         self.worker_index = worker_index
@@ -686,7 +686,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
         Any thread may call this. Afterwards the runner can only be stopped.
         """
 
-        def end(*args: Any, **kwargs: Any) -> NoReturn:
+        def end(*args: object, **kwargs: object) -> NoReturn:
             raise Interrupted
 
         for name in ("step", "step_sparse", "reset", "reset_sparse"):

@@ -60,7 +60,7 @@ class EpisodeSampler(EpisodicSampler):
         """Return a new episode."""
 
     @abc.abstractmethod
-    def _initial_state(self, module_id: Any) -> Any:
+    def _initial_state(self, module_id: object) -> Any:
         """Return a module's state at an episode's start, leaves without batch dimension; None if stateless."""
 
     @abc.abstractmethod
@@ -148,7 +148,7 @@ class EpisodeSampler(EpisodicSampler):
 
     # -- outputs and states of the modules -----------------------------------------------------
 
-    def _outputs_of_random_actions(self, episode: SingleAgentEpisode, module_id: Any) -> dict[str, Any]:
+    def _outputs_of_random_actions(self, episode: SingleAgentEpisode, module_id: object) -> dict[str, Any]:
         """Return zeros in place of the outputs that the module gave before; its state does not change."""
         outputs = dict(self._templates.get(module_id, {}))
         if Columns.STATE_OUT in outputs:
@@ -351,7 +351,7 @@ class SingleAgentEpisodeSampler(EpisodeSampler):
             for item, episode in zip(items, self._episodes, strict=True)
         ]
 
-    def _initial_state(self, module_id: Any) -> Any:
+    def _initial_state(self, module_id: object) -> Any:
         return self._module_step.initial_row_numpy if self._module_step.is_stateful else None
 
     def _states(self) -> Any:
@@ -360,7 +360,7 @@ class SingleAgentEpisodeSampler(EpisodeSampler):
             return None
         return tree_map(torch.from_numpy, tree_stack([self._state_now(episode) for episode in self._acting]))
 
-    def _per_env(self, name: str, values: Any) -> list[Any]:
+    def _per_env(self, name: str, values: object) -> list[Any]:
         """Return one item per env, from a list or a batched tree."""
         items = values if isinstance(values, list) else tree_unstack(tree_map(to_numpy, values))
         if len(items) != self.num_envs:
@@ -518,7 +518,7 @@ class MultiAgentEpisodeSampler(EpisodeSampler):
             acts.append((by_agent, per_agent))
         return [by_agent for by_agent, _ in acts], acts
 
-    def _remember(self, episode: MultiAgentEpisode, agent_id: Any, outputs: dict[str, Any]) -> None:
+    def _remember(self, episode: MultiAgentEpisode, agent_id: object, outputs: dict[str, Any]) -> None:
         """Store zeros with the structure of a module's outputs, for steps in which it does not act."""
         templates = self._templates.setdefault(episode.module_for(agent_id), {})
         if templates.keys() != outputs.keys():
@@ -526,7 +526,9 @@ class MultiAgentEpisodeSampler(EpisodeSampler):
                 templates.setdefault(name, tree_map(np.zeros_like, value))
         self._begin_outputs(episode, agent_id, outputs)
 
-    def _begin_outputs(self, episode: MultiAgentEpisode, agent_id: Any, outputs: Mapping[str, Any]) -> None:
+    def _begin_outputs(
+        self, episode: MultiAgentEpisode, agent_id: object, outputs: Mapping[str, Any]
+    ) -> None:
         """Fill outputs that begin in mid-episode, after random actions, with zeros for the earlier steps."""
         track, sae = episode._timeline.tracks[agent_id], episode.agent_episodes[agent_id]
         if track.output_keys is None or outputs.keys() <= track.output_keys:
@@ -549,7 +551,7 @@ class MultiAgentEpisodeSampler(EpisodeSampler):
             for agent_id in episode._timeline.tracks:
                 self._begin_outputs(episode, agent_id, self._templates.get(episode.module_for(agent_id), {}))
 
-    def _initial_state(self, module_id: Any) -> Any:
+    def _initial_state(self, module_id: object) -> Any:
         module = self.runner.multi_rl_module[module_id]
         return tree_map(to_numpy, module.get_initial_state()) if module.is_stateful() else None
 

@@ -151,7 +151,7 @@ class ModuleStep:
                 columns[Columns.ACTION_LOGP] = to_numpy(logp)
         return columns, None
 
-    def _act_stateful(self, inputs: Any, state: Any, t: int) -> tuple[dict[str, Any], Any]:
+    def _act_stateful(self, inputs: object, state: object, t: int) -> tuple[dict[str, Any], Any]:
         chain = self._recurrent_chain
         if chain is not None and type(inputs) is torch.Tensor and chain.takes(inputs):
             logits, state_out = chain(inputs, state)
@@ -214,7 +214,7 @@ class ModuleStep:
             self._draws_with_logp = self._explore and getattr(self._dist_cls, "has_logp", True)
         return self._dist_cls
 
-    def _checked(self, outputs: Any) -> Any:
+    def _checked(self, outputs: object) -> Any:
         method = "_forward_exploration" if self._explore else "_forward_inference"
         name = f"{type(self.module).__name__}.{method}"
         if not isinstance(outputs, Mapping):

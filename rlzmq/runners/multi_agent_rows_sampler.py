@@ -380,7 +380,7 @@ def _put_hanging_acts(store: ModuleStore, leftovers: dict[int, dict[str, Any]]) 
         left["pending"] = Pending(outputs.pop(Columns.ACTIONS), outputs)
 
 
-def _as_arrays(state: Any) -> Any:
+def _as_arrays(state: object) -> Any:
     return tree_map(np.asarray, state)
 
 

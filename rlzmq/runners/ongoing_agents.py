@@ -181,7 +181,7 @@ class ModuleStore:
         self.num_acts = first + num_rows
         return first
 
-    def _missing(self, name: str, example: Any, num_rows: int) -> Any:
+    def _missing(self, name: str, example: object, num_rows: int) -> Any:
         if name == Columns.STATE_OUT and self.module_step.is_stateful:
             row = self.module_step.initial_row_numpy
             return tree_map(lambda leaf: np.broadcast_to(leaf, (num_rows, *leaf.shape)), row)

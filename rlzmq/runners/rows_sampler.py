@@ -395,7 +395,7 @@ class RowsSampler(Sampler):
         """Return the module's state before each chunk's first step, leaves ``[C, ...]``."""
         from_before = table.first_step == 0
 
-        def pick(begin: NDArray[Any], initial: Any) -> NDArray[Any]:
+        def pick(begin: NDArray[Any], initial: object) -> NDArray[Any]:
             picked = begin[table.env_index]
             picked[~from_before] = to_numpy(initial)
             return picked
@@ -472,7 +472,7 @@ class ColumnBlock:
 
         rows = [leaf.swapaxes(0, 1) for leaf in tree_leaves(column)]
 
-        def write_tree(slot: int, values: Any) -> None:
+        def write_tree(slot: int, values: object) -> None:
             for row, value in zip(rows, tree_leaves(values), strict=True):
                 row[slot] = value
 

@@ -272,7 +272,7 @@ class EpisodicSampler(Sampler):
             self._totals[index].add(*self._returns(episode))
         return self._batch(chunks, ongoing), finished
 
-    def _call(self, hook: str, episode: Any, index: int, **more: Any) -> None:
+    def _call(self, hook: str, episode: object, index: int, **more: object) -> None:
         """Run a callback with an episode of env ``index``."""
         runner = self.runner
         if hook in runner.callbacks.hooks:

@@ -72,17 +72,17 @@ class Writer(Callback):
     def close(self) -> None:
         """End the tracked run."""
 
-    def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
+    def on_algorithm_init(self, *, algorithm: Any, **kwargs: object) -> None:
         """Open the writer."""
         self._is_open = True
         self.open(algorithm, settings_of(algorithm))
 
-    def on_train_result(self, *, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
+    def on_train_result(self, *, algorithm: Any, result: dict[str, Any], **kwargs: object) -> None:
         """Write the result."""
         if self._is_open:
             self._attempt(lambda: self.write(algorithm, result, finite_numbers(result), env_step_of(result)))
 
-    def on_algorithm_end(self, **kwargs: Any) -> None:
+    def on_algorithm_end(self, **kwargs: object) -> None:
         """Close the writer."""
         if self._is_open:
             self._attempt(self.close)

@@ -61,7 +61,7 @@ class Callback:
     """
 
     def on_trial_start(
-        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: Any
+        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: object
     ) -> None:
         """Run when a trial starts, or continues after a pause.
 
@@ -78,21 +78,21 @@ class Callback:
         trials: Sequence[SearchTrial],
         trial: SearchTrial,
         result: dict[str, Any],
-        **info: Any,
+        **info: object,
     ) -> None:
         """Run after each result of a trial; see `on_trial_start`."""
 
     def on_trial_complete(
-        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: Any
+        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: object
     ) -> None:
         """Run when a trial has ended without an error; see `on_trial_start`."""
 
     def on_trial_error(
-        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: Any
+        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: object
     ) -> None:
         """Run when a trial has failed, with the error in ``trial.error``; see `on_trial_start`."""
 
-    def on_experiment_end(self, trials: Sequence[SearchTrial], **info: Any) -> None:
+    def on_experiment_end(self, trials: Sequence[SearchTrial], **info: object) -> None:
         """Run when all trials have ended."""
 
 
@@ -109,7 +109,7 @@ class LoggerCallback(Callback):
         """Run when a trial has ended."""
 
     def on_trial_start(
-        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: Any
+        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: object
     ) -> None:
         self.log_trial_start(trial)
 
@@ -119,17 +119,17 @@ class LoggerCallback(Callback):
         trials: Sequence[SearchTrial],
         trial: SearchTrial,
         result: dict[str, Any],
-        **info: Any,
+        **info: object,
     ) -> None:
         self.log_trial_result(iteration, trial, result)
 
     def on_trial_complete(
-        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: Any
+        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: object
     ) -> None:
         self.log_trial_end(trial)
 
     def on_trial_error(
-        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: Any
+        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: object
     ) -> None:
         self.log_trial_end(trial, failed=True)
 

@@ -89,11 +89,11 @@ class _AttributeDict(dict[str, Any]):
         return _AttributeDict(value) if type(value) is dict else value
 
 
-def _item(value: Any, key: str) -> Any:
+def _item(value: object, key: str) -> Any:
     return value[key] if isinstance(value, Mapping | BaseConfig) else getattr(value, key)
 
 
-def _with(node: Any, keys: list[str], value: Any) -> Any:
+def _with(node: object, keys: list[str], value: object) -> Any:
     if not keys:
         return value
     key, rest = keys[0], keys[1:]

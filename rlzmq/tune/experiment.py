@@ -467,7 +467,7 @@ class Experiment:
             if fail_fast == "raise":
                 self._error = self._error or error
 
-    async def _call_back(self, hook: str, trial: Trial | None = None, **info: Any) -> None:
+    async def _call_back(self, hook: str, trial: Trial | None = None, **info: object) -> None:
         """Call a hook of the callbacks on their thread; an error in it ends the search."""
         if trial is not None:
             info |= {"iteration": self._num_results, "trial": trial}
@@ -559,7 +559,7 @@ class Experiment:
                 "stop={'training_iteration': 10}, or TuneConfig(time_budget_s=…)."
             )
 
-    async def _on_store(self, function: Callable[..., T], *arguments: Any) -> T:
+    async def _on_store(self, function: Callable[..., T], *arguments: object) -> T:
         """Call a function on the study's thread."""
         return await asyncio.get_running_loop().run_in_executor(
             self._store, functools.partial(function, *arguments)

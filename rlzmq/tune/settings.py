@@ -192,7 +192,7 @@ class RunConfig:
         return (given, given) if isinstance(given, str) else tuple(given)
 
 
-def stored_settings(value: Any) -> Any:
+def stored_settings(value: object) -> Any:
     """Return the plain form of a settings object and of the objects in it.
 
     Raises:

@@ -247,7 +247,7 @@ class ExperimentPlateauStopper(Stopper):
         return self._num_met > self.patience
 
 
-def make_stopper(stop: Any) -> Stopper:
+def make_stopper(stop: object) -> Stopper:
     """Return the stopper for a value of `RunConfig(stop=…)`.
 
     Raises:

@@ -309,7 +309,7 @@ class Study:
             for trial in entries.values()
         )
 
-    def _tell(self, number: int, state: Any, value: float | None = None) -> bool:
+    def _tell(self, number: int, state: object, value: float | None = None) -> bool:
         try:
             self._study.tell(number, value, state=state)
         except (ValueError, self._optuna.exceptions.UpdateFinishedTrialError):

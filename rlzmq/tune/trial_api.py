@@ -266,7 +266,9 @@ class WithResources:
         self.resources: dict[str, float] = {name.lower(): float(number) for name, number in resources.items()}
 
 
-def with_resources(trainable: Any, resources: Mapping[str, float] | PlacementGroupFactory) -> WithResources:
+def with_resources(
+    trainable: object, resources: Mapping[str, float] | PlacementGroupFactory
+) -> WithResources:
     """Return the trainable together with the resources of one trial.
 
     Args:

@@ -164,7 +164,7 @@ def _value(trial: Trial, path: str) -> Any:
         return None
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)[:30]
@@ -174,7 +174,7 @@ _FILE = "tuner.json"
 _TRAINABLES: dict[str, Any] = {}
 
 
-def register_trainable(name: str, trainable: Any) -> None:
+def register_trainable(name: str, trainable: object) -> None:
     """Give a trainable a name for `Tuner`.
 
     Args:
@@ -339,7 +339,7 @@ class Tuner:
     def restore(
         cls,
         path: str | Path,
-        trainable: Any,
+        trainable: object,
         resume_unfinished: bool = True,
         resume_errored: bool = False,
         restart_errored: bool = False,
@@ -413,7 +413,7 @@ class Tuner:
         return f"Tuner({self._name}, {self._path})"
 
 
-def _parts_of(trainable: Any) -> tuple[Any, str, Any, Mapping[str, float] | None]:
+def _parts_of(trainable: object) -> tuple[Any, str, Any, Mapping[str, float] | None]:
     """Return the class or function to run, its name, its config class if it is an algorithm, and its resources."""
     if isinstance(trainable, WithResources):
         return (*_parts_of(trainable.trainable)[:3], trainable.resources)
@@ -476,7 +476,7 @@ def _stored_space(space: Any) -> dict[str, Any]:
     return {"space": plain}
 
 
-def _is_own(plain: Any) -> bool:
+def _is_own(plain: object) -> bool:
     """Return whether all code in a plain form is rlzmq's, so that reading it needs no trust."""
     return all(map(NOBODY.covers, code_names(plain)))
 

@@ -231,7 +231,7 @@ def decode_arrays(
     return tuple(arrays)
 
 
-def pack_header(value: Any, *, max_bytes: int = MAX_HEADER_BYTES) -> bytes:
+def pack_header(value: object, *, max_bytes: int = MAX_HEADER_BYTES) -> bytes:
     """Pack plain values with msgpack, within the header's size limit.
 
     Raises:
@@ -335,7 +335,7 @@ def _is_allowed(dtype: np.dtype[Any]) -> bool:
     return unit in _TIME_UNITS and multiple == 1
 
 
-def decode_spec(spec: Any, position: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def decode_spec(spec: object, position: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """Parse and check ``[dtype, *shape]``: a whitelisted dtype, at most 32 sizes >= 0."""
     if not isinstance(spec, list) or not spec or not isinstance(spec[0], str):
         raise MalformedFrameError(f"array {position}: a spec is [dtype, *shape], got {_brief(spec)}")
@@ -378,7 +378,7 @@ def _byte_view(frame: Buffer) -> memoryview:
         raise MalformedFrameError(f"a frame is a contiguous buffer, got {type(frame).__name__}") from None
 
 
-def _brief(value: Any) -> str:
+def _brief(value: object) -> str:
     """Return at most 60 characters of a received value, without recursion."""
     if isinstance(value, str):
         return repr(value[:60])

@@ -134,7 +134,9 @@ def to_spans(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple(spans)
 
 
-def encode_fragment(fragment: Fragment, arrays: Sequence[npt.NDArray[Any]], meta: Any = None) -> list[Buffer]:
+def encode_fragment(
+    fragment: Fragment, arrays: Sequence[npt.NDArray[Any]], meta: object = None
+) -> list[Buffer]:
     """Return the frames of a fragment message. The column arrays are not copied.
 
     Args:

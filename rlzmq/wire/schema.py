@@ -50,7 +50,7 @@ class FragmentId(NamedTuple):
         return f"{self.runner}/{self.incarnation}/{self.seq}"
 
 
-def to_header(message: Any) -> dict[str, Any]:
+def to_header(message: object) -> dict[str, Any]:
     """Return the header map of a message dataclass: every field by name."""
     return {name: getattr(message, name) for name, _ in _fields_of(type(message))}
 
@@ -90,14 +90,14 @@ def _fields_of(cls: type) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
     return fields
 
 
-def _id(value: Any) -> int:
+def _id(value: object) -> int:
     # -1 means "none"; no smaller number is valid in a header.
     if type(value) is int and -1 <= value < 2**63:
         return value
     raise TypeError
 
 
-def _int(value: Any) -> int:
+def _int(value: object) -> int:
     # No count reaches this bound, not even milliseconds, and sums of such counts fit into 64 bits.
     if type(value) is int and -1 <= value <= _MAX_COUNT:
         return value
@@ -110,13 +110,13 @@ def _float(value: Any) -> float:
     raise TypeError
 
 
-def _str(value: Any) -> str:
+def _str(value: object) -> str:
     if type(value) is str and len(value) <= _MAX_TEXT_CHARS:
         return printable(value)  # names and details are shown in logs and on terminals
     raise TypeError
 
 
-def _bool(value: Any) -> bool:
+def _bool(value: object) -> bool:
     if type(value) is bool:
         return value
     raise TypeError
@@ -143,13 +143,13 @@ def _spans(value: Any) -> tuple[tuple[int, int], ...]:
     return tuple(spans)
 
 
-def _counts(value: Any) -> dict[str, int]:
+def _counts(value: object) -> dict[str, int]:
     if type(value) is not dict:
         raise TypeError
     return {_str(key): _int(count) for key, count in value.items()}
 
 
-def _map(value: Any) -> dict[str, Any]:
+def _map(value: object) -> dict[str, Any]:
     # Free-form within the codec's bounds. Its consumer checks it (e.g. EpisodeBatch.from_wire).
     if type(value) is dict:
         return value

@@ -62,7 +62,7 @@ _EPISODES = frozenset({"SingleAgentEpisode", "MultiAgentEpisode"})
 _BATCHES = frozenset({"EpisodeBatch"})
 
 
-def pack_value(value: Any) -> list[npt.NDArray[Any]]:
+def pack_value(value: object) -> list[npt.NDArray[Any]]:
     """Return a value as arrays: the tree, the shared frame of small arrays, then each large array.
 
     Args:
@@ -102,7 +102,7 @@ def unpack_value(arrays: Sequence[npt.NDArray[Any]]) -> Any:
         raise MalformedFrameError(f"a value's tree: {error}") from None
 
 
-def pack_blob(value: Any) -> bytes:
+def pack_blob(value: object) -> bytes:
     """Return a value as one frame. Arrays are copied. For small values such as metrics."""
     frames: list[Buffer] = [memoryview(frame).cast("B") for frame in encode(0, {}, pack_value(value))]
     lengths = np.array([len(frames), *map(len, frames)], dtype="<u8")
@@ -245,7 +245,7 @@ class _Reader(TreeReader):
         num_bytes = pool.nbytes + sum(array.nbytes for array in large)
         self._bytes_left = _MAX_TIMES_UNPACKED * num_bytes + _UNPACKED_FLOOR_BYTES
 
-    def tagged(self, tag: str, content: Any, depth: int) -> Any:
+    def tagged(self, tag: str, content: object, depth: int) -> Any:
         if tag == "__numbers__":
             array = self.fetch(content)
             if array.ndim != 1 or array.dtype not in (np.float64, np.int64):
@@ -293,7 +293,7 @@ class _Reader(TreeReader):
             raise MalformedFrameError(f"one episode was packed, {len(episodes)} came")
         return episodes[0]
 
-    def fetch(self, place: Any) -> npt.NDArray[Any]:
+    def fetch(self, place: object) -> npt.NDArray[Any]:
         if not isinstance(place, list) or not place or type(place[0]) is not int or place[0] < 0:
             raise MalformedFrameError("an array reference is [index] or [offset, dtype, *shape]")
         if len(place) == 1:
@@ -326,7 +326,7 @@ def _aligned(offset: int) -> int:
     return (offset + 15) & ~15
 
 
-def _way_out(value: Any) -> str:
+def _way_out(value: object) -> str:
     if isinstance(value, BaseException):
         return "Raise it instead: raised exceptions reach the caller with type and traceback."
     if isinstance(value, (set, frozenset)):

@@ -96,7 +96,7 @@ class DefaultAPPOModule(DefaultActorCriticModule, TargetNetworkAPI):
         return [*super().get_non_inference_attributes(), "_old_encoder", "_old_pi"]
 
     @torch.no_grad()
-    def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def forward_target(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         """Return the target policy's ``action_dist_inputs``."""
         outputs, _ = self._act(batch, critic_features=False, encoder=self._old_encoder, pi=self._old_pi)
         return {Columns.ACTION_DIST_INPUTS: outputs[Columns.ACTION_DIST_INPUTS]}

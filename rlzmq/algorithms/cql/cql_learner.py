@@ -62,7 +62,7 @@ class DefaultCQLModule(DefaultSACModule):
         require_box(self, "CQL", "BC or MARWIL")
         super().setup()
 
-    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward_train(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         # The environment clips actions further out, which other algorithms' policies may have recorded.
         return super()._forward_train({**batch, Columns.ACTIONS: batch[Columns.ACTIONS].clamp(-1.0, 1.0)})
 

@@ -169,7 +169,7 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
             return self._values(batch, self.encoder, self.af)
         return self.compute_q_values(batch)
 
-    def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Tensor]:
+    def forward_target(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Tensor]:
         """Return the target networks' values, with the keys of `compute_q_values`."""
         vf = None if self.vf is None else self._target_vf
         return self._values(batch, self._target_encoder, self._target_af, vf)
@@ -196,10 +196,10 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
         outputs["qf_preds"] = q_BA if mask is None else apply_action_mask(q_BA, mask)
         return outputs
 
-    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward_train(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         return dict(self.compute_q_values(batch))
 
-    def _forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward_inference(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         return self._acting(values := self.compute_q_values(batch), values["qf_preds"])
 
     def _forward_exploration(self, batch: dict[str, Any], *, t: int = 0, **kwargs: Any) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class DefaultIQLModule(DefaultSACModule):
     def get_non_inference_attributes(self) -> list[str]:
         return ["qfs", "target_qfs", "vf"]
 
-    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward_train(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         """Return ``qf_preds`` [B, C] of the batch's actions, ``vf_preds`` [B] and ``action_dist_inputs``."""
         logits, obs = self._logits(batch[Columns.OBS])
         return {
@@ -100,7 +100,7 @@ class DefaultIQLModule(DefaultSACModule):
         }
 
     @torch.no_grad()
-    def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def forward_target(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         """Return ``qf_target_preds``, the smallest of the target critics' values, and ``vf_preds_next``, float [B]."""
         obs, next_obs = (self._mask.split(batch[name])[0] for name in (Columns.OBS, Columns.NEXT_OBS))
         q_BC = critic_values(self.target_qfs, (obs, _in_range(batch))).squeeze(-1)

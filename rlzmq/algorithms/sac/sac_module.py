@@ -101,10 +101,10 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
 
     # -- forward passes ------------------------------------------------------------------------
 
-    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         return {Columns.ACTION_DIST_INPUTS: self._logits(batch[Columns.OBS])[0]}
 
-    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward_train(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         """Return the critics' values, and values and log-probabilities of the policy's actions.
 
         Returns:
@@ -131,7 +131,7 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
         }
 
     @torch.no_grad()
-    def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def forward_target(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         """Return ``q_target_next`` and ``logp_next_resampled``, float [B], for the policy's actions at ``obs``."""
         logits, obs = self._logits(batch[Columns.OBS])
         q, logp = self._soft_values(logits, obs, self.target_qfs)
@@ -198,7 +198,7 @@ class Critic(nn.Module):
         return values
 
 
-def critic_values(critics: nn.ModuleList, inputs: Any) -> Tensor:
+def critic_values(critics: nn.ModuleList, inputs: object) -> Tensor:
     """Return the values of all critics, [B, C, K]."""
     encoder = next(iter(critics)).encoder
     vectors = None

@@ -55,7 +55,7 @@ class DefaultTD3Module(DefaultSACModule):
 
     # -- forward passes ------------------------------------------------------------------------
 
-    def _forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward_inference(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         return {Columns.ACTIONS: self._actions(batch[Columns.OBS], self.pi_encoder, self.pi)}
 
     def _forward_exploration(self, batch: dict[str, Any], *, t: int = 0, **kwargs: Any) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class DefaultTD3Module(DefaultSACModule):
         noise = self._noise.value(t) * torch.randn(actions.shape, generator=generator).to(actions.device)
         return {Columns.ACTIONS: (actions + noise).clamp(-1.0, 1.0)}
 
-    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward_train(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         """Return ``qf_preds`` [B, C]: the critics' values of the batch's actions."""
         return {"qf_preds": critic_values(self.qfs, (batch[Columns.OBS], batch[Columns.ACTIONS])).squeeze(-1)}
 
@@ -77,7 +77,7 @@ class DefaultTD3Module(DefaultSACModule):
         return values
 
     @torch.no_grad()
-    def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def forward_target(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         """Return ``q_target_next`` [B], the smallest target critic's value of the target policy's action.
 
         Args:

@@ -90,7 +90,7 @@ class DefaultTQCModule(DefaultSACModule):
         return outputs.mean((1, 2))
 
     @torch.no_grad()
-    def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def forward_target(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         """Return ``q_target_next`` [B, C, Q] and ``logp_next_resampled`` [B] for the policy's actions at ``obs``."""
         logits, obs = self._logits(batch[Columns.OBS])
         values, logp = self._values_of_policy(logits, obs, self.target_qfs)

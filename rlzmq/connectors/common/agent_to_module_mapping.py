@@ -89,7 +89,7 @@ class AgentToModuleMapping(ConnectorV2):
         batch: dict[str, Any],
         episodes: Sequence[Any],
         shared_data: dict[str, Any] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> dict[str, Any]:
         """See ConnectorV2. Columns already grouped by module id are unchanged.
 
@@ -137,7 +137,7 @@ class AgentToModuleMapping(ConnectorV2):
         return TorchPiece()
 
 
-def _is_module_data(data: Any) -> bool:
+def _is_module_data(data: object) -> bool:
     """Return whether this is a module's ``{column: …}`` instead of a column's items by key."""
     return isinstance(data, dict) and bool(data) and not any(isinstance(key, tuple) for key in data)
 
@@ -179,7 +179,7 @@ def agents_of_modules(
 
 
 def _targets(
-    mapping_fn: Callable[..., Any], agent_id: Any, episode: Any, module_ids: Collection[str]
+    mapping_fn: Callable[..., Any], agent_id: object, episode: object, module_ids: Collection[str]
 ) -> Collection[str]:
     try:
         return [str(mapping_fn(agent_id, episode))]

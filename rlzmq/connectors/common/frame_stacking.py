@@ -86,7 +86,7 @@ class FrameStacking(ObservationPiece):
         batch: dict[str, Any],
         episodes: Sequence[Any],
         shared_data: dict[str, Any] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> dict[str, Any]:
         """See ConnectorV2. Adds the ``obs`` column, and stacks ``new_obs`` if it exists."""
         if not self._all_steps:

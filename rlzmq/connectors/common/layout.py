@@ -98,7 +98,7 @@ class AddObservationsFromEpisodesToBatch(ConnectorV2):
         super().__init__(input_observation_space, input_action_space)
         self._as_learner_connector = as_learner_connector
 
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: object) -> dict[str, Any]:
         """See ConnectorV2."""
         if self._as_learner_connector:
             drop_observations_of_steps(batch)
@@ -165,7 +165,7 @@ class AddTimeDimToBatchAndZeroPad(ConnectorV2):
         batch: dict[str, Any],
         episodes: Sequence[Any],
         shared_data: dict[str, Any] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> dict[str, Any]:
         """See ConnectorV2.
 
@@ -187,7 +187,7 @@ class AddTimeDimToBatchAndZeroPad(ConnectorV2):
             shared_data[SINGLE_TIME_RANK_FLAG] = True
         return batch
 
-    def _add_sequences(self, rl_module: Any, batch: dict[str, Any], episodes: Sequence[Any]) -> None:
+    def _add_sequences(self, rl_module: object, batch: dict[str, Any], episodes: Sequence[Any]) -> None:
         lengths: dict[Any, list[int]] = {}
         for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
             if len(episode):
@@ -320,7 +320,7 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
         self._as_learner_connector = as_learner_connector
 
     def __call__(
-        self, *, rl_module: Any = None, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any
+        self, *, rl_module: Any = None, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: object
     ) -> dict[str, Any]:
         """See ConnectorV2.
 
@@ -468,7 +468,7 @@ class BatchIndividualItems(ConnectorV2):
         rl_module: Any = None,
         batch: dict[str, Any],
         shared_data: dict[str, Any] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> dict[str, Any]:
         """See ConnectorV2.
 
@@ -505,7 +505,7 @@ class BatchIndividualItems(ConnectorV2):
         return TorchPiece()
 
 
-def _batched(name: str, data: Any) -> Any:
+def _batched(name: str, data: object) -> Any:
     """Return one column, batched. Data that is batched already is unchanged."""
     if isinstance(data, dict) and data and all(isinstance(key, tuple) for key in data):
         data = [item for items in data.values() for item in items]
@@ -548,7 +548,7 @@ class NumpyToTensor(ConnectorV2):
         self.pin_memory = pin_memory
         self.device = device
 
-    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         """See ConnectorV2.
 
         Raises:
@@ -560,7 +560,7 @@ class NumpyToTensor(ConnectorV2):
         """Row form of `__call__`. The tensors stay on the CPU; minibatches are moved."""
         rows.columns = {name: self._convert(name, column) for name, column in rows.columns.items()}
 
-    def _convert(self, name: str, data: Any, device: Any = None, pin_memory: bool = False) -> Any:
+    def _convert(self, name: str, data: object, device: object = None, pin_memory: bool = False) -> Any:
         if name == Columns.INFOS:
             return data
         if isinstance(data, dict):

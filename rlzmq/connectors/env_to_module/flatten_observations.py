@@ -177,7 +177,7 @@ class FlattenObservations(ObservationPiece):
             )
         return gym.spaces.Dict({key: s for key, s in space.spaces.items() if key not in self._keys_to_remove})
 
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: object) -> dict[str, Any]:
         """See ConnectorV2.
 
         Raises:
@@ -209,10 +209,10 @@ class FlattenObservations(ObservationPiece):
                 )
         return batch
 
-    def _is_mine(self, agent_id: Any) -> bool:
+    def _is_mine(self, agent_id: object) -> bool:
         return self._agent_ids is None or agent_id is None or agent_id in self._agent_ids
 
-    def _input_space_of(self, agent_id: Any) -> Any:
+    def _input_space_of(self, agent_id: object) -> Any:
         if self.input_observation_space is None:
             raise ValueError(
                 "FlattenObservations needs its input_observation_space: pass it to the constructor, or put "

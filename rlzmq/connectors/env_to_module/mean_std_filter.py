@@ -188,7 +188,7 @@ class MeanStdFilter(ObservationPiece):
 
     # -- calling --------------------------------------------------------------------------------
 
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: object) -> dict[str, Any]:
         """See ConnectorV2. The batch is unchanged."""
         by_agent: dict[Any, list[Any]] = {}
         for episode in self.single_agent_episode_iterator(episodes):
@@ -205,7 +205,7 @@ class MeanStdFilter(ObservationPiece):
         """Row form of `__call__`. Updates the statistics once with every row."""
         return self._filter(observations, rows.agent_id)
 
-    def _filter(self, observations: Any, agent_id: Any) -> Any:
+    def _filter(self, observations: Any, agent_id: object) -> Any:
         """Filter ``[N, ...]`` observations of one agent, learning from them if it should."""
         is_array = type(observations) is np.ndarray
         leaves, spec = ([observations], None) if is_array else tree_flatten(observations)
@@ -264,7 +264,7 @@ class MeanStdFilter(ObservationPiece):
             values = np.minimum(np.maximum(values, -clip), clip)
         return values.astype(np.float32)  # type: ignore[no-any-return]
 
-    def _box_leaves(self, agent_id: Any, num_leaves: int) -> list[int]:
+    def _box_leaves(self, agent_id: object, num_leaves: int) -> list[int]:
         """Return the indices of the leaves to filter: those of Box spaces, or all leaves while the space is unknown."""
         indices = self._box_indices.get(agent_id)
         if indices is None:
@@ -282,7 +282,7 @@ class MeanStdFilter(ObservationPiece):
 
     # -- state ----------------------------------------------------------------------------------
 
-    def _sum_up(self, key: Any) -> None:
+    def _sum_up(self, key: object) -> None:
         nothing = RunningStats()
         self._total[key] = self._base.get(key, nothing).merged(self._delta.get(key, nothing))
 
@@ -291,7 +291,7 @@ class MeanStdFilter(ObservationPiece):
         components: str | Sequence[str] | None = None,
         *,
         not_components: str | Sequence[str] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> dict[str, Any]:
         """Return ``{agent_id: {"base": stats, "delta": stats, "total": stats}}``; single-agent: ``"default_agent"``.
 

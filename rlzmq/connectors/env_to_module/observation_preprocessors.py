@@ -51,7 +51,7 @@ class SingleAgentObservationPreprocessor(ConnectorV2):
         """Whether the piece handles only the last step: True unless a subclass overrides `__call__`."""
         return type(self).__call__ is SingleAgentObservationPreprocessor.__call__
 
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: object) -> dict[str, Any]:
         """See ConnectorV2. The batch is unchanged."""
         for episode in self.single_agent_episode_iterator(episodes):
             processed = self.preprocess(episode.get_observations(-1), episode)
@@ -88,7 +88,7 @@ class MultiAgentObservationPreprocessor(ConnectorV2):
         """Whether the piece handles only the last step: True unless a subclass overrides `__call__`."""
         return type(self).__call__ is MultiAgentObservationPreprocessor.__call__
 
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: object) -> dict[str, Any]:
         """See ConnectorV2. The batch is unchanged.
 
         Raises:
@@ -119,7 +119,7 @@ class WriteObservationsToEpisodes(ConnectorV2):
 
     last_step_only = True
 
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: object) -> dict[str, Any]:
         """See ConnectorV2.
 
         Raises:

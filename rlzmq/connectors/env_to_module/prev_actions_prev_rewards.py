@@ -84,7 +84,7 @@ class PrevActionsPrevRewards(ObservationPiece):
             )
         return gym.spaces.Dict(spaces)
 
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: object) -> dict[str, Any]:
         """See ConnectorV2. The batch is unchanged.
 
         Raises:
@@ -113,7 +113,7 @@ class PrevActionsPrevRewards(ObservationPiece):
             )
         return batch
 
-    def _action_space_of(self, agent_id: Any, fallback: Any) -> Any:
+    def _action_space_of(self, agent_id: object, fallback: object) -> Any:
         space = agent_space(self.input_action_space, agent_id)
         space = fallback if space is None else space
         if space is None:

@@ -34,7 +34,7 @@ class AddColumnsFromEpisodesToTrainBatch(ConnectorV2):
     stage: ClassVar[int] = 2
     step_columns: ClassVar[tuple[str, ...] | None] = ()
 
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: object) -> dict[str, Any]:
         """See ConnectorV2.
 
         Raises:
@@ -95,7 +95,7 @@ class AddNextObservationsFromEpisodesToTrainBatch(ConnectorV2):
         batch: dict[str, Any],
         episodes: Sequence[Any],
         shared_data: dict[str, Any] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> dict[str, Any]:
         """See ConnectorV2."""
         if Columns.NEXT_OBS in batch:
@@ -121,7 +121,7 @@ class AddNextObservationsFromEpisodesToTrainBatch(ConnectorV2):
 class AddInfosFromEpisodesToTrainBatch(ConnectorV2):
     """Adds the info dict of every step's observation. Infos are neither batched nor padded."""
 
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: object) -> dict[str, Any]:
         """See ConnectorV2."""
         if Columns.INFOS in batch:
             return batch
@@ -151,7 +151,7 @@ class AddOneTsToEpisodesAndTruncate(ConnectorV2):
 
     stage: ClassVar[int] = 0
 
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: object) -> dict[str, Any]:
         """See ConnectorV2."""
         for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
             num_steps = len(episode)

@@ -217,7 +217,7 @@ class ComputeReturnsToGo(ConnectorV2):
         super().__init__(input_observation_space, input_action_space)
         self.gamma = gamma
 
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: object) -> dict[str, Any]:
         """See ConnectorV2."""
         if Columns.RETURNS_TO_GO in batch:
             return batch

@@ -103,7 +103,7 @@ class WholeBatchEstimator(ConnectorV2):
         """Return the columns to add: name -> float32 array [N], 0 in extra rows."""
 
     def __call__(
-        self, *, rl_module: Any, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any
+        self, *, rl_module: Any, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: object
     ) -> dict[str, Any]:
         """See ConnectorV2; the batch is ``{module_id: {column: tensor}}`` (or one module's columns).
 
@@ -239,7 +239,7 @@ class WholeBatchEstimator(ConnectorV2):
             columns[name] = to_tensor(padded, device)
 
 
-def _check(rows: ChunkRows, output: str, module_id: Any) -> None:
+def _check(rows: ChunkRows, output: str, module_id: object) -> None:
     num_rows = len(rows.columns[output])
     if num_rows != rows.lengths_C.sum():
         raise ValueError(

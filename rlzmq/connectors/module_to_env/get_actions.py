@@ -34,7 +34,7 @@ class GetActions(ConnectorV2):
         batch: dict[str, Any],
         explore: bool | None = None,
         shared_data: dict[str, Any] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> dict[str, Any]:
         """See ConnectorV2.
 
@@ -61,7 +61,7 @@ class GetActions(ConnectorV2):
         return TorchPiece(forward=forward, forward_exploration=forward_exploration)
 
 
-def _with_actions(module: Any, batch: Batch, explore: bool, generator: Any) -> Batch:
+def _with_actions(module: object, batch: Batch, explore: bool, generator: object) -> Batch:
     batch = dict(batch)
     _add_actions(batch, module, explore, generator, type(module).__name__, wants_logp=False)
     return batch

@@ -63,7 +63,7 @@ class NormalizeAndClipActions(ConnectorV2):
         """Whether `apply_vectorized` may return other actions than it gets."""
         return self.changes_actions and (self.input_action_space is None or self._compiled(None) is not None)
 
-    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         """See ConnectorV2.
 
         Raises:
@@ -103,7 +103,7 @@ class NormalizeAndClipActions(ConnectorV2):
             return maps(actions)
         return tree_map(lambda leaf_map, leaf: leaf if leaf_map is None else leaf_map(leaf), maps, actions)
 
-    def _compiled(self, agent_id: Any) -> Any:
+    def _compiled(self, agent_id: object) -> Any:
         """Return a function per leaf of the action space (None: no change), or None if no leaf changes."""
         if self.input_action_space is None:
             raise ConfigurationError(

@@ -30,7 +30,7 @@ class TensorToNumpy(ConnectorV2):
 
     stage: ClassVar[int] = 2
 
-    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         """See ConnectorV2."""
         return {name: tree_map(_to_numpy, data) for name, data in batch.items()}
 
@@ -57,7 +57,7 @@ class UnBatchToIndividualItems(ConnectorV2):
         rl_module: Any = None,
         batch: dict[str, Any],
         shared_data: dict[str, Any] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> dict[str, Any]:
         """See ConnectorV2. Multi-agent: ``{module_id: {column: {(episode, agent, module): [item]}}}``.
 
@@ -90,7 +90,7 @@ class UnBatchToIndividualItems(ConnectorV2):
         return TorchPiece()
 
 
-def _by_key(name: str, data: Any, keys: list[Any], module_id: Any) -> dict[Any, list[Any]]:
+def _by_key(name: str, data: object, keys: list[Any], module_id: object) -> dict[Any, list[Any]]:
     items = tree_unstack(data)
     if len(items) != len(keys):
         raise ValueError(
@@ -112,7 +112,7 @@ class ModuleToAgentUnmapping(ConnectorV2):
 
     stage: ClassVar[int] = 4
 
-    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         """See ConnectorV2."""
         by_column: dict[str, Any] = {}
         for columns in batch.values():
@@ -139,7 +139,7 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
         rl_module: Any = None,
         batch: dict[str, Any],
         shared_data: dict[str, Any] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> dict[str, Any]:
         """See ConnectorV2.
 
@@ -202,7 +202,7 @@ class ListifyDataForVectorEnv(ConnectorV2):
         batch: dict[str, Any],
         episodes: Sequence[Any],
         shared_data: dict[str, Any] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> dict[str, Any]:
         """See ConnectorV2.
 

@@ -272,7 +272,7 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
 
     # -- forward passes ------------------------------------------------------------------------
 
-    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         try:
             if self._plain:
                 return {Columns.ACTION_DIST_INPUTS: self.pi(self.encoder(batch[Columns.OBS]))}
@@ -282,7 +282,7 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
             raise
         return outputs
 
-    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward_train(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         try:
             outputs, features = self._act(batch, critic_features=True)
         except Exception as error:

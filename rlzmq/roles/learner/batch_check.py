@@ -81,7 +81,7 @@ class BatchCheck:
         by_agent = observation_space.spaces if isinstance(observation_space, gym.spaces.Dict) else {}
         self._observations = _leaves_by_id({**by_agent, None: observation_space})
 
-    def check(self, batch: EpisodeBatch, source: Any = None) -> None:
+    def check(self, batch: EpisodeBatch, source: object = None) -> None:
         """Check a batch.
 
         Args:
@@ -162,7 +162,7 @@ class _Known:
     num_others: Counter[Any] = field(default_factory=Counter)
     _seen: set[Any] = field(default_factory=set)
 
-    def count(self, source: Any) -> None:
+    def count(self, source: object) -> None:
         """Count a batch of this form."""
         if source is None or (source != self.first and source not in self._seen):
             self.num += 1

@@ -34,7 +34,7 @@ from rlzmq.wire.values import pack_blob, unpack_blob
 __all__ = ["LearnerRole", "make_learner"]
 
 
-def make_learner(config: BaseConfig, module_spec: Any, rank: int = 0, num_ranks: int = 1) -> Any:
+def make_learner(config: BaseConfig, module_spec: object, rank: int = 0, num_ranks: int = 1) -> Any:
     """Return a built Learner of the class given by the config."""
     learner = config.learner_class(config=config, module_spec=module_spec, rank=rank, num_ranks=num_ranks)
     learner.build()

@@ -271,7 +271,7 @@ class RunnerLink(PeerLink):
         if faults.is_recording:
             self._record_progress(event)
 
-    def _record_progress(self, event: Any) -> None:
+    def _record_progress(self, event: object) -> None:
         core = self.core
         kept = core.kept_fragments()
         for seq, (fragment, is_accepted) in kept.items():

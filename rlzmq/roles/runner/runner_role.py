@@ -103,7 +103,7 @@ class EnvRunnerRole(PeerRole):
         return [self.sample_with_metrics(options).meta]
 
     def set_weights(
-        self, snapshot: Any, version: int, generation: int = 0, num_env_steps: int | None = None
+        self, snapshot: object, version: int, generation: int = 0, num_env_steps: int | None = None
     ) -> bool:
         """See EnvRunner.set_weights."""
         return self.env_runner.set_weights(  # type: ignore[no-any-return]

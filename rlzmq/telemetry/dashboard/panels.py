@@ -51,7 +51,7 @@ def _stages(result: Mapping[str, Any]) -> dict[str, Any]:
         return {"stage": "unknown", "advice": "", "shares": {}, "health": found}
 
 
-def _is_health(value: Any) -> bool:
+def _is_health(value: object) -> bool:
     """Return whether a value is a result's ``"health"``: a function's trial may report anything."""
     return isinstance(value, Mapping) and all(
         isinstance(one, Mapping) and {"cause", "remedy"} <= one.keys() for one in value.values()

@@ -375,15 +375,15 @@ async def _get_file(request: Request) -> Response:
     return Response(file.read_bytes(), media_type=_TYPES[name[name.rindex(".") :]])
 
 
-def _answer(content: Any) -> Response:
+def _answer(content: object) -> Response:
     return Response(_json(content), media_type="application/json")
 
 
-def _json(content: Any) -> str:
+def _json(content: object) -> str:
     return json.dumps(_finite(content), separators=(",", ":"))
 
 
-def _finite(content: Any) -> Any:
+def _finite(content: object) -> Any:
     """Return the content with NaN and infinity replaced by None, since JSON lacks them."""
     if isinstance(content, float):
         return content if math.isfinite(content) else None

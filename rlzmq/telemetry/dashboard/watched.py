@@ -315,7 +315,7 @@ def _searched(space: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield from _searched(value, f"{prefix}{name}/")
 
 
-def _plain(value: Any) -> float | str | None:
+def _plain(value: object) -> float | str | None:
     if isinstance(value, bool) or not isinstance(value, int | float | None):
         return (value if isinstance(value, str) else json.dumps(value))[:_MAX_TEXT]
     return value
