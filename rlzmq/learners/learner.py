@@ -28,10 +28,9 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -41,34 +40,30 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.learner.whole_batch_estimator import FORWARD_OUTPUTS
 from rlzmq.core import trace
 from rlzmq.core.checkpoint import Checkpointable
-from rlzmq.core.errors import ConfigurationError, NotFiniteError, PeerLostError
-from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
-from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE, LEARNER_PATH, REPLAY_BUFFER_RESULTS
+from rlzmq.core.errors import ConfigurationError, NotFiniteError
+from rlzmq.core.metrics import MetricsLogger
+from rlzmq.core.names import ALL_MODULES, LEARNER_PATH
 from rlzmq.core.override import TellsUncalled
-from rlzmq.core.plain import decode, encode_supported
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.signatures import check_takes
-from rlzmq.core.suggest import did_you_mean
-from rlzmq.core.timers import StageTimers
 from rlzmq.core.tracebacks import ShortTraceback
-from rlzmq.core.update_plan import ReplayRatio
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.learners.compiling import LearnerCompiler, MixedPrecision
-from rlzmq.learners.distributed import DesynchronizedError, parameter_hash
+from rlzmq.learners.losses import no_loss
 from rlzmq.learners.optimizers import (
     DEFAULT_OPTIMIZER,
-    OptimizerRegistry,
+    Optimizers,
     RegisteredOptimizer,
     clip_gradients,
     global_norm,
     make_adam,
 )
 from rlzmq.learners.ranks import Ranks
-from rlzmq.learners.snapshot import UpdateSnapshot
+from rlzmq.learners.snapshot import Snapshot
 from rlzmq.learners.sources import BatchSource, FreshBatch, num_env_steps_of
 from rlzmq.learners.torch_threads import learner_device
 from rlzmq.learners.train_batch import MinibatchIterator, TrainBatch, TrainBatchBuilder
-from rlzmq.learners.update_counts import Scalar, UpdateCounts, UpdateStats, UpdateTimes, mean_of
+from rlzmq.learners.update_report import Scalar, UpdateReport, mean_of
 from rlzmq.modules.default_models.dense_gradients import backward, recorded
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.output_check import check_training_outputs
@@ -88,41 +83,23 @@ NUM_ENV_STEPS_LIFETIME = "num_env_steps_sampled_lifetime"
 # Data that make a loss overflow are rare. After this many updates without a step there must be another cause.
 _MAX_UPDATES_IN_VAIN = 10
 
-_COMPONENTS = (
-    "rl_module",
-    "optimizer",
-    "weights_seq_no",
-    "counters",
-    "learner_connector",
-    "metrics",
-    "random",
-    "extra",
-    "source",
-)
-_COUNTERS = (
-    "num_gradient_updates_lifetime",
-    "num_env_steps_trained_lifetime",
-    "num_env_steps_of_all_ranks_lifetime",
-    "num_module_steps_trained_lifetime",
-)
-_CHANGED_BY_UPDATES = ("weights_seq_no", "counters", "metrics", "extra")
-"""Components of a learner's state that each update changes, besides weights, optimizers and source."""
-_OTHER_ALGORITHM = (
-    ". Was it saved by another algorithm? Its weights alone are the component 'rl_module' (of an algorithm: "
-    "'learner_group/learner/rl_module')."
-)
+_NOTHING = nullcontext()
 _DIFFERENTIATED = ("forward_train", "compute_losses", "compute_loss_for_module", "compute_gradients")
 _AFTER_STEPS = ("apply_gradients", "after_gradient_based_update")
 
 
-@dataclass(frozen=True)
-class _Options:
+class _Options(NamedTuple):
     """How an update cuts its batches into minibatches."""
 
     num_epochs: int = 1
     minibatch_size: int | None = None
     shuffle: bool = False
     num_minibatches: int | None = None
+
+    @property
+    def is_one_pass(self) -> bool:
+        """Whether there is one minibatch: the whole batch."""
+        return self.num_epochs == 1 and self.minibatch_size is None and self.num_minibatches is None
 
 
 class Learner(TellsUncalled, Checkpointable):
@@ -202,24 +179,25 @@ class Learner(TellsUncalled, Checkpointable):
         self._module_configs: dict[str, BaseConfig] = {}
         self._policies_to_train = getattr(config, "policies_to_train", None)
         seed = getattr(config, "seed", None)
-        self._seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
+        self.seed: int = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
         self._learner_connector: Any = None
         self.source: BatchSource = self.make_source()
         self.ranks: Ranks = Ranks(self, rank, num_ranks)
-        self._optimizers = OptimizerRegistry()
-        self._snapshot = UpdateSnapshot()
+        self.optimizers: Optimizers = Optimizers()
+        self.snapshot: Snapshot = Snapshot(self)
         self._parameters = StructureCache(
             lambda modules: [[(p, p.numel()) for p in self.get_parameters(module)] for module in modules]
         )
-        self._tensors = StructureCache(_tensors)
         self._compiler: LearnerCompiler | None = None
         self._mixed_precision: MixedPrecision | None = None
-        self._stats = UpdateStats()
-        self._counts = UpdateCounts()  # of the current or last update
+        self.report: UpdateReport = UpdateReport()
+        self._options = _Options(
+            self._setting("num_epochs", 1),
+            self._setting("minibatch_size", None),
+            self._setting("shuffle_batch_per_epoch", False),
+        )
         self._num_batches = 1  # of the current update
         self._loss_weights: dict[str, float] = {}
-        self._times = UpdateTimes()  # of the updates since the last results
-        self._ended_at: float | None = None
         self._is_finite: dict[str, bool] = {}  # the gradients of each module
         self._finite_losses: list[bool] = []
         self._records_networks = False
@@ -290,57 +268,125 @@ class Learner(TellsUncalled, Checkpointable):
         """
         self._check_built()
         given = {"batch": batch, "batches": batches, "episodes": episodes, "data_iterators": data_iterators}
+        kind, data = _only(given)
+        configured = self._options
         options = _Options(
-            num_epochs or self._setting("num_epochs", 1),
-            minibatch_size or self._setting("minibatch_size", None),
-            self._setting("shuffle_batch_per_epoch", False)
-            if shuffle_batch_per_epoch is None
-            else shuffle_batch_per_epoch,
+            num_epochs or configured.num_epochs,
+            minibatch_size or configured.minibatch_size,
+            configured.shuffle if shuffle_batch_per_epoch is None else shuffle_batch_per_epoch,
             num_total_minibatches or None,
         )
-        data = self._batches_of(_only(given), options, num_total_minibatches)
-        counters = dict(timesteps or {NUM_ENV_STEPS_LIFETIME: self.num_env_steps_of_all_ranks_lifetime})
-        began_at, reduced_before_s = time.perf_counter(), self.ranks.waited_s
+        train_batches = self._batches_of(kind, data, options)
+        counters = timesteps or {NUM_ENV_STEPS_LIFETIME: self.num_env_steps_of_all_ranks_lifetime}
+        self.report.begin(self.ranks.waited_s)
         with (
             ShortTraceback(),
             self.ranks.torch_threads(),
             self._random_stream(),
             self._precision(),
-            self._all_or_nothing() as source_before,
+            self.snapshot.undone_on_error(),
         ):
             self._set_source_modules()
-            self._stats.begin()
-            self._counts, self._num_batches, self.is_last_epoch = UpdateCounts(), 1, True
             self.before_gradient_based_update(timesteps=counters)
             self._records_networks = self._can_record_networks()
-            for train_batch in data:
-                self._train_on(train_batch, options if data_iterators is None else _Options())
-            if data_iterators is not None:
-                self.num_minibatches_per_epoch = max(1, self._counts.num_minibatches)
-            may_be_empty = self.ranks.group is not None or (episodes is not None and self.source.keeps_data)
-            if not (may_be_empty or self._counts.num_minibatches or self._counts.batch.num_env_steps):
-                return self.results()  # no data, no update
+            for train_batch in train_batches:
+                cut = options if data_iterators is None else _Options()
+                for minibatch in self._minibatches_of(train_batch, cut):
+                    self._train_minibatch(minibatch)
+            if not self._counts_as_update(kind):
+                return self.results()
             self.weights_seq_no += 1
-            self._leave_out_skipped(source_before)
             self._count()
             self.after_gradient_based_update(timesteps=counters)
-            self.ranks.commit_update(num_skipped=sum(self._counts.num_skipped.values()))
-            return self._end_update(began_at, reduced_before_s, with_results)
+            self.ranks.commit_update(num_skipped=sum(self.report.num_skipped.values()))
+        self.report.end(self.ranks.waited_s, self.weights_seq_no)
+        return self.results() if with_results else {}
 
-    def _batches_of(
-        self, given: tuple[str, Any], options: _Options, limit: int | None
-    ) -> Iterator[TrainBatch]:
+    def _train_minibatch(self, minibatch: dict[str, dict[str, Any]]) -> None:
+        """Take one step: loss, gradients, optimizers."""
+        report, ranks = self.report, self.ranks
+        start, reduced_s = time.perf_counter(), ranks.waited_s
+        report.stats.take_in()
+        losses = self._losses_of(minibatch)
+        middle, reduced_until_s = time.perf_counter(), ranks.waited_s
+        gradients = self.compute_gradients(losses)
+        gradients = self.postprocess_gradients(gradients)
+        self.apply_gradients(gradients)
+        self.num_gradient_updates_lifetime += 1
+        self.num_passes += 1
+        end = time.perf_counter()
+        report.times.forward_s += middle - start - (reduced_until_s - reduced_s)
+        report.times.backward_s += end - middle - (ranks.waited_s - reduced_until_s)
+        if trace.is_on:
+            trace.span("forward", start, middle)
+            trace.span("backward", middle, end)
+
+    def _losses_of(self, minibatch: dict[str, dict[str, Any]]) -> dict[str, torch.Tensor]:
+        with recorded() if self._records_networks else _NOTHING:
+            outputs = self.forward_train(minibatch)
+            return self.compute_losses(fwd_out=outputs, batch=minibatch)
+
+    def _counts_as_update(self, kind: str) -> bool:
+        """Return whether there was data, or need not be: then nothing is counted."""
+        if kind == "data_iterators":
+            self.num_minibatches_per_epoch = max(1, self.report.num_minibatches)
+        if self.report.num_minibatches or self.report.batch.num_env_steps:
+            return True
+        return self.ranks.group is not None or (kind == "episodes" and self.source.keeps_data)
+
+    def _count(self) -> None:
+        """Count what the update trained, without modules that took no optimizer step.
+
+        Raises:
+            NotFiniteError: Too many consecutive updates took no step.
+        """
+        report = self.report
+        skipped = report.leave_out_skipped(self.trained_module_ids)
+        self.was_trained = not skipped or len(skipped) < len(self.trained_module_ids)
+        self.snapshot.copies.restore_not_finite()
+        if self.was_trained:
+            self.num_updates_in_vain = 0
+        else:
+            self.snapshot.undo_steps()
+            report.batch.num_env_steps = report.num_env_steps = 0
+            self.num_updates_in_vain += 1
+        if self.num_updates_in_vain >= _MAX_UPDATES_IN_VAIN:
+            raise NotFiniteError(
+                f"{_MAX_UPDATES_IN_VAIN} updates in a row took no optimizer step, up to weights version "
+                f"{self.weights_seq_no}: the losses or gradients of {', '.join(map(repr, skipped))} are NaN or "
+                "infinite, whatever the data. Check the loss and the module's outputs, reduce the lr, or set "
+                "grad_clip."
+            )
+        self.num_env_steps_trained_lifetime += report.batch.num_env_steps
+        self.num_env_steps_of_all_ranks_lifetime += report.num_env_steps
+        lifetime = self.num_module_steps_trained_lifetime
+        for module_id, num_steps in report.num_module_steps.items():
+            lifetime[module_id] = lifetime.get(module_id, 0) + num_steps
+        if report.num_skipped:
+            _logger.warning(
+                "rank %d, weights version %d: NaN or infinite gradients, no step taken on %s of %d "
+                "minibatches. Check for NaN in observations or rewards, reduce the lr, or set grad_clip.",
+                self.rank,
+                self.weights_seq_no,
+                ", ".join(f"{num} (module {module_id!r})" for module_id, num in report.num_skipped.items()),
+                report.num_minibatches,
+            )
+
+    # -- the batches of an update --------------------------------------------------------------------
+
+    def _batches_of(self, kind: str, data: Any, options: _Options) -> Iterator[TrainBatch]:
         """Yield the train batches of an update, each built with the weights that the ones before it left."""
-        kind, data = given
+        self._num_batches = 1
         if kind == "episodes":
             batches = self._drawn(data, options)
         elif kind == "data_iterators":
-            if self.ranks.group is not None and limit is None:
+            if self.ranks.group is not None and options.num_minibatches is None:
                 raise ValueError(
                     "Learner.update(data_iterators=…) with several ranks needs num_total_minibatches."
                 )
             self._num_batches = 2  # or any other number: it is not known
-            batches = (self._builder.build(batch=one) for one in islice(chain.from_iterable(data), limit))
+            given = islice(chain.from_iterable(data), options.num_minibatches)
+            batches = (self._builder.build(batch=one) for one in given)
         else:
             batches = iter([self._builder.build(**{kind: data})])
         num_parameters = self._num_parameters()
@@ -348,7 +394,7 @@ class Learner(TellsUncalled, Checkpointable):
             start = time.perf_counter()
             train_batch = next(batches, None)
             end = time.perf_counter()
-            self._times.connector_s += end - start
+            self.report.times.connector_s += end - start
             if trace.is_on:
                 trace.span("connector", start, end)
             if train_batch is None:
@@ -365,16 +411,17 @@ class Learner(TellsUncalled, Checkpointable):
         num_fresh = num_env_steps_of(episodes)
         source.set_rank(self.ranks.rank, self.ranks.num)
         source.add(episodes)
-        if group is not None and source.keeps_data:
+        agrees = group is not None and source.keeps_data
+        if group is not None and agrees:
             num_fresh = int(group.all_reduce(torch.tensor([num_fresh]))[0])
         num_batches = source.plan_batches(num_fresh, self.ranks.num)
-        if group is not None and source.keeps_data:
+        if group is not None and agrees:
             num_batches = int(group.all_reduce(torch.tensor([num_batches]), "min")[0])
         self._num_batches = num_batches
-        rng = np.random.default_rng(derive_seed(self._seed, "source", self.ranks.rank, self.weights_seq_no))
+        rng = np.random.default_rng(derive_seed(self.seed, "source", self.ranks.rank, self.weights_seq_no))
         # The estimator's forward pass can serve the loss, too, if nothing happens in between.
         keeps_forward = (
-            options == _Options(shuffle=options.shuffle)  # one pass over the whole batch
+            options.is_one_pass
             and self._forward_is_local
             and type(self).forward_train is Learner.forward_train
         )
@@ -396,169 +443,49 @@ class Learner(TellsUncalled, Checkpointable):
         self._check_built()
         return self._builder.build(episodes=episodes, keeps_forward=keeps_forward)
 
-    def _train_on(self, train_batch: TrainBatch, options: _Options) -> None:
-        """Train a batch, minibatch by minibatch. All ranks must have the same number of batches."""
-        counts = self._counts
-        minibatches = self._minibatches_of(train_batch, options)
-        rows = {module_id: train_batch.num_module_steps.get(module_id, 0) for module_id in self.module}
-        agreed = self.ranks.agree_on_update(rows, minibatches.num_of_modules, train_batch.num_env_steps)
-        counts.num_env_steps += agreed.num_env_steps
-        for module_id in agreed.module_ids:
-            before = counts.num_module_steps.get(module_id, 0)
-            counts.num_module_steps[module_id] = before + agreed.num_rows[module_id]
-        self.trained_module_ids, self._loss_weights = agreed.module_ids, agreed.loss_weights
-        minibatches.num_of_modules = agreed.num_minibatches
-        num_minibatches = len(minibatches)
-        if not self._snapshot.is_complete and self._must_undo_steps(self._num_batches * num_minibatches):
-            self._snapshot.complete()
-        self.num_minibatches_per_epoch = max(1, -(-num_minibatches // options.num_epochs))
-        first_reported = num_minibatches - self.num_minibatches_per_epoch
-        num_trained = 0
-        for minibatch in minibatches:
-            self.is_last_epoch = num_trained >= first_reported
-            self.trained_module_ids = minibatches.due(num_trained)
-            counts.num_steps_due.update(self.trained_module_ids)
-            self._train_minibatch(minibatch)
-            num_trained += 1
-            if num_trained % self.num_minibatches_per_epoch == 0:
-                self.trained_module_ids = agreed.module_ids
-                if num_trained < num_minibatches and self.ends_update():
-                    break
-        self.trained_module_ids = agreed.module_ids
-        counts.batch.add_counts(train_batch)
-        counts.num_batches += 1
-        counts.num_minibatches += num_trained
-
-    def _minibatches_of(self, train_batch: TrainBatch, options: _Options) -> MinibatchIterator:
-        index = [self._counts.num_batches] if self._counts.num_batches else []
+    def _minibatches_of(self, train_batch: TrainBatch, options: _Options) -> Iterator[dict[str, Any]]:
+        """Yield the minibatches of a batch, as many on all ranks. All ranks must have the same number of batches."""
+        report = self.report
+        index = [report.num_batches] if report.num_batches else []
         minibatches = MinibatchIterator(
             train_batch.columns,
             minibatch_size=options.minibatch_size,
             num_epochs=options.num_epochs,
             shuffle=options.shuffle,
             num_minibatches=options.num_minibatches,
-            seed=derive_seed(self._seed, "minibatch", self.ranks.rank, self.weights_seq_no, *index)
+            seed=derive_seed(self.seed, "minibatch", self.ranks.rank, self.weights_seq_no, *index)
             if options.shuffle
             else 0,
             timesteps=train_batch.num_module_steps,
             device=self.device,
         )
-        self._counts.minibatch_rows = {m: rows.minibatch_rows for m, rows in minibatches.modules.items()}
-        return minibatches
-
-    def _train_minibatch(self, minibatch: dict[str, dict[str, Any]]) -> None:
-        """Take one step and time its stages."""
-        start, reduced_s = time.perf_counter(), self.ranks.waited_s
-        self._stats.take_in()
-        losses = self._losses_of(minibatch)
-        middle, reduced_until_s = time.perf_counter(), self.ranks.waited_s
-        gradients = self.compute_gradients(losses)
-        gradients = self.postprocess_gradients(gradients)
-        self.apply_gradients(gradients)
-        self.num_gradient_updates_lifetime += 1
-        self.num_passes += 1
-        end = time.perf_counter()
-        self._times.forward_s += middle - start - (reduced_until_s - reduced_s)
-        self._times.backward_s += end - middle - (self.ranks.waited_s - reduced_until_s)
-        if trace.is_on:
-            trace.span("forward", start, middle)
-            trace.span("backward", middle, end)
-
-    def _losses_of(self, minibatch: dict[str, dict[str, Any]]) -> dict[str, torch.Tensor]:
-        with recorded() if self._records_networks else nullcontext():
-            outputs = self.forward_train(minibatch)
-            return self.compute_losses(fwd_out=outputs, batch=minibatch)
-
-    @contextmanager
-    def _all_or_nothing(self) -> Iterator[Any]:
-        """Restore weights, optimizers, counters, metrics and source if the block raises; yield the source's mark.
-
-        If an interrupt comes after the only optimizer step of an update, whose weights were not copied (see
-        `UpdateSnapshot`), the step stays taken. If the error arose on this rank (e.g. in a loss), the rank also leaves
-        the group, so that its peers fail at once instead of waiting.
-        """
-        parameters, buffers = self._tensors.of(module.unwrapped() for module in self.module.values())
-        self._snapshot.take(parameters, buffers, [entry.optimizer for entry in self._optimizers])
-        counters, source_before = self._state_of(_CHANGED_BY_UPDATES), self.source.checkpoint()
-        try:
-            yield source_before
-        except BaseException as error:
-            self._snapshot.restore()
-            self.set_state(counters)
-            self.source.rollback(source_before)
-            if self.ranks.group is not None and not isinstance(error, (PeerLostError, DesynchronizedError)):
-                self.ranks.leave()
-            raise
-
-    def _leave_out_skipped(self, source_before: object) -> None:
-        """Undo the effects of modules that took no optimizer step.
-
-        Raises:
-            NotFiniteError: Too many consecutive updates took no step.
-        """
-        counts = self._counts
-        due, of_batch = counts.num_steps_due, counts.batch.num_module_steps
-        skipped = [m for m in self.trained_module_ids if counts.num_skipped.get(m, 0) >= due[m] > 0]
-        for module_id in skipped:
-            counts.num_module_steps.pop(module_id, None)
-            if module_id in of_batch:
-                of_batch[module_id] = 0
-        self.was_trained = not skipped or len(skipped) < len(self.trained_module_ids)
-        self._snapshot.restore_not_finite()
-        if self.was_trained:
-            self.num_updates_in_vain = 0
-            return
-        self._snapshot.restore()
-        self.source.rollback(source_before)
-        counts.batch.num_env_steps = counts.num_env_steps = 0
-        self.num_updates_in_vain += 1
-        if self.num_updates_in_vain >= _MAX_UPDATES_IN_VAIN:
-            raise NotFiniteError(
-                f"{_MAX_UPDATES_IN_VAIN} updates in a row took no optimizer step, up to weights version "
-                f"{self.weights_seq_no}: the losses or gradients of {', '.join(map(repr, skipped))} are NaN or "
-                "infinite, whatever the data. Check the loss and the module's outputs, reduce the lr, or set "
-                "grad_clip."
-            )
-
-    def _count(self) -> None:
-        counts = self._counts
-        self.num_env_steps_trained_lifetime += counts.batch.num_env_steps
-        self.num_env_steps_of_all_ranks_lifetime += counts.num_env_steps
-        for module_id, num_steps in counts.num_module_steps.items():
-            before = self.num_module_steps_trained_lifetime.get(module_id, 0)
-            self.num_module_steps_trained_lifetime[module_id] = before + num_steps
-        if counts.num_skipped:
-            _logger.warning(
-                "rank %d, weights version %d: NaN or infinite gradients, no step taken on %s of %d "
-                "minibatches. Check for NaN in observations or rewards, reduce the lr, or set grad_clip.",
-                self.rank,
-                self.weights_seq_no,
-                ", ".join(
-                    f"{count} (module {module_id!r})" for module_id, count in counts.num_skipped.items()
-                ),
-                counts.num_minibatches,
-            )
-
-    def _end_update(
-        self, began_at: float, reduced_before_s: float, with_results: bool
-    ) -> dict[str, dict[str, Any]]:
-        """Add up the update's times, and return its results if they are wanted."""
-        waited_s = 0.0 if self._ended_at is None else began_at - self._ended_at
-        self._ended_at = time.perf_counter()
-        updated_s, reduced_s = self._ended_at - began_at, self.ranks.waited_s - reduced_before_s
-        self._times.num_updates += 1
-        self._times.waited_s += waited_s
-        self._times.updated_s += updated_s
-        self._times.reduced_s += reduced_s
-        if trace.is_on:
-            trace.span("update", began_at, self._ended_at, weights_version=self.weights_seq_no)
-        if not with_results:
-            return {}
-        results = self.results()
-        if self.ranks.group is not None:
-            speedup = self.ranks.speedup_over_one_rank(updated_s, reduced_s)
-            results[ALL_MODULES]["speedup_over_one_rank"] = speedup
-        return results
+        report.minibatch_rows = {m: rows.minibatch_rows for m, rows in minibatches.modules.items()}
+        rows = dict.fromkeys(self.module.keys(), 0) | train_batch.num_module_steps
+        agreed = self.ranks.agree_on_update(rows, minibatches.num_of_modules, train_batch.num_env_steps)
+        report.add_agreement(agreed)
+        self.trained_module_ids, self._loss_weights = agreed.module_ids, agreed.loss_weights
+        minibatches.num_of_modules = agreed.num_minibatches
+        num_minibatches = max(agreed.num_minibatches.values(), default=0)
+        if not self.snapshot.copies.is_complete and self._must_undo_steps(
+            self._num_batches * num_minibatches
+        ):
+            self.snapshot.copies.complete()
+        self.num_minibatches_per_epoch = max(1, -(-num_minibatches // options.num_epochs))
+        first_reported = num_minibatches - self.num_minibatches_per_epoch
+        num_trained = 0
+        for due, minibatch in minibatches:
+            self.is_last_epoch = num_trained >= first_reported
+            self.trained_module_ids = due
+            for module_id in due:
+                report.num_steps_due[module_id] += 1
+            yield minibatch
+            num_trained += 1
+            if num_trained % self.num_minibatches_per_epoch == 0:
+                self.trained_module_ids = agreed.module_ids
+                if num_trained < num_minibatches and self.ends_update():
+                    break
+        self.trained_module_ids = agreed.module_ids
+        report.add_batch(train_batch, num_trained)
 
     # -- hooks, in the order in which an update calls them -------------------------------------------
 
@@ -599,46 +526,25 @@ class Learner(TellsUncalled, Checkpointable):
         for module_id, outputs in fwd_out.items():
             module = self.module[module_id].unwrapped()
             config = self._module_configs[module_id]
-            module_batch = batch[module_id]
+            arguments: dict[str, Any] = {
+                "module_id": module_id,
+                "config": config,
+                "batch": batch[module_id],
+                "fwd_out": outputs,
+            }
+            own: Any = self
             if isinstance(module, SelfSupervisedLossAPI):
-                loss = module.compute_self_supervised_loss(
-                    learner=self, module_id=module_id, config=config, batch=module_batch, fwd_out=outputs
-                )
+                own = module
+                loss: Any = module.compute_self_supervised_loss(learner=self, **arguments)
                 if isinstance(loss, Mapping):
                     self.log_stats(module_id, loss)
                     loss = loss["total_loss"]
             else:
-                loss = self.compute_loss_for_module(
-                    module_id=module_id, config=config, batch=module_batch, fwd_out=outputs
-                )
-            losses[module_id] = self._checked_loss(loss, module_id)
+                loss = self.compute_loss_for_module(**arguments)
+            if not (isinstance(loss, Tensor) and loss.numel() == 1):
+                raise no_loss(loss, own, module_id)
+            losses[module_id] = loss.reshape(()) if loss.dim() else loss
         return losses
-
-    def _checked_loss(self, loss: object, module_id: str) -> Tensor:
-        """Return the loss as a 0-d tensor.
-
-        Raises:
-            ConfigurationError: The loss is not a single tensor.
-        """
-        if isinstance(loss, Tensor) and loss.numel() == 1:
-            return loss.reshape(()) if loss.dim() else loss
-        module = self.module[module_id].unwrapped()
-        own = isinstance(module, SelfSupervisedLossAPI)
-        method = f"{type(module if own else self).__name__}." + (
-            "compute_self_supervised_loss" if own else "compute_loss_for_module"
-        )
-        if loss is None:
-            what = "None. Does it end with `return loss`?"
-        elif isinstance(loss, Tensor):
-            what = f"a tensor of shape {tuple(loss.shape)}. Take its mean: loss.mean()."
-        else:
-            what = (
-                f"a {type(loss).__name__}. Keep it a tensor, without float(), .item() or .numpy(): gradients flow "
-                "through it."
-            )
-        raise ConfigurationError(
-            f"{method}() of module {module_id!r}: expected one number as a tensor, got {what}"
-        )
 
     def compute_loss_for_module(
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
@@ -668,13 +574,15 @@ class Learner(TellsUncalled, Checkpointable):
         Returns:
             Parameter → gradient, for the parameters of all modules trained in this update.
         """
-        entries = self._optimizers.of_modules(self.trained_module_ids)
-        for entry in self._optimizers:
+        for entry in self.optimizers.entries:
             for parameter in entry.parameters:
                 parameter.grad = None
-        self._finite_losses = self._are_finite(loss_per_module)
+        self._finite_losses = [
+            m not in loss_per_module or math.isfinite(loss_per_module[m].detach())
+            for m in self.trained_module_ids
+        ]
         if self.ranks.group is not None:
-            self.ranks.start_vote(self._verdicts(), num_skipped=sum(self._counts.num_skipped.values()))
+            self.ranks.start_vote(self._verdicts(), num_skipped=sum(self.report.num_skipped.values()))
             self.ranks.data_parallel().backward(self._weighted_sum(loss_per_module))
         elif loss_per_module:
             first, *others = loss_per_module.values()
@@ -686,8 +594,14 @@ class Learner(TellsUncalled, Checkpointable):
                 )
             backward(total)
         for module_id, loss in loss_per_module.items():
-            self._stats.log(module_id, {"total_loss": loss})
-        return {p: p.grad for entry in entries for p in entry.parameters if p.grad is not None}
+            self.report.stats.log(module_id, {"total_loss": loss})
+        return {
+            p: p.grad
+            for entries in self.optimizers.by_module(sorted(self.trained_module_ids)).values()
+            for entry in entries
+            for p in entry.parameters
+            if p.grad is not None
+        }
 
     def _weighted_sum(self, losses: Mapping[str, Tensor]) -> Tensor:
         """Return the sum of this rank's losses, weighted by its rows. It always requires a gradient."""
@@ -711,23 +625,12 @@ class Learner(TellsUncalled, Checkpointable):
         """
         result: dict[Tensor, Tensor] = {}
         self._is_finite = {}
-        entries_by_module = {
-            module_id: entries
-            for module_id in (*self.trained_module_ids, ALL_MODULES)
-            if (entries := self._optimizers.of_module(module_id))
-        }
-        for module_id, entries in entries_by_module.items():
-            if (
-                len(entries_by_module) == 1
-            ):  # looking up each parameter takes longer than summing its gradient
-                mine = gradients_dict
-            else:
-                mine = {
-                    p: gradient
-                    for entry in entries
-                    for p in entry.parameters
-                    if (gradient := gradients_dict.get(p)) is not None
-                }
+        by_module = self.optimizers.by_module(self.trained_module_ids)
+        for module_id, entries in by_module.items():
+            mine = gradients_dict
+            if len(by_module) > 1:  # looking up each parameter takes longer than summing its gradient
+                parameters = [p for entry in entries for p in entry.parameters]
+                mine = {p: gradients_dict[p] for p in parameters if gradients_dict.get(p) is not None}
             if mine:
                 config = self._module_configs.get(module_id, self.config)
                 result.update(
@@ -752,19 +655,21 @@ class Learner(TellsUncalled, Checkpointable):
         Returns:
             Parameter → gradient.
         """
-        entries = self._optimizers.of_module(module_id)
+        entries = self.optimizers.of_module(module_id)
+        is_finite = True
         for entry in entries:
             if len(entries) == 1:  # all are its gradients
                 mine = [g for g in module_gradients_dict.values() if g is not None]
             else:
-                mine = [g for p in entry.parameters if (g := module_gradients_dict.get(p)) is not None]
+                mine = entry.gradients_of(module_gradients_dict)
             norm = float(global_norm(mine))
             if getattr(config, "log_gradients", True) and self._is_due(entry):
-                self._stats.log(module_id, {f"gradients_{entry.name}_global_norm": norm})
-            is_finite = math.isfinite(norm)
-            self._is_finite[module_id] = is_finite and self._is_finite.get(module_id, True)
-            if is_finite:
+                self.report.stats.log(module_id, {f"gradients_{entry.name}_global_norm": norm})
+            if math.isfinite(norm):
                 clip_gradients(mine, grad_clip=config.grad_clip, grad_clip_by=config.grad_clip_by, norm=norm)
+            else:
+                is_finite = False
+        self._is_finite[module_id] = is_finite
         return module_gradients_dict
 
     def apply_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> None:
@@ -783,44 +688,34 @@ class Learner(TellsUncalled, Checkpointable):
         for parameter, gradient in gradients_dict.items():
             if parameter.grad is not gradient:
                 parameter.grad = gradient
-        module_ids = [*self.trained_module_ids, ALL_MODULES]
-        skipped = self._counts.num_skipped
+        skipped = self.report.num_skipped
+        by_module = self.optimizers.by_module(self.trained_module_ids)
         # The ranks' gradients are equal at this point, so every rank reaches the same verdict.
         agreed = self.ranks.votes(self._verdicts(), num_skipped=sum(skipped.values()))
         self._finite_losses = []
-        for module_id, is_agreed in zip(module_ids, agreed, strict=True):
-            if not (is_agreed and self._gradients_are_finite(module_id, gradients_dict)):
+        for module_id, is_agreed in zip((*self.trained_module_ids, ALL_MODULES), agreed, strict=True):
+            entries, is_finite = by_module.get(module_id, []), self._is_finite.get(module_id, True)
+            if self._recheck_gradients:
+                of_module = [g for entry in entries for g in entry.gradients_of(gradients_dict)]
+                is_finite = math.isfinite(float(global_norm(of_module)))
+            if not (is_agreed and is_finite):
                 skipped[module_id] = skipped.get(module_id, 0) + 1
                 continue
-            for entry in self._optimizers.of_module(module_id):
+            for entry in entries:
                 if self._is_due(entry):
                     entry.optimizer.step()
 
     def steps_optimizer(self, module_id: str, optimizer_name: str) -> bool:
         """Return whether the current minibatch's step includes an optimizer, see ``every`` of `register_optimizer`."""
-        entries = self._optimizers.of_module(module_id)
+        entries = self.optimizers.of_module(module_id)
         return all(self._is_due(entry) for entry in entries if entry.name == optimizer_name)
 
     def _is_due(self, entry: RegisteredOptimizer) -> bool:
         return entry.every == 1 or self.num_gradient_updates_lifetime % entry.every == 0
 
-    def _are_finite(self, losses: Mapping[str, Tensor]) -> list[bool]:
-        return [m not in losses or math.isfinite(losses[m].detach()) for m in self.trained_module_ids]
-
     def _verdicts(self) -> list[bool]:
         """Return this rank's verdicts on its losses, even if a subclass has not used `compute_gradients`."""
         return [*(self._finite_losses or [True] * len(self.trained_module_ids)), True]
-
-    def _gradients_are_finite(self, module_id: str, gradients: Mapping[Tensor, Tensor]) -> bool:
-        if not self._recheck_gradients:
-            return self._is_finite.get(module_id, True)
-        mine = [
-            gradients[p]
-            for entry in self._optimizers.of_module(module_id)
-            for p in entry.parameters
-            if p in gradients
-        ]
-        return math.isfinite(float(global_norm(mine)))
 
     def ends_update(self) -> bool:
         """Return whether the update ends with the epoch that has just been trained, on all ranks alike."""
@@ -832,9 +727,7 @@ class Learner(TellsUncalled, Checkpointable):
         Args:
             timesteps: The lifetime counters given to `update`.
         """
-        num_env_steps = self._clock(timesteps)
-        for module_id in (*self.module.keys(), ALL_MODULES):
-            self._optimizers.update_learning_rates(module_id, num_env_steps)
+        self.optimizers.update_learning_rates(self._clock(timesteps))
 
     # -- what an update measured -------------------------------------------------------------------
 
@@ -843,11 +736,11 @@ class Learner(TellsUncalled, Checkpointable):
 
         Tensors are not read until then, and functions that return one are not called.
         """
-        self._stats.log(module_id, values)
+        self.report.stats.log(module_id, values)
 
     def mean_stats(self, name: str) -> dict[str, float]:
         """Return module id → mean of one logged scalar over the last epoch, if it was logged in this update."""
-        logged = self._stats.newest(name, self.num_minibatches_per_epoch)
+        logged = self.report.stats.newest(name, self.num_minibatches_per_epoch)
         return {module_id: mean_of(values) for module_id, values in logged.items()}
 
     def mean_stats_over_ranks(self, name: str) -> dict[str, float]:
@@ -867,62 +760,7 @@ class Learner(TellsUncalled, Checkpointable):
 
     def results(self) -> dict[str, dict[str, Any]]:
         """Return the results of the last update, see `update`. Times are means over the updates since the last call."""
-        counts, train_batch = self._counts, self._counts.batch
-        times, self._times = self._times, UpdateTimes()
-        results: dict[str, dict[str, Any]] = dict(self._stats.means(self.num_minibatches_per_epoch))
-        num_parameters = self._num_parameters()
-        for module_id, num_steps in train_batch.num_module_steps.items():
-            module_results = results.setdefault(module_id, {})
-            module_results |= {
-                "num_module_steps_trained": num_steps,
-                "num_module_steps_trained_lifetime": self.num_module_steps_trained_lifetime.get(module_id, 0),
-                "num_trainable_parameters": num_parameters[module_id][0],
-                "weights_seq_no": self.weights_seq_no,
-                "num_nonfinite_gradients_skipped": counts.num_skipped.get(module_id, 0),
-                "module_train_batch_size_mean": counts.minibatch_rows.get(module_id, 0),
-            }
-            sampled_with = train_batch.mean_weights_seq_no.get(module_id)
-            if sampled_with is not None:
-                lag = self.weights_seq_no - 1 - sampled_with
-                module_results["diff_num_grad_updates_vs_sampler_policy"] = lag
-            for entry in self._optimizers.of_module(module_id):
-                learning_rate = float(entry.optimizer.param_groups[0]["lr"])
-                module_results[f"{entry.name}_learning_rate"] = learning_rate
-        own = self.metrics.compile()
-        for module_id, values in own.items():
-            results.setdefault(module_id, {}).update(
-                values if isinstance(values, dict) else {"value": values}
-            )
-        results.setdefault(ALL_MODULES, {}).update(
-            num_env_steps_trained=train_batch.num_env_steps,
-            num_env_steps_trained_lifetime=self.num_env_steps_trained_lifetime,
-            num_module_steps_trained=sum(train_batch.num_module_steps.values()),
-            num_module_steps_trained_lifetime=sum(self.num_module_steps_trained_lifetime.values()),
-            num_trainable_parameters=sum(trainable for trainable, _ in num_parameters.values()),
-            num_non_trainable_parameters=sum(fixed for _, fixed in num_parameters.values()),
-            num_gradient_updates=counts.num_minibatches,
-            num_gradient_updates_lifetime=self.num_gradient_updates_lifetime,
-            num_nonfinite_gradients_skipped=sum(counts.num_skipped.values()),
-            weights_seq_no=self.weights_seq_no,
-            **times.results(),
-            learner_connector=self._connector_timers(times.connector_s / max(1, times.num_updates)),
-            learner_connector_sum_episodes_length_in=train_batch.num_env_steps,
-            learner_connector_sum_episodes_length_out=train_batch.num_env_steps,
-        )
-        if self.source.keeps_data:
-            results[ALL_MODULES][BATCH_SOURCE] = {
-                **self.source_counts(),
-                "num_bytes": self.source.num_bytes,
-                "num_agent_steps_not_kept": self.source.num_agent_steps_not_kept,
-            }
-            if isinstance(ratio := self.source.progress, ReplayRatio) and ratio.num_counted:
-                reached = self.num_env_steps_of_all_ranks_lifetime / ratio.num_counted
-                results[ALL_MODULES][BATCH_SOURCE]["train_ratio"] = reached
-            if metrics := self.source.get_metrics():
-                results[ALL_MODULES][REPLAY_BUFFER_RESULTS] = metrics
-        if own:
-            results[ALL_MODULES][METRICS_STATES] = own.states
-        return results
+        return self.report.results(self, self._num_parameters())
 
     def source_counts(self) -> dict[str, Any]:
         """Return the part of the results that accounts for env steps in a source that keeps data."""
@@ -937,14 +775,7 @@ class Learner(TellsUncalled, Checkpointable):
     @property
     def num_env_steps_of_update(self) -> int:
         """Number of env steps that the last update trained."""
-        return self._counts.batch.num_env_steps
-
-    def _connector_timers(self, connector_s: float) -> dict[str, Any]:
-        timers = StageTimers()
-        timers.add("connector_pipeline_timer", connector_s)
-        if self._learner_connector is not None:
-            timers.add_pieces(self._learner_connector)
-        return timers.reduce()
+        return self.report.batch.num_env_steps
 
     @property
     def progress(self) -> int:
@@ -1112,7 +943,7 @@ class Learner(TellsUncalled, Checkpointable):
             ValueError: The name is taken, or `params` are not the optimizer's parameters.
             ConfigurationError: The schedule is malformed.
         """
-        self._optimizers.register(module_id, optimizer_name, optimizer, params, lr_or_lr_schedule, every)
+        self.optimizers.register(module_id, optimizer_name, optimizer, params, lr_or_lr_schedule, every)
 
     def rl_module_is_compatible(self, module: Any) -> bool:
         """Return whether the module has parameters to train: whether it is a ``torch.nn.Module``."""
@@ -1126,11 +957,11 @@ class Learner(TellsUncalled, Checkpointable):
         Raises:
             KeyError: There is no optimizer of this name.
         """
-        return self._optimizers.get(module_id, optimizer_name)
+        return self.optimizers.get(module_id, optimizer_name)
 
     def get_optimizers_for_module(self, module_id: str = ALL_MODULES) -> list[tuple[str, Optimizer]]:
         """Return the module's optimizers as (name, optimizer)."""
-        return [(entry.name, entry.optimizer) for entry in self._optimizers.of_module(module_id)]
+        return [(entry.name, entry.optimizer) for entry in self.optimizers.of_module(module_id)]
 
     def get_parameters(self, module: Any) -> list[Tensor]:
         """Return the parameters of one module; [] for a plain RLModule, which has no networks."""
@@ -1173,7 +1004,7 @@ class Learner(TellsUncalled, Checkpointable):
             raise ValueError(
                 f"the Learner already has a module {module_id!r}: remove it first, or use another id."
             )
-        module = module_spec.build(seed=self._seed, module_id=module_id)
+        module = module_spec.build(seed=self.seed, module_id=module_id)
         self.module.add_module(module_id, module.to(self.device))
         if config_overrides:
             overrides = dict(self.config.algorithm_config_overrides_per_module)
@@ -1195,7 +1026,7 @@ class Learner(TellsUncalled, Checkpointable):
         """
         self._check_built()
         self.module.remove_module(module_id)
-        self._optimizers.remove(module_id)
+        self.optimizers.remove(module_id)
         self._module_configs.pop(module_id, None)
         if new_should_module_be_updated is not None:
             self._policies_to_train = new_should_module_be_updated
@@ -1255,44 +1086,7 @@ class Learner(TellsUncalled, Checkpointable):
             ValueError: A component is unknown.
         """
         self._check_built()
-        paths = _paths(components, [name for name in _COMPONENTS if name != "source"])
-        skipped = set(_paths(not_components, []))
-        return self._state_of(
-            [path for path in paths if path.partition("/")[0] not in skipped], inference_only
-        )
-
-    def _state_of(self, paths: Iterable[str], inference_only: bool = False) -> dict[str, Any]:
-        state: dict[str, Any] = {}
-        for path in paths:
-            name, _, module_id = path.partition("/")
-            if name == "rl_module":
-                one = self.module.get_state(module_id or None, inference_only=inference_only)
-                state.setdefault(name, {}).update(one)
-            elif name == "optimizer":
-                state[name] = self._optimizers.get_state(self._parameter_names())
-            elif name == "weights_seq_no":
-                state[name] = self.weights_seq_no
-            elif name == "counters":
-                state[name] = self._get_counters()
-            elif name == "learner_connector":
-                pipeline = self._learner_connector
-                state[name] = {} if pipeline is None else pipeline.get_state()
-            elif name == "metrics":
-                state[name] = encode_supported(self.metrics.get_state())
-            elif name == "random":
-                state[name] = {"seed": self._seed}
-            elif name == "source":
-                state[name] = self.source.get_state()
-            else:
-                state[name] = self.get_extra_state()
-        return state
-
-    def _get_counters(self) -> dict[str, Any]:
-        counters: dict[str, Any] = {name: getattr(self, name) for name in _COUNTERS}
-        counters["num_module_steps_trained_lifetime"] = {**self.num_module_steps_trained_lifetime}
-        if self.source.progress is not None:
-            counters["source_progress"] = self.source.progress.get_state()
-        return counters
+        return self.snapshot.get_state(components, not_components, inference_only)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Load the components of a state from `get_state`. Missing components keep their state.
@@ -1302,49 +1096,7 @@ class Learner(TellsUncalled, Checkpointable):
             KeyError: The optimizer state is for other modules or optimizers.
         """
         self._check_built()
-        _paths(list(state), [])
-        if "counters" in state:
-            self._check_counts(state["counters"])
-        if "rl_module" in state:
-            self.module.set_state(state["rl_module"])
-        if "optimizer" in state:
-            self._optimizers.set_state(state["optimizer"], self._parameter_names())
-        if "weights_seq_no" in state:
-            self.weights_seq_no = int(state["weights_seq_no"])
-        if "counters" in state:
-            counters = state["counters"]
-            for counter in _COUNTERS:
-                value = counters[counter]
-                setattr(self, counter, dict(value) if isinstance(value, Mapping) else int(value))
-            if self.source.progress is not None and "source_progress" in counters:
-                self.source.progress.set_state(counters["source_progress"])
-        if state.get("learner_connector") and self._learner_connector is not None:
-            self._learner_connector.set_state(state["learner_connector"])
-        if "metrics" in state:
-            self.metrics.set_state(decode(state["metrics"]))
-        if "random" in state:
-            self._seed = int(state["random"]["seed"])
-        if "extra" in state:
-            try:
-                self.set_extra_state(state["extra"])
-            except KeyError as error:
-                raise ValueError(
-                    f"{self._does_not_fit} lacks {error} in 'extra'{_OTHER_ALGORITHM}"
-                ) from error
-        if state.get("source"):
-            self.source.set_state(state["source"])
-
-    def _check_counts(self, counters: Mapping[str, Any]) -> None:
-        missing = [name for name in _COUNTERS if name not in counters]
-        if self.source.progress is not None and "source_progress" in counters:
-            wanted = self.source.progress.get_state()
-            missing += [name for name in wanted if name not in counters["source_progress"]]
-        if missing:
-            raise ValueError(f"{self._does_not_fit} lacks the counts {', '.join(missing)}{_OTHER_ALGORITHM}")
-
-    @property
-    def _does_not_fit(self) -> str:
-        return f"{type(self).__name__}: the state does not fit; it"
+        self.snapshot.set_state(state)
 
     def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
         """Load the state of a checkpoint, or a part of it.
@@ -1384,29 +1136,13 @@ class Learner(TellsUncalled, Checkpointable):
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         """Load a state from `get_extra_state`."""
 
-    def _parameter_names(self) -> dict[int, str]:
-        names: dict[int, str] = {}
-        for _, module in self.module.items():
-            module = module.unwrapped() if hasattr(module, "unwrapped") else module  # or a part of one
-            if isinstance(module, nn.Module):
-                names.update((id(p), name) for name, p in module.named_parameters())
-        return names
-
     def parameter_hash(self, *, with_buffers: bool = True) -> str:
         """Return the SHA-256 (hex) of all weights, for comparison across ranks and runs.
 
         Args:
             with_buffers: Whether it covers the modules' buffers, too.
         """
-        state = self.get_state("rl_module")["rl_module"]
-        left_out: set[str] = set()
-        for module_id, module in self.module.items() if not with_buffers else ():
-            if isinstance(unwrapped := module.unwrapped(), nn.Module):
-                left_out |= {f"{module_id}/{name}" for name, _ in unwrapped.named_buffers()}
-        named = {
-            f"{module_id}/{name}": value for module_id, one in state.items() for name, value in one.items()
-        }
-        return parameter_hash({name: value for name, value in named.items() if name not in left_out})
+        return self.snapshot.parameter_hash(with_buffers)
 
     # -- internals ---------------------------------------------------------------------------------
 
@@ -1424,7 +1160,7 @@ class Learner(TellsUncalled, Checkpointable):
 
     def _precision(self) -> AbstractContextManager[None]:
         """Run networks in ``config.torch_amp_dtype`` in the block."""
-        return nullcontext() if self._mixed_precision is None else self._mixed_precision.on(self.module)
+        return _NOTHING if self._mixed_precision is None else self._mixed_precision.on(self.module)
 
     @contextmanager
     def _random_stream(self) -> Iterator[None]:
@@ -1432,7 +1168,7 @@ class Learner(TellsUncalled, Checkpointable):
 
         The state depends only on seed, rank and weights version, so a repeated update draws the same numbers.
         """
-        seed = derive_seed(self._seed, "learner", self.ranks.rank, self.weights_seq_no)
+        seed = derive_seed(self.seed, "learner", self.ranks.rank, self.weights_seq_no)
         generators = [torch.default_generator]
         if self.device.type == "cuda":
             generators.append(torch.cuda.default_generators[self.device.index or 0])
@@ -1463,7 +1199,7 @@ class Learner(TellsUncalled, Checkpointable):
             num_steps == 1
             and self.ranks.group is None
             and len(self.trained_module_ids) == 1
-            and not self._optimizers.of_module(ALL_MODULES)
+            and not self.optimizers.of_module(ALL_MODULES)
             and self._are_ours(_AFTER_STEPS)
         )
 
@@ -1493,13 +1229,6 @@ def _only(given: Mapping[str, Any]) -> tuple[str, Any]:
     return named[0]
 
 
-def _tensors(modules: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return all parameters and all buffers."""
-    networks = [module for module in modules if isinstance(module, nn.Module)]
-    parameters: list[torch.Tensor] = [p for module in networks for p in module.parameters()]
-    return parameters, [buffer for module in networks for buffer in module.buffers()]
-
-
 def _is_ours(item: object) -> bool:
     return bool(item.__module__.startswith("rlzmq."))
 
@@ -1511,14 +1240,3 @@ def _define_hooks(learner_class: object, hooks: tuple[str, ...]) -> bool:
 
 def _is_trainable(module: object) -> bool:
     return isinstance(module, nn.Module) and any(p.requires_grad for p in parameters_of(module))
-
-
-def _paths(components: str | Sequence[str] | None, default: list[str]) -> list[str]:
-    paths = (
-        default if components is None else [components] if isinstance(components, str) else list(components)
-    )
-    for path in paths:
-        name = path.partition("/")[0]
-        if name not in _COMPONENTS:
-            raise ValueError(f"a Learner's state has no component {name!r}.{did_you_mean(name, _COMPONENTS)}")
-    return paths

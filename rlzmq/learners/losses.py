@@ -7,7 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["ErrorLoss", "MaskedMean", "error_loss", "masked_mean"]
+from rlzmq.core.errors import ConfigurationError
+
+__all__ = ["ErrorLoss", "MaskedMean", "error_loss", "masked_mean", "no_loss"]
 
 ErrorLoss = Literal["mse", "huber"]
 """How a critic's error counts: squared, or half its square up to 1 and linearly beyond (Huber, δ = 1)."""
@@ -53,3 +55,28 @@ class MaskedMean:
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
     """Return the mean of `values` where `mask` is True (everywhere if None); 0 if it is False everywhere."""
     return MaskedMean(mask)(values)
+
+
+def no_loss(returned: object, owner: object, module_id: str) -> ConfigurationError:
+    """Return the error for what a loss function of a user returned instead of a tensor with one number.
+
+    Args:
+        returned: The value.
+        owner: The learner, or the module with its own loss.
+        module_id: The module's id.
+    """
+    name = "compute_loss_for_module"
+    if not hasattr(owner, name):
+        name = "compute_self_supervised_loss"
+    if returned is None:
+        what = "None. Does it end with `return loss`?"
+    elif isinstance(returned, Tensor):
+        what = f"a tensor of shape {tuple(returned.shape)}. Take its mean: loss.mean()."
+    else:
+        what = (
+            f"a {type(returned).__name__}. Keep it a tensor, without float(), .item() or .numpy(): gradients flow "
+            "through it."
+        )
+    return ConfigurationError(
+        f"{type(owner).__name__}.{name}() of module {module_id!r}: expected one number as a tensor, got {what}"
+    )

@@ -374,7 +374,7 @@ class OfflineLearner(TorchLearner):
             batch_size=config.train_batch_size_per_learner,
             batches_per_update=config.dataset_num_iters_per_learner,
             whole_episodes=self.trains_whole_episodes,
-            seed=self._seed,
+            seed=self.seed,
         )
 
     def build(self) -> None:
@@ -456,7 +456,7 @@ class OfflineLearner(TorchLearner):
             self._open_held_out().shards,
             batch_size=config.offline_eval_batch_size_per_runner,
             whole_episodes=self.trains_whole_episodes or estimates,
-            seed=self._seed,
+            seed=self.seed,
             columns=[Columns.ACTION_LOGP] if estimates else [],
         )
         if module.is_stateful():
@@ -491,15 +491,15 @@ class OfflineLearner(TorchLearner):
 
     def _mean_losses(self, batches: Iterable[EpisodeBatch], module: Any) -> dict[str, Any]:
         extra_state, num_batches = self.get_extra_state(), 0
-        self._stats.clear()
+        self.report.stats.clear()
         for batch in batches:
             columns, num_batches = self.prepare(batch).on(self.device), num_batches + 1
             # Without the other ranks.
             fwd_out = {DEFAULT_MODULE_ID: module.forward_train(columns[DEFAULT_MODULE_ID])}
             for module_id, loss in self.compute_losses(fwd_out=fwd_out, batch=columns).items():
                 self.log_stats(module_id, {"total_eval_loss": loss})
-        results: dict[str, Any] = self._stats.means(num_batches)
-        self._stats.clear()
+        results: dict[str, Any] = self.report.stats.means(num_batches)
+        self.report.stats.clear()
         self.set_extra_state(extra_state)
         return results
 

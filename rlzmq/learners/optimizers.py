@@ -1,8 +1,8 @@
-"""OptimizerRegistry: each module's named optimizers, with learning-rate schedules and state; clipping of gradients."""
+"""Optimizers: each module's named optimizers, with learning-rate schedules and state; clipping of gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import is_
@@ -19,7 +19,7 @@ from rlzmq.learners.schedule import Schedule
 __all__ = [
     "DEFAULT_OPTIMIZER",
     "LeanAdam",
-    "OptimizerRegistry",
+    "Optimizers",
     "RegisteredOptimizer",
     "clip_gradients",
     "global_norm",
@@ -49,12 +49,20 @@ class RegisteredOptimizer:
     learning_rate: Schedule | None
     every: int = 1
 
+    def gradients_of(self, gradients: Mapping[Tensor, Tensor]) -> list[Tensor]:
+        """Return those of its parameters' gradients that are there."""
+        return [g for p in self.parameters if (g := gradients.get(p)) is not None]
 
-class OptimizerRegistry:
-    """All optimizers of a Learner, by module id and name."""
+
+class Optimizers:
+    """All optimizers of a Learner, by module id and name.
+
+    Attributes:
+        entries: All of them; a module's are adjacent, in order of registration.
+    """
 
     def __init__(self) -> None:
-        self._by_module: dict[str, dict[str, RegisteredOptimizer]] = {}
+        self.entries: list[RegisteredOptimizer] = []
 
     def register(
         self,
@@ -70,23 +78,25 @@ class OptimizerRegistry:
         Raises:
             ValueError: The name is taken, or the optimizer was created for other parameters.
         """
-        names = self._by_module.setdefault(module_id, {})
-        if name in names:
+        mine = self.of_module(module_id)
+        if name in {entry.name for entry in mine}:
             raise ValueError(
                 f"module {module_id!r} already has an optimizer named {name!r}: use another name."
             )
-        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if mine != {id(p) for p in parameters}:
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if held != {id(p) for p in parameters}:
             raise ValueError(
                 f"optimizer {name!r} of module {module_id!r}: expected one that holds exactly the "
-                f"{len(parameters)} parameters it is registered with, got one with {len(mine)} (others)."
+                f"{len(parameters)} parameters it is registered with, got one with {len(held)} (others)."
             )
         schedule = (
             None if learning_rate is None else Schedule(learning_rate, name=f"lr of {module_id}/{name}")
         )
         if schedule is not None:
             _set_learning_rate(optimizer, schedule.current)
-        names[name] = RegisteredOptimizer(module_id, name, optimizer, tuple(parameters), schedule, every)
+        place = self.entries.index(mine[-1]) + 1 if mine else len(self.entries)
+        entry = RegisteredOptimizer(module_id, name, optimizer, tuple(parameters), schedule, every)
+        self.entries.insert(place, entry)
 
     def get(self, module_id: str, name: str = DEFAULT_OPTIMIZER) -> Optimizer:
         """Return one optimizer.
@@ -94,32 +104,33 @@ class OptimizerRegistry:
         Raises:
             KeyError: There is no optimizer of this name.
         """
-        names = self._by_module.get(module_id, {})
+        return self._entry(module_id, name).optimizer
+
+    def _entry(self, module_id: str, name: str) -> RegisteredOptimizer:
+        names = {entry.name: entry for entry in self.of_module(module_id)}
         if name not in names:
             raise KeyError(f"module {module_id!r} has no optimizer {name!r}.{did_you_mean(name, names)}")
-        return names[name].optimizer
+        return names[name]
 
     def of_module(self, module_id: str) -> list[RegisteredOptimizer]:
         """Return the module's optimizers in order of registration."""
-        known = self._by_module.get(module_id)
-        return [*known.values()] if known else []
+        return [entry for entry in self.entries if entry.module_id == module_id]
 
-    def of_modules(self, module_ids: Iterable[str]) -> list[RegisteredOptimizer]:
+    def by_module(self, module_ids: Iterable[str]) -> dict[str, list[RegisteredOptimizer]]:
         """Return the optimizers that step when these modules are trained; those of `ALL_MODULES` come last."""
-        return [
-            entry for module_id in (*sorted(module_ids), ALL_MODULES) for entry in self.of_module(module_id)
-        ]
-
-    def __iter__(self) -> Iterator[RegisteredOptimizer]:
-        return (entry for names in self._by_module.values() for entry in names.values())
+        found: dict[str, list[RegisteredOptimizer]] = {mid: [] for mid in (*module_ids, ALL_MODULES)}
+        for entry in self.entries:
+            if entry.module_id in found:
+                found[entry.module_id].append(entry)
+        return {module_id: entries for module_id, entries in found.items() if entries}
 
     def remove(self, module_id: str) -> None:
         """Remove a module's optimizers."""
-        self._by_module.pop(module_id, None)
+        self.entries = [entry for entry in self.entries if entry.module_id != module_id]
 
-    def update_learning_rates(self, module_id: str, num_env_steps: int) -> None:
-        """Set one module's learning rates to their schedules' values after `num_env_steps`."""
-        for entry in self.of_module(module_id):
+    def update_learning_rates(self, num_env_steps: int) -> None:
+        """Set all learning rates to their schedules' values after `num_env_steps`."""
+        for entry in self.entries:
             if entry.learning_rate is not None:
                 _set_learning_rate(entry.optimizer, entry.learning_rate.update(num_env_steps))
 
@@ -133,10 +144,10 @@ class OptimizerRegistry:
             ``{module id: {optimizer: {"state": {parameter: {key: array or scalar}}, "groups": [{key:
             plain}]}}}``.
         """
-        return {
-            module_id: {name: _get_state(entry.optimizer, names) for name, entry in entries.items()}
-            for module_id, entries in self._by_module.items()
-        }
+        state: dict[str, Any] = {}
+        for entry in self.entries:
+            state.setdefault(entry.module_id, {})[entry.name] = _get_state(entry.optimizer, names)
+        return state
 
     def set_state(self, state: Mapping[str, Any], names: Mapping[int, str]) -> None:
         """Load a state from `get_state`. Modules and optimizers missing in it keep their state.
@@ -149,10 +160,10 @@ class OptimizerRegistry:
         """
         for module_id, optimizers in state.items():
             for name, optimizer_state in optimizers.items():
-                _set_state(self.get(module_id, name), optimizer_state, names)
-                schedule = self._by_module[module_id][name].learning_rate
-                if schedule is not None and schedule.is_constant:
-                    _set_learning_rate(self.get(module_id, name), schedule.current)
+                entry = self._entry(module_id, name)
+                _set_state(entry.optimizer, optimizer_state, names)
+                if entry.learning_rate is not None and entry.learning_rate.is_constant:
+                    _set_learning_rate(entry.optimizer, entry.learning_rate.current)
 
 
 _add_param_group = torch.optim.Optimizer.add_param_group

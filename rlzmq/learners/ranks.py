@@ -168,7 +168,7 @@ class Ranks:
 
     def torch_threads(self) -> AbstractContextManager[None]:
         """Use ``config.torch_num_threads`` torch threads in the block."""
-        wanted = self._learner.config.get("torch_num_threads", None)
+        wanted = getattr(self._learner.config, "torch_num_threads", None)
         if wanted == "auto":
             if self._num_threads is None:
                 num_ranks = 1 if self.group is None else len(self.group.host_ranks)

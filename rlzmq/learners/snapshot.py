@@ -1,18 +1,247 @@
-"""UpdateSnapshot: undoes failed updates."""
+"""Snapshot: the state of a learner, which is read and loaded by parts, and restored if an update fails."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import is_
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-__all__ = ["UpdateSnapshot"]
+from rlzmq.core.errors import PeerLostError
+from rlzmq.core.metrics import MetricsLogger
+from rlzmq.core.plain import decode, encode_supported
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.learners.distributed import DesynchronizedError, parameter_hash
+from rlzmq.learners.optimizers import Optimizers
+from rlzmq.learners.ranks import Ranks
+from rlzmq.learners.sources import BatchSource
+from rlzmq.modules.weights import StructureCache
+
+__all__ = ["Snapshot", "UpdateSnapshot"]
+
+_COMPONENTS = (
+    "rl_module",
+    "optimizer",
+    "weights_seq_no",
+    "counters",
+    "learner_connector",
+    "metrics",
+    "random",
+    "extra",
+    "source",
+)
+_COUNTERS = (
+    "num_gradient_updates_lifetime",
+    "num_env_steps_trained_lifetime",
+    "num_env_steps_of_all_ranks_lifetime",
+    "num_module_steps_trained_lifetime",
+)
+_OTHER_ALGORITHM = (
+    ". Was it saved by another algorithm? Its weights alone are the component 'rl_module' (of an algorithm: "
+    "'learner_group/learner/rl_module')."
+)
+
+
+class _Learner(Protocol):
+    """What a snapshot reads and restores of its learner, and the hooks that a subclass's own state goes through."""
+
+    module: Any
+    metrics: MetricsLogger
+    source: BatchSource
+    ranks: Ranks
+    optimizers: Optimizers
+    _learner_connector: Any
+    weights_seq_no: int
+    seed: int
+
+    def get_extra_state(self) -> dict[str, Any]: ...
+    def set_extra_state(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Snapshot:
+    """The state of a learner: modules, optimizers, counters, metrics, source, and what a subclass adds.
+
+    Args:
+        learner: The learner.
+
+    Attributes:
+        copies: The tensors before the current update.
+    """
+
+    def __init__(self, learner: _Learner) -> None:
+        self._learner = learner
+        self._tensors = StructureCache(_tensors)
+        self.copies: UpdateSnapshot = UpdateSnapshot()
+        self._of_source: Any = None
+
+    # -- updates -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """Restore weights, optimizers, counters, metrics and source if the block raises.
+
+        If an interrupt comes after the only optimizer step of an update, whose weights were not copied (see
+        `UpdateSnapshot`), the step stays taken. If the error arose on this rank (e.g. in a loss), the rank also leaves
+        the group, so that its peers fail at once instead of waiting.
+        """
+        learner = self._learner
+        parameters, buffers = self._tensors.of([module.unwrapped() for module in learner.module.values()])
+        self.copies.take(parameters, buffers, [entry.optimizer for entry in learner.optimizers.entries])
+        version, counters, extra = learner.weights_seq_no, self._counters(), learner.get_extra_state()
+        metrics = learner.metrics.get_state() if learner.metrics else {}
+        self._of_source = learner.source.checkpoint()
+        try:
+            yield
+        except BaseException as error:
+            self.undo_steps()
+            learner.weights_seq_no = version
+            self._set_counters(counters)
+            learner.metrics.set_state(metrics)
+            learner.set_extra_state(extra)
+            if learner.ranks.group is not None and not isinstance(
+                error, (PeerLostError, DesynchronizedError)
+            ):
+                learner.ranks.leave()
+            raise
+
+    def undo_steps(self) -> None:
+        """Restore weights, optimizers and source to what they were before the current update."""
+        self.copies.restore()
+        self._learner.source.rollback(self._of_source)
+
+    # -- states --------------------------------------------------------------------------------------
+
+    def get_state(
+        self,
+        components: str | Sequence[str] | None = None,
+        not_components: str | Sequence[str] | None = None,
+        inference_only: bool = False,
+    ) -> dict[str, Any]:
+        """See `Learner.get_state`."""
+        learner = self._learner
+        skipped = set(_paths(not_components, []))
+        state: dict[str, Any] = {}
+        for path in _paths(components, [name for name in _COMPONENTS if name != "source"]):
+            name, _, module_id = path.partition("/")
+            if name in skipped:
+                continue
+            if name == "rl_module":
+                one = learner.module.get_state(module_id or None, inference_only=inference_only)
+                state.setdefault(name, {}).update(one)
+            elif name == "optimizer":
+                state[name] = learner.optimizers.get_state(self._parameter_names())
+            elif name == "weights_seq_no":
+                state[name] = learner.weights_seq_no
+            elif name == "counters":
+                state[name] = self._counters()
+            elif name == "learner_connector":
+                pipeline = learner._learner_connector
+                state[name] = {} if pipeline is None else pipeline.get_state()
+            elif name == "metrics":
+                state[name] = encode_supported(learner.metrics.get_state())
+            elif name == "random":
+                state[name] = {"seed": learner.seed}
+            elif name == "source":
+                state[name] = learner.source.get_state()
+            else:
+                state[name] = learner.get_extra_state()
+        return state
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """See `Learner.set_state`."""
+        learner = self._learner
+        _paths(list(state), [])
+        if "counters" in state:
+            self._check_counters(state["counters"])
+        if "rl_module" in state:
+            learner.module.set_state(state["rl_module"])
+        if "optimizer" in state:
+            learner.optimizers.set_state(state["optimizer"], self._parameter_names())
+        if "weights_seq_no" in state:
+            learner.weights_seq_no = int(state["weights_seq_no"])
+        if "counters" in state:
+            self._set_counters(state["counters"])
+        if state.get("learner_connector") and learner._learner_connector is not None:
+            learner._learner_connector.set_state(state["learner_connector"])
+        if "metrics" in state:
+            learner.metrics.set_state(decode(state["metrics"]))
+        if "random" in state:
+            learner.seed = int(state["random"]["seed"])
+        if "extra" in state:
+            try:
+                learner.set_extra_state(state["extra"])
+            except KeyError as error:
+                raise self._misfit(f"{error} in 'extra'") from error
+        if state.get("source"):
+            learner.source.set_state(state["source"])
+
+    def parameter_hash(self, with_buffers: bool) -> str:
+        """See `Learner.parameter_hash`."""
+        left_out: set[str] = set()
+        named: dict[str, Any] = {}
+        for module_id, values in self._learner.module.get_state().items():
+            named.update({f"{module_id}/{name}": value for name, value in values.items()})
+            if not with_buffers and isinstance(of := self._learner.module[module_id].unwrapped(), nn.Module):
+                left_out.update(f"{module_id}/{name}" for name, _ in of.named_buffers())
+        return parameter_hash({name: value for name, value in named.items() if name not in left_out})
+
+    def _counters(self) -> dict[str, Any]:
+        counters: dict[str, Any] = {name: getattr(self._learner, name) for name in _COUNTERS}
+        counters["num_module_steps_trained_lifetime"] = {**counters["num_module_steps_trained_lifetime"]}
+        if self._learner.source.progress is not None:
+            counters["source_progress"] = self._learner.source.progress.get_state()
+        return counters
+
+    def _set_counters(self, counters: Mapping[str, Any]) -> None:
+        for name in _COUNTERS:
+            value = counters[name]
+            setattr(self._learner, name, dict(value) if isinstance(value, Mapping) else int(value))
+        if self._learner.source.progress is not None and "source_progress" in counters:
+            self._learner.source.progress.set_state(counters["source_progress"])
+
+    def _check_counters(self, counters: Mapping[str, Any]) -> None:
+        missing = [name for name in _COUNTERS if name not in counters]
+        if self._learner.source.progress is not None and "source_progress" in counters:
+            wanted = self._learner.source.progress.get_state()
+            missing += [name for name in wanted if name not in counters["source_progress"]]
+        if missing:
+            raise self._misfit(f"the counts {', '.join(missing)}")
+
+    def _misfit(self, what: str) -> ValueError:
+        name = type(self._learner).__name__
+        return ValueError(f"{name}: the state does not fit; it lacks {what}{_OTHER_ALGORITHM}")
+
+    def _parameter_names(self) -> dict[int, str]:
+        names: dict[int, str] = {}
+        for module in self._learner.module.values():
+            module = module.unwrapped() if hasattr(module, "unwrapped") else module  # or a part of one
+            if isinstance(module, nn.Module):
+                names.update((id(p), name) for name, p in module.named_parameters())
+        return names
+
+
+def _tensors(modules: list[Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return all parameters and all buffers."""
+    networks = [module for module in modules if isinstance(module, nn.Module)]
+    parameters: list[Tensor] = [p for module in networks for p in module.parameters()]
+    return parameters, [buffer for module in networks for buffer in module.buffers()]
+
+
+def _paths(components: str | Sequence[str] | None, default: list[str]) -> list[str]:
+    paths = (
+        default if components is None else [components] if isinstance(components, str) else list(components)
+    )
+    for path in paths:
+        name = path.partition("/")[0]
+        if name not in _COMPONENTS:
+            raise ValueError(f"a Learner's state has no component {name!r}.{did_you_mean(name, _COMPONENTS)}")
+    return paths
 
 
 class UpdateSnapshot:

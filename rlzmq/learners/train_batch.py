@@ -552,23 +552,15 @@ class MinibatchIterator:
     def __len__(self) -> int:
         return max(self.num_of_modules.values(), default=0)
 
-    def due(self, index: int) -> list[str]:
-        """Return the ids of the modules that the minibatch with this index trains, on any rank."""
-        total = len(self)
-        return [
-            m for m, num in self.num_of_modules.items() if (index + 1) * num // total > index * num // total
-        ]
-
-    def __iter__(self) -> Iterator[dict[str, dict[str, Any]]]:
+    def __iter__(self) -> Iterator[tuple[list[str], dict[str, dict[str, Any]]]]:
+        """Yield the ids of the modules that a minibatch trains, on any rank, and this rank's columns of them."""
         streams = {}
         for module_id, rows in self.modules.items():
             streams[module_id] = rows.minibatches(self.num_of_modules[module_id])
-        for index in range(len(self)):
-            minibatch = {}
-            for module_id in self.due(index):
-                if module_id in streams:
-                    minibatch[module_id] = next(streams[module_id])
-            yield minibatch
+        num_of_modules, total = self.num_of_modules.items(), len(self)
+        for index in range(total):
+            due = [m for m, num in num_of_modules if (index + 1) * num // total > index * num // total]
+            yield due, {module_id: next(streams[module_id]) for module_id in due if module_id in streams}
 
 
 def _leaf_tensor(leaf: Any) -> Tensor:

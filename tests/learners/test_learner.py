@@ -252,7 +252,7 @@ def test_noise_of_modules_and_losses_follows_from_the_seed_and_goes_on_in_a_rest
 ) -> None:
     first, second = (square_learner(learner_class=NoisyLearner) for _ in range(2))
     if seed is None:
-        first._seed = 123  # as drawn where the config has none
+        first.seed = 123  # as drawn where the config has none
     first.update(batch=rows(16))
     torch.rand(3)
     second.set_state(first.get_state())

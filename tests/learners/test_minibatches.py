@@ -19,7 +19,7 @@ def batch_of(**num_rows: int) -> dict[str, dict[str, torch.Tensor]]:
 
 def iterate(batch: Any, **kwargs: Any) -> list[dict[str, Any]]:
     settings = {"minibatch_size": 8, "num_epochs": 1, "shuffle": True, "seed": 3} | kwargs
-    return list(MinibatchIterator(batch, **settings))
+    return [minibatch for _, minibatch in MinibatchIterator(batch, **settings)]
 
 
 def test_fifty_rows_two_epochs_of_minibatch_8_are_13_full_minibatches() -> None:
@@ -94,7 +94,7 @@ def test_rows_that_hold_sequences_fill_the_minibatch_by_timesteps() -> None:
     iterator = MinibatchIterator(
         batch, minibatch_size=40, num_epochs=1, shuffle=True, seed=0, timesteps={"p": 200}
     )
-    shapes = [minibatch["p"]["obs"].shape for minibatch in iterator]
+    shapes = [minibatch["p"]["obs"].shape for _, minibatch in iterator]
     assert shapes == [(2, 20, 4)] * 5
 
 

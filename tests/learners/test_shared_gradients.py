@@ -69,7 +69,7 @@ def modules_of_which_one_is_not_trained() -> Learner:
         parameter.requires_grad_(False)
     learner.module["a"].layer.double()
     learner.module["a"].scale = nn.BatchNorm1d(4).double()
-    learner._optimizers.remove("a")
+    learner.optimizers.remove("a")
     learner.configure_optimizers_for_module("a", learner.config)
     learner.module["a"].register_buffer("flags", torch.tensor([True, False, True]))
     return learner

@@ -21,7 +21,7 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.learners.losses import ErrorLoss, error_loss
 from rlzmq.learners.replay_learner import ReplayLearner, importance_weights, with_n_step_sums
 from rlzmq.learners.target_network_learner import discounts, target_outputs
-from rlzmq.learners.update_counts import Scalar
+from rlzmq.learners.update_report import Scalar
 from rlzmq.modules.default_models.dense_gradients import is_recorded, with_known_gradient
 from rlzmq.modules.rl_module import QNetAPI, TargetNetworkAPI
 

@@ -263,7 +263,7 @@ class PPOLearner(AdaptiveKLLearner):
                 },
             )
             if values is not None:
-                self._stats.log(module_id, {_VALUES: (values.detach(), targets, mask)})
+                self.report.stats.log(module_id, {_VALUES: (values.detach(), targets, mask)})
         return terms.loss
 
     def ends_update(self) -> bool:
@@ -281,7 +281,7 @@ class PPOLearner(AdaptiveKLLearner):
         self._log_value_stats()
 
     def _log_value_stats(self) -> None:
-        for module_id, parts in self._stats.newest(_VALUES, self.num_minibatches_per_epoch).items():
+        for module_id, parts in self.report.stats.newest(_VALUES, self.num_minibatches_per_epoch).items():
             values, targets = (torch.cat([part[i].flatten() for part in parts]) for i in (0, 1))
             masks = [part[2].flatten() for part in parts if part[2] is not None]
             mask = torch.cat(masks) if masks else None

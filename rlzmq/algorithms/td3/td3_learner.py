@@ -14,7 +14,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.replay_learner import ReplayLearner, importance_weights
 from rlzmq.learners.target_network_learner import discounts, target_outputs
-from rlzmq.learners.update_counts import Scalar
+from rlzmq.learners.update_report import Scalar
 
 __all__ = ["TD3Learner"]
 
