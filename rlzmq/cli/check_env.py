@@ -14,9 +14,12 @@ import tyro
 
 from rlzmq.cli.joining import import_first
 from rlzmq.cli.main import EXIT_CONFIG
+from rlzmq.cli.options import table_from_texts
 from rlzmq.cli.parsing import parse
 from rlzmq.core.errors import ConfigurationError, RlzmqError
 from rlzmq.core.tracebacks import is_of_user, place_of
+from rlzmq.envs.multi_agent_env import MultiAgentEnv
+from rlzmq.envs.wrappers import split_wrappers
 from rlzmq.runners.episode_metrics import HOW_TO_LIMIT
 
 if TYPE_CHECKING:
@@ -49,8 +52,6 @@ class CheckEnvOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with `arguments`, which follow ``rlzmq check-env``; return 0, or 78 if there are problems."""
-    from rlzmq.envs.multi_agent_env import MultiAgentEnv
-
     options = parse(
         CheckEnvOptions,
         arguments,
@@ -161,8 +162,6 @@ def _parts(returned: object, method: str, names: str) -> tuple[Any, ...]:
 
 def _config(options: CheckEnvOptions) -> AlgorithmConfig:
     from rlzmq.algorithms.ppo import PPOConfig
-    from rlzmq.cli.options import table_from_texts
-    from rlzmq.envs.wrappers import split_wrappers
 
     return PPOConfig().environment(
         options.env,
@@ -174,7 +173,6 @@ def _config(options: CheckEnvOptions) -> AlgorithmConfig:
 
 def _train(env: object, config: AlgorithmConfig, options: CheckEnvOptions) -> list[str]:
     """Sample with an env runner, a new module and default settings; return the errors that training would raise."""
-    from rlzmq.envs.multi_agent_env import MultiAgentEnv
     from rlzmq.roles.runner.runner_role import make_env_runner
 
     config.env_runners(num_env_runners=0).debugging(seed=options.seed)

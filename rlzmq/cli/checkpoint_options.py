@@ -10,6 +10,8 @@ from typing import Any
 
 import tyro
 
+from rlzmq.core.errors import ConfigurationError
+
 __all__ = [
     "CheckpointOptions",
     "PolicyOptions",
@@ -87,7 +89,6 @@ def place_of(options: CheckpointOptions, name: str, flag: str) -> Path:
         ConfigurationError: There is no such directory on this machine.
     """
     from rlzmq.core.checkpoint_series import run_of
-    from rlzmq.core.errors import ConfigurationError
 
     if not options.checkpoint.is_dir():
         raise ConfigurationError(
@@ -99,8 +100,6 @@ def place_of(options: CheckpointOptions, name: str, flag: str) -> Path:
 @contextmanager
 def unknown_ids_explained() -> Iterator[None]:
     """Raise ConfigurationError for a module or an agent that `Policy.load` does not find."""
-    from rlzmq.core.errors import ConfigurationError
-
     try:
         yield
     except KeyError as error:

@@ -11,6 +11,7 @@ import numpy as np
 import tyro
 
 from rlzmq.cli.parsing import parse
+from rlzmq.core.checkpoint import read_checkpoint
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.printable import cut, printable
 from rlzmq.telemetry.metric_paths import flatten
@@ -57,7 +58,6 @@ def run(arguments: Sequence[str]) -> int:
 
 def _diff(first: str, second: str) -> int:
     from rlzmq.algorithms.checkpoints import checkpoint_place
-    from rlzmq.core.checkpoint import read_checkpoint
 
     sides = []
     for name, path in (("A", first), ("B", second)):

@@ -18,7 +18,9 @@ from typing import Any, Literal
 from rlzmq.cli.main import EXIT_CONFIG
 from rlzmq.cli.parsing import parse
 from rlzmq.core.addresses import SocketDirectory, check_bind_address, split_tcp
-from rlzmq.core.process import num_usable_cores
+from rlzmq.core.process import loopback_interface, num_usable_cores
+from rlzmq.net.join_file import JoinFile
+from rlzmq.net.keys import curve_support
 
 __all__ = ["CHECKS", "Finding", "run"]
 
@@ -105,8 +107,6 @@ def check_versions(options: DoctorOptions) -> Iterator[Finding]:
 
 def check_keys(options: DoctorOptions) -> Iterator[Finding]:
     """Check CURVE support in libzmq, and a join file's mode and broker."""
-    from rlzmq.net.keys import curve_support
-
     version, has_curve = curve_support()
     yield Finding(
         "ok" if has_curve else "FAIL",
@@ -118,7 +118,6 @@ def check_keys(options: DoctorOptions) -> Iterator[Finding]:
         return
     import asyncio
 
-    from rlzmq.net.join_file import JoinFile
     from rlzmq.roles.remote_peer import Conversation
     from rlzmq.wire.messages import Config, ConfigRequest, Refused
 
@@ -185,8 +184,6 @@ def check_run_directory(options: DoctorOptions) -> Iterator[Finding]:
 
 def check_loopback(options: DoctorOptions) -> Iterator[Finding]:
     """Check loopback TCP, over which the learners of one machine connect."""
-    from rlzmq.core.process import loopback_interface
-
     start = time.perf_counter()
     with (
         socket.create_server(("127.0.0.1", 0)) as server,

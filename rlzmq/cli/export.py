@@ -11,6 +11,7 @@ import tyro
 
 from rlzmq.cli.checkpoint_options import PolicyOptions, place_of, policy_arguments, unknown_ids_explained
 from rlzmq.cli.parsing import parse
+from rlzmq.core.errors import ConfigurationError
 
 __all__ = ["ExportOptions", "run"]
 
@@ -38,7 +39,6 @@ def run(arguments: Sequence[str]) -> int:
         description="Write a checkpoint's policy with its connectors as one file, and compare it with the policy.",
     )
     from rlzmq.algorithms.policy import Policy
-    from rlzmq.core.errors import ConfigurationError
     from rlzmq.deploy.export import export_policy
 
     if options.observations < 1:

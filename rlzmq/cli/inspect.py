@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING, Any
 from rlzmq.cli.joining import import_first
 from rlzmq.cli.main import EXIT_CONFIG
 from rlzmq.cli.parsing import parse
+from rlzmq.connectors.explain import describe_batch
+from rlzmq.core.checkpoint import read_checkpoint, read_manifest
+from rlzmq.core.checkpoint_series import CheckpointSeries, find_checkpoint
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.printable import printable
+from rlzmq.replay.shards import find_shards, open_shards
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig
@@ -45,8 +49,6 @@ def run(arguments: Sequence[str]) -> int:
 
     given = list(arguments)
     if given and Path(given[0]).is_dir():
-        from rlzmq.replay.shards import find_shards
-
         place = Path(given[0])
         is_run = (place / "checkpoints").is_dir()
         return show_checkpoints(place) if is_run or not find_shards(place) else show_shards(place)
@@ -81,8 +83,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _show(config: AlgorithmConfig, runner: Any, num_steps: int) -> None:
-    from rlzmq.connectors.explain import describe_batch
-
     single = config.single_spaces()
     spaces = {"__env_single__": single, "__env__": single}
     print(f"observations  {single[0]}\nactions       {single[1]}")
@@ -108,9 +108,6 @@ def show_checkpoints(place: Path) -> int:
     Args:
         place: A checkpoint, a directory of them, or a run directory.
     """
-    from rlzmq.core.checkpoint import read_checkpoint, read_manifest
-    from rlzmq.core.checkpoint_series import CheckpointSeries, find_checkpoint
-
     found = find_checkpoint(place)
     paths = [*CheckpointSeries(place / "checkpoints").paths(), *CheckpointSeries(place).paths()]
     for path in paths or [path for path in (place / "checkpoint", place) if path.is_dir()][:1]:
@@ -138,9 +135,6 @@ def show_checkpoints(place: Path) -> int:
 def show_shards(place: Path) -> int:
     """Check and print the shards of a directory; return 0. Raises ConfigurationError if none is usable."""
     import numpy as np
-
-    from rlzmq.connectors.explain import describe_batch
-    from rlzmq.replay.shards import open_shards
 
     opened = open_shards(place)
     returns, lengths, is_done = [], [], []

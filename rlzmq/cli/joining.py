@@ -16,6 +16,10 @@ from rlzmq.actors.loop_thread import new_event_loop
 from rlzmq.cli.interrupt import SignalEchoes, exit_code_of_signal, handled_signals
 from rlzmq.cli.main import EXIT_UNREACHABLE
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.trust import CALLER, find_code
+from rlzmq.net.join_file import JoinFile
+from rlzmq.roles.peer_link import digest_of
+from rlzmq.roles.remote_peer import fetch_config
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig
@@ -37,8 +41,6 @@ def read_join_file(path: Path, role: str) -> Any:
     Raises:
         ConfigurationError: The file is missing, readable by others, malformed, or for another role.
     """
-    from rlzmq.net.join_file import JoinFile
-
     join = JoinFile.read(path)
     if join.role != role:
         raise ConfigurationError(f"{path} lets a {join.role} in, not a {role}")
@@ -61,9 +63,6 @@ async def the_runs_config(join: Any, imports: Sequence[str], *, timeout_s: float
         AuthenticationError: The broker refuses the key.
         ConfigurationError: The config names code that is not installed here.
     """
-    from rlzmq.roles.peer_link import digest_of
-    from rlzmq.roles.remote_peer import fetch_config
-
     import_first(imports)
     run_id, packed = await fetch_config(join, timeout_s=timeout_s)
     return run_id, make_config(packed), digest_of(packed)
@@ -89,7 +88,6 @@ def make_config(packed: object) -> AlgorithmConfig:
         ConfigurationError: The config names code that is not installed here.
     """
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig
-    from rlzmq.core.trust import CALLER, find_code
     from rlzmq.driver.join_files import unpack_config
 
     name, settings = unpack_config(packed)

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import tyro
 
 from rlzmq.cli.parsing import parse
+from rlzmq.core.errors import ConfigurationError
 
 __all__ = ["PlotOptions", "run"]
 
@@ -42,7 +43,6 @@ def run(arguments: Sequence[str]) -> int:
         description="Plot learning curves. Runs that differ in their seed only are one curve: their mean, and its "
         "95 % bootstrap interval over seeds. With --iqm, each RUN is a directory of runs, and a line.",
     )
-    from rlzmq.core.errors import ConfigurationError
     from rlzmq.telemetry.runs import (
         X_LABELS,
         find_runs,

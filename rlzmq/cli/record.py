@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from rlzmq.cli.checkpoint_options import CheckpointOptions, code_arguments
+from rlzmq.cli.main import EXIT_INTERRUPTED
+from rlzmq.cli.parsing import parse
+from rlzmq.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rlzmq.core.files import FileLock
@@ -47,10 +50,6 @@ class RecordOptions(CheckpointOptions):
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with `arguments`, which follow ``rlzmq record``; return the exit code."""
-    from rlzmq.cli.main import EXIT_INTERRUPTED
-    from rlzmq.cli.parsing import parse
-    from rlzmq.core.errors import ConfigurationError
-
     options = parse(
         RecordOptions,
         arguments,
@@ -87,7 +86,6 @@ def record(options: RecordOptions) -> list[float]:
 def _take(options: RecordOptions) -> FileLock | None:
     """Take the directory for the shards, before anything is written into it."""
     from rlzmq.core.checkpoint_series import lock_run, move_aside
-    from rlzmq.core.errors import ConfigurationError
     from rlzmq.replay.shards import find_shards
 
     lock = lock_run(options.output)
@@ -108,7 +106,6 @@ def _take(options: RecordOptions) -> FileLock | None:
 def _record(options: RecordOptions) -> list[float]:
     from rlzmq.algorithms.checkpoints import load_policy, read_algorithm
     from rlzmq.algorithms.stored_config import Given
-    from rlzmq.core.errors import ConfigurationError
     from rlzmq.driver.sync_groups import EnvRunnerGroup
     from rlzmq.replay.shards import find_shards, open_shards
 

@@ -19,6 +19,8 @@ from rlzmq.cli.parsing import parse
 from rlzmq.core.errors import ConfigurationError, ProtocolError
 from rlzmq.core.printable import printable
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.wire.fragment_message import decode_fragment, fragment_from_bytes
 
 __all__ = ["Bound", "ReplayOptions", "describe", "run"]
 
@@ -183,9 +185,6 @@ def _read(path: Path) -> Any:
     Raises:
         ConfigurationError: There is no such file, or it holds no fragment.
     """
-    from rlzmq.episodes.episode_batch import EpisodeBatch
-    from rlzmq.wire.fragment_message import decode_fragment, fragment_from_bytes
-
     if not path.is_file() or path.stat().st_size > _MAX_BYTES:
         raise ConfigurationError(f"{path}: no such file, or larger than {_MAX_BYTES} bytes")
     try:

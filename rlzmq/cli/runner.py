@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlzmq.actors.system import ActorSystem
 from rlzmq.cli.joining import exit_code_of, on_signals, read_join_file, run_async, the_runs_config
 from rlzmq.cli.parsing import parse
 from rlzmq.core.errors import ConfigurationError
@@ -127,7 +128,6 @@ class _Runners:
         settings: dict[str, Any],
         joined: Callable[[str], None],
     ) -> None:
-        from rlzmq.actors.system import ActorSystem
         from rlzmq.driver.runner_supervision import RunnerSupervisor
 
         self._count = count

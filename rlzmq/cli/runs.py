@@ -16,6 +16,7 @@ from rlzmq.cli.parsing import parse
 from rlzmq.core.checkpoint_series import lock_run
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.printable import printable
+from rlzmq.telemetry.runs import differing_settings, find_runs
 
 if TYPE_CHECKING:
     from rlzmq.telemetry.runs import Run
@@ -49,7 +50,6 @@ def run(arguments: Sequence[str]) -> int:
         usage="rlzmq runs [list|compare|clean] [RUN…] [options]",
         description="List runs, compare them, or remove those that are no longer needed.",
     )
-    from rlzmq.telemetry.runs import find_runs
 
     places = options.runs or [Path("runs")]
     found = {run.path.absolute(): run for place in places for run in find_runs(place)}
@@ -74,8 +74,6 @@ def _listed(runs: Sequence[Run]) -> list[str]:
 
 
 def _compared(runs: Sequence[Run]) -> list[str]:
-    from rlzmq.telemetry.runs import differing_settings
-
     names = differing_settings(runs)
     rows = [["run", "algorithm", "steps", "return", "best", *names]]
     for run in runs:

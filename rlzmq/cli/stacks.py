@@ -12,6 +12,7 @@ from pathlib import Path
 
 import tyro
 
+from rlzmq.actors.process_state import descendants
 from rlzmq.cli.parsing import parse
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.printable import printable
@@ -39,7 +40,6 @@ def run(arguments: Sequence[str]) -> int:
         description="Show the stacks of all threads of a run's driver, broker, runners and learners on this machine: "
         "by py-spy where it is installed and permitted, else written by the processes themselves.",
     )
-    from rlzmq.actors.process_state import descendants
     from rlzmq.telemetry.runs import Run
 
     found = Run.open(options.run)

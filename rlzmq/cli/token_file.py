@@ -6,6 +6,7 @@ import secrets
 from pathlib import Path
 
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.files import read_private_file, write_private_file
 
 __all__ = ["token_in"]
 
@@ -18,8 +19,6 @@ def token_in(path: Path) -> str:
     Raises:
         ConfigurationError: Others may read the file, it holds no token, or it cannot be written.
     """
-    from rlzmq.core.files import read_private_file, write_private_file
-
     if path.exists():
         token = read_private_file(path).strip()
         if len(token) < _MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:

@@ -12,6 +12,8 @@ from typing import Any
 from rlzmq.cli.joining import run_async
 from rlzmq.cli.parsing import parse
 from rlzmq.core.printable import printable
+from rlzmq.roles.remote_peer import Observer
+from rlzmq.telemetry.brokers import Rates, find_broker
 
 __all__ = ["TopOptions", "format_status", "run"]
 
@@ -49,9 +51,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 async def _main(options: TopOptions) -> int:
-    from rlzmq.roles.remote_peer import Observer
-    from rlzmq.telemetry.brokers import Rates, find_broker
-
     address, join = find_broker(options.where)
     rates = Rates()
     num_updates = 0

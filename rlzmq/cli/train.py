@@ -24,11 +24,14 @@ from rlzmq.cli.main import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE
 from rlzmq.cli.parsing import parse
 from rlzmq.cli.stopping import StopCriteria
 from rlzmq.core import faults
+from rlzmq.core.checkpoint_series import find_checkpoint, run_of
 from rlzmq.core.errors import CheckpointError, ConfigurationError, Interrupted
 from rlzmq.core.printable import printable, short_path
 from rlzmq.core.process import open_stack_channel, outlive_readers
 from rlzmq.core.tracebacks import run_error
+from rlzmq.telemetry.runs import find_run
 from rlzmq.telemetry.view import make_view
+from rlzmq.telemetry.writers import make_writers
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig
@@ -215,9 +218,6 @@ def _taken(algorithm: str, options: Any) -> Iterator[tuple[RunDirectory, Algorit
 
 def _run_of_checkpoint(algorithm: str, options: Any) -> tuple[Path | None, bool]:
     """Return the directory for a run that resumes from a place (None: a new one), and whether it continues there."""
-    from rlzmq.core.checkpoint_series import run_of
-    from rlzmq.telemetry.runs import find_run
-
     place, given = Path(options.resume), options.run_dir
     run = run_of(place)
     if given is not None:
@@ -291,7 +291,6 @@ def _stored_settings(options: Any) -> dict[str, Any] | None:
         return None
     from rlzmq.algorithms.checkpoints import read_algorithm
     from rlzmq.algorithms.stored_config import Given
-    from rlzmq.core.checkpoint_series import find_checkpoint
 
     found = find_checkpoint(place)
     if found.path is None:
@@ -309,8 +308,6 @@ def _train(
     directory: RunDirectory,
     interrupt: Interrupt,
 ) -> int:
-    from rlzmq.telemetry.writers import make_writers
-
     name, path = arguments[0], directory.path
     criteria = StopCriteria(options.stop)
     if options.dashboard:
@@ -431,8 +428,6 @@ def _next_commands(name: str, options: Any, path: Path, saved: Path | None, stop
         saved: The last checkpoint; None: the newest intact one there.
         stops: What ends the resumed run: the same as this one, or twice its length if that was reached.
     """
-    from rlzmq.core.checkpoint_series import find_checkpoint
-
     lines = [
         f"metrics     {path / 'metrics.jsonl'}",
         f"watch       rlzmq dashboard {shlex.quote(str(path))}",
@@ -465,8 +460,6 @@ def _checkpoint_to_resume(options: Any, path: Path) -> Path | None:
     Raises:
         CheckpointError: --resume names a place without a whole checkpoint.
     """
-    from rlzmq.core.checkpoint_series import find_checkpoint
-
     if options.resume is None:
         return None
     is_auto = options.resume == "auto"

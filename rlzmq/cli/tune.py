@@ -28,6 +28,7 @@ from rlzmq.core.printable import short_path
 from rlzmq.core.process import outlive_readers
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.trust import CALLER, find_code
+from rlzmq.telemetry.metric_paths import number_at
 
 if TYPE_CHECKING:
     from rlzmq.tune.result_grid import ResultGrid
@@ -257,7 +258,6 @@ def _made(kind: type, name: str, tables: Mapping[str, Any]) -> Any:
 
 def _print_summary(results: ResultGrid, tuner: Tuner, options: TuneOptions) -> int:
     """Print the best trial and the commands to continue with; return the exit code."""
-    from rlzmq.telemetry.metric_paths import number_at
     from rlzmq.tune.config_paths import config_value
 
     print(f"{results.num_terminated} trials ended, {results.num_errors} failed; {tuner.path}")
