@@ -107,9 +107,8 @@ class RunModules:
         trained = self.configs.run.policies_to_train
         if not callable(trained):
             _log.warning(
-                "The saved run used a function to select the modules to train, which checkpoints do not "
-                "contain. Now these are trained: %s. Pass config=… with "
-                ".multi_agent(policies_to_train=…) to train others.",
+                "The saved run used a function to select the modules to train, which checkpoints do not contain. Now "
+                "these are trained: %s. Pass config=… with other policies_to_train to change that.",
                 trained or "all",
             )
         return None

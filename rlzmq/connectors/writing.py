@@ -15,6 +15,7 @@ from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 __all__ = [
     "OF_AGENTS",
     "AgentOption",
+    "AgentPiece",
     "ObservationPiece",
     "agent_space",
     "rewrite_all_observations",
@@ -34,17 +35,17 @@ OF_AGENTS = "For spaces that are Dicts by agent id, pass multi_agent=True."
 
 
 class AgentOption(TypedDict, total=False):
-    """The keyword argument of every `ObservationPiece`."""
+    """The keyword argument of every `AgentPiece`."""
 
     multi_agent: bool
 
 
-class ObservationPiece(ConnectorV2):
-    """Base class of pieces that change the observation space, or each agent's.
+class AgentPiece(ConnectorV2):
+    """Base class of pieces that need to know whether there are several agents.
 
     Args:
         input_observation_space, input_action_space: See ConnectorV2.
-        multi_agent: Whether the spaces are Dicts by agent id.
+        multi_agent: Whether the spaces are Dicts by agent id, and batches are ``{module_id: {column: …}}``.
     """
 
     def __init__(
@@ -55,7 +56,11 @@ class ObservationPiece(ConnectorV2):
         multi_agent: bool = False,
     ) -> None:
         super().__init__(input_observation_space, input_action_space)
-        self._multi_agent = multi_agent
+        self.of_agents = multi_agent
+
+
+class ObservationPiece(AgentPiece):
+    """Base class of pieces that change the observation space, or each agent's. Arguments: see `AgentPiece`."""
 
     @abc.abstractmethod
     def new_space(self, observation_space: Any, action_space: Any, agent_id: Any) -> Any:
@@ -65,7 +70,7 @@ class ObservationPiece(ConnectorV2):
         self, input_observation_space: Any, input_action_space: Any
     ) -> Any:
         """Return the new space, or in multi-agent use a Dict of the agents' new spaces."""
-        if not (self._multi_agent and isinstance(input_observation_space, gym.spaces.Dict)):
+        if not (self.of_agents and isinstance(input_observation_space, gym.spaces.Dict)):
             return self.new_space(input_observation_space, input_action_space, None)
         return gym.spaces.Dict(
             {

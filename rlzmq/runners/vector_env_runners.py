@@ -13,8 +13,8 @@ from rlzmq.episodes.bad_values import BadValue
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.runners.env_failures import Reproduction
 from rlzmq.runners.env_runner import EnvRunner
-from rlzmq.runners.episode_sampler import MultiAgentEpisodeSampler, SingleAgentEpisodeSampler
-from rlzmq.runners.multi_agent_rows_sampler import MultiAgentRowsSampler
+from rlzmq.runners.episode_sampler import SingleAgentEpisodeSampler
+from rlzmq.runners.multi_agent_samplers import MultiAgentEpisodeSampler, MultiAgentRowsSampler
 from rlzmq.runners.rows_sampler import RowsSampler
 
 __all__ = ["MultiAgentEnvRunner", "SingleAgentEnvRunner", "make_env_runner"]

@@ -28,8 +28,7 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.runners.episode_sampler import MultiAgentEpisodeSampler
-from rlzmq.runners.multi_agent_rows_sampler import MultiAgentRowsSampler
+from rlzmq.runners.multi_agent_samplers import MultiAgentEpisodeSampler, MultiAgentRowsSampler
 from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner
 from tests.learners.test_train_batch import assert_identical, built
 from tests.runners.multi_agent_envs import AGENTS, RestlessAgentsEnv, SteadyModule

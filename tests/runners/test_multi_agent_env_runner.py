@@ -20,8 +20,7 @@ from rlzmq.envs.pettingzoo_env import ParallelPettingZooEnv, PettingZooEnv
 from rlzmq.episodes.episode_batch import EpisodeBatch, concat_joined
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.runners.episode_sampler import MultiAgentEpisodeSampler
-from rlzmq.runners.multi_agent_rows_sampler import MultiAgentRowsSampler
+from rlzmq.runners.multi_agent_samplers import MultiAgentEpisodeSampler, MultiAgentRowsSampler
 from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner
 from tests.runners.multi_agent_envs import AGENTS, RestlessAgentsEnv, SteadyModule, TracingModule
 from tests.runners.sampling_cases import assert_same

@@ -21,6 +21,7 @@ from rlzmq.connectors.rl_modules import (
 )
 from rlzmq.connectors.rows import TrainRows
 from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
+from rlzmq.connectors.writing import AgentPiece
 from rlzmq.core.tree import num_items, tree_map, tree_stack
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns, ragged_arange
 from rlzmq.episodes.episode_batch import EpisodeBatch
@@ -439,28 +440,15 @@ def state_before_chunk(episode: Any, module: Any) -> Any:
     )
 
 
-class BatchIndividualItems(ConnectorV2):
+class BatchIndividualItems(AgentPiece):
     """Converts every column's items to one tree of arrays ``[B, ...]``. Infos become one list.
 
     Single-agent data is stored under ``"default_policy"`` if `rl_module` is a MultiRLModule.
-
-    Args:
-        input_observation_space, input_action_space: See ConnectorV2.
-        multi_agent: Whether the batch is ``{module_id: {column: [items]}}``.
+    For the arguments see `AgentPiece`.
     """
 
     stage: ClassVar[int] = 6
     step_columns: ClassVar[tuple[str, ...] | None] = ()
-
-    def __init__(
-        self,
-        input_observation_space: Any = None,
-        input_action_space: Any = None,
-        *,
-        multi_agent: bool = False,
-    ) -> None:
-        super().__init__(input_observation_space, input_action_space)
-        self._multi_agent = multi_agent
 
     def __call__(
         self,
@@ -475,7 +463,7 @@ class BatchIndividualItems(ConnectorV2):
         Raises:
             ValueError: Items of a column differ in shape or structure; the text names the column.
         """
-        if self._multi_agent:
+        if self.of_agents:
             return {
                 module_id: (
                     {name: _batched(name, data) for name, data in columns.items()}
