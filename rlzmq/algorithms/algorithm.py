@@ -219,7 +219,7 @@ class Algorithm(TellsUncalled, Synchronous[AsyncAlgorithm], AnswersSynonyms, met
         *,
         config: BaseConfig | None = None,
         trust: Collection[str] = (),
-        module_class: Any = None,
+        module_class: type | Mapping[str, type] | None = None,
         **settings: Any,
     ) -> Self:
         """Return an algorithm that continues from a checkpoint.
@@ -269,7 +269,7 @@ class Algorithm(TellsUncalled, Synchronous[AsyncAlgorithm], AnswersSynonyms, met
         *,
         config: BaseConfig | None = None,
         trust: Collection[str] = (),
-        module_class: Any = None,
+        module_class: type | Mapping[str, type] | None = None,
         **settings: Any,
     ) -> Self:
         """Return an algorithm that continues the run in a directory and keeps its checkpoints there.

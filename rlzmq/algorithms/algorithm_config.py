@@ -20,6 +20,8 @@ from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 
 if TYPE_CHECKING:
+    import gymnasium as gym
+
     from rlzmq.algorithms import async_algorithm
     from rlzmq.algorithms.algorithm import Algorithm
     from rlzmq.connectors.pipelines import EnvToModulePipeline, LearnerConnectorPipeline, ModuleToEnvPipeline
@@ -143,7 +145,7 @@ class AlgorithmConfig(BaseConfig):
         return defaults.build_module_to_env(self, env, self._all_spaces(env, spaces))
 
     def build_learner_connector(
-        self, observation_space: Any, action_space: Any, device: Any = None
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], device: Any = None
     ) -> LearnerConnectorPipeline:
         """Return the LearnerConnectorPipeline of this algorithm.
 

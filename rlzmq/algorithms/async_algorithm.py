@@ -22,7 +22,7 @@ import contextlib
 import copy
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Hashable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -496,7 +496,7 @@ class AsyncAlgorithm:
 
     # -- acting ---------------------------------------------------------------------------------
 
-    async def get_policy(self, *, module_id: str | None = None, agent_id: Any = None) -> policy.Policy:
+    async def get_policy(self, *, module_id: str | None = None, agent_id: Hashable = None) -> policy.Policy:
         """Return a Policy with the current weights and connectors. Further training does not change it.
 
         Args:
@@ -528,7 +528,7 @@ class AsyncAlgorithm:
         reward: Any = 0.0,
         begins_episode: bool = False,
         module_id: str | None = None,
-        agent_id: Any = None,
+        agent_id: Hashable = None,
     ) -> Any:
         """Return the env action for an observation, with the current weights and connectors.
 
@@ -661,7 +661,7 @@ class AsyncAlgorithm:
         *,
         config: BaseConfig | None = None,
         trust: Collection[str] = (),
-        module_class: Any = None,
+        module_class: type | Mapping[str, type] | None = None,
         **settings: Any,
     ) -> AsyncAlgorithm:
         """Return a started algorithm that continues from a checkpoint (see Algorithm.from_checkpoint)."""
@@ -735,7 +735,7 @@ class AsyncAlgorithm:
         *,
         config: BaseConfig | None = None,
         trust: Collection[str] = (),
-        module_class: Any = None,
+        module_class: type | Mapping[str, type] | None = None,
         **settings: Any,
     ) -> AsyncAlgorithm:
         """Return a started algorithm that continues the run in a directory (see Algorithm.resume)."""

@@ -155,7 +155,7 @@ def evaluate_checkpoint(
     num_video_episodes: int = 1,
     config: BaseConfig | None = None,
     trust: Collection[str] = (),
-    module_class: object = None,
+    module_class: type | Mapping[str, type] | None = None,
     **settings: Any,
 ) -> CheckpointScores:
     """Evaluate a checkpoint's policy in this process.

@@ -9,7 +9,7 @@ The pipelines are those of the env runners, with the statistics frozen at their 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -88,7 +88,7 @@ class Policy(AnswersSynonyms):
         spaces: tuple[Any, Any],
         connector_state: Mapping[str, Any] | None = None,
         module_id: str | None = None,
-        agent_id: Any = None,
+        agent_id: Hashable = None,
         seed: int | None = None,
         num_env_steps_sampled: int = 0,
     ) -> None:
@@ -125,10 +125,10 @@ class Policy(AnswersSynonyms):
         path: str | Path,
         *,
         module_id: str | None = None,
-        agent_id: Any = None,
+        agent_id: Hashable = None,
         config: BaseConfig | None = None,
         trust: Collection[str] = (),
-        module_class: Any = None,
+        module_class: type | Mapping[str, type] | None = None,
         **settings: Any,
     ) -> Self:
         """Return the policy of an algorithm's checkpoint.
@@ -159,7 +159,7 @@ class Policy(AnswersSynonyms):
         *,
         config: BaseConfig | None = None,
         trust: Collection[str] = (),
-        module_class: Any = None,
+        module_class: type | Mapping[str, type] | None = None,
         **settings: Any,
     ) -> list[Self]:
         """Return a policy for each agent of a checkpoint's env, with shared modules; one policy if there are no agents.
@@ -177,7 +177,9 @@ class Policy(AnswersSynonyms):
         return [cls(**vars(stored), module_id=module_id, agent_id=agent_id) for module_id, agent_id in ids]
 
     @classmethod
-    def from_algorithm(cls, algorithm: Any, *, module_id: str | None = None, agent_id: Any = None) -> Policy:
+    def from_algorithm(
+        cls, algorithm: Any, *, module_id: str | None = None, agent_id: Hashable = None
+    ) -> Policy:
         """Return the current policy of an `Algorithm`. Further training does not change it.
 
         Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -21,7 +21,7 @@ __all__ = ["PolicyAgents", "Steps", "agents_of_policy", "agents_with_modules", "
 
 
 def agents_of_policy(
-    config: BaseConfig, modules: Any, spaces: tuple[Any, Any], module_id: str | None, agent_id: Any
+    config: BaseConfig, modules: Any, spaces: tuple[Any, Any], module_id: str | None, agent_id: Hashable
 ) -> PolicyAgents:
     """Return the agents that a policy plays; see `Policy` for the arguments.
 
@@ -54,7 +54,7 @@ def agents_with_modules(config: BaseConfig, spaces: tuple[Any, Any]) -> list[tup
     return found
 
 
-def _checked_agent(agent_id: Any, module_id: str | None, agents: list[Any], mapping_fn: Any) -> Any:
+def _checked_agent(agent_id: Hashable, module_id: str | None, agents: list[Any], mapping_fn: Any) -> Any:
     if agent_id is None:
         for agent in agents:
             try:
@@ -227,7 +227,7 @@ class _OneOfAgents(_AllAgents):
 
     are_all = False
 
-    def __init__(self, modules: Any, spaces: tuple[Any, Any], module_id: str, agent_id: Any) -> None:
+    def __init__(self, modules: Any, spaces: tuple[Any, Any], module_id: str, agent_id: Hashable) -> None:
         super().__init__(modules, spaces, lambda agent_id, episode, **kwargs: module_id)
         self.spaces = spaces[0][agent_id], spaces[1][agent_id]
         self._module_id, self._agent_id = module_id, agent_id
@@ -272,7 +272,7 @@ def _like(known: Mapping[str, Any] | None, extras: dict[str, Any]) -> dict[str, 
 _ARRAYS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 
 
-def as_value_of(space: Any, value: Any) -> Any:
+def as_value_of(space: gym.Space[Any], value: Any) -> Any:
     """Return one value of a space, with its parts as arrays of the space's dtypes.
 
     Raises:
@@ -282,7 +282,7 @@ def as_value_of(space: Any, value: Any) -> Any:
     return _converted(space, value, (), "observation")
 
 
-def refuse_tuple(space: Any, value: Any) -> None:
+def refuse_tuple(space: gym.Space[Any], value: Any) -> None:
     """Raise ValueError if a value is all that ``reset`` or ``step`` returned."""
     names = {2: "observation, info", 5: "observation, reward, terminated, truncated, info"}
     if not isinstance(value, tuple) or isinstance(space, gym.spaces.Tuple) or len(value) not in names:
@@ -295,7 +295,7 @@ def refuse_tuple(space: Any, value: Any) -> None:
         )
 
 
-def as_batch_of(space: Any, values: Any) -> Any:
+def as_batch_of(space: gym.Space[Any], values: Any) -> Any:
     """Return many values of a space, or a list of single ones, as one tree of arrays ``[N, ...]``.
 
     Raises:
@@ -308,7 +308,7 @@ def as_batch_of(space: Any, values: Any) -> Any:
     return _converted(space, values, (None,), "observations")
 
 
-def _converted(space: Any, value: Any, lead: tuple[None, ...], where: str) -> Any:
+def _converted(space: gym.Space[Any], value: Any, lead: tuple[None, ...], where: str) -> Any:
     if isinstance(space, gym.spaces.Dict):
         if not isinstance(value, dict) or value.keys() != space.spaces.keys():
             got = sorted(value) if isinstance(value, dict) else type(value).__name__

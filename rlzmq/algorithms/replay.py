@@ -367,7 +367,7 @@ def _tap(source: BatchSource, drawn: Callable[[Any], None]) -> None:
     source.batches = batches  # type: ignore[method-assign]
 
 
-def _set_state(learner: Any, state: Mapping[str, Any], file: ArrivalFile) -> None:
+def _set_state(learner: Learner, state: Mapping[str, Any], file: ArrivalFile) -> None:
     """Restore a recorded state of the learner.
 
     Raises:
@@ -383,7 +383,7 @@ def _set_state(learner: Any, state: Mapping[str, Any], file: ArrivalFile) -> Non
     learner.set_state(state)
 
 
-def _compare(learner: Any, step: RecordedUpdate, update: RepeatedUpdate) -> None:
+def _compare(learner: Learner, step: RecordedUpdate, update: RepeatedUpdate) -> None:
     recorded = step.digest
     if recorded is None:
         return

@@ -259,7 +259,7 @@ class Given:
 
     config: BaseConfig | None = None
     trust: Trust | Collection[str] = ()
-    module_class: Any = None
+    module_class: type | Mapping[str, type] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def classes(self, *, is_mine: bool) -> ModuleClasses:

@@ -176,7 +176,7 @@ def _parse(algorithm: str, arguments: list[str]) -> Any:
 
 
 @contextlib.contextmanager
-def _taken(algorithm: str, options: Any) -> Iterator[tuple[RunDirectory, AlgorithmConfig]]:
+def _taken(algorithm: str, options: TrainOptions) -> Iterator[tuple[RunDirectory, AlgorithmConfig]]:
     """Take the run's directory, before anything is written or started; yield it, and the run's config.
 
     Raises:
@@ -216,9 +216,9 @@ def _taken(algorithm: str, options: Any) -> Iterator[tuple[RunDirectory, Algorit
         yield directory, config
 
 
-def _run_of_checkpoint(algorithm: str, options: Any) -> tuple[Path | None, bool]:
+def _run_of_checkpoint(algorithm: str, options: TrainOptions) -> tuple[Path | None, bool]:
     """Return the directory for a run that resumes from a place (None: a new one), and whether it continues there."""
-    place, given = Path(options.resume), options.run_dir
+    place, given = Path(options.resume or ""), options.run_dir
     run = run_of(place)
     if given is not None:
         return given, run.resolve() == given.resolve()
@@ -227,7 +227,7 @@ def _run_of_checkpoint(algorithm: str, options: Any) -> tuple[Path | None, bool]
     return (run if continues else None), continues
 
 
-def _config(algorithm: str, options: Any) -> AlgorithmConfig:
+def _config(algorithm: str, options: TrainOptions) -> AlgorithmConfig:
     """Return the config that checkpoint, preset, file and flags describe."""
     from rlzmq.algorithms.registry import get_config_class
     from rlzmq.cli.options import apply_settings
@@ -280,7 +280,7 @@ def apply_preset(config: AlgorithmConfig, algorithm: str, env: object, options: 
         print(f"settings: the preset for {preset.name}{also}")
 
 
-def _stored_settings(options: Any) -> dict[str, Any] | None:
+def _stored_settings(options: TrainOptions) -> dict[str, Any] | None:
     """Return the settings of the checkpoint to resume from; None if the command line gives the settings.
 
     Raises:
@@ -303,7 +303,7 @@ def _stored_settings(options: Any) -> dict[str, Any] | None:
 
 def _train(
     arguments: Sequence[str],
-    options: Any,
+    options: TrainOptions,
     config: AlgorithmConfig,
     directory: RunDirectory,
     interrupt: Interrupt,
@@ -388,7 +388,7 @@ def _train(
     return 0 if error is None else EXIT_INTERNAL
 
 
-def _submit(arguments: Sequence[str], options: Any, path: Path) -> int:
+def _submit(arguments: Sequence[str], options: TrainOptions, path: Path) -> int:
     """Hand the run's roles to an engine; return the exit code."""
     from rlzmq.algorithms.registry import get_config_class
     from rlzmq.launch.engine import Jobs, engine_of, start
@@ -419,7 +419,9 @@ def _submit(arguments: Sequence[str], options: Any, path: Path) -> int:
     return 0
 
 
-def _next_commands(name: str, options: Any, path: Path, saved: Path | None, stops: Sequence[str]) -> str:
+def _next_commands(
+    name: str, options: TrainOptions, path: Path, saved: Path | None, stops: Sequence[str]
+) -> str:
     """Return the lines that say how to look at a run and go on.
 
     Args:
@@ -454,7 +456,7 @@ def _processes(config: AlgorithmConfig) -> str:
     return ", ".join(parts) or "one process"
 
 
-def _checkpoint_to_resume(options: Any, path: Path) -> Path | None:
+def _checkpoint_to_resume(options: TrainOptions, path: Path) -> Path | None:
     """Return the checkpoint to resume from; None for a new run.
 
     Raises:
@@ -471,13 +473,13 @@ def _checkpoint_to_resume(options: Any, path: Path) -> Path | None:
     if found.path is not None:
         print(f"resumed     {short_path(found.path)}", flush=True)
     elif not is_auto:
-        raise _nothing_to_resume(str(place), found)
+        raise _nothing_to_resume(place, found)
     elif not options.quiet:
         print(f"nothing to resume: starting a new run in {path}", flush=True)
     return found.path
 
 
-def _nothing_to_resume(place: str, found: Found) -> CheckpointError:
+def _nothing_to_resume(place: str | Path, found: Found) -> CheckpointError:
     skipped = "".join(f"\n  {path}: {printable(reason)}" for path, reason in found.skipped)
     return CheckpointError(
         f"{place} is neither a complete checkpoint nor a run directory that holds one. With --resume auto "

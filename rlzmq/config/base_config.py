@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self, Unpack
 
+import gymnasium as gym
+
 from rlzmq.config.checks import DerivedValues, check
 from rlzmq.config.groups import (
     CheckpointingSettings,
@@ -265,7 +267,9 @@ class BaseConfig(DerivedValues):
         """Return the ModuleToEnvPipeline."""
         raise NotImplementedError
 
-    def build_learner_connector(self, observation_space: Any, action_space: Any, device: Any = None) -> Any:
+    def build_learner_connector(
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], device: Any = None
+    ) -> Any:
         """Return the LearnerConnectorPipeline."""
         raise NotImplementedError
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -345,7 +345,7 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
 
     # -- tensors (see rlzmq.connectors.torch_piece) ---------------------------------------------
 
-    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+    def to_torch(self, *, rl_module: Any, agent_id: Hashable) -> TorchPiece:
         """Return the piece as operations on tensors, for ``rlzmq export`` and ``rlzmq serve``.
 
         Statistics become constants. A subclass that changes `__call__` needs its own method.

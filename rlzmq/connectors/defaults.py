@@ -175,7 +175,7 @@ def change_modules(pipeline: ConnectorPipelineV2, config: BaseConfig) -> None:
 
 
 def module_spaces(
-    config: BaseConfig, observation_space: Any, action_space: Any
+    config: BaseConfig, observation_space: gym.Space[Any], action_space: gym.Space[Any]
 ) -> dict[str, tuple[Any, Any]]:
     """Return (observation space, action space) by module id; modules that no agent is mapped to are left out.
 

@@ -37,7 +37,7 @@ The default is enough for pieces that transform observations or ``compute_column
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -99,7 +99,7 @@ class VectorStepRows:
         agent_id: The agent of these columns; None in single-agent use.
     """
 
-    def __init__(self, columns: Mapping[str, Any], num_rows: int, agent_id: Any = None) -> None:
+    def __init__(self, columns: Mapping[str, Any], num_rows: int, agent_id: Hashable = None) -> None:
         self.columns = columns
         self.num_rows = num_rows
         self.agent_id = agent_id
@@ -158,7 +158,7 @@ class FlatRows:
         *,
         is_first: BoolArray,
         num_previous: IntArray,
-        agent_id: Any = None,
+        agent_id: Hashable = None,
     ) -> None:
         self.columns = columns
         self.slots = slots
@@ -169,7 +169,7 @@ class FlatRows:
 
     @classmethod
     def of_batch(
-        cls, batch: EpisodeBatch, slots: IntArray, chunks: IntArray, agent_id: Any = None
+        cls, batch: EpisodeBatch, slots: IntArray, chunks: IntArray, agent_id: Hashable = None
     ) -> FlatRows:
         """Return rows of an EpisodeBatch.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Hashable
 from typing import Any, TypedDict
 
 import gymnasium as gym
@@ -63,7 +64,9 @@ class ObservationPiece(AgentPiece):
     """Base class of pieces that change the observation space, or each agent's. Arguments: see `AgentPiece`."""
 
     @abc.abstractmethod
-    def new_space(self, observation_space: Any, action_space: Any, agent_id: Any) -> Any:
+    def new_space(
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], agent_id: Hashable
+    ) -> Any:
         """Return what becomes of an agent's observation space; the agent id is None in single-agent use."""
 
     def recompute_output_observation_space(
@@ -80,7 +83,7 @@ class ObservationPiece(AgentPiece):
         )
 
 
-def rewrite_last_observation(episode: Any, observation: Any, space: Any) -> None:
+def rewrite_last_observation(episode: Any, observation: Any, space: gym.Space[Any]) -> None:
     """Replace the last observation, and the episode's observation space if a space is given.
 
     Observations of array-backed episodes become a list if the older ones have another shape or dtype.
@@ -97,7 +100,7 @@ def rewrite_last_observation(episode: Any, observation: Any, space: Any) -> None
     episode.set_observations(new_data=observation, at_indices=-1)
 
 
-def rewrite_all_observations(episode: Any, observations: Any, space: Any) -> None:
+def rewrite_all_observations(episode: Any, observations: Any, space: gym.Space[Any]) -> None:
     """Replace all observations, including the lookback, with a list or a tree of arrays with as many items."""
     episode.observations = InfiniteLookbackBuffer(observations, episode.observations.lookback, space)
     if space is not None:

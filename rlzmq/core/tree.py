@@ -235,7 +235,7 @@ def tree_zeros_like(tree: Any, lead: tuple[int, ...] = ()) -> Any:
     return tree_map(zeros, tree)
 
 
-def leaf_spaces(space: Any) -> list[Any]:
+def leaf_spaces(space: gym.Space[Any]) -> list[Any]:
     """Return the leaves of a space in the order of `tree_leaves`, with Dict keys sorted."""
     if isinstance(space, gym.spaces.Dict):
         return [leaf for key in sorted(space.spaces) for leaf in leaf_spaces(space.spaces[key])]

@@ -143,7 +143,7 @@ def _batches(num_rows: int) -> list[int]:
     return [*sizes, num_rows - sum(sizes)]
 
 
-def _random(space: Any, num_rows: int, rng: np.random.Generator) -> Any:
+def _random(space: gym.Space[Any], num_rows: int, rng: np.random.Generator) -> Any:
     """Return random values of a space, a tree of arrays ``[num_rows, ...]``."""
     if isinstance(space, gym.spaces.Dict):
         return {key: _random(part, num_rows, rng) for key, part in space.spaces.items()}
@@ -188,7 +188,7 @@ class _Difference:
                 self._add_choices(space, ours, theirs, inputs)
         return worst
 
-    def _add_choices(self, space: Any, ours: Any, theirs: Any, inputs: Any) -> None:
+    def _add_choices(self, space: gym.Space[Any], ours: Any, theirs: Any, inputs: Any) -> None:
         self.num_choices += ours.size
         rows, choices = np.nonzero((ours != theirs).reshape(len(ours), -1))
         if not len(rows):

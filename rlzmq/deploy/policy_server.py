@@ -12,7 +12,7 @@ import contextlib
 import functools
 import logging
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -76,7 +76,7 @@ class AsyncPolicyServer:
         path: str | Path,
         *,
         module_id: str | None = None,
-        agent_id: Any = None,
+        agent_id: Hashable = None,
         http: str = "127.0.0.1:8000",
         token: str | None = None,
         allowed_hosts: Collection[str] = (),

@@ -24,6 +24,7 @@ __all__ = ["AsyncEnvRunnerGroup", "flatten_episodes"]
 
 
 if TYPE_CHECKING:
+    from rlzmq.actors.handle import ActorHandle
     from rlzmq.roles.runner import runner_role
 else:  # it imports torch, which only a local runner needs here
     runner_role = LazyModule("rlzmq.roles.runner.runner_role")
@@ -131,7 +132,7 @@ class AsyncEnvRunnerGroup(RunnerCalls):
             await self._change_modules_of(handle)
         return handle
 
-    async def _bring_up_to_date(self, index: int, handle: Any, incarnation: int) -> None:
+    async def _bring_up_to_date(self, index: int, handle: ActorHandle, incarnation: int) -> None:
         """Repeat `set_weights`, `set_connector_state` and `foreach_env_runner` calls on the replacement of a runner."""
         await self._give_env_config(index, handle)
         if self._weights is not None:
@@ -272,7 +273,7 @@ class AsyncEnvRunnerGroup(RunnerCalls):
         self._weights = None  # the new layout differs
         await self._on_all(self._change_modules_of)
 
-    async def _change_modules_of(self, handle: Any) -> None:
+    async def _change_modules_of(self, handle: ActorHandle) -> None:
         def change(role: Any, config: BaseConfig, synced_module_ids: list[str] | None) -> str:
             return str(role.change_modules(config, synced_module_ids))
 

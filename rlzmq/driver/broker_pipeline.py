@@ -24,7 +24,9 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
+from rlzmq.actors.handle import ActorHandle
 from rlzmq.actors.process_state import ActorLostError
+from rlzmq.actors.system import ActorSystem
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError, StandstillError
@@ -159,7 +161,7 @@ class BrokerPipeline(Supervisor):
     def __init__(
         self,
         config: BaseConfig,
-        system: Any,
+        system: ActorSystem,
         env_runner_group: Any,
         learner_group: Any,
         connectors: ConnectorSync,
@@ -228,7 +230,7 @@ class BrokerPipeline(Supervisor):
         learners.supervisor.begin_lineage = self._begin_lineage
         learners.supervisor.watch_failures()
 
-    async def _connect_runner(self, index: int, handle: Any, incarnation: int) -> None:
+    async def _connect_runner(self, index: int, handle: ActorHandle, incarnation: int) -> None:
         assert self._broker is not None
         assert self._driver is not None
         peer_id, name = new_peer_id(), f"runner-{index}"
@@ -245,7 +247,7 @@ class BrokerPipeline(Supervisor):
         self._peer_of[index] = peer_id
         self._start(self._watch(handle, name), f"watch {name}")
 
-    async def _connect_learner(self, handle: Any) -> None:
+    async def _connect_learner(self, handle: ActorHandle) -> None:
         await handle.connect(
             self._link(
                 handle.name,
@@ -270,7 +272,7 @@ class BrokerPipeline(Supervisor):
         _, version = await self._learners.get_inference_weights()
         return int(version)
 
-    async def _watch(self, handle: Any, name: str) -> None:
+    async def _watch(self, handle: ActorHandle, name: str) -> None:
         """End the run if a runner's code raises an error. The supervisor handles the end of its process."""
         try:
             reason, detail = await handle.call("run_until_failure")

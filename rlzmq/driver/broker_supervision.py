@@ -13,7 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rlzmq.actors.handle import ActorHandle
 from rlzmq.actors.process_state import ActorLostError
+from rlzmq.actors.system import ActorSystem
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.driver.join_files import JoinKeys, at_host, keys_file, listen_addresses, write_join_files
 from rlzmq.driver.supervision import Supervisor, lost_error, restarted, spawn_within, start_first
@@ -45,7 +47,7 @@ class BrokerSupervisor(Supervisor):
 
     def __init__(
         self,
-        system: Any,
+        system: ActorSystem,
         run_id: str,
         config: BaseConfig,
         keys: JoinKeys | None = None,
@@ -159,7 +161,7 @@ class BrokerSupervisor(Supervisor):
         while not self.failed.done():
             await restarted(self._restart, self._decide, await self._failure(self._handle))
 
-    async def _failure(self, handle: Any) -> BaseException:
+    async def _failure(self, handle: ActorHandle) -> BaseException:
         """Wait for the broker's end, or for an internal error of it, which ends it."""
         try:
             await handle.call("run_until_failure")

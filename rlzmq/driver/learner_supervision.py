@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from rlzmq.actors.handle import ActorHandle
 from rlzmq.actors.process_state import ActorLostError
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import PeerLostError
@@ -212,14 +213,14 @@ class LearnerSupervisor(Supervisor):
 
     # -- noticing -------------------------------------------------------------------------------
 
-    def _watch(self, handle: Any) -> None:
+    def _watch(self, handle: ActorHandle) -> None:
         self._start(self._watch_end(handle), f"end of {handle.name}")
 
-    async def _watch_end(self, handle: Any) -> None:
+    async def _watch_end(self, handle: ActorHandle) -> None:
         await handle.exited
         self.notice()
 
-    async def _watch_training(self, handle: Any) -> None:
+    async def _watch_training(self, handle: ActorHandle) -> None:
         while handle in self._handles:
             try:
                 reason = await handle.call("run_until_failure")
@@ -348,7 +349,7 @@ class LearnerSupervisor(Supervisor):
                 f"{num} learners are left, fewer than min_learners={self._config.min_learners}."
             )
 
-    def _bury(self, handle: Any) -> None:
+    def _bury(self, handle: ActorHandle) -> None:
         """Start the replacement of a rank that has ended, if it should be replaced."""
         error = lost_error(handle)
         if not self._config.restart_failed_learners:
@@ -375,5 +376,5 @@ class LearnerSupervisor(Supervisor):
             self._num_replacing -= 1
 
 
-def _place(handle: Any) -> int:
+def _place(handle: ActorHandle) -> int:
     return int(handle.name.rpartition("-")[2])

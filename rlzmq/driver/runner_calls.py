@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from rlzmq.actors.handle import ActorHandle
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.driver.connector_sync import ConnectorSync
@@ -215,7 +216,7 @@ class RunnerCalls:
             self._env_configs[number - 1] = env_config
         return result
 
-    async def _give_env_config(self, index: int, handle: Any) -> None:
+    async def _give_env_config(self, index: int, handle: ActorHandle) -> None:
         """Give a replacement its predecessor's env config, which a function may have changed (a curriculum)."""
 
         def make_again(role: Any, env_config: dict[str, Any]) -> None:

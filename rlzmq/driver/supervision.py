@@ -19,6 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
+from rlzmq.actors.handle import ActorHandle
 from rlzmq.actors.process_state import ActorLostError
 from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError, first_error
 from rlzmq.protocol.supervision import Supervision
@@ -176,7 +177,7 @@ async def spawn_within(timeout_s: float, setting: str, spawn: Awaitable[Any]) ->
         ) from None
 
 
-def lost_error(handle: Any) -> ActorLostError:
+def lost_error(handle: ActorHandle) -> ActorLostError:
     """Return the error for an actor that ended unexpectedly."""
     status = handle.exited.result()
     text = f"{handle.name} (pid {handle.pid}) {handle.why_killed or status}.{status.explanation}"

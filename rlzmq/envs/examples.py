@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import gymnasium as gym
@@ -115,6 +116,6 @@ class RandomEnv(gym.Env[Any, Any]):
         return self.observation_space.sample()
 
 
-def module_of_agent(agent_id: Any, episode: Any = None) -> str:
+def module_of_agent(agent_id: Hashable, episode: Any = None) -> str:
     """Return ``"p0"`` for agent 0, and so on, and text as it is: a ``policy_mapping_fn`` with one module per agent."""
     return agent_id if isinstance(agent_id, str) else f"p{agent_id}"

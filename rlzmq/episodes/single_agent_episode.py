@@ -7,7 +7,7 @@ import copy
 import operator
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Self
 
 import gymnasium as gym
@@ -160,7 +160,7 @@ class SingleAgentEpisode(EpisodeColumns):
         extra_model_outputs: Mapping[str, Any] | None = None,
         t_started: int | None = None,
         len_lookback_buffer: int | str = "auto",
-        agent_id: Any = None,
+        agent_id: Hashable = None,
         module_id: str | None = None,
         multi_agent_episode_id: str | None = None,
     ) -> None:

@@ -72,6 +72,7 @@ from rlzmq.modules.saving import read_module_states
 from rlzmq.modules.weights import StructureCache, parameters_of
 
 if TYPE_CHECKING:
+    import gymnasium as gym
     from torch.optim import Optimizer
 
 __all__ = ["NUM_ENV_STEPS_LIFETIME", "Learner", "TorchLearner"]
@@ -831,7 +832,7 @@ class Learner(TellsUncalled, Checkpointable):
         """Return this rank's batch source; by default, each fresh step is trained once. Algorithms override this."""
         return FreshBatch()
 
-    def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
+    def make_learner_connector(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Any:
         """Return the config's learner pipeline. Algorithms that add pieces extend this."""
         return self.config.build_learner_connector(observation_space, action_space, self.device)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Protocol, cast
 
+import gymnasium as gym
 import torch
 from torch import Tensor
 
@@ -143,7 +144,7 @@ class TargetNetworkLearner(TargetNetworkUpdates):
         """Return `TargetNetworkAPI`."""
         return [TargetNetworkAPI]
 
-    def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
+    def make_learner_connector(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Any:
         """Return the config's pipeline, extended by next observations."""
         pipeline = super().make_learner_connector(observation_space, action_space)
         if pipeline is not None and self._setting("add_default_connectors_to_learner_pipeline", True):

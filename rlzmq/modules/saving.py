@@ -56,7 +56,9 @@ def save_module(module: Any, path: str | Path) -> Path:
     return write_checkpoint(path, components, about=about)
 
 
-def load_module(path: str | Path, module_class: Any = None, trust: Collection[str] = ()) -> Any:
+def load_module(
+    path: str | Path, module_class: type | Mapping[str, type] | None = None, trust: Collection[str] = ()
+) -> Any:
     """Build the module at a path (see the module docstring), with its weights.
 
     For an algorithm's whole checkpoint with a single module, this is that module, unless `module_class` is a

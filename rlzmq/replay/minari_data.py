@@ -182,7 +182,7 @@ def _buffers(shards: Sequence[EpisodeBatch]) -> Iterator[Any]:
             number += 1
 
 
-def _scaled(space: Any, actions: Any, *, to_module: bool) -> Any:
+def _scaled(space: gym.Space[Any], actions: Any, *, to_module: bool) -> Any:
     """Scale bounded Box actions from the space's bounds to [-1, 1], or back."""
     if isinstance(space, gym.spaces.Dict):
         return {key: _scaled(space[key], actions[key], to_module=to_module) for key in space}

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
@@ -142,7 +143,7 @@ def write_shard(directory: str | Path, episodes: Any, *, normalize_actions: bool
     return path
 
 
-def _plain_space(space: Any) -> Any:
+def _plain_space(space: gym.Space[Any]) -> Any:
     try:
         return space_to_plain(space)
     except NotPlainError:  # a custom space; the columns' shapes are still checked

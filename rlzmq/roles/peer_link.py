@@ -23,6 +23,8 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
+import gymnasium as gym
+
 from rlzmq.core import faults, trace, version
 from rlzmq.core.patience import FairClock
 from rlzmq.core.space_plain import space_to_plain
@@ -78,7 +80,7 @@ def spaces_digest(spaces: tuple[Any, Any]) -> str:
         return ""  # a custom space: the weights' layout is still compared
 
 
-def _plain(space: Any) -> Any:
+def _plain(space: gym.Space[Any]) -> Any:
     if isinstance(space, Mapping) and not hasattr(space, "sample"):
         return [
             [str(key), space_to_plain(sub)]

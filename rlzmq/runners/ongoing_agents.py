@@ -7,7 +7,7 @@ per vector step. Agents remember row numbers only; columns are gathered once, wh
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -281,7 +281,7 @@ class AgentRecord:
         "track",
     )
 
-    def __init__(self, agent_id: Any, store: ModuleStore, track: AgentTrack) -> None:
+    def __init__(self, agent_id: Hashable, store: ModuleStore, track: AgentTrack) -> None:
         self.agent_id: Any = agent_id
         self.store: ModuleStore = store
         self.track: AgentTrack = track

@@ -78,7 +78,7 @@ class Experiment:
 
     def __init__(
         self,
-        trainable: Any,
+        trainable: object,
         trainable_name: str,
         param_space: Any,
         tune_config: TuneConfig,

@@ -261,7 +261,7 @@ class PlacementGroupFactory:
 class WithResources:
     """A trainable and the resources that each of its trials occupies."""
 
-    def __init__(self, trainable: Any, resources: Mapping[str, float]) -> None:
+    def __init__(self, trainable: object, resources: Mapping[str, float]) -> None:
         self.trainable = trainable
         self.resources: dict[str, float] = {name.lower(): float(number) for name, number in resources.items()}
 

@@ -65,7 +65,7 @@ class TrialProcess:
 
     def __init__(
         self,
-        trainable: Any,
+        trainable: object,
         config: TrialConfig,
         context: TrialContext,
         checkpoint: str | None,

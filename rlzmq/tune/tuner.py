@@ -214,7 +214,7 @@ class Tuner:
 
     def __init__(
         self,
-        trainable: Any,
+        trainable: object,
         *,
         param_space: BaseConfig | Mapping[str, Any] | None = None,
         tune_config: TuneConfig | None = None,

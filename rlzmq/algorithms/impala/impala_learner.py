@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, cast
 
+import gymnasium as gym
 import torch
 from torch import Tensor
 
@@ -76,7 +77,7 @@ class IMPALALearner(ActorCriticLearner):
 
     config: IMPALAConfig
 
-    def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
+    def make_learner_connector(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Any:
         """Return the config's pipeline, with V-trace as the last piece and the piece that it needs as the first."""
         pipeline = super().make_learner_connector(observation_space, action_space)
         if pipeline is not None and self._setting("add_default_connectors_to_learner_pipeline", True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, cast
 
+import gymnasium as gym
 import torch
 from torch import Tensor
 
@@ -116,7 +117,7 @@ class MARWILLearner(OfflineLearner):
         super().__init__(**kwargs)
         self.moving_avg_sqd_adv_norms_per_module: dict[str, Tensor] = {}
 
-    def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
+    def make_learner_connector(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Any:
         """Return the config's pipeline, with the pieces for the value targets at the beginning and the end."""
         pipeline = super().make_learner_connector(observation_space, action_space)
         if pipeline is not None and self._setting("add_default_connectors_to_learner_pipeline", True):

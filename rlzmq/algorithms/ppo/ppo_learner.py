@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, NamedTuple, cast
 
+import gymnasium as gym
 import torch
 from torch import Tensor
 
@@ -180,7 +181,7 @@ class PPOLearner(AdaptiveKLLearner):
 
     config: PPOConfig
 
-    def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
+    def make_learner_connector(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Any:
         """Return the config's pipeline, with PPO's pieces at the beginning and the end.
 
         Without ``config.use_gae``, advantages are discounted returns minus the values (λ = 1).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar, Protocol
 
@@ -70,7 +70,7 @@ class AgentToModuleMapping(ConnectorV2):
         """Return a Dict by module id."""
         return self._space_by_module(input_action_space, "action_space")
 
-    def _space_by_module(self, space: Any, which: str) -> Any:
+    def _space_by_module(self, space: gym.Space[Any], which: str) -> Any:
         module_ids = list(self._rl_module_specs or ())
         if not isinstance(space, gym.spaces.Dict) or any(mid in space.spaces for mid in module_ids):
             return space
@@ -132,7 +132,7 @@ class AgentToModuleMapping(ConnectorV2):
             if episode.is_done
         }
 
-    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+    def to_torch(self, *, rl_module: Any, agent_id: Hashable) -> TorchPiece:
         """See ConnectorV2; tensors have this layout already."""
         return TorchPiece()
 
@@ -204,7 +204,7 @@ def checked_mapping(runner: _HasConfig) -> Callable[[Any, Any], str]:
     The function raises ConfigurationError for an unknown module id.
     """
 
-    def mapping_fn(agent_id: Any, episode: Any) -> str:
+    def mapping_fn(agent_id: Hashable, episode: Any) -> str:
         fn = getattr(runner.config, "policy_mapping_fn", None) or default_agent_to_module_mapping_fn
         module_id = fn(agent_id, episode)
         modules = runner.multi_rl_module

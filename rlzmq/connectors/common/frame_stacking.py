@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar, Unpack
 
 import gymnasium as gym
@@ -63,7 +63,9 @@ class FrameStacking(ObservationPiece):
         """Number of earlier steps needed: ``num_frames - 1``."""
         return self.num_frames - 1
 
-    def new_space(self, observation_space: Any, action_space: Any, agent_id: Any) -> gym.spaces.Box:
+    def new_space(
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], agent_id: Hashable
+    ) -> gym.spaces.Box:
         """Return the Box with its last axis repeated `num_frames` times."""
         space = observation_space
         if not isinstance(space, gym.spaces.Box) or not space.shape:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from operator import is_
 from typing import Any, ClassVar
 
@@ -122,7 +122,7 @@ class AddObservationsFromEpisodesToBatch(ConnectorV2):
         if Columns.OBS not in rows.columns:
             rows.columns[Columns.OBS] = rows.observations_at(rows.observations)
 
-    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+    def to_torch(self, *, rl_module: Any, agent_id: Hashable) -> TorchPiece:
         """See ConnectorV2. Tensors have this layout already."""
         return TorchPiece()
 
@@ -234,7 +234,7 @@ class AddTimeDimToBatchAndZeroPad(ConnectorV2):
             )
         columns[Columns.SEQ_LENS] = _sequence_lengths(rows.lengths.tolist(), longest)
 
-    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+    def to_torch(self, *, rl_module: Any, agent_id: Hashable) -> TorchPiece:
         """See ConnectorV2."""
         if not is_stateful(rl_module):
             return TorchPiece()
@@ -380,7 +380,7 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
 
         rows.columns[Columns.STATE_IN] = tree_map(states, episodes.columns[Columns.STATE_OUT], stored)
 
-    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+    def to_torch(self, *, rl_module: Any, agent_id: Hashable) -> TorchPiece:
         """See ConnectorV2. The memory is the module's state."""
         if not is_stateful(rl_module):
             return TorchPiece()
@@ -488,7 +488,7 @@ class BatchIndividualItems(AgentPiece):
                 by_module[DEFAULT_MODULE_ID][name] = _batched(name, data)
         return by_module
 
-    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+    def to_torch(self, *, rl_module: Any, agent_id: Hashable) -> TorchPiece:
         """See ConnectorV2; tensors have this layout already."""
         return TorchPiece()
 
@@ -565,7 +565,7 @@ class NumpyToTensor(ConnectorV2):
 
         return tree_map(convert, data)
 
-    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+    def to_torch(self, *, rl_module: Any, agent_id: Hashable) -> TorchPiece:
         """See ConnectorV2. float64 becomes float32."""
         import torch
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any, ClassVar, Unpack
 
 import gymnasium as gym
@@ -155,13 +155,15 @@ class FlattenObservations(ObservationPiece):
         """Whether the piece handles only the last step: True unless `as_learner_connector`."""
         return not self._as_learner_connector
 
-    def new_space(self, observation_space: Any, action_space: Any, agent_id: Any) -> Any:
+    def new_space(
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], agent_id: Hashable
+    ) -> Any:
         """Return a Box ``(flat_size,)``; the space itself of agents whose observations are not flattened."""
         if not self._is_mine(agent_id):
             return observation_space
         return gym.spaces.Box(-np.inf, np.inf, (flat_size(self._kept(observation_space)),), np.float32)
 
-    def _kept(self, space: Any) -> Any:
+    def _kept(self, space: gym.Space[Any]) -> Any:
         """Return the space without the keys to remove."""
         if not self._keys_to_remove:
             return space
@@ -226,7 +228,7 @@ class FlattenObservations(ObservationPiece):
             return observations
         return flatten_values(self._input_space_of(rows.agent_id), observations, 1)
 
-    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+    def to_torch(self, *, rl_module: Any, agent_id: Hashable) -> TorchPiece:
         """See ConnectorV2."""
         if not self._is_mine(agent_id):
             return TorchPiece()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar, Unpack
 
 import gymnasium as gym
@@ -172,11 +172,13 @@ class MeanStdFilter(ObservationPiece):
         self._box_indices = {}
         return super().recompute_output_observation_space(input_observation_space, input_action_space)
 
-    def new_space(self, observation_space: Any, action_space: Any, agent_id: Any) -> Any:
+    def new_space(
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], agent_id: Hashable
+    ) -> Any:
         """Return the space with Box parts replaced by float32 Boxes bounded by `clip_by_value`."""
         return self._filtered_space(observation_space)
 
-    def _filtered_space(self, space: Any) -> Any:
+    def _filtered_space(self, space: gym.Space[Any]) -> Any:
         if isinstance(space, gym.spaces.Dict):
             return gym.spaces.Dict({key: self._filtered_space(part) for key, part in space.spaces.items()})
         if isinstance(space, gym.spaces.Tuple):

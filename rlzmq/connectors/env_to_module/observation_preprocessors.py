@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from rlzmq.connectors.connector_v2 import ConnectorV2
@@ -137,6 +137,6 @@ class WriteObservationsToEpisodes(ConnectorV2):
             rewrite_last_observation(episode, observation, space)
         return batch
 
-    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+    def to_torch(self, *, rl_module: Any, agent_id: Hashable) -> TorchPiece:
         """See ConnectorV2; tensors have this layout already."""
         return TorchPiece()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar, Unpack
 
 import gymnasium as gym
@@ -70,7 +70,9 @@ class PrevActionsPrevRewards(ObservationPiece):
             return None
         return super().recompute_output_observation_space(input_observation_space, input_action_space)
 
-    def new_space(self, observation_space: Any, action_space: Any, agent_id: Any) -> gym.spaces.Dict:
+    def new_space(
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], agent_id: Hashable
+    ) -> gym.spaces.Dict:
         """Return the Dict of the original observations, the last actions and the last rewards."""
         spaces: dict[str, gym.Space[Any]] = {self.ORIG_OBS_KEY: observation_space}
         if self.n_prev_actions:
@@ -151,7 +153,7 @@ class PrevActionsPrevRewards(ObservationPiece):
         counts = f"n_prev_actions={self.n_prev_actions}, n_prev_rewards={self.n_prev_rewards}"
         return f"PrevActionsPrevRewards({counts})"
 
-    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+    def to_torch(self, *, rl_module: Any, agent_id: Hashable) -> TorchPiece:
         """See ConnectorV2. The memory is the previous flattened actions and rewards."""
         import torch
 
@@ -189,7 +191,7 @@ class PrevActionsPrevRewards(ObservationPiece):
 
 
 def _flatten_existing(
-    space: Any, actions: Any, missing: npt.NDArray[np.bool_] | None, size: int
+    space: gym.Space[Any], actions: Any, missing: npt.NDArray[np.bool_] | None, size: int
 ) -> npt.NDArray[np.float32]:
     """Return the flattened actions ``[N, num, size]``; missing ones are zeros, which need not be valid actions."""
     if missing is None:

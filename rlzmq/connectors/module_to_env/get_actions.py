@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, ClassVar
 
 from rlzmq.connectors.common.layout import to_tensor
@@ -49,7 +50,7 @@ class GetActions(ConnectorV2):
             _add_actions(batch, rl_module, explore, generator, type(rl_module).__name__)
         return batch
 
-    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+    def to_torch(self, *, rl_module: Any, agent_id: Hashable) -> TorchPiece:
         """See ConnectorV2. Without exploration, the actions are the most likely ones."""
 
         def forward(batch: Batch, memory: Memory) -> tuple[Batch, Memory]:

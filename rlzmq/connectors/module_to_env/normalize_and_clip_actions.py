@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -81,7 +81,7 @@ class NormalizeAndClipActions(ConnectorV2):
             }
         return batch
 
-    def apply_vectorized(self, actions: Any, agent_id: Any = None) -> Any:
+    def apply_vectorized(self, actions: Any, agent_id: Hashable = None) -> Any:
         """Convert the module's actions to the env's, one or many at once.
 
         Args:
@@ -115,7 +115,7 @@ class NormalizeAndClipActions(ConnectorV2):
         tree_map(found.append, maps)
         return maps if any(leaf_map is not None for leaf_map in found) else None
 
-    def _maps_of(self, space: Any) -> Any:
+    def _maps_of(self, space: gym.Space[Any]) -> Any:
         if isinstance(space, gym.spaces.Dict):
             return {key: self._maps_of(part) for key, part in space.spaces.items()}
         if isinstance(space, gym.spaces.Tuple):
@@ -140,7 +140,7 @@ class NormalizeAndClipActions(ConnectorV2):
             f"clip_actions={self.clip_actions})"
         )
 
-    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+    def to_torch(self, *, rl_module: Any, agent_id: Hashable) -> TorchPiece:
         """See ConnectorV2."""
         if not self.changes_actions:
             return TorchPiece()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,7 +34,7 @@ class TensorToNumpy(ConnectorV2):
         """See ConnectorV2."""
         return {name: tree_map(_to_numpy, data) for name, data in batch.items()}
 
-    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+    def to_torch(self, *, rl_module: Any, agent_id: Hashable) -> TorchPiece:
         """See ConnectorV2; tensors have this layout already."""
         return TorchPiece()
 
@@ -85,7 +85,7 @@ class UnBatchToIndividualItems(ConnectorV2):
             }
         return unbatched
 
-    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+    def to_torch(self, *, rl_module: Any, agent_id: Hashable) -> TorchPiece:
         """See ConnectorV2; tensors have this layout already."""
         return TorchPiece()
 
@@ -120,7 +120,7 @@ class ModuleToAgentUnmapping(ConnectorV2):
                 by_column.setdefault(name, {}).update(by_key)
         return by_column
 
-    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+    def to_torch(self, *, rl_module: Any, agent_id: Hashable) -> TorchPiece:
         """See ConnectorV2; tensors have this layout already."""
         return TorchPiece()
 
@@ -159,7 +159,7 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
                     ]
         return batch
 
-    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+    def to_torch(self, *, rl_module: Any, agent_id: Hashable) -> TorchPiece:
         """See ConnectorV2."""
         if not rl_module.is_stateful():
             return TorchPiece()
@@ -229,6 +229,6 @@ class ListifyDataForVectorEnv(ConnectorV2):
             entries[index_of[episode_id]][agent_id] = items[0]
         return entries
 
-    def to_torch(self, *, rl_module: Any, agent_id: Any) -> TorchPiece:
+    def to_torch(self, *, rl_module: Any, agent_id: Hashable) -> TorchPiece:
         """See ConnectorV2; tensors have this layout already."""
         return TorchPiece()

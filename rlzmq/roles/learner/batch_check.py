@@ -188,7 +188,7 @@ class _Leaf:
     high: Any = None
 
 
-def _leaves(space: Any, path: tuple[Any, ...] = ()) -> Iterator[_Leaf]:
+def _leaves(space: gym.Space[Any], path: tuple[Any, ...] = ()) -> Iterator[_Leaf]:
     """Yield the leaves of known types; other spaces (custom ones, graphs, sequences) are skipped."""
     if isinstance(space, gym.spaces.Dict):
         for key, part in space.spaces.items():

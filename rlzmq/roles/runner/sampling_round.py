@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rlzmq.actors.handle import ActorHandle
 from rlzmq.core.errors import first_error
 
 __all__ = ["SamplingRound", "UntilEnd"]
@@ -99,7 +100,7 @@ class SamplingRound:
         return [meta for task in asking for meta in task.result() or ()]
 
     async def _ask(self, index: int, options: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-        def call(handle: Any) -> Any:
+        def call(handle: ActorHandle) -> Any:
             self._num_asked += 1
             if self._num_asked >= len(self._shares):
                 # The call below is sent before the callback runs.
