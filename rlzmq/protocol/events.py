@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from rlzmq.protocol.weights import Publication
 from rlzmq.wire.codec import Buffer
-from rlzmq.wire.messages import Notice, Progress, UpdateReport, encode_message
+from rlzmq.wire.messages import Notice, Progress, SnapshotRequest, UpdateReport, encode_message
 from rlzmq.wire.schema import FragmentId, WireMessage
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "Tell",
     "Tick",
     "UpdateTrained",
+    "WeightsWanted",
 ]
 
 # ------------------------------------------------------------------ events, any core
@@ -112,6 +113,13 @@ class ReceivedWeights:
     """A publication arrived on the SUB socket (or its body was fetched from its location)."""
 
     frame: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsWanted:
+    """A runner of the same host requests weights that only the broker has."""
+
+    request: SnapshotRequest
 
 
 @dataclass(frozen=True, slots=True)

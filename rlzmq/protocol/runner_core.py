@@ -28,6 +28,7 @@ from rlzmq.protocol.events import (
     Send,
     StartLease,
     Tick,
+    WeightsWanted,
 )
 from rlzmq.protocol.narrow_path import LARGE_BYTES
 from rlzmq.protocol.peer_core import PeerCore, PeerTimers
@@ -117,6 +118,7 @@ class RunnerCore(PeerCore):
         self._new_connector_state: ApplyConnectorState | None = None
         self._asked_at = float("-inf")
         self._ask_after_s = self.timers.snapshot_wait_s
+        self._answers = Patience(self.timers.snapshot_wait_s, self.timers.resend_s)
         self._leaving: str | None = None
         self._free_since = float("-inf")
         self._started_at = self._behind_s = 0.0  # the current lease: when, and its wait for the one before
@@ -178,7 +180,9 @@ class RunnerCore(PeerCore):
     # ------------------------------------------------------------------ events
 
     def handle(
-        self, event: Received | ReceivedWeights | FragmentSampled | LeaseFailed | Leave | Tick, now: float
+        self,
+        event: Received | ReceivedWeights | WeightsWanted | FragmentSampled | LeaseFailed | Leave | Tick,
+        now: float,
     ) -> list[Instruction]:
         """Process one event and return the resulting instructions."""
         if self.is_stopped:
@@ -192,8 +196,10 @@ class RunnerCore(PeerCore):
             if instructions is None:
                 instructions = self._on_message(event, now)
         elif isinstance(event, ReceivedWeights):
-            self._offer(event.frame)
+            self._offer(event.frame, now)
             instructions = []
+        elif isinstance(event, WeightsWanted):
+            instructions = self._ask(event.request, now)
         elif isinstance(event, FragmentSampled):
             instructions = self._on_sampled(event, now)
         elif isinstance(event, LeaseFailed):
@@ -221,7 +227,7 @@ class RunnerCore(PeerCore):
             self.rejected[message.reason] = self.rejected.get(message.reason, 0) + 1
             self._kept.pop(message.seq, None)
         elif isinstance(message, Snapshot) and event.payload:
-            self._offer(event.payload[0])
+            self._offer(event.payload[0], now)
         elif isinstance(message, ConnectorState) and event.payload:
             newest = self._new_connector_state
             if message.version > (newest.version if newest else self.connector_version):
@@ -231,6 +237,7 @@ class RunnerCore(PeerCore):
     def _on_new_broker(self, now: float) -> list[Instruction]:
         # Leases of the previous broker are void, except the one being sampled, whose fragment is still accepted.
         self._queue.clear()
+        self._ask_after_s = self.timers.snapshot_wait_s
         instructions: list[Instruction] = []
         for kept in self._kept.values():
             kept.is_accepted = False
@@ -324,16 +331,10 @@ class RunnerCore(PeerCore):
                 instructions.append(Send(b"", LeaseReturned(lease.lease_id, "outdated")))
                 continue
             if not self._may_start(lease):
-                if now - max(since, self._asked_at) >= self._ask_after_s:
-                    self._asked_at = now
-                    # Back off, since repeated requests would not make large weights arrive sooner.
-                    self._ask_after_s = min(
-                        max(2 * self._ask_after_s, self.timers.snapshot_wait_s), self.timers.resend_s
-                    )
-                    request = SnapshotRequest(
-                        self.weights.generation, self.weights.version, self._held_connector_version()
-                    )
-                    instructions.append(Send(b"", request))
+                request = SnapshotRequest(
+                    self.weights.generation, self.weights.version, self._held_connector_version()
+                )
+                instructions += self._ask(request, now, since=since)
                 return instructions
             self._ask_after_s = self.timers.snapshot_wait_s
             self._queue.popleft()
@@ -341,6 +342,16 @@ class RunnerCore(PeerCore):
             self._started_at, self._behind_s = now, max(0.0, self._free_since - since)
             return [*instructions, *self._apply_news(), self._start(lease)]
         return instructions
+
+    def _ask(
+        self, request: SnapshotRequest, now: float, *, since: float = float("-inf")
+    ) -> list[Instruction]:
+        """Request weights, and again once they have taken much longer than usual."""
+        if now - max(since, self._asked_at) < self._ask_after_s:
+            return []
+        self._asked_at = now
+        self._ask_after_s = self._answers.limit_s
+        return [Send(b"", request)]
 
     def _is_outdated(self, lease: Lease, since: float, now: float) -> bool:
         """Return whether the lease's update is over, its generation was replaced, or it has expired."""
@@ -383,7 +394,7 @@ class RunnerCore(PeerCore):
             lease.is_sorted_by_env,
         )
 
-    def _offer(self, frame: Buffer) -> None:
+    def _offer(self, frame: Buffer, now: float) -> None:
         self._passed(memoryview(frame).nbytes)
         try:
             header, body = open_publication(frame)
@@ -392,6 +403,9 @@ class RunnerCore(PeerCore):
             return
         if self.weights.offer(header, body):
             self._new_weights = ApplyWeights(header, body)
+            if self._ask_after_s > self.timers.snapshot_wait_s:
+                self._answers.note(now - self._asked_at)
+            self._ask_after_s = self.timers.snapshot_wait_s
         elif not header.has_body and header.order > self.weights.order:
             self._ask_after_s = 0.0  # they will not come by themselves
 

@@ -435,22 +435,33 @@ def test_a_lease_ends_before_what_it_samples_is_too_old():
     assert new.max_s < old.max_s
 
 
-def test_a_batch_that_takes_less_time_than_its_way_is_not_split_among_those_who_are_far():
+def _held_after_a_slow_way(names):
+    """Return the env steps of the second batch that each runner holds; it samples 100 in the time of a lease's way."""
     bench = Bench(peer_timeout_s=1e4)
     bench.ready_run(batch=80, fragment_length=20)
-    names, plans = ("a@far", "b@far"), []
+    plans = []
     for name in names:
         bench.runner(name)
     while not plans:
         for name in names:
             for lease in bench.state.leases.of_peer(f"uuid-{name}"):
                 bench.now += 1.0
-                bench.fragment(lease.lease_id, steps=lease.num_env_steps, runner=name, busy_s=0.01)
+                steps = lease.num_env_steps
+                bench.fragment(lease.lease_id, steps=steps, runner=name, busy_s=steps / (100 + steps))
                 plans += bench.sent("learner-0", ShardPlan)
     (plan,) = plans
     bench.send("learner-0", ShardReady(plan.update_id, plan.attempt, plan.generation, 0))
     bench.done(plan)
     bench.weights(1)
     bench.open(1, batch=80, fragment_length=20)
-    held = {f"uuid-{name}": bench.state.leases.held_env_steps(f"uuid-{name}") for name in names}
-    assert held == {uuid: 80 * (uuid == bench.state.last_delivery) for uuid in held}
+    return {name: bench.state.leases.held_env_steps(f"uuid-{name}") for name in names}
+
+
+def test_a_batch_that_takes_less_time_than_its_way_is_not_split_among_those_who_are_far():
+    held = _held_after_a_slow_way(("a@far", "b@farther", "c@farthest"))
+    assert sorted(held.values()) == [0, 0, 80]
+
+
+def test_runners_of_one_host_divide_a_batch_since_its_weights_travel_once():
+    held = _held_after_a_slow_way(("a@far", "b@far", "c@far"))
+    assert all(0 < steps < 80 for steps in held.values())

@@ -179,18 +179,17 @@ def test_a_new_broker_gets_what_the_last_one_had_accepted_until_it_accepts_it_to
     assert messages_in(core.handle(E.Tick(), 4.0), m.Fragment) == []
 
 
-def test_weights_are_asked_for_at_growing_intervals_up_to_a_bound():
+def test_weights_are_asked_for_again_when_they_take_longer_than_they_ever_have():
     core = _ready()
     receive(core, _lease(version=1, exact=False, timeout_s=1e9))
     asked = []
-    for step in range(1, 30 * 32):
+    for step in range(1, 10 * 32):
         now = step / 32
         asked += [now for _ in messages_in(core.handle(E.Tick(), now), m.SnapshotRequest)]
         receive(core, m.BrokerBeat(5), now)
-    gaps = [round(later - earlier, 2) for earlier, later in itertools.pairwise(asked)]
+    gaps = {later - earlier for earlier, later in itertools.pairwise(asked)}
     assert asked[0] == 2 / 32
-    assert gaps[:4] == [pytest.approx(gap, abs=1 / 32) for gap in (0.1, 0.2, 0.4, 0.8)]
-    assert set(gaps[5:]) == {2.0}
+    assert gaps == {2.0}, "until it is known how long they take"
     now = 40.0
     receive(core, m.Snapshot(1, 1), now, (publication(1),))
     _sampled(core, now=now)

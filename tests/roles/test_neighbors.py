@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlzmq.net.context import Context, SocketOptions
+from rlzmq.protocol.events import ReceivedWeights, Send, WeightsWanted
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.protocol.weights import new_publication_buffer, notice_of, open_publication, seal_publication
 from rlzmq.roles.runner.neighbors import Neighbors
@@ -27,16 +28,29 @@ class Runner:
     """A runner of run "run" as its neighbors see it; ``asked``: its requests to the broker, ``got``: versions."""
 
     def __init__(self, context: Context, name: str) -> None:
-        self.now, self.asked, self.got = 0.0, list[SnapshotRequest](), list[int]()
+        self.asked, self.got = list[SnapshotRequest](), list[int]()
         self.core = RunnerCore("run", name, name, num_envs=1)
         self.neighbors = Neighbors(
             self.core,
             context,
             _OPTIONS,
-            now=lambda: self.now,
             ask=self.asked.append,
+            want=self._want,
             take=lambda frame: self.got.append(open_publication(frame)[0].version),
         )
+
+    def announce(self, frame: bytes) -> None:
+        """The broker's notice arrives, as it does at a runner's link; the runner needs the weights."""
+        notice = notice_of(open_publication(frame)[0])
+        self.core.handle(ReceivedWeights(notice), 0.0)
+        self.neighbors.offer(notice)
+        self._want(SnapshotRequest(0, self.got[-1] if self.got else 0))
+
+    def _want(self, request: SnapshotRequest) -> None:
+        for instruction in self.core.handle(WeightsWanted(request), 0.0):
+            assert isinstance(instruction, Send)
+            assert isinstance(instruction.message, SnapshotRequest)
+            self.neighbors.request(instruction.message)
 
 
 def weights(version: int) -> bytes:
@@ -54,12 +68,10 @@ async def until(condition: Callable[[], object]) -> None:
 async def test_weights_are_asked_of_the_broker_once_and_reach_all(tmp_path: Path) -> None:
     context = Context()
     first, *others = runners = [Runner(context, f"runner-{number}") for number in range(4)]
-    first.core._heard_at = 0.0
     for version in (1, 2, 3):
         frame = weights(version)
         for runner in runners:
-            runner.neighbors.offer(notice_of(open_publication(frame)[0]))
-            runner.neighbors.request(SnapshotRequest(0, version - 1))
+            runner.announce(frame)
         await asyncio.sleep(0.05)
         first.neighbors.offer(frame)
         await until(lambda version=version: all(runner.got[-1:] == [version] for runner in others))
@@ -86,12 +98,11 @@ async def test_the_next_runner_that_lacks_weights_takes_the_place_of_one_that_en
     context.close()
 
 
-async def test_a_neighbor_that_does_not_answer_is_passed_over() -> None:
+async def test_a_neighbor_that_the_broker_does_not_know_is_passed_over() -> None:
     context = Context()
     first, second = (Runner(context, f"runner-{number}") for number in range(2))
     first.neighbors.request(SnapshotRequest(0, 0))
-    first.now = 100.0  # it has not heard from the broker, either
-    for _ in range(3):
+    for _ in range(2):
         second.neighbors.request(SnapshotRequest(0, 0))
         await asyncio.sleep(0.02)
     assert second.asked == [SnapshotRequest(0, 0)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
@@ -39,6 +40,7 @@ class _Kind(NamedTuple):
 class _Place(NamedTuple):
     """Where a runner is in the queues of `Grants`, and its part of their sums."""
 
+    host: str
     kind: _Kind
     turn: Turn
     pace: int
@@ -60,6 +62,7 @@ class Grants:
         # Those that may get a second lease of an exact batch, by whether their pace is known, and sorted by the
         # seconds (or steps) that the batch must take for it.
         self._seconds: dict[bool, list[tuple[float, Turn]]] = {True: [], False: []}
+        self._num_of_host: Counter[str] = Counter()  # runners, without suspects
         self._sum_paces = self._num_paces = 0
         self._basis: tuple[tuple[bool, int, int], tuple[int, int]] = (False, 0, 0), (0, 0)
 
@@ -275,6 +278,7 @@ class Grants:
         if (place := self._places.pop(uuid, None)) is not None:
             self._sum_paces -= place.pace
             self._num_paces -= place.pace > 0
+            self._num_of_host[place.host] -= 1
             if place.kind.num_leases < leases.max_per_peer:
                 _remove(self._queues[place.kind], place.turn)
                 if not self._queues[place.kind]:
@@ -291,9 +295,10 @@ class Grants:
             if turn.num_leases and peer.has_worked and not (is_alone or staleness):
                 need = (leases.held_env_steps(uuid) + (length - 1) * num_envs) / (pace or 1.0)
                 insort(self._seconds[pace > 0], (need, turn))
-        self._places[uuid] = place = _Place(kind, turn, round(pace / _PACE_UNIT), need)
+        self._places[uuid] = place = _Place(_host_of(peer), kind, turn, round(pace / _PACE_UNIT), need)
         self._sum_paces += place.pace
         self._num_paces += place.pace > 0
+        self._num_of_host[place.host] += 1
 
     def _has_window(self, peer: Peer, terms: OpenUpdate, batch: int) -> bool:
         """Return whether the runner may sample ahead of the update being collected."""
@@ -355,10 +360,13 @@ class Grants:
         return peer if is_fast and remaining <= self._travel_steps(peer) else None
 
     def _travel_steps(self, peer: Peer) -> int:
-        """Return the number of env steps that an external runner samples while the data of a lease travels."""
-        if "@" not in peer.hello.name:
+        """Return the runner's part of the env steps that its host samples while weights and data travel.
+
+        The weights reach a host once, so that its runners divide a batch without a second way.
+        """
+        if not (host := _host_of(peer)):
             return 0
-        return int(peer.travel.usual_s * peer.sampling.env_steps_per_s)
+        return int(peer.travel.usual_s * peer.sampling.env_steps_per_s / self._num_of_host[host])
 
     def _counted_envs(self, peer: Peer) -> int:
         """Return the expected env steps per vector step; before the first delivery at most those of other runners."""
@@ -409,6 +417,11 @@ class Grants:
 def _remove(items: list[_Item], item: _Item) -> None:
     """Remove an item from a sorted list."""
     del items[bisect_left(items, item)]
+
+
+def _host_of(peer: Peer) -> str:
+    """Return the host in an external runner's name; "" for a local one."""
+    return peer.hello.name.partition("@")[2]
 
 
 def _need(second: tuple[float, Turn]) -> float:

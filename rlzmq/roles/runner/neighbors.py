@@ -7,7 +7,8 @@ broker ──Snapshot──► the first ──Snapshot──► the others
 
 The first runner is the one that owns the directory. When it ends, however it ends, the system frees its lock, and the
 next runner that lacks weights is the first. It answers requests at once, with weights or the promise of weights, as
-long as it hears from the broker itself. Requests that stay unanswered go to the broker, too.
+long as the broker knows it. What stays unanswered, and is therefore asked again, goes to the broker, too. When that is
+due, for the first's own leases and for its neighbors' requests, is `RunnerCore`'s to say.
 """
 
 from __future__ import annotations
@@ -33,8 +34,6 @@ from rlzmq.wire.messages import Snapshot, SnapshotRequest, decode_message, encod
 
 __all__ = ["Neighbors"]
 
-_MAX_UNANSWERED = 2
-
 
 class Neighbors:
     """The other runners of the run on this host, as one of them sees them.
@@ -43,8 +42,8 @@ class Neighbors:
         core: This runner's.
         context: Of the sockets.
         options: Of the sockets.
-        now: Returns the core's time.
         ask: Sends a request to the broker.
+        want: Called with a neighbor's request that only the broker can answer.
         take: Called with each publication that comes from a neighbor.
     """
 
@@ -54,43 +53,36 @@ class Neighbors:
         context: Context,
         options: SocketOptions,
         *,
-        now: Callable[[], float],
         ask: Callable[[SnapshotRequest], None],
+        want: Callable[[SnapshotRequest], None],
         take: Callable[[Buffer], None],
     ) -> None:
         self._core = core
         self._context = context
         self._options = options
-        self._now = now
         self._ask = ask
+        self._want = want
         self._take = take
         self._name = hashlib.sha256(core.run_id.encode()).hexdigest()[:8]
         self._directory: SocketDirectory | None = None  # of the first
         self._socket: DrainSocket | None = None
-        self._num_unanswered = 0
+        self._is_unanswered = False
         self._waiting: dict[bytes, tuple[int, int]] = {}  # neighbor -> the weights that it has
         self._newest: tuple[tuple[int, int], Buffer] = ((-1, -1), b"")
-        self._announced = self._asked_for = (-1, -1)
-        self.moved_at = float("-inf")
-        """When something of the broker's last answer arrived, or it was asked."""
         self._segments = SegmentPool()
         self._shared = SharedFrames(self._send, lambda _, reason: self._segments.turn_off(reason))
 
     def request(self, request: SnapshotRequest) -> None:
         """Ask for newer weights than this runner has: a neighbor if there is one, else the broker."""
-        if self._core.lacks_connector_state:  # which is each runner's own
-            self._ask(request)
-            return
-        if self._directory is None:
-            self._meet()
-        if self._directory is not None:
-            self._fetch(request)
-            return
-        if self._socket is not None:
-            self._socket.send(encode_message(request))
-        self._num_unanswered += 1
-        if self._socket is None or self._num_unanswered > _MAX_UNANSWERED:
-            self._ask(request)
+        if not self._core.lacks_connector_state:  # which is each runner's own
+            if self._directory is None:
+                self._meet()
+            if self._directory is None and self._socket is not None:
+                self._socket.send(encode_message(request))
+                self._is_unanswered, is_enough = True, not self._is_unanswered
+                if is_enough:
+                    return
+        self._ask(request)
 
     def offer(self, frame: Buffer) -> None:
         """Take a publication that came from the broker, or its announcement."""
@@ -102,9 +94,8 @@ class Neighbors:
             self._newest = header.order, self._segments.put([np.frombuffer(frame, np.uint8)])[0]
             for neighbor in [peer for peer, order in self._waiting.items() if order < header.order]:
                 self._give(neighbor)
-        self._announced = max(self._announced, header.order)
         if self._waiting:
-            self._fetch(SnapshotRequest(*min(self._waiting.values())))
+            self._want(SnapshotRequest(*min(self._waiting.values())))
 
     def close(self) -> None:
         """Close the socket; the last runner removes the directory. Idempotent."""
@@ -137,14 +128,6 @@ class Neighbors:
         name = f"{self._core.name} neighbors"
         return DrainSocket(self._context, zmq_type, on_message, options=self._options, name=name)
 
-    def _fetch(self, request: SnapshotRequest) -> None:
-        """Ask the broker, once for what was announced, and again if nothing arrives."""
-        now = self._now()
-        if self._announced == self._asked_for and now - self.moved_at < self._core.timers.resend_s:
-            return
-        self._asked_for, self.moved_at = self._announced, now
-        self._ask(request)
-
     def _on_request(self, frames: list[Any]) -> None:
         neighbor = bytes(frames[0])
         received = self._shared.unfold(neighbor, frames[1:])
@@ -156,9 +139,9 @@ class Neighbors:
             if self._newest[0] > self._waiting[neighbor]:
                 self._give(neighbor)
                 return
-            if self._now() - self._core.heard_at < self._core.timers.resend_s:
+            if self._core.is_welcome:
                 self._send(neighbor, encode_message(Snapshot(-1, -1)))
-            self._fetch(message)
+            self._want(message)
 
     def _give(self, neighbor: bytes) -> None:
         del self._waiting[neighbor]
@@ -175,6 +158,6 @@ class Neighbors:
         with contextlib.suppress(WireError):
             message, payload = decode_message(frames) if frames is not None else (None, ())
             if isinstance(message, Snapshot):
-                self._num_unanswered = 0
+                self._is_unanswered = False
                 if payload:
                     self._take(payload[0])

@@ -32,6 +32,7 @@ from rlzmq.protocol.events import (
     Send,
     StartLease,
     Tick,
+    WeightsWanted,
 )
 from rlzmq.protocol.narrow_path import NARROW_PATH
 from rlzmq.protocol.runner_core import RunnerCore
@@ -187,8 +188,8 @@ class RunnerLink(PeerLink):
                 self.core,
                 context,
                 replace(options, receive_high_water_mark=64),
-                now=self.now,
                 ask=lambda request: self._send(encode_message(request)),
+                want=lambda request: self.handle(WeightsWanted(request)),
                 take=lambda frame: self.handle(ReceivedWeights(frame)),
             )
 
@@ -203,12 +204,6 @@ class RunnerLink(PeerLink):
                 self._neighbors.request(instruction.message)
             else:
                 super().do([instruction])
-
-    def data_moves(self) -> None:
-        """Note that a part of a message of the broker has arrived."""
-        super().data_moves()
-        if self._neighbors is not None:
-            self._neighbors.moved_at = self.now()
 
     @ends_link
     def _on_weights(self, received: list[Any]) -> None:
