@@ -39,6 +39,12 @@ def override(parent_cls: type) -> Callable[[_Method], _Method]:
     return check
 
 
+_OF_CHECKPOINTS = dict.fromkeys(
+    ("get_checkpointable_components", "get_ctor_args_and_kwargs", "get_metadata"),
+    "checkpoints hold what get_state() returns, and config and classes describe the rest",
+)
+
+
 class TellsUncalled:
     """Base class that warns when a subclass of a user's overrides a method that RLlib calls and no run here does."""
 
@@ -48,10 +54,11 @@ class TellsUncalled:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own = vars(cls).keys() if cls.__module__.partition(".")[0] != "rlzmq" else ()
-        for name in sorted(cls._not_called.keys() & own):
+        not_called = {**_OF_CHECKPOINTS, **cls._not_called}
+        for name in sorted(not_called.keys() & own):
             logging.getLogger("rlzmq").warning(
                 "%s.%s: no run calls this method of RLlib's; instead: %s.",
                 cls.__name__,
                 name,
-                cls._not_called[name],
+                not_called[name],
             )

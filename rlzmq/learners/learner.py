@@ -142,10 +142,14 @@ class Learner(TellsUncalled, Checkpointable):
 
     checkpoint_name = LEARNER_PATH
 
-    _not_called: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("filter_param_dict_for_optimizer", "get_optimizer", "get_optimizers_for_module", "get_param_ref"),
-        "override configure_optimizers_for_module(), postprocess_gradients_for_module() or apply_gradients()",
-    )
+    _not_called: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            ("filter_param_dict_for_optimizer", "get_optimizer", "get_optimizers_for_module", "get_param_ref"),
+            "override configure_optimizers_for_module(), postprocess_gradients_for_module() or apply_gradients()",
+        ),
+        "apply": "use LearnerGroup.foreach_learner()",
+        "shutdown": "use the callback on_algorithm_end",
+    }
 
     def __init__(
         self,
@@ -899,7 +903,8 @@ class Learner(TellsUncalled, Checkpointable):
     def configure_optimizers(self) -> None:
         """Register all optimizers after the modules are built; by default one per module."""
         for module_id in self.module:
-            self.configure_optimizers_for_module(module_id, self._module_configs[module_id])
+            if self.rl_module_is_compatible(self.module[module_id]):
+                self.configure_optimizers_for_module(module_id, self._module_configs[module_id])
 
     def configure_optimizers_for_module(self, module_id: str, config: BaseConfig) -> None:
         """Register the module's optimizers; by default one Adam for all its parameters, at ``config.lr``.
@@ -947,7 +952,7 @@ class Learner(TellsUncalled, Checkpointable):
         self.optimizers.register(module_id, optimizer_name, optimizer, params, lr_or_lr_schedule, every)
 
     def rl_module_is_compatible(self, module: Any) -> bool:
-        """Return whether the module has parameters to train: whether it is a ``torch.nn.Module``."""
+        """Return whether the module gets optimizers: whether it is a ``torch.nn.Module``. Override to leave some out."""
         return isinstance(module, torch.nn.Module)
 
     def get_optimizer(

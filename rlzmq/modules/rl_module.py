@@ -85,14 +85,15 @@ class TargetNetworkAPI(ABC):
     """A module with target networks, for DQN, SAC and APPO.
 
     Attributes:
-        networks_with_target: Names of attributes that have a target network. That of ``qfs`` is ``target_qfs``.
+        networks_with_target: Names of attributes that have a target network, possibly (). That of ``qfs`` is
+            ``target_qfs``.
     """
 
-    networks_with_target: ClassVar[Sequence[str]] = ()
+    networks_with_target: ClassVar[Sequence[str] | None] = None
 
     def make_target_networks(self) -> None:
         """Create the target networks as copies, at the end of `setup`."""
-        for name in self.networks_with_target:
+        for name in self.networks_with_target or ():
             setattr(self, f"target_{name}", copy.deepcopy(getattr(self, name)).requires_grad_(False))
 
     def get_target_network_pairs(self) -> list[tuple[Any, Any]]:
@@ -101,7 +102,7 @@ class TargetNetworkAPI(ABC):
         Raises:
             NotImplementedError: The class names no networks.
         """
-        if not self.networks_with_target:
+        if self.networks_with_target is None:
             raise NotImplementedError(
                 f"{type(self).__name__}: set networks_with_target, or override this method."
             )

@@ -163,7 +163,9 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
     _not_called: ClassVar[Mapping[str, str]] = {
         "get_state": _KEPT,
         "set_state": _KEPT,
+        "apply": "use a callback, or EnvRunnerGroup.foreach_env_runner()",
         "assert_healthy": _WATCHED,
+        "get_weights": "weights come from the learners",
         "ping": _WATCHED,
     }
 

@@ -15,6 +15,7 @@ from rlzmq import (
     Callback,
     ConnectorV2,
     DefaultPPOTorchRLModule,
+    MultiAgentEnvRunner,
     PPOConfig,
     PPOLearner,
     RLModuleSpec,
@@ -22,25 +23,29 @@ from rlzmq import (
 )
 from rlzmq.core.callbacks import HOOKS, check_hooks
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.envs.examples import MultiAgentCartPole
 
 # What RLlib 2.60 calls, by the base class.
 METHODS: dict[type, str] = {
     SingleAgentEnvRunner: "sample get_metrics get_spaces make_env make_module stop get_state set_state "
-    "assert_healthy ping",
+    "assert_healthy ping apply get_weights set_weights get_checkpointable_components get_metadata "
+    "get_ctor_args_and_kwargs",
     PPOLearner: "build configure_optimizers configure_optimizers_for_module update compute_losses "
     "compute_loss_for_module "
     "compute_gradients postprocess_gradients postprocess_gradients_for_module apply_gradients "
     "before_gradient_based_update after_gradient_based_update should_module_be_updated get_parameters get_state "
     "set_state rl_module_required_apis register_optimizer filter_param_dict_for_optimizer get_optimizer "
-    "get_optimizers_for_module get_param_ref",
+    "get_optimizers_for_module get_param_ref rl_module_is_compatible apply shutdown "
+    "get_checkpointable_components get_metadata get_ctor_args_and_kwargs",
     DefaultPPOTorchRLModule: "setup forward_inference forward_exploration forward_train _forward _forward_train "
     "get_initial_state is_stateful get_inference_action_dist_cls get_exploration_action_dist_cls "
     "get_train_action_dist_cls get_state set_state compute_values unwrapped get_non_inference_attributes "
-    "as_multi_rl_module compile",
+    "as_multi_rl_module compile get_metadata get_ctor_args_and_kwargs",
     ConnectorV2: "__call__ recompute_output_observation_space recompute_output_action_space get_state set_state "
     "merge_states reset_state",
     PPO: "setup training_step log_result stop step evaluate evaluate_offline cleanup restore_env_runners get_state "
-    "set_state save_checkpoint load_checkpoint reset_config validate_env get_default_policy_class",
+    "set_state save_checkpoint load_checkpoint reset_config validate_env get_default_policy_class "
+    "get_checkpointable_components get_metadata get_ctor_args_and_kwargs",
 }
 
 
@@ -65,9 +70,15 @@ def overriding(
     return made
 
 
+@pytest.mark.parametrize("has_agents", [False, True])
 def test_every_method_is_called_or_its_class_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    has_agents: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    runner: type = MultiAgentEnvRunner if has_agents else SingleAgentEnvRunner
+    methods = {base: names for base, names in METHODS.items() if base is not SingleAgentEnvRunner}
+    methods[runner] = METHODS[SingleAgentEnvRunner]
+    if has_agents:
+        methods[PPOLearner] += " add_module remove_module"
     calls: Counter[tuple[type, str]] = Counter()
     piece = {
         "__call__": lambda self, *, batch, **kwargs: batch,
@@ -76,13 +87,13 @@ def test_every_method_is_called_or_its_class_is_told(
     with caplog.at_level(logging.WARNING, "rlzmq"):
         mine = {
             base: overriding(base, names, calls, piece if base is ConnectorV2 else None)
-            for base, names in METHODS.items()
+            for base, names in methods.items()
         }
     config = (
         PPOConfig(algo_class=mine[PPO])
         .environment("CartPole-v1")
         .env_runners(
-            env_runner_cls=mine[SingleAgentEnvRunner],
+            env_runner_cls=mine[runner],
             env_to_module_connector=lambda *args: mine[ConnectorV2](),
         )
         .learners(learner_class=mine[PPOLearner])
@@ -93,14 +104,20 @@ def test_every_method_is_called_or_its_class_is_told(
         .training(train_batch_size_per_learner=32, minibatch_size=16, num_epochs=1)
         .evaluation(evaluation_interval=1, evaluation_duration=1, evaluation_config={"explore": False})
     )
+    if has_agents:
+        config.environment(MultiAgentCartPole, env_config={"num_agents": 2})
+        config.multi_agent(policies=["p"], policy_mapping_fn=lambda *args, **kwargs: "p")
     with config.build() as algo:
         algo.train()
+        if has_agents:
+            algo.add_module("another", RLModuleSpec(module_class=mine[DefaultPPOTorchRLModule]))
+            algo.remove_module("another")
         algo.restore_from_path(algo.save_to_path(tmp_path / "saved"))
         algo.train()
     told = " ".join(record.getMessage() for record in caplog.records)
     silent = [
         f"{base.__name__}.{name}"
-        for base, names in METHODS.items()
+        for base, names in methods.items()
         for name in names.split()
         if not calls[base, name] and f"My{base.__name__}.{name}: no run calls" not in told
     ]

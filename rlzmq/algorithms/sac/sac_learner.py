@@ -145,8 +145,13 @@ class SACLearner(ReplayLearner):
     def compute_critic_loss(
         self, module: Any, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any], alpha: Tensor
     ) -> CriticLoss:
-        """Return the critics' losses and the rows' TD errors; TQC and CQL override it."""
-        target = target_outputs(module, {Columns.OBS: batch[Columns.NEXT_OBS]})
+        """Return the critics' losses and the rows' TD errors; TQC and CQL override it.
+
+        A module may give ``q_target_next`` and ``logp_next_resampled`` in `fwd_out`; then it needs no target networks.
+        """
+        target = fwd_out
+        if "q_target_next" not in fwd_out:
+            target = target_outputs(module, {Columns.OBS: batch[Columns.NEXT_OBS]})
         targets_B = critic_targets(
             next_q_B=target["q_target_next"],
             next_logp_B=target["logp_next_resampled"],
