@@ -144,7 +144,12 @@ class Learner(TellsUncalled, Checkpointable):
 
     _not_called: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
-            ("filter_param_dict_for_optimizer", "get_optimizer", "get_optimizers_for_module", "get_param_ref"),
+            (
+                "filter_param_dict_for_optimizer",
+                "get_optimizer",
+                "get_optimizers_for_module",
+                "get_param_ref",
+            ),
             "override configure_optimizers_for_module(), postprocess_gradients_for_module() or apply_gradients()",
         ),
         "apply": "use LearnerGroup.foreach_learner()",
@@ -952,7 +957,7 @@ class Learner(TellsUncalled, Checkpointable):
         self.optimizers.register(module_id, optimizer_name, optimizer, params, lr_or_lr_schedule, every)
 
     def rl_module_is_compatible(self, module: Any) -> bool:
-        """Return whether the module gets optimizers: whether it is a ``torch.nn.Module``. Override to leave some out."""
+        """Return whether the module gets optimizers; by default whether it is a ``torch.nn.Module``."""
         return isinstance(module, torch.nn.Module)
 
     def get_optimizer(
