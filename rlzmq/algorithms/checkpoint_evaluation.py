@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import opener
 from rlzmq.core.imports import import_optional
 from rlzmq.core.metrics import MetricsLogger
+from rlzmq.core.progress import Progress
 from rlzmq.core.score_statistics import Statistic, bootstrap_interval, interquartile_mean, mean
 from rlzmq.core.version import __version__
 from rlzmq.driver.sync_groups import EnvRunnerGroup
@@ -28,6 +30,8 @@ from rlzmq.envs.registry import EnvContext, make_env, resolve_env
 from rlzmq.runners.episode_metrics import EpisodeMetrics, add_fragment_metas
 
 __all__ = ["CheckpointScores", "evaluate_checkpoint"]
+
+_log = logging.getLogger("rlzmq.evaluation")
 
 _VIDEO_SUFFIXES = (".mp4", ".gif")
 _MAX_GIF_FPS = 50  # delays of a GIF are in hundredths of a second, and viewers slow down a delay of one
@@ -193,13 +197,16 @@ def evaluate_checkpoint(
     group = EnvRunnerGroup(config=chosen.get_evaluation_config_object(), is_evaluation=True)
     try:
         group.foreach_env_runner(partial(load_policy, state=stored.acting_state))
-        batches = group.sample_batches(num_episodes=num_episodes)
+        progress, metas = Progress("played %d of %d episodes", num_episodes, _log.warning), []
+        for _ in range(num_episodes):
+            metas += [batch.meta for batch in group.sample_batches(num_episodes=1)]
+            progress.add()
     finally:
         group.stop()
         if recorder is not None:
             recorder.close()
     episodes = EpisodeMetrics(num_smoothed=num_episodes)
-    add_fragment_metas(episodes, MetricsLogger(), [batch.meta for batch in batches])
+    add_fragment_metas(episodes, MetricsLogger(), metas)
     metrics = episodes.reduce()
     by_agent = metrics.get("agent_episode_return_mean", {})
     return CheckpointScores(

@@ -9,11 +9,9 @@ parallel   begin ────► on_evaluate_start ─► weights ─► a task 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlzmq.algorithms.callback_dispatch import CallbackDispatch
@@ -27,16 +25,12 @@ from rlzmq.core.signatures import place_of_code
 from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.driver.session import Session
 from rlzmq.roles.runner.sampling_round import SamplingRound, UntilEnd
-from rlzmq.runners.episode_metrics import HOW_TO_LIMIT, EpisodeMetrics, add_fragment_metas
+from rlzmq.runners.episode_metrics import EpisodeMetrics, add_fragment_metas
 
 __all__ = ["Evaluation"]
 
 _logger = logging.getLogger("rlzmq.evaluation")
 
-_ENDLESS = (
-    "An evaluation round of %s episodes lasts longer than evaluation_sample_timeout_s=%s; it continues. If episodes "
-    f"never end, limit them: {HOW_TO_LIMIT}; or evaluate with evaluation_duration_unit='timesteps'."
-)
 _METRICS = "evaluation"
 
 
@@ -106,15 +100,13 @@ class Evaluation:
         else:
             sampling = self._new_sampling(group)
             sampling.end()
-            with self._hint_when_endless():
-                metrics = await self._sample(sampling)
+            metrics = await self._sample(sampling)
         return await self._call_end_callbacks(metrics)
 
     async def _sample_locally(self, group: AsyncEnvRunnerGroup) -> dict[str, Any]:
         self._local_runner = group.local_env_runner
         try:
-            with self._hint_when_endless():
-                batches = await group.sample_batches(**self._options())
+            batches = await group.sample_batches(**self._options())
         except KeyboardInterrupt:  # the next round gets a new runner
             self.env_runner_group = None
             await group.stop()
@@ -278,26 +270,6 @@ class Evaluation:
         }
         merge_into(result, self._metrics.reduce())
         return result
-
-    @contextlib.contextmanager
-    def _hint_when_endless(self) -> Iterator[None]:
-        """Warn from a timer thread if a round of whole episodes takes long, since the episodes may never end."""
-        config = self._config
-        limit_s = config.evaluation_sample_timeout_s
-        if (
-            not limit_s
-            or config.evaluation_duration_unit != "episodes"
-            or config.evaluation_duration == "auto"
-        ):
-            yield
-            return
-        timer = threading.Timer(limit_s, _logger.warning, (_ENDLESS, config.evaluation_duration, limit_s))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
 
     def _warn_if_slow(self, metas: Sequence[Mapping[str, Any]]) -> None:
         config = self._config

@@ -140,7 +140,7 @@ def _no_advantages(seen: _Seen) -> Finding | None:
     if spread < 1e-3:
         return Finding(
             f"advantages do not vary (standard deviation {spread:.1g}), so there is nothing to learn from",
-            "Look at the rewards: are they the same whatever the agent does?",
+            "Look at the rewards: they are the same whatever the agent does",
         )
     return None
 

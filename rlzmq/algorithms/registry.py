@@ -160,7 +160,8 @@ def find_preset(algorithm: str, name: str) -> Preset:
         return found[0]
     if preset := preset_for(algorithm, name):
         return preset
-    raise ConfigurationError(f"{algorithm} has no preset {name!r}.{did_you_mean(name, presets)}")
+    hint = did_you_mean(name, presets) or f" `rlzmq presets {algorithm}` lists them."
+    raise ConfigurationError(f"{algorithm} has no preset {name!r}.{hint}")
 
 
 def preset_for(algorithm: str, env: object) -> Preset | None:

@@ -17,12 +17,21 @@ from rlzmq.core.errors import (
     ConfigurationError,
     Interrupted,
     PeerLostError,
+    RlzmqError,
 )
 from rlzmq.core.imports import hidden_modules
 from rlzmq.core.printable import cut, printable
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.synonyms import instead_of_command
-from rlzmq.core.tracebacks import FULL, format_error, origin_parts, run_error, shows_all_frames
+from rlzmq.core.tracebacks import (
+    FULL,
+    format_error,
+    is_of_user,
+    origin_parts,
+    place_of,
+    run_error,
+    shows_all_frames,
+)
 from rlzmq.core.version import __version__
 
 __all__ = [
@@ -135,7 +144,10 @@ def _main(arguments: Sequence[str] | None) -> int:
     find_modules_here()
     if "--verbose" in given:
         os.environ[FULL] = "full"  # inherited by the run's processes
-        given = [argument for argument in given if argument != "--verbose"]
+        at = given.index("--verbose")
+        del given[
+            at : at + (2 if given[at + 1 : at + 2] in (["0"], ["1"], ["2"]) else 1)
+        ]  # another library's levels
     return _guarded(entry[0], given[1:])
 
 
@@ -197,14 +209,16 @@ def _print_failure(error: BaseException) -> None:
     """Print the user's frames, then the error, once."""
     text = str(error)
     is_one_line = "\n" not in text
+    place = f" ({place_of(error)})" if is_of_user(error) and not isinstance(error, RlzmqError) else ""
     where = "".join(origin_parts(error)) if is_one_line else format_error(error)
-    print(printable(where.rstrip("\n"), keep=_LINES), file=sys.stderr)
+    if where := where.rstrip("\n"):
+        print(printable(where, keep=_LINES), file=sys.stderr)
     for line in hidden_modules(error.__traceback__):
         print(line, file=sys.stderr)
     if not is_one_line:
         text = cut(text.partition("\n")[0], _SUMMARY_CHARS)
     more = "" if shows_all_frames() else " (--verbose shows all frames)"
-    print(printable(f"rlzmq: ended by {type(error).__name__}: {text}{more}"), file=sys.stderr)
+    print(printable(f"rlzmq: ended by {type(error).__name__}: {text}{place}{more}"), file=sys.stderr)
 
 
 def _print_with_notes(error: BaseException) -> None:

@@ -13,7 +13,7 @@ import shutil
 import sys
 import textwrap
 import typing
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, TypeVar
 
 from rlzmq.core.synonyms import instead_of_flag
@@ -34,6 +34,7 @@ def parse(
     usage: str,
     description: str,
     usual: Collection[str] | None = None,
+    elsewhere: Callable[[str], str | None] = lambda name: None,
 ) -> _Options:
     """Read a command's options.
 
@@ -43,6 +44,7 @@ def parse(
         usage: The usage line, e.g. ``"rlzmq evaluate PATH [options]"``; the words in lower case are the command.
         description: The command's description, shown in its help.
         usual: Names of the fields that ``--help`` shows, of several hundred; ``--help-all`` shows all. None: all.
+        elsewhere: Says of the name of an unknown flag whose it is.
 
     Raises:
         OptionsExit: The help was printed (0), or the options are wrong (2).
@@ -61,9 +63,8 @@ def parse(
             with contextlib.redirect_stderr(complaint):
                 return typing.cast(_Options, tyro.cli(shown, args=list(arguments), prog=prog, config=config))
         except SystemExit as error:
-            print(
-                _instead(prog, arguments, _flags_of(kind)) or complaint.getvalue().rstrip(), file=sys.stderr
-            )
+            instead = _instead(prog, arguments, _flags_of(kind) | _aliases_of(kind), elsewhere)
+            print(instead or _in_short(prog, usage, complaint.getvalue()), file=sys.stderr)
             raise OptionsExit(error.code) from None
     said = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding or "utf-8", newline="\n")
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
@@ -80,11 +81,43 @@ def parse(
     raise OptionsExit(0)
 
 
-def _instead(prog: str, arguments: Sequence[str], flags: set[str]) -> str:
-    """Return one line for each flag that is another library's word: what to write here."""
-    words = [argument.partition("=")[0] for argument in arguments if re.match("--?[a-z]", argument)]
-    found = {word: instead_of_flag(word, flags) for word in words if word.replace("_", "-") not in flags}
-    return "\n".join(f"{prog}: there is no {word}. Instead: {here}" for word, here in found.items() if here)
+def _instead(
+    prog: str, arguments: Sequence[str], flags: set[str], elsewhere: Callable[[str], str | None]
+) -> str:
+    """Return one line for each flag that is another library's word, or another command's: what to write here."""
+    words = [argument.partition("=")[0] for argument in arguments if re.match("--?[a-zA-Z]", argument)]
+    lines = []
+    for word in words:
+        if word.replace("_", "-") in flags:
+            continue
+        if here := instead_of_flag(word, flags):
+            lines.append(f"{prog}: there is no {word}. Instead: {here}")
+        elif whose := elsewhere(word.lstrip("-").replace("-", "_")):
+            lines.append(f"{prog}: there is no {word}: it is {whose}.")
+    return "\n".join(lines)
+
+
+def _in_short(prog: str, usage: str, complaint: str) -> str:
+    """Return what tyro says in a box of many lines as one line, with the usage if something is missing."""
+    lines = [line.strip("│ ") for line in complaint.splitlines() if line.startswith("│")]
+    parts = [" ".join(part).strip() for is_rule, part in itertools.groupby(lines, _is_rule) if not is_rule]
+    if not parts:
+        return complaint.rstrip()
+    text, more = parts[0], f" ({prog} --help: the options)"
+    if text.startswith("Missing from"):
+        return f"{prog}: missing: {text.partition(': ')[2].removesuffix(' (required)')} usage: {usage}"
+    if found := re.match(r"Missing value for argument '(.*)'", text):
+        text = f"{found[1]}: its value is missing."
+    elif found := re.match(r"Error parsing (\S+): .*: ('.*')", text):
+        kind = re.search(rf"{found[1]} ([A-Z|]+)", " ".join(parts[1:]))
+        text, more = f"{found[1]}: expected {kind[1] if kind else 'another value'}, got {found[2]}.", ""
+    elif meant := re.findall(r"--[a-z-]+", " ".join(parts[1:-1])):
+        text, more = f"{text}. Did you mean {meant[0]}?", ""
+    return f"{prog}: {text[0].lower()}{text[1:]}{more}"
+
+
+def _is_rule(line: str) -> bool:
+    return line.startswith("──")
 
 
 def _flags_of(kind: Any) -> set[str]:
@@ -97,6 +130,18 @@ def _flags_of(kind: Any) -> set[str]:
         else:
             flags.add(flag_of(field.name))
     return flags
+
+
+def _aliases_of(kind: Any) -> set[str]:
+    """Return the other names of the flags of an options class and of the groups in it."""
+    aliases: set[str] = set()
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(field.default_factory):
+            aliases |= _aliases_of(field.default_factory)
+    for hint in typing.get_type_hints(kind, include_extras=True).values():
+        for mark in typing.get_args(hint)[1:]:
+            aliases |= set(getattr(mark, "aliases", None) or ())
+    return aliases
 
 
 def flag_of(name: str) -> str:

@@ -15,15 +15,15 @@ from rlzmq.cli.checkpoint_options import CheckpointOptions, code_arguments
 from rlzmq.cli.main import EXIT_INTERRUPTED
 from rlzmq.cli.parsing import parse
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.progress import Progress
 
 if TYPE_CHECKING:
     from rlzmq.core.files import FileLock
 
 __all__ = ["RecordOptions", "run"]
 
-# Number of episodes per round of each runner; the driver receives a copy of what the runners write.
-_EPISODES_PER_ROUND = 20
-_PROGRESS_S = 5.0  # between two lines about the number of episodes
+# Number of episodes per round of each runner: what an interrupt loses, and the driver receives a copy of them.
+_MAX_PER_ROUND, _ROUND_S = 20, 1.0
 
 
 @dataclass(kw_only=True)
@@ -38,8 +38,8 @@ class RecordOptions(CheckpointOptions):
     """Number of complete episodes (default: 100)."""
     env_runners: int = 0
     """Number of processes that sample; 0: this one (default: 0)."""
-    envs_per_env_runner: int | None = None
-    """Number of envs in each runner (default: the checkpoint's)."""
+    envs_per_env_runner: int = 1
+    """Number of envs in each runner; of several, short episodes end first and are recorded more often (default: 1)."""
     seed: int | None = None
     """Seed of the envs (default: the run's seed)."""
     explore: bool = False
@@ -57,12 +57,13 @@ def run(arguments: Sequence[str]) -> int:
         description="Record complete episodes of a checkpoint's policy as shards, for offline algorithms.",
     )
     for name in ("episodes", "envs_per_env_runner"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
+        if getattr(options, name) < 1:
             flag = name.replace("_", "-")
             raise ConfigurationError(f"--{flag} {getattr(options, name)}: expected 1 or more")
     returns = record(options)
     if not returns:
-        raise KeyboardInterrupt
+        print(f"recorded  no episode has ended: nothing is in {options.output}")
+        return EXIT_INTERRUPTED
     print(
         f"recorded  {len(returns)} episodes, return mean {sum(returns) / len(returns):.2f}, in {options.output}"
     )
@@ -113,8 +114,7 @@ def _record(options: RecordOptions) -> list[float]:
     config = stored.config_to("evaluate", Given(**code_arguments(options))).copy(copy_frozen=False)
     config.env_runners(num_env_runners=options.env_runners).learners(num_learners=0)
     config.networking(listen=None, advertise=None, join_file=None, num_remote_learners=0)
-    if options.envs_per_env_runner is not None:
-        config.env_runners(num_envs_per_env_runner=options.envs_per_env_runner)
+    config.env_runners(num_envs_per_env_runner=options.envs_per_env_runner)
     if options.seed is not None:
         config.debugging(seed=options.seed)
     config.offline_data(output=str(options.output.absolute()))
@@ -123,16 +123,19 @@ def _record(options: RecordOptions) -> list[float]:
     group = EnvRunnerGroup(config=config)
     try:
         group.foreach_env_runner(partial(load_policy, state=stored.acting_state))
-        next_s = time.monotonic() + _PROGRESS_S
+        progress = Progress("recorded  %d of %d episodes", options.episodes, partial(print, flush=True))
+        several = options.envs_per_env_runner > 1  # what they record must not depend on time
+        per_round, begun_at = _MAX_PER_ROUND if several else 1, time.monotonic()
         while len(returns) < options.episodes:
-            wanted = min(options.episodes - len(returns), _EPISODES_PER_ROUND * max(options.env_runners, 1))
+            wanted = min(options.episodes - len(returns), per_round * max(options.env_runners, 1))
             sampled = group.sample(
                 num_episodes=wanted, explore=options.explore, random_actions=options.random
             )
             returns += [episode.get_return() for episode in sampled]
-            if time.monotonic() >= next_s:
-                next_s = time.monotonic() + _PROGRESS_S
-                print(f"recorded  {len(returns)} of {options.episodes} episodes", flush=True)
+            progress.add(len(sampled))
+            took_s, begun_at = time.monotonic() - begun_at, time.monotonic()
+            if not several:
+                per_round = max(1, min(_MAX_PER_ROUND, 2 * per_round, int(per_round * _ROUND_S / took_s)))
     except KeyboardInterrupt:
         print("interrupted: keeping the episodes so far", flush=True)
     finally:

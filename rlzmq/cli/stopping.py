@@ -49,7 +49,8 @@ class StopCriteria:
                 known = instead_of_key(name)
                 here = next((short for short, path in _SHORT.items() if path == known), known)
                 hint = f" Instead: --stop {here}={number or '…'}." if here else did_you_mean(name, _SHORT)
-                raise ConfigurationError(f"--stop {text!r}: expected name=number.{hint}")
+                hint = "" if name in _SHORT else hint
+                raise ConfigurationError(f"--stop {text!r}: expected name=number, e.g. return=475.{hint}")
             try:
                 self.goals[path] = float(number)
             except ValueError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
+import re
 import shlex
 import shutil
 import signal
@@ -21,13 +23,14 @@ from rlzmq.cli.dashboard import check_installed, dashboard_of
 from rlzmq.cli.interrupt import DRAIN_S, Interrupt
 from rlzmq.cli.joining import import_first
 from rlzmq.cli.main import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE
-from rlzmq.cli.parsing import parse
+from rlzmq.cli.parsing import flag_of, parse
 from rlzmq.cli.stopping import StopCriteria
 from rlzmq.core import faults
 from rlzmq.core.checkpoint_series import find_checkpoint, run_of
 from rlzmq.core.errors import CheckpointError, ConfigurationError, Interrupted
 from rlzmq.core.printable import printable, short_path
 from rlzmq.core.process import open_stack_channel, outlive_readers
+from rlzmq.core.synonyms import renamed
 from rlzmq.core.tracebacks import run_error
 from rlzmq.telemetry.runs import find_run
 from rlzmq.telemetry.view import make_view
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
     from rlzmq.core.checkpoint_series import Found
     from rlzmq.telemetry.run_directory import RunDirectory
 
-__all__ = ["TrainOptions", "apply_preset", "run"]
+__all__ = ["TrainOptions", "apply_preset", "run", "setting_of_others"]
 
 _LAST_CHECKPOINT_S = 1.0  # to get the state of a run whose update did not end in that time
 _STOP_S = 2.0  # after a signal, time for all processes to stop in order before they are killed
@@ -100,9 +103,12 @@ class TrainOptions:
 def run(arguments: Sequence[str]) -> int:
     """Run the command with `arguments`, which follow ``rlzmq train``; return the exit code."""
     algorithm = arguments[0] if arguments and not arguments[0].startswith("-") else ""
-    if arguments[1:2] and not arguments[1].startswith("-"):  # rlzmq train ppo CartPole-v1
+    if algorithm and arguments[1:2] and not arguments[1].startswith("-"):  # rlzmq train ppo CartPole-v1
         arguments = [algorithm, "--env", *arguments[1:]]
     asks = bool({"-h", "--help", "--help-all"} & set(arguments))
+    if named := _misplaced_algorithm(algorithm, arguments):
+        print(f"rlzmq train: the algorithm comes first. Instead: {named}", file=sys.stderr)
+        return EXIT_USAGE
     if not algorithm:
         print(_usage(), file=sys.stdout if asks else sys.stderr)
         return 0 if asks else EXIT_USAGE
@@ -126,6 +132,20 @@ def run(arguments: Sequence[str]) -> int:
         except Interrupted:
             print("interrupted", flush=True)
             return interrupt.exit_code or EXIT_INTERRUPTED
+
+
+def _misplaced_algorithm(algorithm: str, arguments: Sequence[str]) -> str | None:
+    """Return the command line that is meant by ``--algo ppo …`` and by ``train CartPole-v1``; None if all is well."""
+    from rlzmq.algorithms.registry import ALGORITHMS
+
+    words = list(arguments)
+    for flag, value in itertools.pairwise(words):
+        if not algorithm and flag in ("--algo", "--algorithm", "--run") and value.lower() in ALGORITHMS:
+            at = words.index(flag)
+            return shlex.join(["rlzmq", "train", value.lower(), *words[:at], *words[at + 2 :]])
+    if re.search(r"-v\d+$|\w:\w", algorithm):
+        return shlex.join(["rlzmq", "train", "ppo", "--env", *words])
+    return None
 
 
 def _usage() -> str:
@@ -172,7 +192,21 @@ def _parse(algorithm: str, arguments: list[str]) -> Any:
         usage=f"rlzmq train {algorithm} --env ENV [options]",
         description=_about(algorithm),
         usual=_USUAL,
+        elsewhere=setting_of_others,
     )
+
+
+def setting_of_others(name: str) -> str | None:
+    """Return which algorithms have a setting; None if none has."""
+    from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
+
+    for other in ALGORITHMS:
+        fields = get_config_class(other)._fields
+        if here := next((one for one in (name, f"{name}_", renamed(name, fields)) if one in fields), None):
+            having = [other for other in ALGORITHMS if here in get_config_class(other)._fields]
+            what = "a setting" if here == name else f"{flag_of(here)}"
+            return f"{what} of {', '.join(having)}"
+    return None
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from rlzmq.cli.main import EXIT_INTERNAL
 from rlzmq.cli.options import apply_settings, options_type
 from rlzmq.cli.parsing import parse
 from rlzmq.cli.stopping import StopCriteria
-from rlzmq.cli.train import apply_preset
+from rlzmq.cli.train import apply_preset, setting_of_others
 from rlzmq.config.search_space import GridSearch, find_search_objects, search_objects_in_tables
 from rlzmq.config.values import read_toml
 from rlzmq.core.errors import ConfigurationError, Interrupted
@@ -115,6 +115,7 @@ def run(arguments: Sequence[str]) -> int:
         "A setting's value may be a range (0.9..0.99, 1e-4..1e-2:log) or a list (32,64), after the name of an "
         "algorithm (rlzmq tune ppo --help); or it stands in a TOML file.",
         usual=_USUAL if algorithm else None,
+        elsewhere=setting_of_others,
     )
     if options.dashboard:
         check_installed()

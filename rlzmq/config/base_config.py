@@ -183,7 +183,8 @@ class BaseConfig(DerivedValues):
             path, search_object = next(iter(found.items()))
             raise ConfigurationError(
                 f"config.{path} is the search object {search_object!r}, for which a Tuner chooses a value in each "
-                f"trial. Set one value, or run tune.Tuner({self._algorithm_name!r}, param_space=config, …).fit()."
+                f"trial. Set one value, or run tune.Tuner({self._algorithm_name!r}, param_space=config, …).fit(), "
+                f"on the command line `rlzmq tune {self._algorithm_name.lower()}`."
             )
 
     @property

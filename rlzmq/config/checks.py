@@ -149,7 +149,7 @@ class DerivedValues(ConfigValues):
         raise NotImplementedError
 
     @property
-    def learner_class(self) -> Any:  # type: ignore[override]
+    def learner_class(self) -> Any:
         """The Learner class that was set, or else the algorithm's default."""
         return self._values["learner_class"] or self.get_default_learner_class()
 

@@ -5,7 +5,7 @@ Settings that exist only in RLlib are rows of `rlzmq.config.rllib_only`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from rlzmq.config.settings import (
     Connector,
+    Fits,
     Fraction,
     LearningRate,
     NonNegative,
@@ -44,6 +45,36 @@ __all__ = [
 ]
 
 
+def _is_derived_from(name: str) -> Callable[[Any], bool]:
+    """Return a test for subclasses of a class, by its name: importing it would import torch."""
+    return lambda value: (
+        value is None or (isinstance(value, type) and any(base.__name__ == name for base in value.__mro__))
+    )
+
+
+def _is_table(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return value is None or (hasattr(value, "to_dict") and not isinstance(value, type))
+    return all(isinstance(key, str) for key in value)
+
+
+def _is_ids(value: Any) -> bool:
+    is_collection = isinstance(value, Collection) and not isinstance(value, bytes)
+    return value is None or (is_collection and all(isinstance(item, str) for item in value))
+
+
+def _is_hooked(value: Any) -> bool:
+    items = value if isinstance(value, list | tuple) else [value]
+    return all(item is None or callable(item) or hasattr(item, "on_train_result") for item in items)
+
+
+Space = Annotated[
+    Any, Fits(lambda value: value is None or hasattr(value, "contains"), "a gymnasium.spaces.Space or None")
+]
+ModuleIds = Annotated[Any, Fits(_is_ids, "module ids (a set, list or dict with names) or None")]
+Table = Annotated[Any, Fits(_is_table, "a dict of settings by name, an object with to_dict(), or None")]
+
+
 @settings
 class EnvironmentSettings:
     """The environment.
@@ -68,8 +99,8 @@ class EnvironmentSettings:
     env: Any = setting(default=None, kw_only=False)
     env_config: dict[str, Any] = setting(default={})
     wrappers: list[Any] = setting(default=[])
-    observation_space: Any = None
-    action_space: Any = None
+    observation_space: Space = None
+    action_space: Space = None
     clip_rewards: bool | float | None = None
     normalize_actions: bool = True
     clip_actions: bool = False
@@ -103,7 +134,9 @@ class EnvRunnersSettings:
         max_policy_lag: Data that is more than this many weights versions old is dropped; None: `staleness`.
     """
 
-    env_runner_cls: type | None = None
+    env_runner_cls: Annotated[Any, Fits(_is_derived_from("EnvRunner"), "a subclass of EnvRunner or None")] = (
+        None
+    )
     num_env_runners: NonNegativeInt = 0
     num_envs_per_env_runner: PositiveInt = 1
     gym_env_vectorize_mode: Literal["sync", "async", "vector_entry_point"] = "sync"
@@ -142,9 +175,9 @@ class MultiAgentSettings(_PerModuleSettings):
         count_steps_by: Unit of the batch sizes.
     """
 
-    policies: Any = None
+    policies: ModuleIds = None
     policy_mapping_fn: Callable[..., Any] | None = None
-    policies_to_train: Any = None
+    policies_to_train: Callable[..., Any] | ModuleIds = None
     count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
 
 
@@ -157,7 +190,7 @@ class RLModuleSettings(_PerModuleSettings):
         rl_module_spec: An RLModuleSpec or MultiRLModuleSpec; fields that are None are those of the default.
     """
 
-    model_config: Any = setting(default={})
+    model_config: Table = setting(default={})
     rl_module_spec: Any = None
 
 
@@ -199,7 +232,7 @@ class EvaluationSettings:
     evaluation_duration_unit: Literal["episodes", "timesteps"] = "episodes"
     evaluation_parallel_to_training: bool = False
     evaluation_num_env_runners: NonNegativeInt = 0
-    evaluation_config: Any = None
+    evaluation_config: Table = None
     evaluation_sample_timeout_s: NonNegative | None = 120.0
     evaluation_auto_duration_min_env_steps_per_sample: PositiveInt = 100
     evaluation_auto_duration_max_env_steps_per_sample: PositiveInt = 2000
@@ -282,7 +315,7 @@ class _LearnerCodeSettings:
         learner_config_dict: Free-form settings for custom learners, read as ``self.config.learner_config_dict``.
     """
 
-    learner_class: type | None = None
+    learner_class: Annotated[Any, Fits(_is_derived_from("Learner"), "a subclass of Learner or None")] = None
     learner_connector: Connector = None
     add_default_connectors_to_learner_pipeline: bool = True
     learner_config_dict: dict[str, Any] = setting(default={})
@@ -403,7 +436,7 @@ class CallbacksSettings:
         callbacks_hooks: Dict from hook name to functions.
     """
 
-    callbacks_class: Any = None
+    callbacks_class: Annotated[Any, Fits(_is_hooked, "a Callback class, or a list of them, or None")] = None
     callbacks_hooks: dict[str, Any] = setting(default={})
 
 

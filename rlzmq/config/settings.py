@@ -14,10 +14,11 @@ import inspect
 import re
 import typing
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeVar, dataclass_transform
 
-from annotated_types import Ge, Gt, Le
-from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from annotated_types import Ge, Gt, Le, Predicate
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter
 
 from rlzmq.config.rllib_only import accept_rllib_only, no_such_setting
 from rlzmq.config.search_space import SearchObject, find_search_objects
@@ -25,6 +26,7 @@ from rlzmq.core.errors import ConfigurationError
 
 __all__ = [
     "Connector",
+    "Fits",
     "Fraction",
     "LearningRate",
     "NonNegative",
@@ -40,6 +42,13 @@ __all__ = [
     "settings_of",
     "takes",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Fits(Predicate):
+    """Mark of an annotation: the values for which the function is true, described in words."""
+
+    words: str = ""
 
 
 class _NotProvided:
@@ -152,12 +161,15 @@ class Setting:
         if isinstance(value, bool) and _wants_number(self.annotation):
             raise ConfigurationError(f"config.{self.name}: expected {self.expected}, got {value!r} (a bool).")
         try:
+            if value != value:  # NaN
+                raise ValueError
             return self._adapter.validate_python(value)
-        except ValidationError:
+        except ValueError:
             if find_search_objects(value):
                 return value  # it is checked when a trial's values replace the search objects
+            kind = "class" if isinstance(value, type) else type(value).__name__
             raise ConfigurationError(
-                f"config.{self.name}: expected {self.expected}, got {value!r} ({type(value).__name__}). "
+                f"config.{self.name}: expected {self.expected}, got {value!r} ({kind}). "
                 f"Set it with .{self.group}({self.name}=…)."
             ) from None
 
@@ -275,6 +287,8 @@ def _spell(annotation: object) -> str:
     origin = typing.get_origin(annotation)
     if origin is Annotated:
         base, *marks = typing.get_args(annotation)
+        if words := [mark.words for mark in marks if isinstance(mark, Fits)]:
+            return words[0]
         signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
         bounds = [
             f"{sign} {getattr(m, key)}" for m in marks for key, sign in signs.items() if hasattr(m, key)

@@ -78,8 +78,8 @@ def read_toml(source: str | Path) -> dict[str, Any]:
         ConfigurationError: The file is missing or too large, or it is not valid TOML.
     """
     text = source
-    if isinstance(source, Path) or ("\n" not in source and "=" not in source):
-        path = Path(source)
+    path = _file_of(source)
+    if path is not None:
         if not path.is_file():
             raise ConfigurationError(f"No config file at {path}.")
         if path.stat().st_size > MAX_TOML_BYTES:
@@ -91,7 +91,12 @@ def read_toml(source: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(str(text))
     except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"The config is not valid TOML: {error}.") from None
+        raise ConfigurationError(f"{path or 'The config'} is not valid TOML: {error}.") from None
+
+
+def _file_of(source: str | Path) -> Path | None:
+    """Return the file that is meant; None if the source is TOML itself."""
+    return Path(source) if isinstance(source, Path) or ("\n" not in source and "=" not in source) else None
 
 
 def settings_in(
@@ -440,7 +445,13 @@ class ConfigValues(
             ConfigurationError: The file is missing, is not valid TOML, has an unknown key, or names code that is not
                 trusted.
         """
-        return cls().update_from_tables(read_toml(source), Trust.of(trust))
+        tables, path = read_toml(source), _file_of(source)
+        try:
+            return cls().update_from_tables(tables, Trust.of(trust))
+        except ConfigurationError as error:
+            if path is None:
+                raise
+            raise ConfigurationError(f"{path}: {error}") from error.__cause__
 
     def update_from_tables(self, data: Mapping[str, Any], trust: Trust = CALLER) -> Self:
         """Set the settings in parsed TOML, flat or in tables named after the setters.

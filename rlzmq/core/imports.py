@@ -123,13 +123,15 @@ class MissingNameFinder:
         name = wanted.rpartition(".")[2]
         if package is not None and package.__name__ == "rlzmq":
             raise ImportError(f"cannot import name {name!r} from 'rlzmq'{self.hint(name)}", name="rlzmq")
-        if hasattr(package, "__getattr__"):
+        if package is not None and hasattr(package, "__getattr__"):
             try:
                 getattr(package, name)
             except AttributeError as error:
                 text = str(error)
-                if "Instead:" not in text and (instead := instead_of(name, self._exports)):
-                    text = f"cannot import name {name!r}. Instead: {instead}."
+                if name in self._exports:
+                    text = f"cannot import name {name!r} from {package.__name__!r}. Instead: from rlzmq import {name}."
+                elif "Instead:" not in text:
+                    text = f"cannot import name {name!r} from {package.__name__!r}{self.hint(name)}"
                 raise ImportError(text, name="rlzmq") from None
         raise ModuleNotFoundError(f"No module named {wanted!r}{self._module_hint(wanted)}", name=wanted)
 
@@ -141,8 +143,9 @@ class MissingNameFinder:
 
     def _module_hint(self, path: str) -> str:
         last = path.rpartition(".")[2]
+        parts = [instead_of(part) or "" for part in path.split(".")]
         if instead := instead_of_algorithm(last) or next(
-            filter(None, map(instead_of, path.split("."))), None
+            (text for text in parts if text.startswith("from ")), ""
         ):
             return f". Instead: {instead}."
         names = [

@@ -5,6 +5,7 @@ The one table behind the errors about imports, attributes, settings, flags, resu
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,10 @@ _RENAMED: dict[str, tuple[str, ...]] = {
         "num_steps": "train_batch_size_per_learner",
         "n_epochs": "num_epochs",
         "update_epochs": "num_epochs",
+        "ppo_epoch": "num_epochs",
+        "ppo_epochs": "num_epochs",
+        "rollout_length": "train_batch_size_per_learner",
+        "rollout_steps": "train_batch_size_per_learner",
         "num_sgd_iter": "num_epochs",
         "epochs": "num_epochs",
         "repeat_per_collect": "num_epochs",
@@ -72,13 +77,17 @@ _RENAMED: dict[str, tuple[str, ...]] = {
         "activation_fn": "model_config",
         "features_extractor_class": "model_config",
         **dict.fromkeys(("use_lstm", "fcnet_hiddens", "fcnet_activation", "conv_filters"), "model_config"),
-        "model": "model_config",
+        **dict.fromkeys(("model", "network", "layers", "hidden_dim", "hidden_size"), "model_config"),
         "policy_lr": "actor_lr",
         "actor_learning_rate": "actor_lr",
         "critic_learning_rate": "critic_lr",
         "alpha_learning_rate": "alpha_lr",
         "q_lr": "critic_lr lr",
-        "buffer_size": "replay_buffer_config",
+        **dict.fromkeys(
+            ("buffer_size", "replay_buffer_class", "replay_buffer_kwargs", "memory_size"),
+            "replay_buffer_config",
+        ),
+        "polyak": "tau",
         "prioritized_replay": "replay_buffer_config",
         "estimation_step": "n_step",
         "multi_step": "n_step",
@@ -104,6 +113,7 @@ _RENAMED: dict[str, tuple[str, ...]] = {
         "num_envs_per_worker": "num_envs_per_env_runner",
         "num_workers": "num_env_runners",
         "num_rollout_workers": "num_env_runners",
+        "workers": "num_env_runners",
         "n_jobs": "num_env_runners",
         **dict.fromkeys(("jobs", "runners", "nproc", "num_processes", "parallel_envs"), "num_env_runners"),
         "envs": "num_envs_per_env_runner",
@@ -116,6 +126,7 @@ _RENAMED: dict[str, tuple[str, ...]] = {
         "n_eval_episodes": "evaluation_duration",
         "eval_freq": "evaluation_interval",
         "eval_interval": "evaluation_interval",
+        "min_time_s_per_reporting": "min_time_s_per_iteration",
         "checkpoint_frequency": "checkpoint_every_s",
         "save_freq": "checkpoint_every_s",
         "recreate_failed_workers": "restart_failed_env_runners",
@@ -138,55 +149,136 @@ _RENAMED: dict[str, tuple[str, ...]] = {
         "states": "state_in",
     }.items()
 }
-# Only on the command line: these are no settings in Python.
+# Only on the command line: these are no settings in Python. The first of several ways ("A | B") whose flag the command
+# has; "--flag? text" is for commands that have the flag.
 _FLAGS = {
     **dict.fromkeys(
-        ("timesteps", "total_timesteps", "n_timesteps", "n", "max_steps", "stop_timesteps", "episodes"),
-        "--stop steps=NUMBER",
+        (
+            *("timesteps", "total_timesteps", "n_timesteps", "n", "max_steps", "stop_timesteps", "episodes"),
+            *("steps", "num_steps", "total_steps", "num_episodes", "n_episodes", "n_eval_episodes"),
+        ),
+        "--episodes NUMBER | --steps NUMBER | --train-batch-size-per-learner? --stop steps=NUMBER",
     ),
-    **dict.fromkeys(("stop_reward", "reward_threshold"), "--stop return=NUMBER"),
-    **dict.fromkeys(("stop_iters", "iterations"), "--stop iterations=NUMBER"),
-    **dict.fromkeys(("env_id", "env_name", "gym_id"), "--env ENV"),
+    **dict.fromkeys(("stop_reward", "reward_threshold", "as_test"), "--stop return=NUMBER"),
+    **dict.fromkeys(("stop_iters", "iterations", "iters", "max_iterations"), "--stop iterations=NUMBER"),
     **dict.fromkeys(
-        ("log_dir", "logdir", "local_dir", "log_folder", "save_dir", "name", "exp_name", "experiment_name"),
-        "--run-dir DIRECTORY",
+        ("timeout", "max_time", "budget"),
+        "--grace SECONDS | --time-budget SECONDS | --stop time=SECONDS",
     ),
-    **dict.fromkeys(("tensorboard_log", "tensorboard"), "--log tb"),
+    **dict.fromkeys(("env_id", "env_name", "gym_id", "e"), "--env ENV"),
+    **dict.fromkeys(
+        (
+            *(
+                "log_dir",
+                "logdir",
+                "local_dir",
+                "log_folder",
+                "save_dir",
+                "name",
+                "exp_name",
+                "experiment_name",
+            ),
+            *("run_dir", "storage_path", "output_dir", "dir", "f", "o", "out", "save", "save_path"),
+        ),
+        "--run-dir DIRECTORY | --dir DIRECTORY | --output PATH",
+    ),
+    "output": "--json? --json FILE, or --video FILE | --run-dir DIRECTORY",
+    **dict.fromkeys(("tensorboard_log", "tensorboard", "tb", "logger"), "--log tb"),
     **dict.fromkeys(("track", "wandb", "wandb_project_name"), "--log wandb"),
     **dict.fromkeys(
-        ("trained_agent", "restore", "load", "checkpoint", "resume_from"), "--resume RUN_OR_CHECKPOINT"
+        ("wandb_entity", "wandb_tags", "wandb_mode", "wandb_group", "project", "group", "tags"),
+        "--log wandb, and W&B's environment variables: WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE, WANDB_TAGS",
     ),
+    **dict.fromkeys(
+        ("trained_agent", "restore", "load", "checkpoint", "resume_from", "i", "continue"),
+        "--resume RUN_OR_CHECKPOINT",
+    ),
+    "force": "--overwrite",
     **dict.fromkeys(("device", "cuda", "num_gpus", "gpu", "gpus"), "--num-gpus-per-learner 1"),
     **dict.fromkeys(("no_cuda", "cpu"), "--num-gpus-per-learner 0"),
-    **dict.fromkeys(("num_cpus", "threads"), "--num-env-runners NUMBER"),
-    **dict.fromkeys(("net_arch", "policy_kwargs", "hidden_sizes"), "--model-config fcnet_hiddens=[64,64]"),
+    **dict.fromkeys(("multi_gpu", "distributed", "ddp"), "--num-learners 2 --num-gpus-per-learner 1"),
+    **dict.fromkeys(
+        ("jobs", "n_jobs"), "--max-concurrent-trials NUMBER | --num-env-runners NUMBER | --env-runners NUMBER"
+    ),
+    **dict.fromkeys(
+        (
+            *("num_cpus", "threads", "runners", "num_env_runners", "num_workers", "workers", "nproc"),
+            *("ray_num_cpus", "num_processes", "parallel_envs"),
+        ),
+        "--num-env-runners NUMBER | --env-runners NUMBER",
+    ),
+    "local_mode": "--num-env-runners 0",
+    **dict.fromkeys(
+        ("envs", "num_envs", "n_envs", "num_envs_per_env_runner"),
+        "--num-envs-per-env-runner NUMBER | --envs-per-env-runner NUMBER",
+    ),
+    "num_learners": "--learners NUMBER",
+    "num_threads": "--torch-num-threads NUMBER",
+    **dict.fromkeys(
+        ("net_arch", "policy_kwargs", "hidden_sizes", "hidden_size", "hidden_dim", "layers", "network"),
+        "--model-config fcnet_hiddens=[64,64]",
+    ),
+    "policy": "--model-config? nothing: the default networks fit the observation space",
+    "optimizer": "nothing: Adam; another one takes a learner_class, in Python",
     **dict.fromkeys(("algo", "run", "algorithm"), "rlzmq train ALGORITHM --env ENV"),
+    "num_agents": "an env of several agents, with --policies and --policy-mapping-fn",
     **dict.fromkeys(("use_lstm", "lstm", "recurrent"), "--model-config use_lstm=true"),
     "buffer_size": "--replay-buffer-config capacity=NUMBER",
+    "record": "--video film.mp4",
     **dict.fromkeys(
-        ("capture_video", "render", "render_mode"), "rlzmq evaluate RUN --video film.mp4, after the run"
+        ("capture_video", "render", "render_mode"),
+        "--video film.mp4 | rlzmq evaluate RUN --video film.mp4, after the run",
     ),
-    "save_model": "nothing: checkpoints are written to --run-dir",
+    **dict.fromkeys(("save_model", "checkpoint_at_end"), "nothing: checkpoints are written to --run-dir"),
+    "save_replay_buffer": "--checkpoint-replay true",
     "framework": "nothing: PyTorch is the only one",
     "input": "rlzmq train bc --input DIRECTORY: online algorithms sample their data",
+    **dict.fromkeys(("ray_address", "hosts"), "--on ENGINE"),
+    **dict.fromkeys(("address", "bind", "ip"), "--join FILE | --host ADDRESS | --on ENGINE"),
     "http": "--port NUMBER",
-    "runners": "--env-runners NUMBER",
-    **dict.fromkeys(("deterministic", "torch_deterministic"), "--seed NUMBER"),
-    "lr_schedule": "--lr '[[0, 1e-3], [1000000, 0]]'",
+    **dict.fromkeys(("progress", "p"), "--port NUMBER | nothing: a terminal shows the progress"),
+    "log_interval": "nothing: each iteration is in metrics.jsonl",
+    "csv": "nothing: all metrics are in metrics.jsonl of the run directory",
+    "uuid": "nothing: each run has its own directory",
+    "refresh": "--interval SECONDS",
+    "deterministic": "--episodes? nothing: without --explore actions are deterministic | --seed NUMBER",
+    "stochastic": "--explore",
+    "no_explore": "--episodes? nothing: without --explore actions are deterministic | --explore false",
+    "torch_deterministic": "--seed NUMBER",
+    **dict.fromkeys(("lr_schedule", "lr_decay", "anneal_lr"), "--lr '[[0, 1e-3], [1000000, 0]]'"),
     "frame_stack": "--wrappers 'FrameStackObservation(stack_size=4)'",
-    **dict.fromkeys(("normalize", "norm_obs"), "a connector, in Python: MeanStdFilter"),
+    **dict.fromkeys(("frame_skip", "atari"), "--is-atari true"),
     **dict.fromkeys(
-        ("hyperparams", "hyperparameters", "conf_file", "yaml_file"), "--config FILE.toml, or flags"
+        ("max_episode_steps", "time_limit", "horizon"), "--wrappers 'TimeLimit(max_episode_steps=NUMBER)'"
+    ),
+    **dict.fromkeys(("reward_scale", "normalize_reward", "norm_reward"), "--wrappers NormalizeReward"),
+    **dict.fromkeys(("normalize", "norm_obs", "normalize_obs"), "a connector, in Python: MeanStdFilter"),
+    "gym_packages": "--import MODULE",
+    **dict.fromkeys(
+        ("hyperparams", "hyperparameters", "conf_file", "yaml_file", "params"), "--config FILE.toml, or flags"
+    ),
+    "num_samples": "--trials NUMBER | rlzmq tune ALGORITHM --env ENV --lr 1e-4..1e-2:log",
+    **dict.fromkeys(
+        ("optimize", "optimize_hyperparameters"), "rlzmq tune ALGORITHM --env ENV --lr 1e-4..1e-2:log"
     ),
     **dict.fromkeys(
-        ("optimize", "optimize_hyperparameters", "num_samples"),
-        "rlzmq tune ALGORITHM --env ENV --lr 1e-4..1e-2:log",
+        ("sampler", "pruner", "n_startup_trials", "search_alg", "scheduler"),
+        "rlzmq tune SPACE.toml, whose [tune] table has search_alg and scheduler",
     ),
     "eval_freq": "--evaluation-interval ITERATIONS",
     "eval_episodes": "--evaluation-duration EPISODES",
+    **dict.fromkeys(
+        ("eval", "evaluate"), "--evaluation-interval ITERATIONS, or afterwards rlzmq evaluate RUN"
+    ),
     **dict.fromkeys(("save_freq", "checkpoint_freq"), "--checkpoint-every-s SECONDS"),
+    **dict.fromkeys(("silent", "q"), "--quiet"),
+    **dict.fromkeys(("v", "debug"), "--log-level? --log-level DEBUG | --verbose"),
     "verbose": "--quiet",
     "n_trials": "--trials NUMBER",
+    **dict.fromkeys(("onnx", "pt2"), "--format onnx, or pt2"),
+    **dict.fromkeys(
+        ("upload_model", "hf_entity", "push_to_hub"), "nothing: a run directory can be copied anywhere"
+    ),
 }
 # Keys of results; the answers are paths, as --stop takes them.
 _RETURN = "env_runners/episode_return_mean"
@@ -226,6 +318,9 @@ _KEYS = {
     **dict.fromkeys(("time_elapsed", "time_s", "seconds"), "time_total_s"),
     **dict.fromkeys(("info", "learner", "loss"), "learners/default_policy"),
     **dict.fromkeys(("sampler_results", "hist_stats", "rollout"), "env_runners"),
+    "num_env_steps_trained": "num_env_steps_trained_lifetime",
+    **dict.fromkeys(("custom_metrics", "counters", "policy_reward_mean"), "env_runners"),
+    **dict.fromkeys(("value_loss", "policy_loss", "losses"), "learners/default_policy"),
     **dict.fromkeys(("sps", "fps"), "env_runners/num_env_steps_sampled_lifetime_throughput"),
 }
 _ALGORITHMS = {
@@ -235,7 +330,8 @@ _ALGORITHMS = {
     "ddpg": "TD3, which is DDPG with two critics, delays and target noise; SAC or TQC",
     "droq": "SAC or TQC",
     "crossq": "SAC or TQC; docs/examples/crossq.py is CrossQ in one file",
-    **dict.fromkeys(("trpo", "ppg", "reinforce", "pg", "vpg"), "PPO"),
+    **dict.fromkeys(("trpo", "ppg", "reinforce", "pg", "vpg", "acktr", "ppo2"), "PPO"),
+    "gail": "BC or MARWIL, which learn from recorded episodes",
     "ddppo": "PPO with learners(num_learners=…)",
     "recurrentppo": "PPO with rl_module(model_config={'use_lstm': True})",
     "ppo_lstm": "PPO with rl_module(model_config={'use_lstm': True})",
@@ -256,16 +352,39 @@ _ALGORITHMS = {
 }
 
 _COMMANDS = {
-    **dict.fromkeys(("learn", "fit", "run", "start"), "rlzmq train ALGORITHM --env ENV"),
+    **dict.fromkeys(
+        ("learn", "fit", "run", "start", "experiment", "train-agent"), "rlzmq train ALGORITHM --env ENV"
+    ),
+    **dict.fromkeys(("algos", "algorithms", "models"), "rlzmq train, which lists them"),
+    **dict.fromkeys(("config", "settings"), "rlzmq train ALGORITHM --help-all"),
+    **dict.fromkeys(("resume", "continue"), "rlzmq train ALGORITHM --resume RUN"),
     **dict.fromkeys(("eval", "test", "rollout"), "rlzmq evaluate RUN"),
-    **dict.fromkeys(("enjoy", "play", "render", "watch", "video"), "rlzmq evaluate RUN --video film.mp4"),
+    **dict.fromkeys(
+        ("enjoy", "play", "render", "watch", "video", "record-video"), "rlzmq evaluate RUN --video film.mp4"
+    ),
+    **dict.fromkeys(("predict", "act", "infer"), "rlzmq serve RUN, or Policy.load(run) in Python"),
     **dict.fromkeys(("optimize", "sweep", "search"), "rlzmq tune ALGORITHM --env ENV --lr 1e-4..1e-2:log"),
     **dict.fromkeys(
         ("tensorboard", "tb"), "rlzmq train … --log tb, then tensorboard --logdir RUN; or rlzmq dashboard"
     ),
-    **dict.fromkeys(("list", "ls", "compare"), "rlzmq runs"),
+    "wandb": "rlzmq train … --log wandb",
+    **dict.fromkeys(("list", "ls", "compare", "best", "benchmark"), "rlzmq runs, or rlzmq runs compare"),
+    **dict.fromkeys(("status", "info", "show", "view", "ps"), "rlzmq runs, or rlzmq top RUN"),
+    "report": "rlzmq plot RUN… -o curve.png",
+    **dict.fromkeys(("stop", "kill", "down"), "Ctrl-C in its terminal, or rlzmq launch stop RUN"),
+    "logs": "rlzmq launch logs RUN",
+    **dict.fromkeys(("env", "envs", "gym"), "rlzmq check-env ENV; gymnasium.pprint_registry() lists ids"),
+    **dict.fromkeys(("gpu", "check", "env-info"), "rlzmq doctor"),
+    **dict.fromkeys(("export-onnx", "convert"), "rlzmq export RUN"),
+    "worker": "rlzmq runner --join FILE",
+    **dict.fromkeys(("version", "-V", "-v"), "rlzmq --version"),
     **dict.fromkeys(
-        ("init", "up", "submit"), "nothing to start first: rlzmq train … --on ENGINE uses several machines"
+        ("init", "up", "submit", "new", "create", "head", "cluster", "attach"),
+        "nothing to start first: rlzmq train … --on ENGINE uses several machines",
+    ),
+    **dict.fromkeys(
+        ("push_to_hub", "load_from_hub", "hub", "upload", "download"),
+        "nothing: a run directory can be copied anywhere",
     ),
 }
 
@@ -290,13 +409,16 @@ _INSTEAD = {
     "train_on_batch": _LOOP,
     "total_timesteps": "algo.train() in a loop until result['num_env_steps_sampled_lifetime'] is large enough",
     "timesteps": "algo.train() in a loop until result['num_env_steps_sampled_lifetime'] is large enough",
-    **dict.fromkeys(("predict", "compute_single_action", "act", "get_action", "__call__"), _ACT),
+    **dict.fromkeys(
+        ("predict", "compute_single_action", "act", "get_action", "select_action", "choose_action", "sample"),
+        _ACT,
+    ),
     "compute_actions": "policy.compute_actions(observations) with policy = Policy.load(run)",
     "from_checkpoint": "Policy.load(path) to act, PPO.from_checkpoint(path) to train",
     "load": "Policy.load(path) to act, PPO.from_checkpoint(path) to train",
     "load_from_checkpoint": "Policy.load(path) to act, PPO.from_checkpoint(path) to train",
     "load_checkpoint": "algo.restore(path), or PPO.from_checkpoint(path)",
-    "save_model": "algo.save(path)",
+    **dict.fromkeys(("save_model", "save", "export_policy_checkpoint"), "algo.save(path)"),
     "rollouts": "env_runners(num_env_runners=…)",
     "exploration": "env_runners(explore=…); DQN has training(epsilon=…)",
     "rollout_workers": "algo.env_runner_group",
@@ -310,9 +432,63 @@ _INSTEAD = {
     "parameters": "algo.get_module().parameters()",
     "export_model": "`rlzmq export RUN`, which writes ONNX or torch.export",
     "export_policy_model": "`rlzmq export RUN`, which writes ONNX or torch.export",
-    "replay_buffer": "training(replay_buffer_config={'capacity': …})",
+    **dict.fromkeys(
+        ("replay_buffer", "replay_buffer_class", "replay_buffer_kwargs"),
+        "training(replay_buffer_config={'capacity': …}), in DQN, SAC, TD3, TQC",
+    ),
+    **dict.fromkeys(
+        ("save_replay_buffer", "load_replay_buffer"),
+        "checkpointing(checkpoint_replay=True): checkpoints have it",
+    ),
+    "optimize_memory_usage": "nothing: a buffer stores each observation once",
+    **dict.fromkeys(
+        ("_init_setup_model", "monitor_wrapper", "create_eval_env", "policy_map_capacity", "observation_fn"),
+        "nothing: leave it out",
+    ),
+    **dict.fromkeys(
+        (
+            "_enable_new_api_stack",
+            "_enable_rl_module_api",
+            "_enable_learner_api",
+            "_disable_preprocessor_api",
+        ),
+        "nothing: only the new API stack exists",
+    ),
+    **dict.fromkeys(
+        ("logger", "set_logger", "logger_creator", "logger_config"), "`rlzmq train --log tb`, or callbacks(…)"
+    ),
+    "eval_env": "evaluation(evaluation_config={'env': …})",
+    "best_model_save_path": "nothing: algo.keep_checkpoints(directory) keeps the best one, too",
+    "deterministic": "evaluation(evaluation_config={'explore': False})",
+    "stop": "a condition in the loop, or `rlzmq train --stop`",
+    "env": "algo.config.env",
+    "observation_space": "algo.get_module().observation_space",
+    "device": "config.learners(num_gpus_per_learner=…)",
+    **dict.fromkeys(("num_timesteps", "timesteps_total"), "result['num_env_steps_sampled_lifetime']"),
+    **dict.fromkeys(
+        ("rollout_buffer", "rollout_buffer_class", "collect_rollouts"), "algo.env_runner_group.sample(…)"
+    ),
+    **dict.fromkeys(("actor", "critic", "q_net"), "algo.get_module()"),
+    "forward": _ACT,
+    **dict.fromkeys(
+        ("model", "state_dict", "get_weights"), "algo.get_module() with algo = PPO.from_checkpoint(path)"
+    ),
+    "evaluation_workers": "algo.eval_env_runner_group",
+    "get_config": "algo.config",
+    "reset_config": "config.build(), for another config",
+    **dict.fromkeys(("cleanup", "close"), "algo.stop()"),
+    **dict.fromkeys(
+        ("eval", "test", "evaluate"), "algo.evaluate(), evaluate_checkpoint(run) or `rlzmq evaluate RUN`"
+    ),
+    "import_model": "PPO.from_checkpoint(path)",
+    "get_vec_normalize_env": "nothing: checkpoints have what connectors such as MeanStdFilter count",
+    "set_training_mode": "nothing: a policy only acts",
+    "get_initial_state": "policy.reset(), which begins with the initial state",
     "policy_frequency": "nothing, or TD3, which has policy_delay",
-    "use_sde": "nothing: there is no state-dependent exploration",
+    **dict.fromkeys(
+        ("use_sde", "use_sde_at_warmup", "sde_sample_freq"),
+        "nothing: there is no state-dependent exploration",
+    ),
     "optimizer": "a learner_class with configure_optimizers_for_module",
     "eps_test": "evaluation(evaluation_config={'explore': False})",
     "num_cpus_per_worker": "nothing: processes have no quota; env_runners(num_env_runners=…) sets how many there are",
@@ -322,6 +498,7 @@ _INSTEAD = {
     "callback": "callbacks(MyCallback)",
     "run": _LOOP,
     "train": _LOOP,
+    "step": _LOOP,
     # -- names of Stable-Baselines3 and CleanRL --------------------------------------------------------
     **dict.fromkeys(
         (
@@ -342,7 +519,24 @@ _INSTEAD = {
     "VecFrameStack": "the connector FrameStackingEnvToModule, with env_runners(env_to_module_connector=…)",
     "Monitor": "nothing: results have the episodes' returns and lengths",
     "VecMonitor": "nothing: results have the episodes' returns and lengths",
-    "RecordVideo": "`rlzmq evaluate RUN --video film.mp4`",
+    **dict.fromkeys(("RecordVideo", "VecVideoRecorder"), "`rlzmq evaluate RUN --video film.mp4`"),
+    "VecTransposeImage": "nothing: the default networks take images as they are",
+    **dict.fromkeys(("unwrap_wrapper", "is_wrapped"), "env.unwrapped, or env.get_wrapper_attr(name)"),
+    "get_system_info": "`rlzmq doctor`",
+    **dict.fromkeys(("configure", "Logger", "SummaryWriter", "wandb"), "`rlzmq train --log tb,wandb`"),
+    "constant_fn": "the value itself",
+    "ts2xy": "`rlzmq plot RUN…`, or the lines of metrics.jsonl",
+    "ActionMasker": "an env with a Dict observation that has an action_mask",
+    **dict.fromkeys(
+        ("Args", "Config", "AlgorithmSpec", "DEFAULT_CONFIG"), "an algorithm's config: PPOConfig"
+    ),
+    "layer_init": "torch.nn.init",
+    **dict.fromkeys(("Runner", "SyncDataCollector", "MultiSyncDataCollector"), "SingleAgentEnvRunner"),
+    **dict.fromkeys(("GymEnv", "TransformedEnv"), _VECTOR),
+    "ParallelEnv": "PettingZoo's; ParallelPettingZooEnv makes an env of several agents of it",
+    **dict.fromkeys(("ProbabilisticActor", "ValueOperator", "TensorDictModule"), _NETWORKS),
+    "ClipPPOLoss": "PPOConfig; a learner_class has compute_loss_for_module",
+    "TensorDict": "a dict of tensors",
     **dict.fromkeys(
         ("make", "make_env", "Env"), "gymnasium's; config.environment(…) takes its ids and classes"
     ),
@@ -354,6 +548,10 @@ _INSTEAD = {
         "a list as the value: training(lr=[(0, 3e-4), (1_000_000, 0.0)])",
     ),
     **dict.fromkeys(("set_random_seed", "seed_everything"), "debugging(seed=…)"),
+    **dict.fromkeys(
+        ("StopTrainingOnNoModelImprovement", "StopTrainingOnMaxEpisodes"),
+        "a condition in the loop of algo.train()",
+    ),
     "StopTrainingOnRewardThreshold": "a test of the return in the loop, or `rlzmq train --stop return=…`",
     **dict.fromkeys(
         ("NormalActionNoise", "OrnsteinUhlenbeckActionNoise"), "TD3Config().training(exploration_noise=…)"
@@ -365,16 +563,28 @@ _INSTEAD = {
         ("rllib", "air", "agents", "common"), "from rlzmq import PPOConfig: all names are in one module"
     ),
     "check_env": "`rlzmq check-env ENV`",
-    **dict.fromkeys(("BaseCallback", "CheckpointCallback", "EvalCallback", "CallbackList"), "Callback"),
+    **dict.fromkeys(("BaseCallback", "CallbackList"), "Callback"),
+    "EvalCallback": "evaluation(evaluation_interval=…), or a Callback",
+    "CheckpointCallback": "algo.keep_checkpoints(directory), or a Callback",
     "BaseAlgorithm": "Algorithm",
     **dict.fromkeys(
         ("MlpPolicy", "CnnPolicy", "MultiInputPolicy", "ActorCriticPolicy"),
         "nothing: the default networks fit the observation space; set them with rl_module(model_config=…)",
     ),
     "BaseFeaturesExtractor": _NETWORKS,
+    "PrioritizedReplayBuffer": "PrioritizedEpisodeReplayBuffer",
+    "WandbCallback": "`rlzmq train --log wandb`",
+    "ProgressBarCallback": "nothing: `rlzmq train` shows its progress",
+    "HParam": "nothing: a run directory has all settings",
     "HerReplayBuffer": "HindsightEpisodeReplayBuffer",
     "load_from_zoo": "`rlzmq presets`, which lists settings that are known to learn",
-    "init": "nothing: there is no cluster to start",
+    **dict.fromkeys(("init", "is_initialized", "nodes"), "nothing: there is no cluster to start"),
+    **dict.fromkeys(
+        ("remote", "get", "put", "wait"),
+        "ActorSystem, whose handles have the methods of a class in another process",
+    ),
+    "serve": "`rlzmq serve RUN`",
+    "data": _OFFLINE,
     "shutdown": "nothing: there is no cluster; algo.stop() ends a run",
     # -- examples and utilities ---------------------------------------------------------------------
     "add_rllib_example_script_args": _OWN_LOOP,
@@ -506,6 +716,11 @@ _ACCEPTED = {
 }
 _BY_ENDING = {  # whole families
     "Catalog": _NETWORKS,
+    "Extractor": _NETWORKS,
+    "CNN": _NETWORKS,
+    "Callback": "Callback",
+    "RolloutBuffer": "nothing: what is sampled is trained on and forgotten",
+    "Buffer": "EpisodeReplayBuffer, with training(replay_buffer_config=…)",
     "EncoderConfig": _NETWORKS,
     "HeadConfig": _NETWORKS,
     "Policy": "Policy.load(run) to act, an algorithm's config to train: PPOConfig",  # Tianshou's PPOPolicy
@@ -533,7 +748,17 @@ def instead_of(name: str, exports: Container[str] = ()) -> str | None:
         return shorter
     if name == "Policy":  # ours
         return None
-    return next((text for ending, text in _BY_ENDING.items() if name.endswith(ending)), None)
+    by_ending = next((text for ending, text in _BY_ENDING.items() if name.endswith(ending)), None)
+    return by_ending or (_in_other_modules(name) if exports else None)
+
+
+def _in_other_modules(name: str) -> str | None:
+    """Return the import of a name of Gymnasium's, or of rlzmq.tune's."""
+    for module in ("gymnasium", "gymnasium.spaces", "gymnasium.wrappers", "gymnasium.vector", "rlzmq.tune"):
+        if not name.startswith("_") and name in vars(importlib.import_module(module)):
+            wraps = f"; or environment(wrappers=['{name}(…)'])" if module == "gymnasium.wrappers" else ""
+            return f"from {module} import {name}{wraps}"
+    return None
 
 
 def accepted_name(name: str, exports: Mapping[str, str]) -> tuple[str, str] | None:
@@ -567,13 +792,15 @@ def instead_of_flag(word: str, flags: Container[str]) -> str | None:
         flags: The command's flags.
     """
     name = word.lstrip("-").replace("-", "_").lower()
-    for text in (
-        _FLAGS.get(name),
-        *(f"--{here.rstrip('_').replace('_', '-')}" for here in _RENAMED.get(name, ())),
-    ):
-        if text is not None and (not text.startswith("--") or text.partition(" ")[0] in flags):
+    ways = _FLAGS.get(name, "").split(" | ")
+    ways += [f"--{here.rstrip('_').replace('_', '-')}" for here in _RENAMED.get(name, ())]
+    for way in filter(None, ways):
+        condition, _, text = way.rpartition("? ")
+        needed = condition or way.partition(" ")[0].rstrip(",")
+        if not needed.startswith("--") or needed in flags:
             return text
-    return None
+    nothing = _INSTEAD.get(name, "")
+    return nothing if nothing.startswith("nothing") else None
 
 
 def instead_of_key(key: object) -> str | None:

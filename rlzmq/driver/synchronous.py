@@ -18,6 +18,7 @@ from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
 from rlzmq.actors.forkserver import prestart
 from rlzmq.actors.loop_thread import get_loop_thread
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.synonyms import instead_of
 from rlzmq.core.tracebacks import ShortTraceback
 
 __all__ = [
@@ -102,11 +103,26 @@ def blocking(method: Callable[..., Any]) -> Callable[..., Any]:
     name = method.__name__
 
     def call(self: Synchronous[Any], /, *args: Any, **kwargs: Any) -> Any:
-        result = getattr(self._async, name)(*args, **kwargs)
+        method = getattr(self._async, name)
+        try:
+            result = method(*args, **kwargs)
+        except TypeError:
+            _check_arguments(f"{type(self).__name__}.{name}()", method, args, kwargs)
+            raise
         return self._run(result) if inspect.iscoroutine(result) else result
 
     call.__code__ = call.__code__.replace(co_name=name)  # the name in tracebacks
     return functools.wraps(method)(call)
+
+
+def _check_arguments(what: str, method: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
+    """Raise TypeError for arguments that a method does not take: in the caller's words, with what to write instead."""
+    try:
+        inspect.signature(method).bind(*args, **kwargs)
+    except TypeError as error:
+        instead = next(filter(None, map(instead_of, (*kwargs, method.__name__))), None)
+        hint = f". Instead: {instead}." if instead else ""
+        raise TypeError(f"{what}: {error}{hint}") from None
 
 
 class Forwarded(Generic[T]):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.progress import Progress
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.trust import CALLER, Trust, find_code
 from rlzmq.envs.wrappers import extra_hint, import_family, wrap_atari, wrap_env
@@ -122,8 +122,6 @@ _CREATORS: dict[str, Callable[..., Any]] = {}
 
 _log = logging.getLogger("rlzmq.envs")
 
-_FIRST_S, _EVERY_S = 2.0, 5.0  # until a person wonders, and between two lines of a log
-
 
 class EnvContext(dict[str, Any]):
     """``config.env_config`` as a dict, with the environment's indices.
@@ -207,8 +205,8 @@ class EnvEntry:
         return inspect.isclass(creator) and issubclass(creator, gym.vector.VectorEnv)
 
 
-class MakingEnvs:
-    """Logs how many of a runner's environments are made, if that takes seconds; of several runners only the first does.
+class MakingEnvs(Progress):
+    """Logs how many of a runner's environments are made; of several runners only the first does.
 
     Args:
         num_envs: How many will be made.
@@ -216,25 +214,15 @@ class MakingEnvs:
     """
 
     def __init__(self, num_envs: int, context: EnvContext) -> None:
-        self._num_envs, self._num_made = num_envs, 0
-        self._begun_at = time.monotonic()
-        self._due_at = self._begun_at + _FIRST_S if context.worker_index <= 1 else float("inf")
-
-    def made_one(self) -> None:
-        """Count one more."""
-        self._num_made += 1
-        now = time.monotonic()
-        if now >= self._due_at and self._num_made < self._num_envs:
-            self._due_at = now + _EVERY_S
-            text = "made %d of %d environments in %.0f s"
-            _log.warning(text, self._num_made, self._num_envs, now - self._begun_at)
+        say = _log.warning if context.worker_index <= 1 else None
+        super().__init__("made %d of %d environments", num_envs, say)
 
     def counting(self, creator: Callable[[], Any]) -> Callable[[], Any]:
         """Return a creator whose environments are counted."""
 
         def make() -> Any:
             env = creator()
-            self.made_one()
+            self.add()
             return env
 
         return make

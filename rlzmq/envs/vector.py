@@ -244,7 +244,7 @@ class _Answer:
     def recv(self) -> Any:
         answer = self._pipe.recv()
         self._pipes[self._index] = self._pipe
-        self._making.made_one()
+        self._making.add()
         return answer
 
     def __getattr__(self, name: str) -> Any:

@@ -18,6 +18,7 @@ from rlzmq.core.printable import cut
 from rlzmq.core.process import end_if_out_of_memory
 from rlzmq.core.tracebacks import is_of_user, place_of, shows_all_frames, user_errors
 from rlzmq.core.tree import tree_map, tree_unstack
+from rlzmq.envs.registry import resolve_env
 from rlzmq.envs.sync_vector import Way
 from rlzmq.episodes.step_values import NO_INFO
 
@@ -113,7 +114,7 @@ class EnvFailures:
         runner._num_failures_in_a_row += 1
         head = self._head(error, env_index, where)
         if expected := _interface_of(error, where):  # a new environment would do the same
-            self._stop(head, expected, "", error, way)
+            self._stop(head, f"{expected} Correct {resolve_env(config.env).label}.", "", error, way)
         how = f"{way or 'The steps that led to it are not known.'} {describe_runner(runner)}"
         if not getattr(config, "restart_failed_sub_environments", False):
             self._stop(
@@ -181,6 +182,8 @@ class EnvFailures:
     def _stop(self, head: str, reason: str, how: str, error: BaseException, way: Reproduction | None) -> None:
         failure = EnvError(f"{head} {reason} {how}".rstrip())
         failure.way_there = way  # type: ignore[attr-defined]
+        if not is_of_user(error) and not shows_all_frames():  # only lines of rlzmq
+            raise failure from None
         raise failure from error
 
     def _head(self, error: BaseException, env_index: int | None, where: str) -> str:
@@ -198,7 +201,10 @@ class EnvFailures:
 
 
 # Errors of code that is wrong, not of a simulator or a connection that may work in the next try.
-_MISTAKES = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
+_MISTAKES = (
+    ArithmeticError, AssertionError, AttributeError, FileNotFoundError, ImportError, LookupError, NameError,
+    NotImplementedError, PermissionError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
 _RESETS = "Expected def reset(self, *, seed=None, options=None), which returns (observation, info)."
 _STEPS = "Expected that step(action) returns (observation, reward, terminated, truncated, info)."
 

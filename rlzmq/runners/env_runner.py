@@ -7,6 +7,8 @@ This base class contains what all runners share: sample calls, the vector env's 
 from __future__ import annotations
 
 import inspect
+import logging
+import math
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -32,11 +34,20 @@ from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.replay.shards import EpisodeRecorder
 from rlzmq.runners.bad_chunks import BadChunks
 from rlzmq.runners.env_failures import EnvFailures, Reproduction, close_env
-from rlzmq.runners.episode_metrics import EpisodeMetrics, EpisodeTotals, FinishedEpisodes, add_finished
+from rlzmq.runners.episode_metrics import (
+    HOW_TO_LIMIT,
+    EpisodeMetrics,
+    EpisodeTotals,
+    FinishedEpisodes,
+    add_finished,
+)
 from rlzmq.runners.runner_state import EnvRunnerState, own_config
 
 __all__ = ["EnvRunner", "SampleRequest"]
 
+_log = logging.getLogger("rlzmq.runners")
+
+_ENDLESS_S, _ENDLESS_AGAIN = 10.0, 6.0  # until the first warning; the next one comes after six times as long
 _KEPT = "connector pieces keep what a checkpoint has of runners, with get_state() and set_state()"
 _WATCHED = "a process that dies or hangs is replaced, see fault_tolerance()"
 _EPISODE_HOOKS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
@@ -210,6 +221,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
             self.generator.manual_seed(derive_seed(self.seed, "policy", self.stream_index, incarnation))
         self.num_env_failures = 0
         self._num_failures_in_a_row = 0
+        self._waiting_since, self._endless_after_s = 0.0, math.inf
         self._failures = EnvFailures(self)
         self._num_env_steps_lifetime_base = 0
         self._num_env_steps_since_base = 0
@@ -328,6 +340,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
             self.shared_data.clear()
             self.shared_data["generator"] = self.generator
             sampler.reset()
+        self._waiting_since, self._endless_after_s = start_s, self._endless_limit_s()
         try:
             batch, finished, num_vector_steps = sampler.run(request)
         except BaseException:
@@ -347,6 +360,29 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
         self.timers.add(NUM_VECTOR_STEPS_PER_SAMPLE, num_vector_steps)
         batch.meta["timers"] = self._time_sample(start_s)
         return batch
+
+    def wait_for_ends(self, num_env_steps: int) -> None:
+        """Log a warning if a request for whole episodes has seen none end for long; called now and then."""
+        waited_s = time.perf_counter() - self._waiting_since
+        if waited_s >= self._endless_after_s:
+            self._endless_after_s = _ENDLESS_AGAIN * waited_s
+            _log.warning(
+                "No episode has ended in %d env steps, %.0f s. If episodes never end, limit them: %s.",
+                num_env_steps,
+                waited_s,
+                HOW_TO_LIMIT,
+            )
+
+    def _endless_limit_s(self) -> float:
+        """Return the seconds until the first warning of `wait_for_ends`."""
+        if (
+            self.worker_index % 1_000_000 > 1
+        ):  # one of several says it; evaluation runners count from 1,000,001
+            return math.inf
+        given = self.config.evaluation_sample_timeout_s
+        return (
+            min(_ENDLESS_S, math.inf if given is None else given) if self.config.in_evaluation else _ENDLESS_S
+        )
 
     def _meta_of(
         self, batch: Any, num_vector_steps: int, finished: FinishedEpisodes, num_left_out: int

@@ -28,7 +28,7 @@ __all__ = [
 
 HOW_TO_LIMIT = (
     "environment(wrappers=['TimeLimit(max_episode_steps=500)']), on the command line "
-    "--wrappers 'TimeLimit(max_episode_steps=500)'"
+    "rlzmq train … --wrappers 'TimeLimit(max_episode_steps=500)'"
 )
 """Advice about episodes that never end."""
 

@@ -130,6 +130,8 @@ class RowsSampler(Sampler):
         while num_more := request.num_more_vector_steps(
             self._num_steps, self._num_env_steps, self._num_ends, num_envs, _BLOCK_STEPS
         ):
+            if request.num_episodes is not None and not self._num_ends:
+                self.runner.wait_for_ends(self._num_env_steps)
             self._make_room(block, self._num_steps + num_more)
             self._advance(block, num_more, request)
         self.runner.timers.add(VECTOR_STEPS_TIMER, time.perf_counter() - loop_s)

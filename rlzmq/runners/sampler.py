@@ -180,6 +180,8 @@ class EpisodicSampler(Sampler):
             self.num_envs,
             1,
         ):
+            if request.num_episodes is not None and not self._num_done:
+                runner.wait_for_ends(num_env_steps)
             t = runner.global_env_steps + num_env_steps * max(runner.num_workers, 1)
             actions, acts = self._random_actions() if request.random_actions else self._act(t)
             start_s = time.perf_counter()

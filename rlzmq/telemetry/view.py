@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LinesView", "LiveView", "PanelView", "View", "make_view", "summary_line"]
 
+_NUM_FIRST, _EVERY_S = 10, 3.0  # lines of the first iterations; between two later ones
 _BARS = "▁▂▃▄▅▆▇█"
 _SHORT = {"mean_kl_loss": "kl", "entropy": "entropy", "vf_explained_var": "ev", "total_loss": "loss"}
 
@@ -61,11 +63,35 @@ class LiveView(View[Shown]):
 
 
 class LinesView(View[Mapping[str, Any]]):
-    """A view that prints a line per iteration."""
+    """A view that prints a line for each of the first iterations, then one per some seconds, and the last one.
+
+    The newest evaluation is in the next line, and a change of the health is printed at once.
+    """
+
+    def __init__(self) -> None:
+        self._num_lines = 0
+        self._due_at = -math.inf
+        self._facts: dict[str, str] = {}  # that are not printed yet
+        self._health: str | None = None
 
     def show(self, shown: Mapping[str, Any]) -> None:
-        """Print one line."""
-        print(summary_line(shown), flush=True)
+        """Print one line, if it is time for it."""
+        evaluated = {name: text for name, text in self._facts.items() if name == "evaluation"}
+        self._facts = _facts(shown)
+        self._facts = {**self._facts, **evaluated, **self._facts}  # evaluation last
+        health, now = self._facts.get("health"), time.monotonic()
+        if self._num_lines < _NUM_FIRST or now >= self._due_at or health != self._health:
+            self._due_at, self._health = now + _EVERY_S, health
+            self._print()
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._facts:
+            self._print()
+
+    def _print(self) -> None:
+        self._num_lines += 1
+        line, self._facts = _line(self._facts), {}
+        print(line, flush=True)
 
 
 class PanelView(LiveView[Mapping[str, Any]]):
@@ -110,7 +136,11 @@ def make_view(name: str, config: BaseConfig, *, quiet: bool = False) -> View[Map
 
 def summary_line(result: Mapping[str, Any]) -> str:
     """Format one iteration's result as one line."""
-    return "  ".join(f"{name} {text}" for name, text in _facts(result).items())
+    return _line(_facts(result))
+
+
+def _line(facts: Mapping[str, str]) -> str:
+    return "  ".join(f"{name} {text}" for name, text in facts.items())
 
 
 def sparkline(values: list[float]) -> str:

@@ -221,7 +221,7 @@ def test_functions_travel_by_name_and_lambdas_are_refused_by_setting() -> None:
             lambda: cartpole().evaluation(evaluation_config={"explor": False}),
             r"evaluation_config: .*Did you mean 'explore'",
         ),
-        (lambda: cartpole().evaluation(evaluation_config="greedy"), "expected a dict of settings"),
+        (lambda: cartpole().evaluation(evaluation_config="greedy"), "expected a dict of settings by name"),
         (
             lambda: cartpole().rl_module(algorithm_config_overrides_per_module={"px": {"lr": 0.3}}),
             "names 'px', which is no module id",

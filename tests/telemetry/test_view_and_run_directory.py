@@ -198,3 +198,25 @@ def test_a_full_disk_ends_no_run_and_no_line_is_torn_or_lost(
     run.log({"number": 6})
     run.close()
     assert [json.loads(line)["number"] for line in metrics.read_text().splitlines()] == list(range(7))
+
+
+def test_a_log_has_the_first_iterations_then_a_line_per_some_seconds_and_the_last(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("rlzmq.telemetry.view.time.monotonic", lambda: now)
+    with LinesView() as view:
+        for iteration in range(1, 200):
+            now += 0.1
+            ill = {"health": {"values diverge": {}}} if iteration == 51 else {}
+            evaluated = (
+                {"evaluation": {"env_runners": {"episode_return_mean": 7.0}}} if iteration == 60 else {}
+            )
+            view.show({**result(), "training_iteration": iteration, **ill, **evaluated})
+    lines = capsys.readouterr().out.splitlines()
+    numbers = [int(line.split()[1]) for line in lines]
+    assert numbers[:10] == list(range(1, 11))
+    assert {51, 199} <= set(numbers)
+    assert len(numbers) <= 20
+    after = next(line for line, number in zip(lines, numbers, strict=True) if number >= 60)
+    assert after.endswith("evaluation 7.0")
