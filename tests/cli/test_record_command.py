@@ -66,7 +66,7 @@ def test_inspect_shows_recorded_episodes_and_files_that_cannot_be_used(
     capsys.readouterr()
     assert main(["inspect", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    assert re.search(rf"{torn.name} +NOT USABLE +torn or altered: expected \d+ bytes, got", shown)
+    assert re.search(rf"{torn.name} +NOT USABLE +torn or altered: its \d+ bytes", shown)
     assert re.search(r"whole +3 episodes +\d+ steps +return \d+", shown)
     assert re.search(r"3 episodes \(3 ended\), \d+ env steps in 1 shards; 1 files skipped", shown)
     for column in ("obs: ", "actions: ", "rewards: ", "action_logp: "):
