@@ -20,5 +20,6 @@ class PackageReadme(MetadataHookInterface):
 
 def package_text(text: str) -> str:
     """Return README's text for package indexes."""
+    text = re.sub(r"^<img [^>]*>\n\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"^!\[[^\]]*\]\((?!https:)[^)]*\)\n\n", "", text, flags=re.MULTILINE)
     return re.sub(r"\[([^\]]+)\]\((?!https:)[^)]*\)", r"\1", text)

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 SITE = ROOT / "build" / "docs"
 PAGES = ("index", "tour", "which_algorithm", "reference/commands/train", "reliability")
 WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
+README_PX = 1100  # height of what stands above README's first heading: a developer's screen
 
 # Width of the page and of the window; pictures that are missing; beginnings of blocks that are wider than their place.
 _LOOK = """() => [
@@ -30,10 +31,17 @@ _LOOK = """() => [
     [...document.querySelectorAll("pre, .table-wrapper")].filter(block => block.scrollWidth > block.clientWidth + 1)
         .map(block => block.innerText.slice(0, 60)),
 ]"""
+# GitHub's looks; DejaVu Sans Condensed runs about as wide as its fonts.
 _FRAME = """<meta charset=utf-8><base href="{base}/"><style>
-body {{ font: 16px sans-serif; max-width: 60em; margin: 1em auto; padding: 0 1em }}
-img {{ max-width: 100% }} pre {{ overflow: auto; background: #f6f8fa; padding: 1em }}
-table {{ border-collapse: collapse; display: block; overflow: auto }} td, th {{ border: 1px solid #ccc; padding: .4em }}
+body {{ font: 16px/1.5 "DejaVu Sans Condensed", sans-serif; font-stretch: condensed; max-width: 832px;
+    margin: 0 auto; padding: 32px }}
+h1 {{ font-size: 32px; line-height: 1.25; border-bottom: 1px solid #d1d9e0; padding-bottom: .3em; margin: 0 0 16px }}
+h2 {{ font-size: 24px; line-height: 1.25; border-bottom: 1px solid #d1d9e0; padding-bottom: .3em; margin: 24px 0 16px }}
+p, pre, table {{ margin: 0 0 16px }} img {{ max-width: 100% }} img[align=right] {{ padding-left: 20px }}
+pre {{ overflow: auto; background: #f6f8fa; padding: 16px; font: 13.6px/1.45 "DejaVu Sans Mono", monospace }}
+table {{ border-collapse: collapse; display: block; width: max-content; max-width: 100%; overflow: auto }}
+td, th {{ border: 1px solid #d1d9e0; padding: 6px 13px }}
+@media (max-width: 500px) {{ body {{ padding: 16px }} }}
 </style>{html}"""
 
 
@@ -61,10 +69,13 @@ def photograph(browser: Any, files: dict[str, Path], directory: Path) -> list[st
             page = context.new_page()
             page.goto(file.as_uri())
             sideways, missing, cut = page.evaluate(_LOOK)
+            above = page.evaluate("document.querySelector('h2')?.getBoundingClientRect().top ?? 0")
             page.screenshot(path=directory / f"{name.replace('/', '_')}-{kind}.png", full_page=True)
             page.close()
             wrong += [f"{kind} {name}: the page is {sideways} px too wide"] if sideways > 0 else []
             wrong += [f"{kind} {name}: no picture {source}" for source in missing]
+            if name == "readme_github" and kind == "desktop" and above > README_PX:
+                wrong.append(f"README.md: its first screen is {above:.0f} px high, more than {README_PX}")
             if kind == "desktop":  # on a phone they scroll
                 wrong += [f"{kind} {name}: cut off: {text!r}" for text in cut]
         context.close()

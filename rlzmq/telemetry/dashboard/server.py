@@ -218,7 +218,9 @@ class Dashboard:
             token=token,
             announce=lambda path: announce(self._base + path),
         )
-        settings = server_config(self._gate, log_level="warning", timeout_graceful_shutdown=1)
+        settings = server_config(
+            self._gate, log_level="warning", timeout_graceful_shutdown=5
+        )  # streams see the end at their next tick
         self._server = uvicorn.Server(settings)
 
     @property
