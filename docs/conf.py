@@ -29,7 +29,10 @@ source_suffix = {
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-highlight_language = "none"  # blocks without a language are commands and their output
+html_js_files = ["site.js"]
+highlight_language = (
+    "none"  # blocks without a language are commands and their output
+)
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}
@@ -43,6 +46,8 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 napoleon_use_rtype = False
-default_role = "name"  # generated_pages: a link for public names, code for all others
+default_role = (
+    "name"  # generated_pages: a link for public names, code for all others
+)
 toc_object_entries = False
 maximum_signature_line_length = 90

@@ -29,8 +29,11 @@ from rlzmq.config.settings import settings_of
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-REPOSITORY_PAGES = {"SECURITY.md": "project/security.md", "CHANGELOG.md": "project/changelog.md"}
-HELP_COLUMNS = "96"
+REPOSITORY_PAGES = {
+    "SECURITY.md": "project/security.md",
+    "CHANGELOG.md": "project/changelog.md",
+}
+HELP_COLUMNS = "80"
 
 TOPICS = {
     "algorithms": "Algorithms and their configs",
@@ -64,7 +67,12 @@ OUTSIDE = (
 
 def pages() -> dict[str, str]:
     """Return every generated page: its text by its path in ``docs``."""
-    return {**name_pages(), **settings_pages(), **command_pages(), **repository_pages()}
+    return {
+        **name_pages(),
+        **settings_pages(),
+        **command_pages(),
+        **repository_pages(),
+    }
 
 
 def public_names() -> dict[str, list[str]]:
@@ -77,32 +85,70 @@ def public_names() -> dict[str, list[str]]:
 
 def name_pages() -> dict[str, str]:
     return {
-        f"reference/names/{topic}.rst": _names_page(topic, names) for topic, names in public_names().items()
+        f"reference/names/{topic}.rst": _names_page(topic, names)
+        for topic, names in public_names().items()
     }
 
 
 def _names_page(topic: str, names: list[str]) -> str:
     title = TOPICS.get(topic, topic.capitalize())
-    constants = [name for name in names if isinstance(getattr(rlzmq, name), str)]
-    parts = [title, "=" * len(title), "", f"From ``rlzmq.{topic}``; import all names from ``rlzmq``.", ""]
+    constants = [
+        name for name in names if isinstance(getattr(rlzmq, name), str)
+    ]
+    parts = [
+        title,
+        "=" * len(title),
+        "",
+        "Look up these names, and import them from ``rlzmq``:",
+        "",
+    ]
+    parts += [
+        ".. code-block:: python",
+        "",
+        f"   from rlzmq import {names[0]}  # is in rlzmq.{topic}",
+        "",
+    ]
     parts += [_directive(name) for name in names if name not in constants]
     if constants:
-        parts += [".. list-table:: Keys (their meaning is in :doc:`/metrics`)", "   :header-rows: 1", ""]
+        parts += [
+            ".. list-table:: Keys (their meaning is in :doc:`/metrics`)",
+            "   :header-rows: 1",
+            "",
+        ]
         parts += ["   * - name", "     - value"]
         for name in constants:
-            parts += [f"   * - .. py:data:: rlzmq.{name}", "          :no-typesetting:", ""]
-            parts += [f"       ``{name}``", f"     - ``{getattr(rlzmq, name)!r}``"]
+            parts += [
+                f"   * - .. py:data:: rlzmq.{name}",
+                "          :no-typesetting:",
+                "",
+            ]
+            parts += [
+                f"       ``{name}``",
+                f"     - ``{getattr(rlzmq, name)!r}``",
+            ]
     return "\n".join(parts) + "\n"
 
 
 def _directive(name: str) -> str:
     value = getattr(rlzmq, name)
     if inspect.isclass(value) and value.__module__.startswith("rlzmq"):
-        stops = [base.__name__ for base in value.__mro__[1:] if base.__name__ in rlzmq.__all__]
+        stops = [
+            base.__name__
+            for base in value.__mro__[1:]
+            if base.__name__ in rlzmq.__all__
+        ]
         stops += [stop for stop in OUTSIDE if stop != value.__name__]
-        lines = [f".. autoclass:: rlzmq.{name}", "   :members:", "   :show-inheritance:"]
-        return "\n".join([*lines, f"   :inherited-members: {', '.join(stops)}", ""])
-    if not inspect.isfunction(value) and not type(value).__module__.startswith("rlzmq"):
+        lines = [
+            f".. autoclass:: rlzmq.{name}",
+            "   :members:",
+            "   :show-inheritance:",
+        ]
+        return "\n".join(
+            [*lines, f"   :inherited-members: {', '.join(stops)}", ""]
+        )
+    if not inspect.isfunction(value) and not type(value).__module__.startswith(
+        "rlzmq"
+    ):
         shown = value.__name__ if inspect.isclass(value) else str(value)
         return f".. py:data:: rlzmq.{name}\n\n   An alias of ``{shown}``, for annotations.\n"
     kind = "autofunction" if inspect.isfunction(value) else "autodata"
@@ -110,7 +156,10 @@ def _directive(name: str) -> str:
 
 
 def settings_pages() -> dict[str, str]:
-    return {f"reference/settings/{name}.md": _settings_page(name) for name in sorted(ALGORITHMS)}
+    return {
+        f"reference/settings/{name}.md": _settings_page(name)
+        for name in sorted(ALGORITHMS)
+    }
 
 
 def _settings_page(algorithm: str) -> str:
@@ -121,10 +170,12 @@ def _settings_page(algorithm: str) -> str:
         if field.group:
             groups.setdefault(field.group, []).append(field)
     parts = [
-        f"# {config_class.__name__}",
-        f"Every setting of `{config_class.__name__}`, by the method that sets it, e.g.\n"
-        f"`{config_class.__name__}().training(lr=…)`. As a flag of `rlzmq train {algorithm}` a setting is spelt with\n"
-        "hyphens (`--num-epochs`); in a TOML file its table is the method's name.\n",
+        f"# {config_class.__name__}\n",
+        f"Look up a setting of `{config_class.__name__}`, its default, and the method that sets it:\n",
+        f"```python\nfrom rlzmq import {config_class.__name__}\n\n"
+        f"config = {config_class.__name__}().env_runners(num_env_runners=2)\n```\n",
+        f"On the command line write hyphens (`rlzmq train {algorithm} --num-env-runners 2`);\n"
+        "in a TOML file the method is the table (`[env_runners]`).\n",
     ]
     for group in sorted(groups, key=_order_of_setters(config_class)):
         parts.append(f"## {group}\n\n{_first_line(config_class, group)}\n")
@@ -136,14 +187,20 @@ def _settings_page(algorithm: str) -> str:
         parts.append("")
     parts += [
         "## RLlib's settings that are not here\n",
-        "They are ignored, with one warning. Of those with listed values, others are an error.\n",
+        "rlzmq ignores them, with one warning. If values are listed, all others are an error.\n",
         "| in RLlib | ignored values | instead |",
         "|---|---|---|",
     ]
     for row in RLLIB_ONLY:
         if find_rllib_only(config_class, row.name, row.setter) is row:
-            values = "all" if row.accepted is None else " ".join(map(_code, row.accepted)) or "none"
-            parts.append(f"| {row.setter}: `{row.name}` | {values} | {_cell(row.instead)} |")
+            values = (
+                "all"
+                if row.accepted is None
+                else " ".join(map(_code, row.accepted)) or "none"
+            )
+            parts.append(
+                f"| {row.setter}: `{row.name}` | {values} | {_cell(row.instead)} |"
+            )
     return "\n".join([*parts, ""])
 
 
@@ -158,7 +215,9 @@ def _order_of_setters(config_class: type) -> Any:
 
 
 def _first_line(config_class: type, group: str) -> str:
-    return (inspect.getdoc(getattr(config_class, group)) or "").partition("\n")[0]
+    return (inspect.getdoc(getattr(config_class, group)) or "").partition("\n")[
+        0
+    ]
 
 
 def _code(value: object) -> str:
@@ -174,11 +233,15 @@ def _cell(text: str) -> str:
 def command_pages() -> dict[str, str]:
     made = {}
     for command, (_, summary) in _COMMANDS.items():
-        parts = [f"# rlzmq {command}\n", _sentence(summary), _help_of([command])]
+        parts = [
+            f"# rlzmq {command}\n",
+            _sentence(summary),
+            _help_of([command]),
+        ]
         if command == "train":
             parts += [
-                "Every algorithm takes the options above the settings, and its settings as flags "
-                "([one page for each](../settings/ppo.md)). For PPO:\n",
+                "Each algorithm takes these options, and its settings as flags "
+                "([a page for each](../settings/ppo.md)). For PPO:\n",
                 _help_of(["train", "ppo"]),
             ]
         made[f"reference/commands/{command}.md"] = "\n".join(parts)
@@ -187,12 +250,20 @@ def command_pages() -> dict[str, str]:
 
 def _sentence(summary: str) -> str:
     text, _, example = summary.partition(": rlzmq ")
-    return text[0].upper() + text[1:] + (f": `rlzmq {example}`" if example else "") + ".\n"
+    return (
+        text[0].upper()
+        + text[1:]
+        + (f": `rlzmq {example}`" if example else "")
+        + ".\n"
+    )
 
 
 def _help_of(command: list[str]) -> str:
     said = io.StringIO()
-    with mock.patch.dict(os.environ, COLUMNS=HELP_COLUMNS, NO_COLOR="1"), contextlib.redirect_stdout(said):
+    with (
+        mock.patch.dict(os.environ, COLUMNS=HELP_COLUMNS, NO_COLOR="1"),
+        contextlib.redirect_stdout(said),
+    ):
         main([*command, "--help"])
     return f"```text\n$ rlzmq {' '.join(command)} --help\n{said.getvalue().rstrip()}\n```\n"
 
@@ -204,7 +275,9 @@ def repository_pages() -> dict[str, str]:
         for path in sorted((ROOT / "rlzmq" / "algorithms").glob("*/README.md"))
     }
     return {
-        page: rewritten((ROOT / source).read_text(encoding="utf-8"), source, page)
+        page: rewritten(
+            (ROOT / source).read_text(encoding="utf-8"), source, page
+        )
         for source, page in sources.items()
     }
 
@@ -219,10 +292,14 @@ def rewritten(text: str, source: str, page: str) -> str:
     """
 
     def link(match: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[1]))
+        target = posixpath.normpath(
+            posixpath.join(posixpath.dirname(source), match[1])
+        )
         if target in REPOSITORY_PAGES:
             target = REPOSITORY_PAGES[target]
-        elif readme := re.fullmatch(r"rlzmq/algorithms/(\w+)/README\.md", target):
+        elif readme := re.fullmatch(
+            r"rlzmq/algorithms/(\w+)/README\.md", target
+        ):
             target = f"algorithms/{readme[1]}.md"
         elif target.startswith("docs/"):
             target = target.removeprefix("docs/")
@@ -252,13 +329,21 @@ def notebook_page(text: str) -> str:
     parts = []
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])
-        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        parts.append(
+            source
+            if cell["cell_type"] == "markdown"
+            else f"```python\n{source}\n```"
+        )
         for output in cell.get("outputs", ()):
             shown = output.get("data", {"text/plain": output.get("text", "")})
             if "text/html" in shown:
-                parts.append(f"```{{raw}} html\n{''.join(shown['text/html'])}\n```")
+                parts.append(
+                    f"```{{raw}} html\n{''.join(shown['text/html'])}\n```"
+                )
             else:
-                parts.append(f"```text\n{''.join(shown['text/plain']).rstrip()}\n```")
+                parts.append(
+                    f"```text\n{''.join(shown['text/plain']).rstrip()}\n```"
+                )
     return "\n\n".join(parts) + "\n"
 
 
@@ -278,7 +363,13 @@ class NameRole(SphinxRole):
             return [code], []
         target = f"rlzmq.{self.text}"
         link = addnodes.pending_xref(
-            "", code, refdomain="py", reftype="obj", reftarget=target, refdoc=self.env.docname, refwarn=False
+            "",
+            code,
+            refdomain="py",
+            reftype="obj",
+            reftarget=target,
+            refdoc=self.env.docname,
+            refwarn=False,
         )
         return [link], []
 
@@ -293,7 +384,9 @@ def short_signature(
     returns: str | None,
 ) -> tuple[str | None, str | None] | None:
     """Leave out the arguments of a config's setters: they are its settings, which have tables."""
-    if what == "method" and "=NotProvided" in (signature or "").replace(" ", ""):
+    if what == "method" and "=NotProvided" in (signature or "").replace(
+        " ", ""
+    ):
         return "(*, …)", returns
     return None
 

@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,9 +26,12 @@ _FILM_MS = 5000
 PAGE = """\
 # Gallery
 
-See what trains here, and type it: each command gives the curve beside it, in one process and in minutes.
+See what you can train in minutes: each command gives the curve below it, in one process.
 
-Some need `pip install 'rlzmq[mujoco,minigrid]'`. `rlzmq evaluate RUN --video film.gif` films yours.
+```
+pip install '.[mujoco,minigrid,video]'        # for some of them
+rlzmq evaluate runs/cartpole --video film.gif # films your own run
+```
 """
 
 
@@ -52,6 +56,13 @@ class Entry(NamedTuple):
     def command(self) -> str:
         """What to type."""
         return f"rlzmq train {self.train} --env-runners 0 --seed 1 --run-dir runs/{self.name}"
+
+    @property
+    def lines(self) -> str:
+        """The command in lines of at most 80 columns; an option stays beside its value."""
+        parts = [part.replace(" ", "\0") for part in self.command.split(" --")]
+        lines = textwrap.wrap(" --".join(parts), 72, break_on_hyphens=False)
+        return " \\\n    ".join(lines).replace("\0", " ")
 
 
 _TABULAR = "--lr 0.001 --train-batch-size 1024 --num-epochs 10"
@@ -79,7 +90,7 @@ ENTRIES = (
     ),
     Entry(
         "inverted-double-pendulum", "InvertedDoublePendulum-v5, PPO",
-        "ppo --env InvertedDoublePendulum-v5 --stop steps=60000", "MuJoCo.",
+        "ppo --env InvertedDoublePendulum-v5 --stop steps=60000", "An env of MuJoCo.",
     ),
     Entry(
         "memory", "CartPole without velocities, PPO with an LSTM",
@@ -93,7 +104,7 @@ ENTRIES = (
         "tictactoe",
         "Tic-tac-toe against an untrained player, PPO",
         "ppo --preset tictactoe --stop steps=50000",
-        "PettingZoo's game.",
+        "A game of PettingZoo.",
         4,
     ),
 )  # fmt: skip
@@ -149,7 +160,7 @@ def page() -> str:
             pictures = [f"![film](gallery/{entry.name}.gif)"]
             pictures += [f"![curve](gallery/{entry.name}.svg)"]
             says = f"{entry.says}\n\n" if entry.says else ""
-            parts.append(f"## {entry.title}\n\n{says}```\n{entry.command}\n```\n\n{' '.join(pictures)}\n")
+            parts.append(f"## {entry.title}\n\n{says}```\n{entry.lines}\n```\n\n{' '.join(pictures)}\n")
     return "\n".join(parts)
 
 

@@ -201,7 +201,9 @@ def bars() -> str:
         begin, end = sorted((place(1), place(ratio)))
         colour = _COLOURS["curve" if float(low) > 1 else "death"]
         parts += [
-            _text(18, y + 11, re.sub(r", \d × \d+ envs| settings| env$", "", case).replace("one", "1"), "text"),
+            _text(
+                18, y + 11, re.sub(r", \d × \d+ envs| settings| env$", "", case).replace("one", "1"), "text"
+            ),
             f'<rect x="{begin:.1f}" y="{y + 3}" width="{max(end - begin, 2):.1f}" height="10" fill="{colour}"/>',
             f'<line x1="{place(low):.1f}" y1="{y + 8}" x2="{place(high):.1f}" y2="{y + 8}" '
             f'stroke="{_COLOURS["text"]}"/>',

@@ -17,10 +17,14 @@ def main(iterations):
         .env_runners(
             num_env_runners=0,
             num_envs_per_env_runner=8,
-            env_to_module_connector=lambda env, spaces, device: FrameStackingEnvToModule(num_frames=4),
+            env_to_module_connector=lambda env, spaces, device: (
+                FrameStackingEnvToModule(num_frames=4)
+            ),
         )
         .training(
-            learner_connector=lambda observation_space, action_space: FrameStackingLearner(num_frames=4),
+            learner_connector=lambda observation_space, action_space: (
+                FrameStackingLearner(num_frames=4)
+            ),
             train_batch_size_per_learner=2000,
             minibatch_size=250,
             num_epochs=6,

@@ -32,7 +32,13 @@ class Corridor(gym.Env):
         self.position = max(0, self.position + (1 if action == 1 else -1))
         self.num_steps += 1
         arrived = self.position >= self.length
-        return self.observe(), 1.0 if arrived else -0.1, arrived, self.num_steps >= 100, {}
+        return (
+            self.observe(),
+            1.0 if arrived else -0.1,
+            arrived,
+            self.num_steps >= 100,
+            {},
+        )
 
 
 class Lengthen(RLlibCallback):
@@ -43,16 +49,23 @@ class Lengthen(RLlibCallback):
 
     def on_train_result(self, *, algorithm, metrics_logger, result, **kwargs):
         result["corridor_length"] = self.length
-        if result["env_runners"]["episode_len_mean"] <= 1.5 * self.length and self.length < 20:
+        if (
+            result["env_runners"]["episode_len_mean"] <= 1.5 * self.length
+            and self.length < 20
+        ):
             self.length += 1
             self.set_length(algorithm.env_runner_group)
 
     def on_env_runners_recreated(self, *, env_runner_group, **kwargs):
-        self.set_length(env_runner_group)  # the envs of a runner that replaced another one start at 3
+        self.set_length(
+            env_runner_group
+        )  # the envs of a runner that replaced another one start at 3
 
     def set_length(self, env_runner_group):
         length = self.length
-        env_runner_group.foreach_env(lambda env: setattr(env.unwrapped, "length", length))
+        env_runner_group.foreach_env(
+            lambda env: setattr(env.unwrapped, "length", length)
+        )
 
 
 def main(iterations):
@@ -60,14 +73,22 @@ def main(iterations):
         PPOConfig()
         .environment(Corridor)
         .env_runners(num_env_runners=0, num_envs_per_env_runner=8)
-        .training(train_batch_size_per_learner=1000, minibatch_size=250, num_epochs=5, lr=1e-3)
+        .training(
+            train_batch_size_per_learner=1000,
+            minibatch_size=250,
+            num_epochs=5,
+            lr=1e-3,
+        )
         .callbacks(Lengthen)
         .debugging(seed=0)
     )
     with config.build() as algo:
         for _ in range(iterations):
             result = algo.train()
-            print(result["corridor_length"], result["env_runners"]["episode_len_mean"])
+            print(
+                result["corridor_length"],
+                result["env_runners"]["episode_len_mean"],
+            )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,10 @@ def main(iterations):
             lr=5e-4,
             train_batch_size_per_learner=32,
             num_steps_sampled_before_learning_starts=200,
-            replay_buffer_config={"type": "PrioritizedEpisodeReplayBuffer", "capacity": 50_000},
+            replay_buffer_config={
+                "type": "PrioritizedEpisodeReplayBuffer",
+                "capacity": 50_000,
+            },
             n_step=(2, 5),
             epsilon=[(0, 1.0), (10_000, 0.02)],
         )

@@ -50,7 +50,9 @@ class ConnectFour(PettingZooEnv):
             for player in PLAYERS
         }
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> Any:
         observations, infos = super().reset(seed=seed, options=options)
         return flat(observations), infos
 
@@ -61,7 +63,10 @@ class ConnectFour(PettingZooEnv):
 
 def flat(observations: dict[Any, Any]) -> dict[Any, Any]:
     return {
-        player: {**seen, "observation": seen["observation"].ravel().astype(np.float32)}
+        player: {
+            **seen,
+            "observation": seen["observation"].ravel().astype(np.float32),
+        }
         for player, seen in observations.items()
     }
 
@@ -71,7 +76,11 @@ class RandomPlayer(TorchRLModule):
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         is_legal = batch[Columns.OBS]["action_mask"] > 0
-        return {Columns.ACTION_DIST_INPUTS: torch.where(is_legal, 0.0, torch.finfo(torch.float32).min)}
+        return {
+            Columns.ACTION_DIST_INPUTS: torch.where(
+                is_legal, 0.0, torch.finfo(torch.float32).min
+            )
+        }
 
 
 def against(opponents: list[str]) -> Callable[[Any, Any], str]:
@@ -81,7 +90,9 @@ def against(opponents: list[str]) -> Callable[[Any, Any], str]:
         draw = random.Random(episode.id_)
         if player == draw.choice(PLAYERS):
             return "main"
-        return "random" if draw.random() < RANDOM_SHARE else draw.choice(opponents)
+        return (
+            "random" if draw.random() < RANDOM_SHARE else draw.choice(opponents)
+        )
 
     return module_of
 
@@ -92,11 +103,16 @@ def league_config(args: argparse.Namespace) -> PPOConfig:
         PPOConfig()
         .environment(ConnectFour)
         .multi_agent(
-            policies={"main": RLModuleSpec(), "random": RLModuleSpec(module_class=RandomPlayer)},
+            policies={
+                "main": RLModuleSpec(),
+                "random": RLModuleSpec(module_class=RandomPlayer),
+            },
             policy_mapping_fn=against(["random"]),
             policies_to_train=["main"],
         )
-        .env_runners(num_env_runners=args.num_env_runners, num_envs_per_env_runner=32)
+        .env_runners(
+            num_env_runners=args.num_env_runners, num_envs_per_env_runner=32
+        )
         .training(
             train_batch_size_per_learner=args.batch,
             minibatch_size=256,
@@ -107,7 +123,12 @@ def league_config(args: argparse.Namespace) -> PPOConfig:
             entropy_coeff=0.01,
             grad_clip=0.5,
         )
-        .rl_module(model_config={"fcnet_hiddens": [512, 256], "fcnet_activation": "relu"})
+        .rl_module(
+            model_config={
+                "fcnet_hiddens": [512, 256],
+                "fcnet_activation": "relu",
+            }
+        )
         .debugging(seed=args.seed)
     )
 
@@ -122,7 +143,10 @@ def games_won(module: Any, num_games: int, seed: int) -> int:
         while env.agents:
             ((player, seen),) = observations.items()
             if player == own:
-                batch = {name: torch.as_tensor(part)[None] for name, part in seen.items()}
+                batch = {
+                    name: torch.as_tensor(part)[None]
+                    for name, part in seen.items()
+                }
                 with torch.no_grad():
                     outputs = module.forward_inference({Columns.OBS: batch})
                 action = int(outputs[Columns.ACTION_DIST_INPUTS].argmax())
@@ -136,31 +160,68 @@ def games_won(module: Any, num_games: int, seed: int) -> int:
 def main() -> int:
     """Train, evaluate, print."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--iterations", type=int, default=60, help="(default: %(default)s)")
-    parser.add_argument(
-        "--batch", type=int, default=4096, help="moves of an iteration (default: %(default)s)"
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--win-rate", type=float, default=0.8, help="of main's last 100 games, for a snapshot"
+        "--iterations", type=int, default=60, help="(default: %(default)s)"
     )
-    parser.add_argument("--snapshots", type=int, default=4, help="in the league at once; the oldest leaves")
-    parser.add_argument("--games", type=int, default=200, help="against the random player at the end")
-    parser.add_argument("--target", type=float, default=0.95, help="share of these to be won")
-    parser.add_argument("--num-env-runners", type=int, default=1, help="processes; 0: one process in all")
+    parser.add_argument(
+        "--batch",
+        type=int,
+        default=4096,
+        help="moves of an iteration (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--win-rate",
+        type=float,
+        default=0.8,
+        help="of main's last 100 games, for a snapshot",
+    )
+    parser.add_argument(
+        "--snapshots",
+        type=int,
+        default=4,
+        help="in the league at once; the oldest leaves",
+    )
+    parser.add_argument(
+        "--games",
+        type=int,
+        default=200,
+        help="against the random player at the end",
+    )
+    parser.add_argument(
+        "--target", type=float, default=0.95, help="share of these to be won"
+    )
+    parser.add_argument(
+        "--num-env-runners",
+        type=int,
+        default=1,
+        help="processes; 0: one process in all",
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     begin, league = time.monotonic(), ["random"]
-    with league_config(args).build() as algo, tempfile.TemporaryDirectory() as folder:
+    with (
+        league_config(args).build() as algo,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         for iteration in range(1, args.iterations + 1):
             result = algo.train()
             # A game counts 1 if main won it, -1 if it lost.
-            rate = 0.5 + 0.5 * result["env_runners"]["module_episode_return_mean"]["main"]
+            rate = (
+                0.5
+                + 0.5
+                * result["env_runners"]["module_episode_return_mean"]["main"]
+            )
             if iteration % 10 == 0:
-                passed_s, num_moves = time.monotonic() - begin, result["num_env_steps_sampled_lifetime"]
+                passed_s, num_moves = (
+                    time.monotonic() - begin,
+                    result["num_env_steps_sampled_lifetime"],
+                )
                 print(
-                    f"{passed_s:4.0f} s, {num_moves} moves: main wins {rate:.0%} against {league}", flush=True
+                    f"{passed_s:4.0f} s, {num_moves} moves: main wins {rate:.0%} against {league}",
+                    flush=True,
                 )
             if rate >= args.win_rate:
                 name = f"main_{iteration}"
@@ -175,7 +236,9 @@ def main() -> int:
                 )
                 if len(league) > 1 + args.snapshots:
                     oldest = league.pop(1)
-                    algo.remove_module(oldest, new_agent_to_module_mapping_fn=against(league))
+                    algo.remove_module(
+                        oldest, new_agent_to_module_mapping_fn=against(league)
+                    )
         num_won = games_won(algo.get_module("main"), args.games, args.seed)
     print(
         f"seed {args.seed}: {num_won} of {args.games} games won against the random player, after "

@@ -24,7 +24,11 @@ def main(iterations):
         )
         .rl_module(
             model_config=DefaultModelConfig(
-                fcnet_hiddens=[64], use_lstm=True, lstm_cell_size=64, max_seq_len=20, vf_share_layers=True
+                fcnet_hiddens=[64],
+                use_lstm=True,
+                lstm_cell_size=64,
+                max_seq_len=20,
+                vf_share_layers=True,
             )
         )
         .debugging(seed=0)

@@ -28,7 +28,11 @@ class TugOfWar(MultiAgentEnv):
         self.action_spaces = dict.fromkeys(self.agents, gym.spaces.Discrete(3))
 
     def reset(self, *, seed=None, options=None):
-        self.rope, self.num_rounds, self.left = 0, 0, {"first": 10, "second": 10}
+        self.rope, self.num_rounds, self.left = (
+            0,
+            0,
+            {"first": 10, "second": 10},
+        )
         return self.observe(), {}
 
     def observe(self):
@@ -41,7 +45,10 @@ class TugOfWar(MultiAgentEnv):
             ]
             return np.clip(np.array(values, np.float32), -1.0, 1.0)
 
-        return {"first": of("first", "second", 1), "second": of("second", "first", -1)}
+        return {
+            "first": of("first", "second", 1),
+            "second": of("second", "first", -1),
+        }
 
     def step(self, actions):
         for agent, side in (("first", 1), ("second", -1)):
@@ -51,7 +58,13 @@ class TugOfWar(MultiAgentEnv):
         self.num_rounds += 1
         ended = self.num_rounds == 10 or abs(self.rope) >= 4
         won = float(np.sign(self.rope)) if ended else 0.0
-        return self.observe(), {"first": won, "second": -won}, {"__all__": ended}, {"__all__": False}, {}
+        return (
+            self.observe(),
+            {"first": won, "second": -won},
+            {"__all__": ended},
+            {"__all__": False},
+            {},
+        )
 
 
 class Opponents:
@@ -61,7 +74,11 @@ class Opponents:
         self.module_ids = module_ids
 
     def __call__(self, agent_id, episode):
-        return "learning" if agent_id == "first" else random.Random(episode.id_).choice(self.module_ids)
+        return (
+            "learning"
+            if agent_id == "first"
+            else random.Random(episode.id_).choice(self.module_ids)
+        )
 
 
 def main(iterations):
@@ -74,7 +91,12 @@ def main(iterations):
             policies_to_train=["learning"],
         )
         .env_runners(num_env_runners=0, num_envs_per_env_runner=8)
-        .training(train_batch_size_per_learner=800, minibatch_size=200, num_epochs=5, lr=1e-3)
+        .training(
+            train_batch_size_per_learner=800,
+            minibatch_size=200,
+            num_epochs=5,
+            lr=1e-3,
+        )
         .debugging(seed=0)
     )
     copies = ["copy_0"]
@@ -85,8 +107,12 @@ def main(iterations):
             print(f"against {len(copies)} frozen copies: {score:+.2f}")
             if score > 0.5:
                 copies.append(f"copy_{len(copies)}")
-                algo.add_module(copies[-1], new_agent_to_module_mapping_fn=Opponents(copies))
-                algo.learner_group.set_weights({copies[-1]: algo.get_module("learning").get_state()})
+                algo.add_module(
+                    copies[-1], new_agent_to_module_mapping_fn=Opponents(copies)
+                )
+                algo.learner_group.set_weights(
+                    {copies[-1]: algo.get_module("learning").get_state()}
+                )
                 algo.sync_weights()
 
 

@@ -16,7 +16,12 @@ def main(iterations):
             PPOConfig()
             .environment("CartPole-v1")
             .env_runners(num_env_runners=0, num_envs_per_env_runner=8)
-            .training(train_batch_size_per_learner=2000, minibatch_size=250, num_epochs=6, lr=3e-4)
+            .training(
+                train_batch_size_per_learner=2000,
+                minibatch_size=250,
+                num_epochs=6,
+                lr=3e-4,
+            )
             .offline_data(output=directory, output_write_remaining_data=True)
             .debugging(seed=0)
         )
@@ -25,7 +30,9 @@ def main(iterations):
                 print("PPO", ppo.train()["env_runners"]["episode_return_mean"])
         cloning = (
             BCConfig()
-            .environment("CartPole-v1")  # for evaluation; training reads files only
+            .environment(
+                "CartPole-v1"
+            )  # for evaluation; training reads files only
             .offline_data(input_=directory, dataset_num_iters_per_learner=20)
             .training(lr=1e-3, train_batch_size_per_learner=256)
             .evaluation(evaluation_interval=1, evaluation_duration=5)
@@ -33,7 +40,12 @@ def main(iterations):
         )
         with cloning.build() as bc:
             for _ in range(iterations):
-                print("BC", bc.train()["evaluation"]["env_runners"]["episode_return_mean"])
+                print(
+                    "BC",
+                    bc.train()["evaluation"]["env_runners"][
+                        "episode_return_mean"
+                    ],
+                )
 
 
 if __name__ == "__main__":

@@ -32,7 +32,13 @@ class Corridor(gym.Env):
         self.position = max(0, self.position + (1 if action == 1 else -1))
         self.num_steps += 1
         arrived = self.position >= self.length
-        return self.observe(), 1.0 if arrived else -0.1, arrived, self.num_steps >= 100, {}
+        return (
+            self.observe(),
+            1.0 if arrived else -0.1,
+            arrived,
+            self.num_steps >= 100,
+            {},
+        )
 
 
 def main(iterations):
@@ -40,13 +46,20 @@ def main(iterations):
         PPOConfig()
         .environment(Corridor, env_config={"length": 10})
         .env_runners(num_env_runners=0, num_envs_per_env_runner=8)
-        .training(train_batch_size_per_learner=1000, minibatch_size=250, num_epochs=5, lr=1e-3)
+        .training(
+            train_batch_size_per_learner=1000,
+            minibatch_size=250,
+            num_epochs=5,
+            lr=1e-3,
+        )
         .debugging(seed=0)
     )
     with config.build() as algo:
         for _ in range(iterations):
             runners = algo.train()["env_runners"]
-            print(f"length {runners['episode_len_mean']:.1f}  return {runners['episode_return_mean']:.2f}")
+            print(
+                f"length {runners['episode_len_mean']:.1f}  return {runners['episode_return_mean']:.2f}"
+            )
 
 
 if __name__ == "__main__":

@@ -16,8 +16,13 @@ class WithWeightDecay(PPOLearner):
         loss = super().compute_loss_for_module(
             module_id=module_id, config=config, batch=batch, fwd_out=fwd_out
         )
-        squares = sum(parameter.square().sum() for parameter in self.module[module_id].parameters())
-        self.metrics.log_value((module_id, "sum_of_squares"), squares.item(), window=1)
+        squares = sum(
+            parameter.square().sum()
+            for parameter in self.module[module_id].parameters()
+        )
+        self.metrics.log_value(
+            (module_id, "sum_of_squares"), squares.item(), window=1
+        )
         return loss + 1e-4 * squares
 
 
@@ -27,14 +32,21 @@ def main(iterations):
         .environment("CartPole-v1")
         .env_runners(num_env_runners=0, num_envs_per_env_runner=8)
         .learners(learner_class=WithWeightDecay)
-        .training(train_batch_size_per_learner=2000, minibatch_size=250, num_epochs=6, lr=3e-4)
+        .training(
+            train_batch_size_per_learner=2000,
+            minibatch_size=250,
+            num_epochs=6,
+            lr=3e-4,
+        )
         .debugging(seed=0)
     )
     with config.build() as algo:
         for _ in range(iterations):
             result = algo.train()
             squares = result["learners"]["default_policy"]["sum_of_squares"]
-            print(f"return {result['env_runners']['episode_return_mean']:.1f}  squares {squares:.1f}")
+            print(
+                f"return {result['env_runners']['episode_return_mean']:.1f}  squares {squares:.1f}"
+            )
 
 
 if __name__ == "__main__":

@@ -8,7 +8,13 @@ import argparse
 
 import torch
 
-from rlzmq import Columns, PPOConfig, RLModuleSpec, TorchRLModule, ValueFunctionAPI
+from rlzmq import (
+    Columns,
+    PPOConfig,
+    RLModuleSpec,
+    TorchRLModule,
+    ValueFunctionAPI,
+)
 
 
 class ResidualModel(TorchRLModule, ValueFunctionAPI):
@@ -17,7 +23,9 @@ class ResidualModel(TorchRLModule, ValueFunctionAPI):
     def setup(self):
         width = self.model_config["width"]
         self.stem = torch.nn.Linear(self.observation_space.shape[0], width)
-        self.blocks = torch.nn.ModuleList([torch.nn.Linear(width, width) for _ in range(2)])
+        self.blocks = torch.nn.ModuleList(
+            [torch.nn.Linear(width, width) for _ in range(2)]
+        )
         self.pi = torch.nn.Linear(width, int(self.action_space.n))
         self.vf = torch.nn.Linear(width, 1)
 
@@ -28,7 +36,9 @@ class ResidualModel(TorchRLModule, ValueFunctionAPI):
         return x
 
     def _forward(self, batch, **kwargs):
-        return {Columns.ACTION_DIST_INPUTS: self.pi(self.embed(batch[Columns.OBS]))}
+        return {
+            Columns.ACTION_DIST_INPUTS: self.pi(self.embed(batch[Columns.OBS]))
+        }
 
     def compute_values(self, batch, embeddings=None):
         return self.vf(self.embed(batch[Columns.OBS])).squeeze(-1)
@@ -39,8 +49,17 @@ def main(iterations):
         PPOConfig()
         .environment("CartPole-v1")
         .env_runners(num_env_runners=0, num_envs_per_env_runner=8)
-        .rl_module(rl_module_spec=RLModuleSpec(module_class=ResidualModel, model_config={"width": 64}))
-        .training(train_batch_size_per_learner=2000, minibatch_size=250, num_epochs=6, lr=3e-4)
+        .rl_module(
+            rl_module_spec=RLModuleSpec(
+                module_class=ResidualModel, model_config={"width": 64}
+            )
+        )
+        .training(
+            train_batch_size_per_learner=2000,
+            minibatch_size=250,
+            num_epochs=6,
+            lr=3e-4,
+        )
         .debugging(seed=0)
     )
     with config.build() as algo:

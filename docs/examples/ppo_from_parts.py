@@ -11,7 +11,13 @@ import argparse
 
 import torch
 
-from rlzmq import Columns, GeneralAdvantageEstimation, PPOConfig, SingleAgentEnvRunner, TorchLearner
+from rlzmq import (
+    Columns,
+    GeneralAdvantageEstimation,
+    PPOConfig,
+    SingleAgentEnvRunner,
+    TorchLearner,
+)
 from rlzmq.connectors.learner import AddOneTsToEpisodesAndTruncate
 
 
@@ -20,8 +26,12 @@ class ClippedSurrogateLearner(TorchLearner):
 
     def make_learner_connector(self, observation_space, action_space):
         """Episodes in, columns out: the default pieces, and an estimate of each step's advantage."""
-        pipeline = super().make_learner_connector(observation_space, action_space)
-        pipeline.prepend(AddOneTsToEpisodesAndTruncate())  # a row for the value after each chunk
+        pipeline = super().make_learner_connector(
+            observation_space, action_space
+        )
+        pipeline.prepend(
+            AddOneTsToEpisodesAndTruncate()
+        )  # a row for the value after each chunk
         pipeline.append(
             GeneralAdvantageEstimation(
                 gamma=self.config.gamma,
@@ -34,16 +44,35 @@ class ClippedSurrogateLearner(TorchLearner):
     def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
         """Return policy loss + value loss − entropy bonus of a minibatch, a 0-d tensor."""
         module = self.module[module_id].unwrapped()
-        dist = module.get_train_action_dist_cls().from_logits(fwd_out[Columns.ACTION_DIST_INPUTS])
-        ratio = torch.exp(dist.logp(batch[Columns.ACTIONS]) - batch[Columns.ACTION_LOGP])
+        dist = module.get_train_action_dist_cls().from_logits(
+            fwd_out[Columns.ACTION_DIST_INPUTS]
+        )
+        ratio = torch.exp(
+            dist.logp(batch[Columns.ACTIONS]) - batch[Columns.ACTION_LOGP]
+        )
         clipped = ratio.clamp(1.0 - config.clip_param, 1.0 + config.clip_param)
         advantages = batch[Columns.ADVANTAGES]
-        policy_loss = -torch.minimum(advantages * ratio, advantages * clipped).mean()
-        values = module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS))
+        policy_loss = -torch.minimum(
+            advantages * ratio, advantages * clipped
+        ).mean()
+        values = module.compute_values(
+            batch, embeddings=fwd_out.get(Columns.EMBEDDINGS)
+        )
         value_loss = (values - batch[Columns.VALUE_TARGETS]).square().mean()
         entropy = dist.entropy().mean()
-        self.log_stats(module_id, {"policy_loss": policy_loss, "vf_loss": value_loss, "entropy": entropy})
-        return policy_loss + config.vf_loss_coeff * value_loss - config.entropy_coeff * entropy
+        self.log_stats(
+            module_id,
+            {
+                "policy_loss": policy_loss,
+                "vf_loss": value_loss,
+                "entropy": entropy,
+            },
+        )
+        return (
+            policy_loss
+            + config.vf_loss_coeff * value_loss
+            - config.entropy_coeff * entropy
+        )
 
 
 class PPO:
@@ -57,7 +86,8 @@ class PPO:
         self.config = config
         self.runner = SingleAgentEnvRunner(config=config)
         self.learner = ClippedSurrogateLearner(
-            config=config, module_spec=config.get_multi_rl_module_spec(env=self.runner.env)
+            config=config,
+            module_spec=config.get_multi_rl_module_spec(env=self.runner.env),
         )
         self.learner.build()
         self.num_env_steps = 0
@@ -66,25 +96,38 @@ class PPO:
     def train(self):
         """Sample a batch, train on it, and act with the new weights from then on."""
         fragments = self.sample(self.config.train_batch_size_per_learner)
-        self.num_env_steps += sum(fragment.num_env_steps for fragment in fragments)
+        self.num_env_steps += sum(
+            fragment.num_env_steps for fragment in fragments
+        )
         result = self.learner.update(
-            episodes=fragments, timesteps={"num_env_steps_sampled_lifetime": self.num_env_steps}
+            episodes=fragments,
+            timesteps={"num_env_steps_sampled_lifetime": self.num_env_steps},
         )
         self.publish_weights()
-        returns = [r for fragment in fragments for r in fragment.meta["episode_metrics"]["returns"]]
+        returns = [
+            r
+            for fragment in fragments
+            for r in fragment.meta["episode_metrics"]["returns"]
+        ]
         return {"returns": returns, **result["default_policy"]}
 
     def sample(self, num_env_steps):
         """Return fragments with at least so many steps: an env's reset is part of a vector step, but no env step."""
         fragments = []
         while num_env_steps > 0:
-            fragments.append(self.runner.sample_lease(-(-num_env_steps // self.runner.num_envs)))
+            fragments.append(
+                self.runner.sample_lease(
+                    -(-num_env_steps // self.runner.num_envs)
+                )
+            )
             num_env_steps -= fragments[-1].num_env_steps
         return fragments
 
     def publish_weights(self):
         """Give the learner's weights, and their version, to the runner."""
-        self.runner.set_state(self.learner.get_state(["rl_module", "weights_seq_no"]))
+        self.runner.set_state(
+            self.learner.get_state(["rl_module", "weights_seq_no"])
+        )
 
 
 def make_config(seed):

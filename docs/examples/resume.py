@@ -15,17 +15,28 @@ def main(iterations):
         PPOConfig()
         .environment("CartPole-v1")
         .env_runners(num_env_runners=0, num_envs_per_env_runner=8)
-        .training(train_batch_size_per_learner=2000, minibatch_size=250, num_epochs=6, lr=3e-4)
+        .training(
+            train_batch_size_per_learner=2000,
+            minibatch_size=250,
+            num_epochs=6,
+            lr=3e-4,
+        )
         .debugging(seed=0)
     )
     with tempfile.TemporaryDirectory() as directory:
         with config.build() as algo:
             for _ in range(iterations):
-                print(algo.training_iteration, algo.train()["env_runners"]["episode_return_mean"])
+                print(
+                    algo.training_iteration,
+                    algo.train()["env_runners"]["episode_return_mean"],
+                )
             path = algo.save_to_path(f"{directory}/checkpoint")
         with Algorithm.from_checkpoint(path) as resumed:
             for _ in range(iterations):
-                print(resumed.training_iteration, resumed.train()["env_runners"]["episode_return_mean"])
+                print(
+                    resumed.training_iteration,
+                    resumed.train()["env_runners"]["episode_return_mean"],
+                )
 
 
 if __name__ == "__main__":

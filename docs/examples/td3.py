@@ -27,7 +27,11 @@ from rlzmq import (
 
 def mlp(num_inputs, num_outputs, *last):
     widths = [num_inputs, 64, 64]
-    hidden = [layer for pair in pairwise(widths) for layer in (torch.nn.Linear(*pair), torch.nn.ReLU())]
+    hidden = [
+        layer
+        for pair in pairwise(widths)
+        for layer in (torch.nn.Linear(*pair), torch.nn.ReLU())
+    ]
     return torch.nn.Sequential(*hidden, torch.nn.Linear(64, num_outputs), *last)
 
 
@@ -37,9 +41,14 @@ class MyTD3Module(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
     networks_with_target = ("pi", "qfs")  # target_pi, target_qfs
 
     def setup(self):
-        num_obs, num_actions = self.observation_space.shape[0], self.action_space.shape[0]
+        num_obs, num_actions = (
+            self.observation_space.shape[0],
+            self.action_space.shape[0],
+        )
         self.pi = mlp(num_obs, num_actions, torch.nn.Tanh())
-        self.qfs = torch.nn.ModuleList(mlp(num_obs + num_actions, 1) for _ in range(2))
+        self.qfs = torch.nn.ModuleList(
+            mlp(num_obs + num_actions, 1) for _ in range(2)
+        )
         self.make_target_networks()
 
     def get_non_inference_attributes(self):  # what runners do not need
@@ -53,37 +62,64 @@ class MyTD3Module(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
 
     def _forward_exploration(self, batch, *, t=0, **kwargs):
         actions = self.pi(batch[Columns.OBS])
-        generator = torch.Generator().manual_seed(self.exploration_seed + t)  # repeats with the run's seed
+        generator = torch.Generator().manual_seed(
+            self.exploration_seed + t
+        )  # repeats with the run's seed
         return {
-            Columns.ACTIONS: (actions + 0.1 * torch.randn(actions.shape, generator=generator)).clamp(-1, 1)
+            Columns.ACTIONS: (
+                actions + 0.1 * torch.randn(actions.shape, generator=generator)
+            ).clamp(-1, 1)
         }
 
     def _forward_train(self, batch, **kwargs):
-        return {"qf_preds": self.values(self.qfs, batch[Columns.OBS], batch[Columns.ACTIONS])}
+        return {
+            "qf_preds": self.values(
+                self.qfs, batch[Columns.OBS], batch[Columns.ACTIONS]
+            )
+        }
 
     def forward_target(self, batch, **kwargs):
         actions = self.target_pi(batch[Columns.OBS])
         noise = (0.2 * torch.randn_like(actions)).clamp(-0.5, 0.5)
-        return self.values(self.target_qfs, batch[Columns.OBS], (actions + noise).clamp(-1, 1)).amin(-1)
+        return self.values(
+            self.target_qfs, batch[Columns.OBS], (actions + noise).clamp(-1, 1)
+        ).amin(-1)
 
 
 class MyTD3Learner(ReplayLearner):
     def configure_optimizers_for_module(self, module_id, config):
         module = self.module[module_id].unwrapped()
-        parts = {"qf": (list(module.qfs.parameters()), 1e-3), "policy": (list(module.pi.parameters()), 1e-3)}
-        self.register_adam_optimizers(module_id, parts, every={"policy": config.policy_delay})
+        parts = {
+            "qf": (list(module.qfs.parameters()), 1e-3),
+            "policy": (list(module.pi.parameters()), 1e-3),
+        }
+        self.register_adam_optimizers(
+            module_id, parts, every={"policy": config.policy_delay}
+        )
 
     def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
         module = self.module[module_id].unwrapped()
         q_next = target_outputs(module, {Columns.OBS: batch[Columns.NEXT_OBS]})
-        targets = batch[Columns.REWARDS] + discounts(batch, config.gamma) * q_next
+        targets = (
+            batch[Columns.REWARDS] + discounts(batch, config.gamma) * q_next
+        )
         errors = fwd_out["qf_preds"] - targets[:, None]
-        loss = (importance_weights(batch)[:, None] * errors.square()).mean(0).sum()
-        self.note_td_errors(module_id, batch, errors.abs().mean(-1))  # priorities, if the buffer has some
-        self.log_stats(module_id, {"qf_loss": loss, "qf_mean": fwd_out["qf_preds"].mean()})
+        loss = (
+            (importance_weights(batch)[:, None] * errors.square()).mean(0).sum()
+        )
+        self.note_td_errors(
+            module_id, batch, errors.abs().mean(-1)
+        )  # priorities, if the buffer has some
+        self.log_stats(
+            module_id, {"qf_loss": loss, "qf_mean": fwd_out["qf_preds"].mean()}
+        )
         if self.steps_optimizer(module_id, "policy"):
             with frozen(module.qfs.parameters()):
-                q = module.values(module.qfs[:1], batch[Columns.OBS], module.pi(batch[Columns.OBS]))
+                q = module.values(
+                    module.qfs[:1],
+                    batch[Columns.OBS],
+                    module.pi(batch[Columns.OBS]),
+                )
             self.log_stats(module_id, {"policy_loss": -q.mean()})
             loss = loss - q.mean()
         return loss
@@ -98,13 +134,26 @@ class MyTD3Config(OffPolicyConfig):
         self.policy_delay = 2  # a new setting
         self.rl_module(rl_module_spec=RLModuleSpec(module_class=MyTD3Module))
         self.training(
-            learner_class=MyTD3Learner, train_batch_size=128, tau=0.005, target_network_update_freq=0
+            learner_class=MyTD3Learner,
+            train_batch_size=128,
+            tau=0.005,
+            target_network_update_freq=0,
         )
-        self.training(replay_buffer_config={"type": "EpisodeReplayBuffer", "capacity": 1_000_000})
+        self.training(
+            replay_buffer_config={
+                "type": "EpisodeReplayBuffer",
+                "capacity": 1_000_000,
+            }
+        )
 
 
 def main(iterations, seed):
-    config = MyTD3Config().environment("Pendulum-v1").env_runners(num_env_runners=0).debugging(seed=seed)
+    config = (
+        MyTD3Config()
+        .environment("Pendulum-v1")
+        .env_runners(num_env_runners=0)
+        .debugging(seed=seed)
+    )
     config.reporting(metrics_num_episodes_for_smoothing=5)
     with config.build() as algo:
         for _ in range(iterations):

@@ -37,7 +37,10 @@ def main(iterations):
     )
     results = tuner.fit()
     for result in results:
-        print(result.config["lr"], result.metrics["env_runners"]["episode_return_mean"])
+        print(
+            result.config["lr"],
+            result.metrics["env_runners"]["episode_return_mean"],
+        )
     print("best:", results.get_best_result().config["lr"])
 
 

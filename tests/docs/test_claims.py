@@ -92,7 +92,7 @@ def test_commands_and_flags_that_are_named_exist(capsys: pytest.CaptureFixture[s
     flags: dict[str, set[str]] = {}
     wrong: list[str] = []
     for page, text in texts().items():
-        fenced = "\n".join(re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL))
+        fenced = "\n".join(re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL)).replace(" \\\n", "")
         typed = re.findall(r"(?:^|\| )(rlzmq [a-z][^`\n#]*)", fenced, re.MULTILINE)
         for line in [*typed, *re.findall(r"`(rlzmq [a-z][^`\n]*)`", text)]:
             command = line.split()[1].rstrip(".,:;)")

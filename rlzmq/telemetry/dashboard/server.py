@@ -218,9 +218,8 @@ class Dashboard:
             token=token,
             announce=lambda path: announce(self._base + path),
         )
-        settings = server_config(
-            self._gate, log_level="warning", timeout_graceful_shutdown=5
-        )  # streams see the end at their next tick
+        # Streams see the end at their next tick.
+        settings = server_config(self._gate, log_level="warning", timeout_graceful_shutdown=5)
         self._server = uvicorn.Server(settings)
 
     @property
