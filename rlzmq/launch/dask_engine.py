@@ -54,7 +54,8 @@ class Dask(Hosting):
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"--on {jobs.on}: no Dask scheduler: {error}") from error
 
-    def _submit(self, role: Role, call: str, name: str, options: dict[str, Any]) -> None:
+    def call(self, role: Role, name: str, call: str, options: dict[str, Any]) -> None:
+        """Submit a task."""
         asked = role.resources
         sizes = {"CPU": asked.cpus if asked.cpus > 1 else 0, "GPU": asked.gpus, "MEMORY": memory_bytes(role)}
         given: dict[str, Any] = {"resources": {what: size for what, size in sizes.items() if size}}
@@ -67,16 +68,19 @@ class Dask(Hosting):
         given |= {"key": call, "retries": _RETRIES, "pure": False, **options}
         future = self._client.submit(_task, role, name, self.jobs.workdir, **given)
         _distributed().fire_and_forget(future)
-        while call not in self._calls():
+        while call not in self.calls():
             time.sleep(_START_S)
 
-    def _calls(self) -> dict[str, str]:
+    def calls(self) -> dict[str, str]:
+        """Return the states of all tasks."""
         states: dict[str, str] = self._client.run_on_scheduler(_states)
         return states
 
-    def _cancel(self, call: str, *, is_late: bool) -> None:
-        if is_late or self._calls().get(call) != "processing":
+    def cancel(self, call: str) -> None:
+        """Cancel a task that has no worker."""
+        if self.calls().get(call) != "processing":
             self._client.cancel([_distributed().Future(call, self._client)], force=True)
 
-    def _seen_by(self, path: Path) -> dict[str, bool]:
+    def seen_by(self, path: Path) -> dict[str, bool]:
+        """Let all workers look."""
         return dict(self._client.run(os.path.exists, str(path)))

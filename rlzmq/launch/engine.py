@@ -251,15 +251,16 @@ class Engine(ABC):
 
     def wait(self) -> int:
         """Wait for the head's end, also while its machine is away; return its exit code."""
+        head = self.jobs.roles["head"]
         while True:
             with contextlib.suppress(PeerLostError):
-                if not self.living(self.jobs.roles["head"]):
-                    return self.exit_code()
+                if not self.living(head):
+                    return self.exit_code(head)
             time.sleep(_POLL_S)
 
-    def exit_code(self) -> int:
+    def exit_code(self, head: Role) -> int:
         """Return the exit code that the head has left beside its join file."""
-        file = self.jobs.roles["head"].key.with_name(EXIT_CODE)
+        file = head.key.with_name(EXIT_CODE)
         return int(file.read_text()) if file.exists() else EXIT_RESUMABLE
 
     def logs(self, role: Role, *, follow: bool) -> Iterator[str]:
@@ -269,23 +270,26 @@ class Engine(ABC):
         while not is_last:
             try:
                 is_last = not follow or not self.living(role)
-                yield from self.lines(role, read)
+                lines, read = self.lines(role, read)
+                yield from lines
             except PeerLostError:  # what is away is asked again
                 if not follow:
                     raise
                 is_last = False
             time.sleep(0.0 if is_last else _POLL_S)
 
-    def lines(self, role: Role, read: dict[str, int]) -> Iterator[str]:
-        """Yield the lines of a role's log files beyond the bytes that were `read` of each, which are updated."""
+    def lines(self, role: Role, read: dict[str, int]) -> tuple[list[str], dict[str, int]]:
+        """Return further lines of a role's log files, and how many bytes of each have been read; `read`: until now."""
+        lines = []
         for path in sorted(role.key.parent.glob(f"{role.name}*{self.mark}.log")):
             place = path.stem.removesuffix(self.mark).removeprefix(role.name).lstrip("-")
             with path.open("rb") as file:
                 file.seek(read.get(path.name, 0))
                 text, end, _ = file.read().rpartition(b"\n")
             read[path.name] = read.get(path.name, 0) + len(text + end)
-            for line in text.decode(errors="replace").split("\n") if end else ():
-                yield f"{place}: {line}" if place else line
+            new = text.decode(errors="replace").split("\n") if end else []
+            lines += [f"{place}: {line}" if place else line for line in new]
+        return lines, read
 
     def dry_run(self) -> str:
         """Return what `start` would submit, as text for people who submit by hand."""

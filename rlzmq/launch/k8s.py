@@ -158,7 +158,7 @@ class Kubernetes(Engine):
         """Return whether the JobSet lives."""
         return () if self._is_over() else (0,)
 
-    def exit_code(self) -> int:
+    def exit_code(self, head: Role) -> int:
         """Return the exit code of the head's last pod."""
         code = "--output=jsonpath={.items[-1:].status.containerStatuses[0].state.terminated.exitCode}"
         last = _kubectl("get", "pods", self._pods("head"), "--sort-by=.metadata.creationTimestamp", code)

@@ -52,26 +52,28 @@ class Ray(Hosting):
         except ConnectionError as error:
             raise ConfigurationError(f"--on {jobs.on}: no Ray cluster: {error}") from error
 
-    def _submit(self, role: Role, call: str, name: str, options: dict[str, Any]) -> None:
+    def call(self, role: Role, name: str, call: str, options: dict[str, Any]) -> None:
+        """Start an actor."""
         asked = role.resources
         given: dict[str, Any] = {"name": call, "lifetime": "detached", "max_restarts": -1}
         given |= {"num_cpus": asked.cpus, "num_gpus": asked.gpus, "memory": memory_bytes(role) or None}
         self._ray.remote(_Actor).options(**given | options).remote(role, call, name, self.jobs.workdir)
 
-    def _calls(self) -> set[str]:
+    def calls(self) -> set[str]:
+        """Return the names of all actors."""
         return set(self._ray.util.list_named_actors())
 
-    def _cancel(self, call: str, *, is_late: bool) -> None:
+    def cancel(self, call: str) -> None:
+        """Kill an actor that has no node."""
         with contextlib.suppress(ValueError):  # it has just ended
             actor = self._ray.get_actor(call)
             try:
-                self._ray.get(actor.__ray_ready__.remote(), timeout=0 if is_late else _BEGIN_S)
-            except (self._ray.exceptions.RayError, TimeoutError):  # it has no node
-                is_late = True
-            if is_late:
+                self._ray.get(actor.__ray_ready__.remote(), timeout=_BEGIN_S)
+            except (self._ray.exceptions.RayError, TimeoutError):
                 self._ray.kill(actor)
 
-    def _seen_by(self, path: Path) -> dict[str, bool]:
+    def seen_by(self, path: Path) -> dict[str, bool]:
+        """Let a task look on each node."""
         look = self._ray.remote(num_cpus=0)(lambda text: os.path.exists(text))
         nodes = [node["NodeManagerAddress"] for node in self._ray.nodes() if node["Alive"]]
         sees = [look.options(resources={f"node:{node}": 0.001}).remote(str(path)) for node in nodes]

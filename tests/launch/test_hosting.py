@@ -11,7 +11,6 @@ import pytest
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import MissingPackageError
 from rlzmq.launch import host as hosts
-from rlzmq.launch import hosting
 from rlzmq.launch.engine import Jobs, Resources, Role, engine_of
 from rlzmq.launch.host import host
 from rlzmq.launch.hosting import Hosting
@@ -20,7 +19,6 @@ from rlzmq.net.join_file import JoinFile
 
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosting, "_POLL_S", 0.01)
     monkeypatch.setattr(hosts, "_POLL_S", 0.01)
 
 
@@ -40,16 +38,16 @@ class Engine(Hosting):
         self.seen = seen
         self.submitted: dict[str, dict[str, object]] = {}
 
-    def _submit(self, role: Role, call: str, name: str, options: dict[str, object]) -> None:
+    def call(self, role: Role, name: str, call: str, options: dict[str, object]) -> None:
         self.submitted[call] = options
 
-    def _calls(self) -> set[str]:
+    def calls(self) -> set[str]:
         return set(self.submitted)
 
-    def _cancel(self, call: str, *, is_late: bool) -> None:
+    def cancel(self, call: str) -> None:
         del self.submitted[call]
 
-    def _seen_by(self, path: Path) -> dict[str, bool]:
+    def seen_by(self, path: Path) -> dict[str, bool]:
         return {"n1": path.exists(), "n2": self.seen}
 
 

@@ -72,6 +72,14 @@ class Run:
         self.slurm.ctl(f"scontrol update JobId={self.jobs['head']} StartTime=now")  # Slurm waits two minutes
         return self.wait_for(r"resumed .*(.|\n)*iter \d+", after=after)
 
+    def reach_time_limit(self) -> None:
+        """Let the head's time be over within two minutes, now that it has a checkpoint."""
+        until(lambda: list(self.path.glob("checkpoints/*/manifest.json")), self.slurm.describe)
+        hours, minutes, _ = map(int, self.slurm.fact(self.jobs["head"], "RunTime").split(":"))
+        self.slurm.ctl(f"scontrol update JobId={self.jobs['head']} TimeLimit={60 * hours + minutes + 2}")
+        self.wait_until("head", "Restarts", "1")
+        self.slurm.ctl(f"scontrol update JobId={self.jobs['head']} TimeLimit=60")
+
     def restarts(self, role: str) -> str:
         return self.slurm.fact(self.jobs[role], "Restarts")
 
@@ -82,10 +90,12 @@ def place(memory: str, node: str = "", count: int = 1, more: str = "") -> str:
 
 
 def test_a_run_outlives_its_time_limit_and_preemption_and_stays_cancelled(slurm: Slurm) -> None:
-    limit = 'time = "4"'  # on a busy machine it takes a minute until the first checkpoint
+    limit = 'time = "60"'
     cluster = f"[head]\n{place('1G', 'n1', more=limit)}[runners]\n{place('1G', 'n2', 2)}"
     run = Run(slurm, "limited", cluster)
-    end = run.goes_on("1")  # the time limit
+    assert slurm.fact(run.jobs["head"], "TimeLimit") == "01:00:00"
+    run.reach_time_limit()
+    end = run.goes_on("1")
     assert "interrupted" in run.log()
 
     slurm.ctl("sbatch --partition=prio --nodelist=n1 --exclusive --wrap 'sleep 1' --output=/dev/null")
@@ -167,10 +177,12 @@ def test_a_living_run_is_scaled_its_logs_are_followed_and_it_is_stopped(slurm: S
 def test_learners_are_tasks_of_one_job_and_further_ones_are_spares(slurm: Slurm) -> None:
     cluster = f"[head]\n{place('1G', 'n1')}[learners]\n{place('1G', count=2)}[runners]\n{place('1G')}"
     run = Run(slurm, "learners", cluster)
-    run.wait_for("is rank 1 of 2", "learners")
-    assert "expected at least 2" in slurm.ctl("rlzmq scale runs/learners --learners 1")
+    run.wait_for("is rank 1 of 2", "learners-1")
+    run.wait_for("iter 1 ")
     slurm.ctl("rlzmq scale runs/learners --learners 3")
     run.wait_for(" waits for tcp://", "learners-2")
+    slurm.ctl("rlzmq scale runs/learners --learners 1")
+    run.wait_for("iter ", after=len(run.log()))
     slurm.ctl("rlzmq launch stop runs/learners")
     run.wait_until("learners", "JobState", "COMPLETED", "FAILED", "CANCELLED")
     assert "iter 1 " in run.log()
