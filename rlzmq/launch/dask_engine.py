@@ -44,8 +44,6 @@ def _task(role: Role, name: str, workdir: Path) -> None:
 class Dask(Hosting):
     """The cluster of ``--on dask://HOST:PORT``, the scheduler's address."""
 
-    what = "Dask"
-
     def __init__(self, jobs: Jobs) -> None:
         super().__init__(jobs)
         distributed, address = _distributed(), jobs.on.replace("dask", "tcp", 1)
@@ -56,8 +54,7 @@ class Dask(Hosting):
 
     def call(self, role: Role, name: str, call: str, options: dict[str, Any]) -> None:
         """Submit a task."""
-        asked = role.resources
-        sizes = {"CPU": asked.cpus if asked.cpus > 1 else 0, "GPU": asked.gpus, "MEMORY": memory_bytes(role)}
+        sizes = {"CPU": role.cpus if role.cpus > 1 else 0, "GPU": role.gpus, "MEMORY": memory_bytes(role)}
         given: dict[str, Any] = {"resources": {what: size for what, size in sizes.items() if size}}
         workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
         missing = set(given["resources"]).difference(*(worker["resources"] for worker in workers))

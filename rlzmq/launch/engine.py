@@ -11,9 +11,8 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self, cast
+from typing import Annotated, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -57,30 +56,8 @@ _ENGINES = {
 _POLL_S = 1.0
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a TOML file whose keys are the fields of the class.
-
-        Raises:
-            ConfigurationError: The file is missing or not TOML, or a key is unknown, missing or wrong.
-        """
-        try:
-            return cls.model_validate(read_toml(path))
-        except ValidationError as error:
-            problem = error.errors()[0]
-            *place, key = map(str, problem["loc"])
-            where = ": ".join([str(path), *place])
-            if problem["type"] == "extra_forbidden":
-                known = (Resources if place else cls).model_fields
-                raise ConfigurationError(f"{where}: unknown key {key!r}.{did_you_mean(key, known)}") from None
-            raise ConfigurationError(f"{where}: {key}: {problem['msg']}, got {problem['input']!r}") from None
-
-
-class Resources(_Table):
-    """A table of the cluster file: ``[head]``, ``[learners]`` or ``[runners]``.
+class Resources(BaseModel):
+    """What a role needs: a table of the cluster file, ``[head]``, ``[learners]`` or ``[runners]``.
 
     Attributes:
         count: Processes; the head is one.
@@ -92,6 +69,7 @@ class Resources(_Table):
         arguments: Further arguments of the role, e.g. ``["--envs-per-env-runner", "8"]``.
     """
 
+    model_config = ConfigDict(extra="forbid", frozen=True)
     count: Annotated[int, Field(ge=1)] = 1
     cpus: Annotated[int, Field(ge=1)] = 1
     gpus: Annotated[int, Field(ge=0)] = 0
@@ -103,35 +81,49 @@ class Resources(_Table):
     arguments: tuple[str, ...] = ()
 
 
-class _Head(Resources):
-    count: Literal[1] = 1
-
-
-class _Tables(_Table):
-    """The cluster file. ``python`` and ``workdir`` hold on every machine; by default those of the launching process."""
-
-    head: _Head = _Head()
-    learners: Resources | None = None
-    runners: Resources | None = None
-    python: str = sys.executable
-    workdir: Path = Path()
-
-
-@dataclass(frozen=True, slots=True)
-class Role:
+class Role(Resources):
     """Processes of one kind.
 
     Attributes:
         name: ``"head"``, ``"learners"`` or ``"runners"``.
         argv: The command of each process.
         key: The join file that must exist before it starts; the head writes it, mode 0600.
-        resources: Of each process, and how many.
     """
 
     name: str
     argv: tuple[str, ...]
     key: Path
-    resources: Resources
+
+
+class _Head(Resources):
+    count: Literal[1] = 1
+
+
+class _Tables(BaseModel):
+    """The cluster file. ``python`` and ``workdir`` hold on every machine; by default those of the launching process."""
+
+    model_config = ConfigDict(extra="forbid")
+    head: _Head = _Head()
+    learners: Resources | None = None
+    runners: Resources | None = None
+    python: str = sys.executable
+    workdir: Path = Path()
+
+    @classmethod
+    def read(cls, path: Path) -> _Tables:
+        """Read a cluster file."""
+        try:
+            return cls.model_validate(read_toml(path))
+        except ValidationError as error:
+            problem = error.errors()[0]
+            *place, key = map(str, problem["loc"])
+            where, wrong = (
+                ": ".join([str(path), *place]),
+                f"{key}: {problem['msg']}, got {problem['input']!r}",
+            )
+            if problem["type"] == "extra_forbidden":
+                wrong = f"unknown key {key!r}.{did_you_mean(key, (Resources if place else cls).model_fields)}"
+            raise ConfigurationError(f"{where}: {wrong}") from None
 
 
 class Jobs(BaseModel):
@@ -176,14 +168,14 @@ class Jobs(BaseModel):
         if tables.learners is not None:
             count = str(tables.learners.count)
             head += ["--learners", count, "--num-remote-learners", count]
-        roles = {"head": Role("head", (*head, *tables.head.arguments), join, tables.head)}
-        for name, key, asked in (
-            ("learners", join.with_name("join.learner.toml"), tables.learners),
-            ("runners", join, tables.runners),
-        ):
+        roles = {
+            "head": Role(name="head", argv=(*head, *tables.head.arguments), key=join, **dict(tables.head))
+        }
+        for role, asked in (("learner", tables.learners), ("runner", tables.runners)):
             if asked is not None:
-                argv = (*base, name.removesuffix("s"), "--join", str(key), *asked.arguments)
-                roles[name] = Role(name, argv, key, asked)
+                key = join if role == "runner" else join.with_name("join.learner.toml")
+                argv = (*base, role, "--join", str(key), *asked.arguments)
+                roles[f"{role}s"] = Role(name=f"{role}s", argv=argv, key=key, **dict(asked))
         return cls(on=on, name=directory.name, workdir=workdir, roles=roles)
 
     @classmethod
@@ -202,11 +194,6 @@ class Jobs(BaseModel):
             return cls.model_validate_json(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"cannot read {path}: {error}") from error
-
-    def write(self, run_dir: Path) -> None:
-        """Write the file, mode 0600."""
-        make_directories(run_dir / "jobs", mode=0o700)
-        write_private_file(run_dir / _ROLES, self.model_dump_json(indent=2) + "\n")
 
 
 class Engine(ABC):
@@ -294,7 +281,7 @@ class Engine(ABC):
     def dry_run(self) -> str:
         """Return what `start` would submit, as text for people who submit by hand."""
         roles = self.jobs.roles.values()
-        return "\n".join(f"# {role.name}: {role.resources.count}\n{shlex.join(role.argv)}" for role in roles)
+        return "\n".join(f"# {role.name}: {role.count}\n{shlex.join(role.argv)}" for role in roles)
 
 
 def command(*argv: str, stdin: str = "", what: str = "") -> str:
@@ -338,7 +325,8 @@ def start(jobs: Jobs, run_dir: Path, say: Callable[[str], None]) -> None:
     try:
         for role in jobs.roles.values():
             jobs.handles[role.name] = engine.start(role)
-            jobs.write(run_dir)
+            make_directories(run_dir / "jobs", mode=0o700)
+            write_private_file(run_dir / _ROLES, jobs.model_dump_json(indent=2) + "\n")
             say(f"{role.name:<11} {jobs.handles[role.name]}")
     except BaseException:
         for name in jobs.handles:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rlzmq.core.files import make_directories, write_text
-from rlzmq.launch.engine import EXIT_CODE, EXIT_RESUMABLE, LISTEN, Engine, Resources, Role
+from rlzmq.launch.engine import EXIT_CODE, EXIT_RESUMABLE, LISTEN, Engine, Role
 from rlzmq.net.join_file import JoinFile
 
 __all__ = ["OWN", "Hosted", "end", "host"]
@@ -68,7 +68,7 @@ def host(
     if is_head:
         forget(jobs)
     words = {LISTEN: f"tcp://{address}:0"} if is_head else {str(role.key): "-"}
-    argv = [*_BOUND, f"OMP_NUM_THREADS={role.resources.cpus}", *(words.get(word, word) for word in role.argv)]
+    argv = [*_BOUND, f"OMP_NUM_THREADS={role.cpus}", *(words.get(word, word) for word in role.argv)]
     with (jobs / f"{name}.log").open("ab") as log:
         cwd = workdir if workdir.is_dir() else None
         process = subprocess.Popen(argv, cwd=cwd, stdin=subprocess.PIPE, stdout=log, stderr=log)
@@ -134,7 +134,7 @@ class Hosted(Engine):
 
     def start(self, role: Role, places: Sequence[int] = ()) -> str:
         """Start hosts."""
-        places = places or range(role.resources.count)
+        places = places or range(role.count)
         make_directories(role.key.parent, mode=0o700)
         if role.name == "head":
             forget(role.key.parent)
@@ -161,7 +161,7 @@ def _main(name: str, key: str, cpus: str, address: str, over: str, limit: str, *
         over: A shell command that fails as long as the run goes on; ``$1`` is the exit code of the process, if any.
         limit: A shell command after SIGUSR1: the time of this host is over, but the run goes on.
     """
-    role = Role(re.split("[-@]", name)[0], argv, Path(key), Resources(cpus=int(cpus)))
+    role = Role(name=re.split("[-@]", name)[0], argv=argv, key=Path(key), cpus=int(cpus))
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda number, frame: signals.append(number))

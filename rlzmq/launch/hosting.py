@@ -23,13 +23,11 @@ __all__ = ["Hosting", "memory_bytes"]
 
 def memory_bytes(role: Role) -> int:
     """Return the memory of each process; 0: it is not said."""
-    return int(TypeAdapter(ByteSize).validate_python(role.resources.memory or 0))
+    return int(TypeAdapter(ByteSize).validate_python(role.memory or 0))
 
 
 class Hosting(Hosted):
     """What such engines have in common. Handles are what the names of the calls begin with."""
-
-    what: str
 
     @abstractmethod
     def call(self, role: Role, name: str, call: str, options: dict[str, Any]) -> None:
@@ -53,10 +51,12 @@ class Hosting(Hosted):
 
     def submit(self, role: Role, places: Sequence[int]) -> str:
         """Submit the calls of a role."""
-        if unknown := [key for key in ("time", "image", "hosts") if getattr(role.resources, key)]:
-            raise ConfigurationError(f"[{role.name}] {unknown[0]}: {self.what} has no such thing. Remove it.")
+        if unknown := [key for key in ("time", "image", "hosts") if getattr(role, key)]:
+            raise ConfigurationError(
+                f"[{role.name}] {unknown[0]}: --on {self.jobs.on} has no such thing. Remove it."
+            )
         try:
-            options = tomllib.loads("\n".join(role.resources.options))
+            options = tomllib.loads("\n".join(role.options))
         except tomllib.TOMLDecodeError as error:
             raise ConfigurationError(f"[{role.name}] options: expected 'name = value': {error}") from error
         if role.name == "head":

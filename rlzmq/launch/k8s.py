@@ -44,19 +44,19 @@ class Kubernetes(Engine):
         self._run = "rlzmq-" + re.sub("[^a-z0-9]+", "-", jobs.name.lower())[-36:].strip("-")
         self._host = f"{self._run}-head-0-0.{self._run}"
         for name, role in jobs.roles.items():
-            if not (role.resources.image or self._head.resources.image):
+            if not (role.image or self._head.image):
                 raise ConfigurationError(
                     f"--on k8s: [{name}] image is missing: one with rlzmq and your code."
                 )
-            unfit = [key for key in ("time", "hosts") if getattr(role.resources, key)]
-            unfit += [word for word in role.resources.arguments if word.startswith("--run-dir")]
+            unfit = [key for key in ("time", "hosts") if getattr(role, key)]
+            unfit += [word for word in role.arguments if word.startswith("--run-dir")]
             if unfit:  # pods have only the run's directory on a volume
                 raise ConfigurationError(f"--on k8s: [{name}]: leave out {unfit[0]}.")
 
     def _values(self, role: Role) -> dict[str, Any]:
         """Return what the objects of a role are filled with."""
-        asked, own = role.resources, {**_OBJECTS["peer"], **_OBJECTS[role.name]}
-        options = dict(map(_option, asked.options))
+        own = {**_OBJECTS["peer"], **_OBJECTS[role.name]}
+        options = dict(map(_option, role.options))
         here = {str(role.key): f"/join/{role.key.name}", LISTEN: f"tcp://$(POD_IP):{_CHANNELS['data']}"}
         here |= {str(role.key.parents[1]): f"/work/runs/{self.jobs.name}", sys.executable: "python"}
         argv = [*own["before"], *(here.get(word, word.replace("$(", "$$(")) for word in role.argv)]
@@ -64,20 +64,20 @@ class Kubernetes(Engine):
             argv += ["--advertise", self._host]
         elif role.name == "runners":
             argv[6:6] = _PATIENCE  # before the user's arguments
-        memory = {"memory": asked.memory} if asked.memory else {}
+        memory = {"memory": role.memory} if role.memory else {}
         values = {
             "run": self._run,
             "role": role.name,
             "runners": f"{self._run}-runners",
             "storage": options.pop("storage", "10Gi"),
-            "most": options.pop("maxReplicas", asked.count),
-            "count": asked.count,
-            "image": asked.image or self._head.resources.image,
+            "most": options.pop("maxReplicas", role.count),
+            "count": role.count,
+            "image": role.image or self._head.image,
             "command": argv,
             "key": keys_file(role.key).name if role.name == "head" else role.key.name,
-            "cpus": str(asked.cpus),
-            "requests": {"cpu": str(asked.cpus), **memory},
-            "limits": {**memory, **({"nvidia.com/gpu": str(asked.gpus)} if asked.gpus else {})},
+            "cpus": str(role.cpus),
+            "requests": {"cpu": str(role.cpus), **memory},
+            "limits": {**memory, **({"nvidia.com/gpu": str(role.gpus)} if role.gpus else {})},
         }
         values |= _fill(own, values)
         values["containers"] = [{**_fill(_OBJECTS["container"], values), **values["probes"]}]

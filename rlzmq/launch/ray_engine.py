@@ -41,8 +41,6 @@ class _Actor:
 class Ray(Hosting):
     """The cluster of ``--on ray`` (that of this machine) or ``--on ray://HOST:PORT``."""
 
-    what = "Ray"
-
     def __init__(self, jobs: Jobs) -> None:
         super().__init__(jobs)
         self._ray: Any = import_optional("ray", "--on ray", "rlzmq[ray]")
@@ -54,9 +52,8 @@ class Ray(Hosting):
 
     def call(self, role: Role, name: str, call: str, options: dict[str, Any]) -> None:
         """Start an actor."""
-        asked = role.resources
         given: dict[str, Any] = {"name": call, "lifetime": "detached", "max_restarts": -1}
-        given |= {"num_cpus": asked.cpus, "num_gpus": asked.gpus, "memory": memory_bytes(role) or None}
+        given |= {"num_cpus": role.cpus, "num_gpus": role.gpus, "memory": memory_bytes(role) or None}
         self._ray.remote(_Actor).options(**given | options).remote(role, call, name, self.jobs.workdir)
 
     def calls(self) -> set[str]:

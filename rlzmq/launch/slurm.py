@@ -42,29 +42,28 @@ class Slurm(Hosted):
 
     def _script(self, role: Role, places: Sequence[int] = ()) -> str:
         """Return the batch script of a role. Those of the others read ``HEAD``, a job id."""
-        asked, is_step = (
-            role.resources,
-            role.name == "learners" and places in ((), range(role.resources.count)),
-        )
-        places = places or range(asked.count)
+        is_step = role.name == "learners" and places in ((), range(role.count))
+        places = places or range(role.count)
         is_array = not (role.name == "head" or is_step)
         options = [
             f"--output={role.key.parent}/{role.name}{'-%a' if is_array else ''}.log",
             "--open-mode=append",
             "--requeue",
             f"--signal=B:USR1@{_WARNING_S}",
-            f"--cpus-per-task={asked.cpus}",
-            *([f"--mem={asked.memory}"] if asked.memory else []),
-            *([f"--time={asked.time}"] if asked.time else []),
-            *([f"--gpus-per-task={asked.gpus}"] if asked.gpus else []),
-            f"--array={','.join(map(str, places))}" if is_array else f"--ntasks={asked.count}",
-            *asked.options,
+            f"--cpus-per-task={role.cpus}",
+            *([f"--mem={role.memory}"] if role.memory else []),
+            *([f"--time={role.time}"] if role.time else []),
+            *([f"--gpus-per-task={role.gpus}"] if role.gpus else []),
+            f"--array={','.join(map(str, places))}" if is_array else f"--ntasks={role.count}",
+            *role.options,
         ]
         over = "false" if role.name == "head" else shlex.quote(_HEAD_IS_GONE)
         job = _JOB.format(workdir=shlex.quote(str(self.jobs.workdir)), over=over)
-        own = f"{shlex.join((role.argv[0], *OWN))} {_NAMES[role.name]} {shlex.quote(str(role.key))} {asked.cpus}"
+        own = (
+            f"{shlex.join((role.argv[0], *OWN))} {_NAMES[role.name]} {shlex.quote(str(role.key))} {role.cpus}"
+        )
         host = f'exec {own} "$address" "$over" "$limit" {shlex.join(role.argv)}\n'
-        run = _STEP.format(cpus=asked.cpus, host=shlex.quote(host)) if is_step else host
+        run = _STEP.format(cpus=role.cpus, host=shlex.quote(host)) if is_step else host
         return "\n".join(["#!/bin/bash", *(f"#SBATCH {option}" for option in options), job + run])
 
     def _command(self, role: Role, head: str) -> list[str]:
@@ -94,7 +93,7 @@ class Slurm(Hosted):
         listed = command("squeue", "-h", "-r", "--me", f"--states={states}", "-o", "%i %K %j")
         for job, place, name in (line.split(" ", 2) for line in listed.splitlines()):
             if self.jobs.handles[role.name] in (job, name):
-                tasks = [int(place)] if place.isdigit() else range(role.resources.count)
+                tasks = [int(place)] if place.isdigit() else range(role.count)
                 ends = (role.key.with_name(f"{self.name(role, task)}.end") for task in tasks)
                 stay = [task for task, end in zip(tasks, ends, strict=True) if not end.exists()]
                 found |= dict.fromkeys(stay or tasks, job)

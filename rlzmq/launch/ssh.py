@@ -39,7 +39,7 @@ class Ssh(Engine):
     def __init__(self, jobs: Jobs) -> None:
         super().__init__(jobs)
         for role in jobs.roles.values():
-            if not role.resources.hosts:
+            if not role.hosts:
                 raise ConfigurationError(f'--on ssh: [{role.name}] needs hosts, e.g. hosts = ["a", "b"].')
 
     def start(self, role: Role, places: Sequence[int] = ()) -> str:
@@ -47,12 +47,12 @@ class Ssh(Engine):
         for each in self.jobs.roles.values() if role.name == "head" else ():
             self.living(each)
         hosts = self.living(role)
-        for place in places or range(role.resources.count):
+        for place in places or range(role.count):
             if place not in hosts:
-                hosts[place] = min(role.resources.hosts, key=list(hosts.values()).count)
+                hosts[place] = min(role.hosts, key=list(hosts.values()).count)
         key = "" if role.name == "head" else self._on_head("key", role.key.name)
         self._on_each(role, "begin", lambda host: ([place for place in hosts if hosts[place] == host], key))
-        return f"{role.name}@{','.join(role.resources.hosts)}"
+        return f"{role.name}@{','.join(role.hosts)}"
 
     def living(self, role: Role) -> dict[int, str]:
         """Return the hosts by place."""
@@ -76,11 +76,11 @@ class Ssh(Engine):
 
     def _on_head(self, what: str, *arguments: str) -> Any:
         head = self.jobs.roles["head"]
-        return self._on(head, head.resources.hosts[0], what, *arguments)
+        return self._on(head, head.hosts[0], what, *arguments)
 
     def _on_each(self, role: Role, what: str, arguments: Callable[[str], Sequence[Any]]) -> dict[str, Any]:
         """Call a method of `_Here` on each host of a role; return the results."""
-        hosts = role.resources.hosts
+        hosts = role.hosts
         with ThreadPoolExecutor(len(hosts)) as pool:
             results = pool.map(lambda host: self._on(role, host, what, *arguments(host)), hosts)
             return dict(zip(hosts, results, strict=True))
@@ -95,7 +95,7 @@ class Ssh(Engine):
         there = f"cd {shlex.quote(str(self.jobs.workdir))} && exec {shlex.quote(role.argv[0])} -m {__name__}"
         asked = json.dumps([self.jobs.model_dump(mode="json"), host, role.name, what, arguments])
         try:
-            ssh = (*shlex.split(_SSH), *role.resources.options, "--", host, there)
+            ssh = (*shlex.split(_SSH), *role.options, "--", host, there)
             return json.loads(command(*ssh, stdin=asked, what=host))
         except ConfigurationError as error:
             failed = error.__cause__
@@ -118,11 +118,11 @@ class _Here(Hosted):
     def submit(self, role: Role, places: Sequence[int]) -> str:
         """Start hosts."""
         address = os.environ["SSH_CONNECTION"].split()[2]  # by which ssh came in: the others reach it, too
-        asked, null = role.resources, subprocess.DEVNULL
+        null = subprocess.DEVNULL
         address = f"[{address}]" if ":" in address else address
         for place in places:
-            rank = ["env", f"LOCAL_RANK={place // len(asked.hosts)}"] if asked.gpus else []
-            own = [*rank, sys.executable, *OWN, self.name(role, place), str(role.key), str(asked.cpus)]
+            rank = ["env", f"LOCAL_RANK={place // len(role.hosts)}"] if role.gpus else []
+            own = [*rank, sys.executable, *OWN, self.name(role, place), str(role.key), str(role.cpus)]
             own += [address, _GOODBYE, "", *role.argv]
             lingers = Path("/var/lib/systemd/linger", getpass.getuser()).exists()
             if not (lingers and subprocess.call([*_UNIT, *own]) == 0):

@@ -11,7 +11,7 @@ import pytest
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import MissingPackageError
 from rlzmq.launch import host as hosts
-from rlzmq.launch.engine import Jobs, Resources, Role, engine_of
+from rlzmq.launch.engine import Jobs, Role, engine_of
 from rlzmq.launch.host import host
 from rlzmq.launch.hosting import Hosting
 from rlzmq.net.join_file import JoinFile
@@ -22,10 +22,10 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosts, "_POLL_S", 0.01)
 
 
-def role(tmp_path: Path, code: str, name: str = "runners", **resources: object) -> Role:
+def role(tmp_path: Path, code: str, name: str = "runners") -> Role:
     key = tmp_path / "jobs" / "join.toml"
     key.parent.mkdir(exist_ok=True)
-    return Role(name, (sys.executable, "-c", code, str(key)), key, Resources(**resources))  # type: ignore[arg-type]
+    return Role(name=name, argv=(sys.executable, "-c", code, str(key)), key=key)
 
 
 class Engine(Hosting):
@@ -115,7 +115,7 @@ def test_a_peer_gets_the_key_by_its_standard_input(tmp_path: Path) -> None:
     Head(tmp_path).writes(1000)
     assert not host(given, "runners-0", "h")  # it is to be started again
     assert f"['-'] {given.key.read_text()}" in log(tmp_path)
-    nowhere = Role("runners", ("/nowhere/python",), given.key, given.resources)
+    nowhere = Role(name="runners", argv=("/nowhere/python",), key=given.key)
     assert host(nowhere, "runners-0", "h")
     assert "/nowhere/python" in log(tmp_path)
     (tmp_path / "jobs" / "head.code").write_text("0")
