@@ -12,7 +12,7 @@ from tests.support.slurm import Slurm, until, why_no_slurm
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(bool(why_no_slurm()), reason=why_no_slurm() or "Slurm is there"),
 ]
 
@@ -69,14 +69,18 @@ class Run:
     def goes_on(self, restarts: str, after: int = 0) -> int:
         """Wait until the head was requeued and trains again."""
         self.wait_until("head", "Restarts", restarts)
+        self.wait_until("head", "JobState", "PENDING", "RUNNING")
         self.slurm.ctl(f"scontrol update JobId={self.jobs['head']} StartTime=now")  # Slurm waits two minutes
         return self.wait_for(r"resumed .*(.|\n)*iter \d+", after=after)
 
-    def reach_time_limit(self) -> None:
-        """Let the head's time be over within two minutes, now that it has a checkpoint."""
+    def limit_time(self) -> None:
+        """Let the head's time be over within two minutes, as soon as it has a checkpoint."""
         until(lambda: list(self.path.glob("checkpoints/*/manifest.json")), self.slurm.describe)
         hours, minutes, _ = map(int, self.slurm.fact(self.jobs["head"], "RunTime").split(":"))
         self.slurm.ctl(f"scontrol update JobId={self.jobs['head']} TimeLimit={60 * hours + minutes + 2}")
+
+    def reaches_time_limit(self) -> None:
+        """Wait until the head's time is over; the next one has more."""
         self.wait_until("head", "Restarts", "1")
         self.slurm.ctl(f"scontrol update JobId={self.jobs['head']} TimeLimit=60")
 
@@ -94,7 +98,8 @@ def test_a_run_outlives_its_time_limit_and_preemption_and_stays_cancelled(slurm:
     cluster = f"[head]\n{place('1G', 'n1', more=limit)}[runners]\n{place('1G', 'n2', 2)}"
     run = Run(slurm, "limited", cluster)
     assert slurm.fact(run.jobs["head"], "TimeLimit") == "01:00:00"
-    run.reach_time_limit()
+    run.limit_time()
+    run.reaches_time_limit()
     end = run.goes_on("1")
     assert "interrupted" in run.log()
 

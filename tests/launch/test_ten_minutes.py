@@ -41,6 +41,8 @@ def test_sixteen_runners_lose_a_runner_a_node_and_the_head_twice(slurm: Slurm) -
     for number in range(4):
         run.wait_for(r"(joined (.|\n)*){4}", f"runners-{number}")
     say("16 runners have joined")
+    head_end = len(run.log())
+    run.limit_time()
     nodes = {slurm.fact(f"{run.jobs['runners']}_{number}", "NodeList"): number for number in range(4)}
     lost = next(node for node in nodes if node != "n1")
 
@@ -57,8 +59,7 @@ def test_sixteen_runners_lose_a_runner_a_node_and_the_head_twice(slurm: Slurm) -
     run.wait_for("iter ", after=len(run.log()))
     slurm.boot(lost)
 
-    head_end = len(run.log())
-    run.reach_time_limit()
+    run.reaches_time_limit()
     say("the head's time limit: it is requeued")
     run.wait_for(r"(joined (.|\n)*){4}", f"runners-{nodes[lost]}", after=end)
     say(f"four runners of {lost}'s place have joined")
