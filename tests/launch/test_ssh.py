@@ -249,7 +249,7 @@ def test_the_page_typed_literally(machines: Machines) -> None:
     for number in (1, 2, 3):
         cluster = cluster.replace(f"node{number}", f"m{number}")
     (machines[0].directory / "cluster.toml").write_text(cluster)
-    for command in (start, *later[0].splitlines()):
+    for command in (start.replace("\\\n", ""), *later[0].splitlines()):
         process = popen(machines, command.removeprefix("rlzmq "))
         said, _ = process.communicate(timeout=_DEADLINE_S)
         assert process.returncode == 0, said
