@@ -134,7 +134,8 @@ class Iterations:
         for metas in sampled:
             accounting.add(sampled=sum(int(meta.get("num_env_steps", 0)) for meta in metas))
             self.add_fragments(metas)
-        accounting.add(sampled=max(self.num_env_steps_lifetime - accounting.sampled, 0))
+        if (num_sampled := self.num_env_steps_lifetime) > accounting.sampled:
+            accounting.add(sampled=num_sampled - accounting.sampled)
         trained, learners.trained = learners.trained, []
         for results, num_env_steps in trained:
             # Steps that have been trained before (from a replay buffer) are not counted twice.
@@ -190,10 +191,11 @@ class Iterations:
         else:
             self.add_learner_results(report.learner_results, report.num_env_steps_trained)
         self._weights_version = report.weights_version
-        self._steps_by_lag.update(report.steps_by_lag)
+        for lag, num_steps in report.steps_by_lag.items():
+            self._steps_by_lag[lag] += num_steps
         names = {"sample": "env_runner_sampling_timer", "learn": "learner_update_timer"}
         for name, seconds in report.timers.items():
-            self._add_timer(names.get(name, name), seconds)
+            self._timers.setdefault(names.get(name, name), []).append(seconds)
 
     def add_fragments(self, metas: Iterable[Mapping[str, Any]]) -> None:
         """Add the metadata of fragments from runners."""

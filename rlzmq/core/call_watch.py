@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from types import FrameType
 from typing import Any
 
@@ -80,23 +80,16 @@ class CallWatch:
 
     # -- the calling threads --------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def call(self, what: str, coroutine: Awaitable[Any] | None = None) -> Iterator[None]:
+    def call(
+        self, what: str, coroutine: Awaitable[Any] | None = None
+    ) -> contextlib.AbstractContextManager[None]:
         """Return a context for a call of user code, whose exceptions become errors (see `user_errors`).
 
         Args:
             what: Names the call in messages.
             coroutine: What the block awaits; its exceptions stay what they are.
         """
-        mine = what, threading.get_ident(), coroutine
-        self._moved_at = time.monotonic()
-        self._calls.append(mine)
-        try:
-            with user_errors() if coroutine is None else contextlib.nullcontext():
-                yield
-        finally:
-            self._calls.remove(mine)
-            self._moved_at = time.monotonic()
+        return _Call(self, what, coroutine)
 
     def work(self, *, is_reset: bool = False) -> contextlib.AbstractContextManager[None]:
         """Return a context for calls of environments: a constructor or a reset, or steps and resets."""
@@ -198,6 +191,25 @@ class CallWatch:
         stack = self._stack()
         if self._on_timeout is not None:
             self._on_timeout(f"{hangs}, at {place_in(stack)}:\n{format_stack(stack)}")
+
+
+class _Call(user_errors):
+    """The context of `CallWatch.call`. It is a class because it is entered in every update and every fragment."""
+
+    def __init__(self, watch: CallWatch, what: str, coroutine: Awaitable[Any] | None) -> None:
+        self._watch = watch
+        self._what, self._coroutine = what, coroutine
+
+    def __enter__(self) -> None:
+        self._mine = self._what, threading.get_ident(), self._coroutine
+        self._watch._moved_at = time.monotonic()
+        self._watch._calls.append(self._mine)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._watch._calls.remove(self._mine)
+        self._watch._moved_at = time.monotonic()
+        if error is not None and self._coroutine is None:
+            super().__exit__(kind, error, trace)
 
 
 def _watch(ref: weakref.ref[CallWatch], over: threading.Event) -> None:

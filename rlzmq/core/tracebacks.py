@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sysconfig
@@ -162,16 +161,18 @@ def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-@contextlib.contextmanager
-def user_errors() -> Iterator[None]:
+class user_errors:
     """Raise `run_error` of what user code raises in the block, which must not await. Interrupts stay what they are."""
-    try:
-        yield
-    except BaseException as error:
-        explained = error if is_interrupt(error) else run_error(error)
-        if explained is error:
-            raise
-        raise explained from error
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or is_interrupt(error):
+            return
+        explained = run_error(error)
+        if explained is not error:
+            raise explained from error
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -60,9 +60,8 @@ class SerialPipeline:
     def _run_update(self) -> UpdateResult:
         start = time.perf_counter()
         update_id = self._learner.weights_seq_no
-        batches, metas = self._sample()
+        batches, metas, num_steps = self._sample()
         sampled = time.perf_counter()
-        num_steps = sum(batch.num_env_steps for batch in batches)
         num_consumed = self.accounting.num_consumed + num_steps
         learner = self._learner
         # Values that users log are reduced update by update, as in other runs.
@@ -73,7 +72,7 @@ class SerialPipeline:
             timesteps={"num_env_steps_sampled_lifetime": num_consumed} if num_consumed else None,
             with_results=with_results,
         )
-        if len(learner.metrics) and not with_results:  # logged for the first time
+        if not with_results and len(learner.metrics):  # logged for the first time
             results = learner.results()
         trained = time.perf_counter()
         num_kept = num_steps if self._learner.was_trained else 0
@@ -105,7 +104,8 @@ class SerialPipeline:
     def give_up_updates(self) -> None:
         """Do nothing, since an update that was interrupted has been undone."""
 
-    def _sample(self) -> tuple[list[Any], list[dict[str, Any]]]:
+    def _sample(self) -> tuple[list[Any], list[dict[str, Any]], int]:
+        """Return batches with the env steps of an update, all batches' metadata, and the number of these steps."""
         plan, runner = self._plan, self._runner
         if runner is not None:
             self._watch.attend(runner.env)  # it may have been replaced
@@ -125,7 +125,7 @@ class SerialPipeline:
             if num_steps:
                 batches.append(batch)
             remaining -= num_steps
-        return batches, metas
+        return batches, metas, self._num_env_steps - remaining
 
     def push_weights(self) -> None:
         """Load the learner's current weights and version into the runner, if there is one."""

@@ -58,7 +58,7 @@ class Accounting:
     @property
     def num_consumed(self) -> int:
         """Number of env steps that updates received, including those lost with a buffer; never decreases."""
-        return self.trained + self.dropped["buffer_lost"]
+        return self.trained + self.dropped.get("buffer_lost", 0)
 
     @property
     def num_in_sources(self) -> int:
@@ -98,7 +98,7 @@ class Accounting:
         held = {str(source["source_id"]): int(source["num_env_steps"]) for source in sources}
         self._added |= {str(source["source_id"]): int(source["num_added"]) for source in sources}
         self._in_sources |= held
-        if len(held) < max(int(source["num_ranks"]) for source in sources):
+        if len(held) < max([int(source["num_ranks"]) for source in sources]):
             return  # another rank died with its results, but perhaps not with its source
         self.lose_sources([source_id for source_id in self._in_sources if source_id not in held])
         # Steps that a rank received after its last report and lost when it died.

@@ -27,7 +27,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
@@ -889,7 +889,7 @@ class Learner(TellsUncalled, Checkpointable):
     def _num_parameters(self) -> dict[str, tuple[int, int]]:
         """Return module id → numbers of trainable and other parameters."""
         modules = self.module
-        of_modules = self._parameters.of(module.unwrapped() for module in modules.values())
+        of_modules = self._parameters.of([module.unwrapped() for module in modules.values()])
         numbers: dict[str, tuple[int, int]] = {}
         for module_id, parameters in zip(modules.keys(), of_modules, strict=True):
             num_trainable = num_fixed = 0
@@ -1173,24 +1173,13 @@ class Learner(TellsUncalled, Checkpointable):
         """Run networks in ``config.torch_amp_dtype`` in the block."""
         return _NOTHING if self._mixed_precision is None else self._mixed_precision.on(self.module)
 
-    @contextmanager
-    def _random_stream(self) -> Iterator[None]:
+    def _random_stream(self) -> AbstractContextManager[None]:
         """Set torch's global random state for one update (dropout, noise in a loss) and restore it afterwards.
 
         The state depends only on seed, rank and weights version, so a repeated update draws the same numbers.
         """
         seed = derive_seed(self.seed, "learner", self.ranks.rank, self.weights_seq_no)
-        generators = [torch.default_generator]
-        if self.device.type == "cuda":
-            generators.append(torch.cuda.default_generators[self.device.index or 0])
-        before = [generator.get_state() for generator in generators]
-        try:
-            for generator in generators:
-                generator.manual_seed(seed)
-            yield
-        finally:
-            for generator, state in zip(generators, before, strict=True):
-                generator.set_state(state)
+        return _Seeded(seed, self.device)
 
     @property
     def _forward_is_local(self) -> bool:
@@ -1201,8 +1190,10 @@ class Learner(TellsUncalled, Checkpointable):
 
     def _can_record_networks(self) -> bool:
         """Return whether hooks and modules are this package's: others may use torch's graph in any way."""
-        classes = [type(self.module), *(type(module.unwrapped()) for module in self.module.values())]
-        return self._forward_is_local and self._are_ours(_DIFFERENTIATED) and all(map(_is_ours, classes))
+        if not (self._forward_is_local and self._are_ours(_DIFFERENTIATED)):
+            return False
+        modules = [self.module, *[module.unwrapped() for module in self.module.values()]]
+        return not [1 for module in modules if not _is_ours(type(module))]
 
     def _must_undo_steps(self, num_steps: int) -> bool:
         """Return whether an update of so many optimizer steps may fail after the first one, and must then be undone."""
@@ -1227,6 +1218,25 @@ class TorchLearner(Learner):
         class LogsGradients(Learner): ...
         class MyLearner(TorchLearner, LogsGradients): ...
     """
+
+
+class _Seeded:
+    """Seeds torch's global generators for a device in the block, and restores them afterwards."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._seed = seed
+        self._generators = [torch.default_generator]
+        if device.type == "cuda":
+            self._generators.append(torch.cuda.default_generators[device.index or 0])
+
+    def __enter__(self) -> None:
+        self._states = [generator.get_state() for generator in self._generators]
+        for generator in self._generators:
+            generator.manual_seed(self._seed)
+
+    def __exit__(self, *error: object) -> None:
+        for generator, state in zip(self._generators, self._states, strict=True):
+            generator.set_state(state)
 
 
 def _only(given: Mapping[str, Any]) -> tuple[str, Any]:

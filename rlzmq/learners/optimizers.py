@@ -118,11 +118,11 @@ class Optimizers:
 
     def by_module(self, module_ids: Iterable[str]) -> dict[str, list[RegisteredOptimizer]]:
         """Return the optimizers that step when these modules are trained; those of `ALL_MODULES` come last."""
-        found: dict[str, list[RegisteredOptimizer]] = {mid: [] for mid in (*module_ids, ALL_MODULES)}
-        for entry in self.entries:
-            if entry.module_id in found:
-                found[entry.module_id].append(entry)
-        return {module_id: entries for module_id, entries in found.items() if entries}
+        found: dict[str, list[RegisteredOptimizer]] = {}
+        for module_id in (*module_ids, ALL_MODULES):
+            if entries := [entry for entry in self.entries if entry.module_id == module_id]:
+                found[module_id] = entries
+        return found
 
     def remove(self, module_id: str) -> None:
         """Remove a module's optimizers."""

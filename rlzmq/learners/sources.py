@@ -266,7 +266,8 @@ def num_env_steps_of(episodes: Any) -> int:
     """Return the number of env steps in the argument of `BatchSource.add`."""
     if hasattr(episodes, "num_env_steps"):
         return int(episodes.num_env_steps)
-    return sum(
-        int(item.num_env_steps) if hasattr(item, "num_env_steps") else int(item.env_steps())
-        for item in episodes
-    )
+    num = 0
+    for item in episodes:
+        of_batch = getattr(item, "num_env_steps", None)
+        num += int(item.env_steps() if of_batch is None else of_batch)
+    return num

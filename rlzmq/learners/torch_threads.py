@@ -24,6 +24,7 @@ __all__ = [
 
 # Of a learner that chooses the number itself. Two were measured; minibatches of images are too small for very many.
 _MAX_AUTO_THREADS = 8
+_UNCHANGED = nullcontext()
 
 
 def learner_device(config: BaseConfig, rank: int) -> torch.device:
@@ -51,7 +52,8 @@ def learner_device(config: BaseConfig, rank: int) -> torch.device:
 def set_torch_threads(config: BaseConfig) -> None:
     """Set the number of torch threads with which a process starts: one if ``config.torch_num_threads`` is "auto"."""
     num_threads = 1 if config.torch_num_threads == "auto" else config.torch_num_threads
-    _prepare_forks(num_threads)
+    if num_threads > 1:
+        _use_one_thread_in_forks()
     torch.set_num_threads(num_threads)
 
 
@@ -69,13 +71,12 @@ def auto_num_threads(config: BaseConfig, device: torch.device, modules: Iterable
 
 def torch_threads(num_threads: int | None) -> AbstractContextManager[None]:
     """Use this number of torch threads in the block and restore the number afterwards; None: no change."""
-    before = torch.get_num_threads()
     if num_threads is None:
-        return nullcontext()
-    _prepare_forks(num_threads)
-    if num_threads == before:
-        return nullcontext()
-    return _changed_threads(num_threads, before)
+        return _UNCHANGED
+    if num_threads > 1:
+        _use_one_thread_in_forks()
+    before = torch.get_num_threads()
+    return _UNCHANGED if num_threads == before else _changed_threads(num_threads, before)
 
 
 @contextmanager
@@ -85,11 +86,6 @@ def _changed_threads(num_threads: int, before: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _prepare_forks(num_threads: int) -> None:
-    if num_threads > 1:
-        _use_one_thread_in_forks()
 
 
 @functools.cache

@@ -244,9 +244,10 @@ class UpdateStats:
 
     def log(self, module_id: str, values: Mapping[str, Scalar | tuple[Any, ...]]) -> None:
         """Log one minibatch's values. Tuples are kept for `newest`, and have no means."""
-        self._newest.append(
-            (module_id, {n: v.detach() if isinstance(v, Tensor) else v for n, v in values.items()})
-        )
+        detached: dict[str, Any] = {}
+        for name, value in values.items():
+            detached[name] = value.detach() if isinstance(value, Tensor) else value
+        self._newest.append((module_id, detached))
 
     def take_in(self) -> None:
         """Sort the newest values by name, so that a compiled step always begins with the same empty list."""

@@ -473,13 +473,18 @@ class Experiment:
             info |= {"iteration": self._num_results, "trial": trial}
         for callback in self._run_config.callbacks or ():
             call = functools.partial(getattr(callback, hook), trials=list(self._trials), **info)
-            watched = self._watch.call(f"{type(callback).__name__}.{hook}")
             try:
-                await asyncio.get_running_loop().run_in_executor(self._callbacks, watched(call))
+                await asyncio.get_running_loop().run_in_executor(
+                    self._callbacks, self._watched, f"{type(callback).__name__}.{hook}", call
+                )
             except Exception as error:
                 error.add_note(f"Raised by {type(callback).__name__}.{hook} of RunConfig(callbacks=…).")
                 self._is_over = True
                 self._error = self._error or error
+
+    def _watched(self, what: str, call: Callable[[], object]) -> None:
+        with self._watch.call(what):
+            call()
 
     # -- parts ---------------------------------------------------------------------------------------------------
 

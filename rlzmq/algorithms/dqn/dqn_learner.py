@@ -20,7 +20,7 @@ from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.losses import ErrorLoss, error_loss
 from rlzmq.learners.replay_learner import ReplayLearner, importance_weights, with_n_step_sums
-from rlzmq.learners.target_network_learner import discounts, target_outputs
+from rlzmq.learners.target_network_learner import discounts
 from rlzmq.learners.update_report import Scalar
 from rlzmq.modules.default_models.dense_gradients import is_recorded, with_known_gradient
 from rlzmq.modules.rl_module import QNetAPI, TargetNetworkAPI
@@ -205,10 +205,9 @@ class DQNLearner(ReplayLearner):
         if start := int(module.action_space.start):
             actions_B = actions_B - start
         following = {Columns.OBS: batch[Columns.NEXT_OBS]} if mask is None else _unrolled(batch)
-        target = target_outputs(module, following)
-        chooser = target
-        if settings.double_q:
-            with torch.no_grad():
+        with torch.no_grad():
+            target = chooser = module.forward_target(following)
+            if settings.double_q:
                 chooser = module.rank_actions(following) if mask is None else fwd_out
         next_actions_B = next_rows(chooser["qf_preds"]).argmax(-1)
         shared = {

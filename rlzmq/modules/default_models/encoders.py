@@ -178,7 +178,7 @@ class MLP(nn.Module):
         if x.dtype is not torch.float32:
             first = steps[0][0] if steps else None
             x = x.to(torch.float32 if first is None else first["weight"].dtype)
-        if is_flat and (outputs := record(steps, x)) is not None:
+        if is_flat and torch.is_grad_enabled() and (outputs := record(steps, x)) is not None:
             return outputs
         is_mixed = self._has_output and torch.is_autocast_enabled(x.device.type)
         for parameters, module, activation in steps[:-1] if is_mixed else steps:
