@@ -75,7 +75,7 @@ class _Seen:
 
     def setting(self, name: str) -> Any:
         """Return a setting; None if the algorithm has none of this name."""
-        return self.config.get(name, None)
+        return getattr(self.config, name, None)
 
     @property
     def largest_return(self) -> float:
@@ -146,7 +146,10 @@ def _no_advantages(seen: _Seen) -> Finding | None:
 
 
 def _kl_too_high(seen: _Seen) -> Finding | None:
-    divergence, target = seen.number("mean_kl_loss"), _number(seen.setting("kl_target"))
+    divergence = seen.number("mean_kl_loss")
+    if math.isnan(divergence):
+        return None
+    target = _number(seen.setting("kl_target"))
     if divergence > max(30.0 * target, 0.3):
         return Finding(
             f"an update moves the policy by a KL divergence of {divergence:.3g}, far above kl_target={target:g}",
@@ -216,8 +219,7 @@ def _values_diverge(seen: _Seen) -> Finding | None:
 
 
 def _epsilon_stuck(seen: _Seen) -> Finding | None:
-    epsilon = seen.setting("epsilon")
-    if epsilon is None or "td_error_mean" not in seen.values:
+    if "td_error_mean" not in seen.values or (epsilon := seen.setting("epsilon")) is None:
         return None
     last = Schedule(epsilon, "epsilon").values[-1]
     if last > 0.5:
@@ -272,6 +274,7 @@ class HealthWatch:
     def __init__(self, config: BaseConfig) -> None:
         self._config = config
         self._num_envs = max(config.num_env_runners, 1) * config.num_envs_per_env_runner
+        self._config_of: dict[str, BaseConfig] = {}  # modules
         self._first: dict[str, Mapping[str, Any]] = {}
         self._returns_to_beat = math.nan
         self._num_in_a_row: Counter[str] = Counter()
@@ -288,7 +291,8 @@ class HealthWatch:
             if module_id.startswith("__") or not isinstance(values, Mapping):
                 continue
             first = self._first[module_id] = {**values, **self._first.get(module_id, {})}
-            config = self._config.get_config_for_module(module_id)
+            if (config := self._config_of.get(module_id)) is None:
+                config = self._config_of[module_id] = self._config.get_config_for_module(module_id)
             seen = _Seen(config, values, first, result, mean > self._returns_to_beat)
             for name, check in _CHECKS.items():
                 if name not in found and (finding := check(seen)) is not None:

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.checkpoint import read_part, write_part
 from rlzmq.core.errors import PeerLostError
-from rlzmq.core.imports import LazyModule
+from rlzmq.core.imports import RANK_MODULES, LazyModule
 from rlzmq.core.names import LEARNER_PATH
 from rlzmq.driver.async_env_runner_group import asyncio_gather
 from rlzmq.driver.learner_supervision import LearnerSupervisor
 from rlzmq.driver.module_configs import one_less, one_more, weights_to_load
 from rlzmq.driver.process_config import config_for_learners
 from rlzmq.driver.supervision import spawn_within
-from rlzmq.learners.rank_modules import RANK_MODULES
 from rlzmq.learners.sources import num_env_steps_of
 from rlzmq.modules.saving import read_module_states
 from rlzmq.protocol.supervision import Supervision

@@ -29,8 +29,8 @@ from torch import Tensor
 
 from rlzmq.core import faults, trace
 from rlzmq.core.errors import PeerLostError, RlzmqError
+from rlzmq.core.imports import import_for_ranks
 from rlzmq.core.process import process_space
-from rlzmq.learners.rank_modules import import_for_ranks
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

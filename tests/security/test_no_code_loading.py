@@ -83,7 +83,6 @@ IMPORTERS = {
     "envs/registry.py",
     "envs/wrappers.py",
     "launch/engine.py",
-    "learners/rank_modules.py",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlzmq.actors import forkserver
-from rlzmq.learners.rank_modules import RANK_MODULES
+from rlzmq.core.imports import RANK_MODULES
 
 __all__ = ["WARM"]
 

@@ -15,8 +15,8 @@ from typing import Any
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults, trace
 from rlzmq.core.errors import DeadlineError, PeerLostError
+from rlzmq.core.imports import import_for_ranks
 from rlzmq.core.process import apply_log_level, keep_freed_memory, limit_memory
-from rlzmq.learners.rank_modules import import_for_ranks
 from rlzmq.learners.torch_threads import set_torch_threads
 from rlzmq.modules.weights import WeightsLayout, has_convolutions
 from rlzmq.roles.hang_watch import UpdateWatch
