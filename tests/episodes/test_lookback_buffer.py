@@ -37,33 +37,6 @@ def plain(found: Any) -> Any:
     return np.asarray(found).tolist()
 
 
-def test_indices_count_from_the_end_of_the_lookback_part_and_negative_ones_from_the_end(make: Any) -> None:
-    buffer = make(DATA, 2)
-    assert len(buffer) == 3
-    assert buffer.len_incl_lookback() == 5
-    assert [buffer.get(i) for i in (0, 1, 2)] == [12, 13, 14]
-    assert [buffer.get(i) for i in (-1, -3, -4, -5)] == [14, 12, 11, 10]
-    assert [buffer.get(i, neg_index_as_lookback=True) for i in (-1, -2, 0)] == [11, 10, 12]
-    assert buffer[np.int32(1)] == 13
-    for index in (3, -6):
-        with pytest.raises(IndexError, match=f"index {index} is out of range: expected -5…2"):
-            buffer.get(index)
-
-
-def test_regression_neg_index_as_lookback_does_not_wrap_around_in_array_buffers(make: Any) -> None:
-    """RLlib returns the last item (14) for index -3 of an array-backed buffer with lookback 2."""
-    buffer = make(DATA, 2)
-    with pytest.raises(IndexError, match="expected -2…2"):
-        buffer.get(-3, neg_index_as_lookback=True)
-    with pytest.raises(IndexError):
-        buffer.get([-1, -3], neg_index_as_lookback=True)
-
-
-def test_regression_two_sided_fill_pads_both_sides(make: Any) -> None:
-    """RLlib loses the right padding."""
-    assert plain(make([0, 1, 2]).get(slice(-5, 10), fill=9)) == [9, 9, 0, 1, 2] + 7 * [9]
-
-
 def test_slices_with_none_bounds_leave_the_lookback_part_out(make: Any) -> None:
     buffer = make(DATA, 2)
     assert plain(buffer.get()) == plain(buffer[:]) == [12, 13, 14]
@@ -87,15 +60,6 @@ def test_slices_with_none_bounds_leave_the_lookback_part_out(make: Any) -> None:
         buffer[::0]
 
 
-def test_slices_wholly_outside_are_fillers_even_when_reversed(make: Any) -> None:
-    buffer = make([0, 1, 2])
-    assert plain(buffer.get(slice(5, 8), fill=7)) == plain(buffer.get(slice(8, 5), fill=7)) == [7, 7, 7]
-    assert plain(buffer.get(slice(-9, -5), fill=7)) == [7, 7, 7, 7]
-    assert plain(buffer.get(slice(-5, 3, 2), fill=7)) == [7, 0, 2]
-    assert plain(buffer.get(slice(1, 7, 2), fill=7)) == [1, 7, 7]
-    assert plain(buffer.get(slice(4, -5, -1), fill=7)) == [7, 7, 2, 1, 0, 7]
-
-
 def test_lists_of_indices_give_their_items_in_order(make: Any) -> None:
     buffer = make(DATA, 2)
     assert plain(buffer.get([2, 0, -5])) == [14, 12, 10]
@@ -107,34 +71,6 @@ def test_lists_of_indices_give_their_items_in_order(make: Any) -> None:
     for index in ("0", 1.0, [0.5], {"a": 1}, np.array([True])):
         with pytest.raises(TypeError, match="expected an index"):
             buffer.get(index)
-
-
-def test_fillers_have_the_space_s_structure_shape_and_dtype() -> None:
-    space = gym.spaces.Dict({"a": gym.spaces.Box(-1, 1, (2,), np.float32), "b": gym.spaces.Discrete(3)})
-    items = [{"a": np.zeros(2, np.float32), "b": 1}]
-    buffer = InfiniteLookbackBuffer(items, space=space)
-    for _ in range(2):
-        filler = buffer.get(5, fill=4)
-        assert filler["a"].dtype == np.float32
-        assert filler["a"].tolist() == [4, 4]
-        assert filler["b"].shape == ()
-        assert filler["b"].dtype == np.int64
-        hot = buffer.get(5, fill=4, one_hot_discrete=True)
-        assert hot["b"].tolist() == [4, 4, 4]
-        assert hot["b"].dtype == np.float32
-        buffer.finalize()
-    padded = buffer.get([-5, 0], fill=7, one_hot_discrete=True)
-    assert padded["b"].tolist() == [[7, 7, 7], [0, 1, 0]]
-    assert padded["a"].tolist() == [[7, 7], [0, 0]]
-
-
-def test_fillers_without_a_space_take_after_the_data() -> None:
-    assert InfiniteLookbackBuffer([1, 2]).get(7, fill=3) == 3
-    assert InfiniteLookbackBuffer().get(7, fill=3) == 3
-    assert InfiniteLookbackBuffer([np.zeros(2, np.uint8)]).get(7, fill=3).tolist() == [3, 3]
-    column = InfiniteLookbackBuffer(np.zeros((2, 3), np.int16)).get(slice(1, 4), fill=3)
-    assert column.dtype == np.int16
-    assert column.tolist() == [[0] * 3, [3] * 3, [3] * 3]
 
 
 def test_one_hots_need_a_space_and_honour_start_and_multi_discrete(make: Any) -> None:
@@ -220,15 +156,6 @@ def test_columns_of_strings_refuse_numbers_and_grow_with_longer_strings() -> Non
     empty = InfiniteLookbackBuffer(np.zeros(0, np.float32))
     empty.append("a")
     assert empty.data.tolist() == ["a"]
-
-
-def test_all_items_at_once_may_change_shape_and_are_copied() -> None:
-    buffer = InfiniteLookbackBuffer(np.zeros((2, 3)), lookback=0)
-    new = np.ones((2, 5))
-    buffer.set(new)
-    assert buffer.get(0).shape == (5,)
-    buffer[0] = np.zeros(5)
-    assert new.all()
 
 
 def test_nothing_written_to_a_buffer_shows_in_the_arrays_it_was_made_of_or_in_its_parts() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import pickle
 from typing import Any
 
@@ -127,59 +126,6 @@ def test_regression_cut_0_keeps_hanging_actions_and_rewards() -> None:
     chunk.add_env_step({"b": 101, "a": 3}, {"a": 12}, {"b": 4, "a": 1})
     assert chunk.get_rewards(env_steps=False) == {"a": [1], "b": [9]}
     assert chunk.agent_episodes["b"].get_actions() == [20]
-
-
-def test_regression_truncateds_all_is_is_truncated() -> None:
-    step = ({"a": 1, "b": 101}, {"a": 10, "b": 20}, {"a": 1, "b": 2})
-    ended = stepped((*step, {"terminateds": {"__all__": True}}))
-    assert (ended.get_terminateds()["__all__"], ended.get_truncateds()["__all__"]) == (True, False)
-    cut_off = stepped((*step, {"truncateds": {"__all__": True}}))
-    assert (cut_off.get_terminateds()["__all__"], cut_off.get_truncateds()["__all__"]) == (False, True)
-    assert cut_off.get_truncateds() == {"a": True, "b": True, "__all__": True}
-
-
-def test_regression_hanging_reward_of_a_continuation_is_counted_once() -> None:
-    assert worked().cut(1).get_return(include_hanging_rewards=True) == 5
-
-
-def test_regression_rewards_of_a_waiting_agent_are_part_of_its_next_step() -> None:
-    episode = stepped(
-        ({"a": 1}, {"a": 10}, {"a": 1, "b": 2}),
-        ({"a": 2}, {"a": 11, "b": 20}, {"a": 1, "b": 3}),
-        ({"a": 3, "b": 101}, {"a": 12}, {"a": 1, "b": 3}),
-    )
-    assert episode.get_rewards(env_steps=False)["b"] == [8]
-
-
-def test_regression_a_terminated_agent_is_done_even_without_an_action_outstanding() -> None:
-    episode = stepped(({"a": 1}, {"a": 10}, {"a": 1}, {"terminateds": {"b": True}}))
-    assert episode.agent_episodes["b"].is_terminated
-    assert len(episode.agent_episodes["b"]) == 0
-    with pytest.raises(MultiAgentEnvError, match="done already"):
-        episode.add_env_step({"a": 2}, {"a": 11, "b": 20}, {"a": 1})
-
-
-def test_regression_a_truncated_agent_is_not_terminated_when_the_last_other_one_is() -> None:
-    flags = {"terminateds": {"a": True}, "truncateds": {"b": True}}
-    episode = stepped(({"a": 1, "b": 101}, {"a": 10, "b": 20}, {"a": 1, "b": 2}, flags))
-    assert (episode.is_terminated, episode.is_truncated) == (True, False)
-    b = episode.agent_episodes["b"]
-    assert (b.is_terminated, b.is_truncated) == (False, True)
-
-
-def test_regression_the_repeated_last_observation_lies_at_the_env_step_of_the_end() -> None:
-    episode = stepped(({"a": 1}, {"a": 10, "b": 20}, {"a": 1, "b": 2}, {"terminateds": {"b": True}}))
-    assert list(episode.env_t_to_agent_t["b"]) == [0, 1]
-    assert episode.get_observations(1) == episode.get_observations(-1) == {"a": 1, "b": 100}
-    assert episode.get_agents_that_stepped() == {"a", "b"}
-    assert episode.get_agents_to_act() == {"a"}
-
-
-def test_regression_new_agents_keep_the_episode_alive_when_all_others_die() -> None:
-    flags = {"terminateds": {"a": True, "b": True}}
-    episode = stepped(({"a": 1, "b": 101, "c": 200}, {"a": 10, "b": 20}, {"a": 1, "b": 2}, flags))
-    assert not episode.is_done
-    assert episode.get_agents_to_act() == {"c"}
 
 
 def test_regression_extra_model_outputs_without_a_key_are_all_of_them() -> None:
@@ -363,69 +309,6 @@ def test_a_slice_keeps_the_ends_that_an_episode_was_made_with(name: str) -> None
     assert facts(whole) == facts(episode)
 
 
-def test_who_acted_or_was_rewarded_last_ends_with_the_last_env_step() -> None:
-    ends = {"terminateds": {"__all__": True}}
-    assert with_an_early_end(**ends)[:1].get_terminateds() == {"a": False, "b": False, "__all__": False}
-    assert with_an_early_end(**ends)[1:].get_terminateds() == {"a": True, "b": True, "__all__": True}
-
-
-def test_a_step_without_a_reward_has_reward_0() -> None:
-    episode = MultiAgentEpisode()
-    episode.add_env_reset(observations={"a": 0, "b": 0})
-    episode.add_env_step({"a": 1}, {"a": 0, "b": 1}, {"a": 1})
-    assert (episode.get_rewards(-1), type(episode.get_rewards(-1)["b"])) == ({"a": 1, "b": 0.0}, float)
-    episode.add_env_step({"a": 2, "b": 1}, {"a": 0}, {"a": 1})
-    rewards = episode.to_numpy().get_rewards()
-    assert (rewards["a"].dtype, rewards["b"].dtype, rewards["b"].tolist()) == (np.int64, np.float64, [0.0])
-
-
-def test_rewards_may_be_given_for_one_env_step_more_than_actions() -> None:
-    episode = MultiAgentEpisode(
-        observations=[{"a": 0, "b": 0}, {"a": 1}],
-        actions=[{"a": 0, "b": 5}],
-        rewards=[{"a": 1}, {"b": 7}],
-        extra_model_outputs=[{"a": {"l": 1}, "b": {"l": 2}}],
-        len_lookback_buffer=0,
-    )
-    assert (len(episode), episode.get_rewards()) == (2, {"a": [1], "b": [7]})
-    assert (episode.get_return(), episode.get_return(include_hanging_rewards=True)) == (1, 8)
-    episode.add_env_step({"b": 1}, {}, {"b": 2})
-    assert episode.get_rewards(agent_ids="b", env_steps=False) == {"b": [9]}
-    with pytest.raises(ValueError, match="expected rewards of 2 env steps, got 1"):
-        MultiAgentEpisode(observations=[{"a": 0}, {"a": 1}], actions=[{"a": 0}, {"a": 1}], rewards=[{"a": 1}])
-
-
-def test_an_agent_may_be_terminated_and_truncated_in_one_step() -> None:
-    step = ({"a": 1, "b": 1}, {"a": 0, "b": 1}, {"a": 1, "b": 1})
-    for own, of_all in (("terminateds", "truncateds"), ("truncateds", "terminateds")):
-        ends = {own: {"a": True}, of_all: {"__all__": True}}
-        episode = MultiAgentEpisode()
-        episode.add_env_reset(observations={"a": 0, "b": 0})
-        episode.add_env_step(*step, **ends)
-        given = MultiAgentEpisode(
-            observations=[{"a": 0, "b": 0}, step[0]], actions=[step[1]], rewards=[step[2]], **ends
-        )
-        for each in (episode, given, EpisodeBatch.from_episodes([episode])[0]):
-            assert getattr(each, f"get_{own}")() == {"a": True, "b": False, "__all__": False}
-            assert getattr(each, f"get_{of_all}")() == {"a": True, "b": True, "__all__": True}
-            sae = each.agent_episodes["a"]
-            assert (sae.is_terminated, sae.is_truncated) == (True, True)
-
-
-@pytest.mark.parametrize("nothing", [[], slice(1, 1), slice(5, 9), slice(-1, 0)])
-def test_no_steps_of_array_backed_agents_are_empty_arrays(nothing: Any) -> None:
-    episode = stepped()
-    episode.add_env_step(**STEP)
-    getters = [episode.get_observations, episode.get_actions, episode.get_rewards]
-    getters.append(functools.partial(episode.get_extra_model_outputs, "l"))
-    assert [get(nothing, env_steps=False) for get in getters] == [{}] * 4
-    episode.to_numpy()
-    for get in getters:
-        found = get(nothing, env_steps=False)
-        assert {agent_id: items.shape for agent_id, items in found.items()} == {"a": (0,), "b": (0,)}
-        assert get(nothing) == {}
-
-
 def test_extra_model_outputs_of_no_agents_are_none() -> None:
     episode = stepped()
     episode.add_env_step(**STEP)
@@ -456,19 +339,6 @@ def test_an_agent_that_came_behind_a_slices_end_may_join_the_slice(as_batch: boo
             rest.add_env_step({"a": 5, agent_id: 5}, {"a": 0}, {"a": 0})
 
 
-def test_agents_time_steps_are_found_by_env_step_also_in_chunks() -> None:
-    episode = worked().cut(1)
-    episode.add_env_step({"b": 101, "a": 3, "c": 7}, {"a": 1}, {"a": 1, "b": 4})
-    by_agent = episode.env_t_to_agent_t
-    assert {agent_id: agent_ts.data for agent_id, agent_ts in by_agent.items()} == {
-        "a": [0, 1, 2, 3],
-        "b": [0, "S", "S", 1],
-        "c": ["S", "S", "S", 0],
-    }
-    assert {(agent_ts.lookback, len(agent_ts)) for agent_ts in by_agent.values()} == {(2, 2)}
-    assert (by_agent["a"].get(-1), by_agent["a"][0], by_agent["b"].get([0, 1])) == (3, 2, ["S", 1])
-
-
 # -- done agents ---------------------------------------------------------------------------------------
 
 
@@ -484,16 +354,6 @@ def test_the_episode_is_terminated_once_all_known_agents_are_done() -> None:
         episode.cut()
 
 
-@pytest.mark.parametrize("data", [({"a": 9}, {}, {}), ({}, {"a": 9}, {}), ({}, {}, {"a": 0.0})])
-def test_data_for_a_done_agent_are_an_error_also_in_later_chunks(data: Any) -> None:
-    step = ({"a": 1, "b": 101}, {"a": 10, "b": 20}, {"a": 1, "b": 2}, {"terminateds": {"a": True}})
-    episode = stepped(step)
-    for chunk in (episode, episode.cut(0), episode.cut(1).cut(0)):
-        with pytest.raises(MultiAgentEnvError, match="agent 'a' is done already"):
-            chunk.add_env_step(*data)
-        chunk.add_env_step({"b": 102}, {"b": 21}, {"b": 1}, {"a": {}}, terminateds={"a": True})
-
-
 def test_a_truncated_agent_that_acted_needs_a_last_observation() -> None:
     with pytest.raises(MultiAgentEnvError, match="truncated, but got no last observation"):
         stepped(({"a": 1}, {"a": 10, "b": 20}, {"a": 1, "b": 2}, {"truncateds": {"b": True}}))
@@ -506,45 +366,13 @@ def test_an_agent_that_acted_and_observed_needs_a_reward() -> None:
         stepped(({"a": 1, "b": 101}, {"a": 10, "b": 20}, {"a": 1}))
 
 
-def test_an_agent_that_appears_and_is_done_at_once_is_not_there() -> None:
-    step = ({"a": 1, "c": 5}, {"a": 10}, {"a": 1, "c": 3}, {"terminateds": {"c": True}})
-    assert stepped(step).agent_ids == {"a", "b"}
-
-
 def test_rewards_in_arrays_of_one_element_are_numbers() -> None:
     episode = stepped(({"a": 1}, {"a": 10}, {"a": np.array([1.5]), "b": np.array([[2]])}))
     assert (episode.get_return(), episode.get_return(include_hanging_rewards=True)) == (1.5, 3.5)
     assert episode.to_numpy().get_rewards()["a"].tolist() == [1.5]
 
 
-def test_rewards_before_the_first_observation_belong_to_no_step() -> None:
-    episode = stepped(
-        ({"a": 1}, {"a": 10}, {"a": 1, "c": 3}),
-        ({"a": 2, "c": 6}, {"a": 10}, {"a": 1, "c": 3}),
-        ({"a": 3, "c": 7}, {"a": 10, "c": 30}, {"a": 1, "c": 4}),
-    )
-    assert episode.get_rewards(env_steps=False)["c"] == [4]
-    assert episode.get_return(include_hanging_rewards=True) == 3 + 4 + 6
-
-
 # -- constructor, slices, joining ----------------------------------------------------------------------
-
-
-def test_given_data_are_lookback_unless_told_otherwise() -> None:
-    auto = given("auto")
-    assert (len(auto), auto.env_t, auto.len_lookback_buffer) == (0, 0, 4)
-    assert auto.agent_episodes["b"].observations.data == [100, 101]
-    assert auto.agent_episodes["b"].rewards.data == [9]
-    assert auto.get_actions(-1) == {"a": 13, "b": 21}
-    two = given(2)
-    assert {k: (len(v), v.observations.lookback) for k, v in two.agent_episodes.items()} == {
-        "a": (2, 2),
-        "b": (0, 1),
-        "c": (0, 0),
-    }
-    assert (len(given(0)), len(given(9))) == (4, 0)
-    started = given(0, env_t_started=5, agent_t_started={"a": 7})
-    assert (started.env_t_started, started.env_t, started.agent_episodes["a"].t) == (5, 9, 11)
 
 
 def test_inconsistent_lists_are_refused() -> None:
@@ -554,52 +382,6 @@ def test_inconsistent_lists_are_refused() -> None:
         MultiAgentEpisode(actions=ACTIONS, rewards=REWARDS)
     with pytest.raises(ValueError, match="plus the reset"):
         MultiAgentEpisode(observations=OBSERVATIONS, actions=ACTIONS[:1], rewards=REWARDS[:1])
-
-
-@pytest.mark.parametrize(
-    ("slice_", "lookback", "a", "b", "hanging"),
-    [
-        (slice(None), None, [0, 1, 2, 3, 4], [100, 101], {"a": 13, "b": 21}),
-        (slice(0, 2), None, [0, 1, 2], [100], {"a": 11, "b": 20}),
-        (slice(1, 3), None, [1, 2, 3], [101], {"a": 12}),
-        (slice(2, 4), 2, [0, 1, 2, 3, 4], [100, 101], {"a": 13, "b": 21}),
-        (slice(-1, None), None, [3, 4], [101], {"a": 13, "b": 21}),
-        (slice(1, 2), 0, [1, 2], None, {"a": 11}),
-        (slice(7, 9), None, [4], None, None),
-    ],
-)
-def test_slices_hold_what_their_env_steps_hold(
-    slice_: slice, lookback: Any, a: Any, b: Any, hanging: Any
-) -> None:
-    part = given().slice(slice_, len_lookback_buffer=lookback)
-    part.validate()
-    assert part.agent_episodes["a"].observations.data == a
-    assert (part.agent_episodes["b"].observations.data if "b" in part.agent_ids else None) == b
-    if hanging is not None:
-        assert part.get_actions(-1, env_steps=False, agent_ids=list(hanging)) == hanging
-
-
-@pytest.mark.parametrize("lookback", [None, 0, 1, 2])
-def test_a_slice_from_a_chunks_start_keeps_the_steps_that_began_before_it(lookback: int | None) -> None:
-    chunk = worked().cut(1)
-    chunk.add_env_step({"a": 3, "b": 101}, {"a": 12}, {"a": 1, "b": 4})
-    part = chunk.slice(slice(None), len_lookback_buffer=lookback)
-    part.validate()
-    assert (part.get_return(), part.agent_steps()) == (chunk.get_return(), chunk.agent_steps()) == (10, 2)
-    assert part.len_lookback_buffer == 2
-    assert part.get_actions(slice(-2, 1), neg_index_as_lookback=True)["b"] == [20]
-
-
-def test_a_slice_of_a_chunk_keeps_an_agent_whose_last_observation_is_older_than_the_lookback() -> None:
-    episode = stepped(({"a": 1}, {"a": 10}, {"a": 1}), ({"a": 2}, {"a": 11}, {"a": 1}))
-    chunk = episode.cut(0)
-    for part in (chunk[:], chunk.slice(slice(None), len_lookback_buffer=5)):
-        assert part.agent_ids == {"a", "b"}
-        assert part.len_lookback_buffer == 0
-        for each in (part, part[:]):
-            grown = copy.deepcopy(each)
-            grown.add_env_step({"a": 3, "b": 101}, {"a": 12, "b": 20}, {"a": 1, "b": 7})
-            assert (grown[:].get_return(), grown[:].agent_steps(), grown[:0].agent_ids) == (8, 2, {"a", "b"})
 
 
 def test_slicing_wants_a_slice_of_step_1() -> None:
@@ -699,18 +481,6 @@ def test_one_hot_needs_and_uses_the_agents_spaces() -> None:
     assert episode.get_actions(0, one_hot_discrete=True)["a"].tolist() == [0, 0, 1]
     with pytest.raises(ValueError, match="space"):
         worked().get_observations(0, one_hot_discrete=True)
-
-
-def test_after_to_numpy_items_come_as_arrays_fillers_included() -> None:
-    episode = given().to_numpy()
-    assert episode.is_numpy
-    found = episode.get_observations(slice(3, 7), fill=-1)
-    assert isinstance(found["a"], np.ndarray)
-    assert found["a"].tolist() == [3, 4, -1, -1]
-    assert found["b"].tolist() == [101, -1, -1, -1]
-    assert episode.get_actions()["b"].tolist() == [20, 21]
-    episode.add_env_step({"a": 5}, {"a": 14}, {"a": 1}, extra_model_outputs={"a": {"l": 7}})
-    assert episode.get_observations(-1)["a"] == 5
 
 
 def test_setters_write_agent_steps_and_know_their_agents() -> None:

@@ -257,4 +257,3 @@ EpisodeMachine.TestCase.settings = settings(
     suppress_health_check=list(HealthCheck),
     derandomize=True,
 )
-TestEpisodeMachine = EpisodeMachine.TestCase

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from core_fakes import Bench, bench_with_runner
 
 from rlzmq.protocol.events import Quarantine
 from rlzmq.wire.fragment_message import FragmentRange, pack_ranges
-from rlzmq.wire.messages import ShardPlan, ShardRefused, UpdateDone, UpdateReport
+from rlzmq.wire.messages import ShardPlan, UpdateDone, UpdateReport
 from rlzmq.wire.schema import FragmentId
 
 
@@ -61,17 +60,6 @@ def test_ranks_may_come_before_the_driver():
     assert [report.update_id for report in bench.sent("driver", UpdateReport)] == [0]
 
 
-def test_steps_that_a_smaller_group_trained_are_not_counted_for_the_ranks_that_came_since():
-    bench = Bench(recovery_grace_s=0.0)
-    for rank in range(2):  # rank 0 trained it alone, before the broker died and rank 1 was replaced
-        _join(bench, rank=rank, num_ranks=2, next_update=1)
-    bench.driver()
-    bench.open(0, batch=20)
-    _done(bench, 0, _range(0), rank=0, num_ranks=1)
-    (report,) = bench.sent("driver", UpdateReport)
-    assert report.num_trained_steps == 20
-
-
 def test_a_result_of_another_plan_replaces_one_that_nobody_was_told_to_train():
     bench = Bench(recovery_grace_s=0.0)
     bench.ready_run(batch=20, staleness=1)
@@ -93,23 +81,6 @@ def test_a_result_of_another_plan_does_not_replace_one_that_is_being_trained():
     assert bench.sent("driver", UpdateReport)
 
 
-@pytest.mark.parametrize("comes_first", ["fragment", "learner"])
-def test_what_an_update_in_training_has_taken_is_not_planned_again(comes_first):
-    bench = Bench()
-    bench.driver()
-    bench.runner(next_seq=1)
-    if comes_first == "fragment":
-        bench.fragment(steps=20)
-    _join(bench, training={0: _range(0)})
-    for update_id in (0, 1):
-        bench.open(update_id, batch=20, staleness=1)
-    if comes_first == "learner":
-        bench.fragment(steps=20)
-    assert _in_flight(bench) == [0]
-    bench.fragment(steps=20)
-    assert [plan.update_id for plan in bench.sent("learner-0", ShardPlan)] == [1]
-
-
 def test_a_plan_that_holds_what_turns_out_to_be_trained_is_made_again():
     bench = Bench()
     bench.driver(next_update=1)
@@ -129,94 +100,7 @@ def test_a_plan_that_holds_what_turns_out_to_be_trained_is_made_again():
 # ------------------------------------------------------------------ ranks that are not equally far
 
 
-@pytest.mark.parametrize("fields", [{"next_update": 1}, {"lineage": 3}])
-def test_what_one_rank_has_trained_or_of_a_later_lineage_is_not_planned_for_another(fields):
-    bench = Bench()
-    bench.driver()
-    bench.open(0, batch=20, num_ranks=2)
-    bench.runner()
-    bench.fragment(steps=20)
-    _join(bench, 0, 2, **fields)
-    _join(bench, 1, 2)
-    assert _in_flight(bench) == []
-
-
-def test_a_rank_that_is_behind_the_last_commit_does_not_hold_up_planning():
-    bench = Bench()
-    bench.driver(next_update=1)
-    bench.open(1, batch=20, num_ranks=2)
-    _join(bench, 0, 2, next_update=1)
-    bench.weights(1)
-    _join(bench, 1, 2)
-    bench.runner()
-    bench.fragment(steps=20, version=1)
-    assert _in_flight(bench) == [1]
-
-
-def test_a_group_that_is_behind_the_last_commit_waits_for_its_reset():
-    bench = Bench()
-    bench.driver(next_update=2)
-    bench.open(2, batch=20)
-    bench.runner()
-    bench.fragment(steps=20, version=2)
-    _join(bench, next_update=1)
-    assert _in_flight(bench) == []
-
-
-def test_an_update_that_one_rank_has_trained_and_another_trains_is_kept():
-    bench = Bench()
-    bench.driver()
-    bench.open(0, batch=20, num_ranks=2)
-    _join(bench, 1, 2, training={0: _range(0)})
-    _join(bench, 0, 2, next_update=1, trained=(_range(0),))
-    assert _in_flight(bench) == [0]
-
-
-def test_a_plan_for_an_update_that_one_rank_has_trained_already_is_void():
-    bench = bench_with_runner(num_ranks=2, batch=20, steps=20)
-    assert _in_flight(bench) == [0]
-    _join(bench, 0, 2, next_update=1)
-    assert _in_flight(bench) == []
-
-
-@pytest.mark.parametrize(
-    ("training", "kept"),
-    [((), []), ((0,), [0]), ((1,), []), ((0, 1), [0, 1]), ((0, 2), [0]), ((0, 1, 2), [0, 1, 2])],
-)
-def test_behind_an_update_that_nobody_was_told_to_train_nobody_has_begun(training, kept):
-    bench = Bench()
-    bench.driver()
-    _join(bench, training={update_id: _range(update_id) for update_id in training})
-    assert _in_flight(bench) == kept
-
-
-def test_the_foremost_rank_says_where_the_group_is():
-    bench = Bench()
-    bench.driver()
-    _join(bench, 0, 2, next_update=1, training={1: _range(1)})
-    _join(bench, 1, 2)
-    assert _in_flight(bench) == [1]
-
-
-def test_a_report_names_the_generation_that_stands():
-    bench = bench_with_runner(num_ranks=2, batch=20, steps=20)
-    bench.both_ready()
-    _join(bench, 0, 1, generation=2, next_update=1)
-    (report,) = bench.sent("driver", UpdateReport)
-    assert (report.update_id, report.generation) == (0, 2)
-
-
 # ------------------------------------------------------------------ deaths
-
-
-def test_nobody_dies_of_what_it_was_not_told_to_train():
-    bench = Bench(death_limit=1)
-    bench.ready_run(batch=20)
-    bench.runner()
-    bench.fragment(steps=20)
-    _join(bench, generation=2, uuid="another")
-    assert not [item for item in bench.out if isinstance(item, Quarantine)]
-    assert _in_flight(bench) == [0]
 
 
 def test_of_another_brokers_plan_everything_that_is_here_is_blamed():
@@ -232,13 +116,3 @@ def test_of_another_brokers_plan_everything_that_is_here_is_blamed():
     assert [item.fragment.seq for item in bench.out if isinstance(item, Quarantine)] == [1], "0 is not here"
     (runner,) = bench.core.status()["runners"]
     assert runner["num_bad"] == 1
-
-
-def test_an_unusable_fragment_counts_against_its_runner():
-    bench = bench_with_runner(batch=20)
-    for num_bad in (1, 2):
-        bench.fragment(steps=20)
-        (plan,) = bench.sent("learner-0", ShardPlan)
-        refused = FragmentId("uuid-runner", 1, num_bad - 1)
-        bench.send("learner-0", ShardRefused(0, plan.attempt, 1, refused, "not_finite", "NaN"))
-        assert [runner["num_bad"] for runner in bench.core.status()["runners"]] == [num_bad]

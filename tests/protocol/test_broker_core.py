@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_fakes import Bench, bench_with_runner, publication
 
-from rlzmq.protocol.events import Publish, Received, Tick
+from rlzmq.protocol.events import Publish, Received
 from rlzmq.protocol.weights import open_publication
 from rlzmq.wire.messages import (
     ConnectorState,
@@ -16,13 +16,8 @@ from rlzmq.wire.messages import (
     Rejected,
     Resume,
     RunnerState,
-    Snapshot,
-    SnapshotRequest,
-    Status,
-    StatusRequest,
     Weights,
 )
-from rlzmq.wire.values import unpack_blob
 
 # ------------------------------------------------------------------ weights
 
@@ -40,18 +35,6 @@ def test_weights_are_published_once_and_only_forward():
     assert bench.state.refused == {"weights": 1}
 
 
-def test_late_joiners_get_the_latest_weights_and_those_behind_may_ask():
-    bench = Bench()
-    bench.learner()
-    bench.weights(3)
-    bench.runner()
-    assert bench.sent("runner", Snapshot) == [Snapshot(1, 3)]
-    bench.send("runner", SnapshotRequest(1, 2))
-    assert bench.sent("runner", Snapshot) == [Snapshot(1, 3)]
-    bench.send("runner", SnapshotRequest(1, 3))
-    assert bench.out == []
-
-
 def test_large_weights_are_only_announced():
     bench = Bench(push_weights_below_bytes=4)
     bench.learner()
@@ -60,27 +43,7 @@ def test_large_weights_are_only_announced():
     assert not open_publication(published.frame)[0].has_body
 
 
-def test_the_broker_asks_rank_0_for_weights_that_it_lacks():
-    bench = Bench()
-    bench.learner(next_update=2)
-    bench.now = 1.0
-    bench.event(Tick())
-    assert bench.sent("learner-0", SnapshotRequest) == [SnapshotRequest(-1, -1)]
-
-
 # ------------------------------------------------------------------ status
-
-
-def test_status_says_what_an_observer_wants_to_know():
-    bench = bench_with_runner(batch=40)
-    bench.hello("top", "observer")
-    bench.send("top", StatusRequest())
-    ((message, payload),) = [(item.message, item.payload) for item in bench.out]
-    assert message == Status()
-    status = unpack_blob(payload[0])
-    assert status["runners"][0]["num_leases"] == 2
-    assert status["accounting"] == {"sampled": 0, "trained": 0, "pending": 0, "dropped": {}}
-    assert status["weights"] == [1, 0]
 
 
 def test_a_damaged_payload_of_a_known_peer_is_refused_and_nothing_changes():

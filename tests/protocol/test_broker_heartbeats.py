@@ -6,7 +6,7 @@ import pytest
 from core_fakes import Bench, bench_with_runner
 
 from rlzmq.wire.fragment_message import FragmentRange, unpack_ranges
-from rlzmq.wire.messages import Accepted, Committed, DriverState, Rejected, RunnerState, UpdateCommitted
+from rlzmq.wire.messages import DriverState, Rejected, RunnerState, UpdateCommitted
 from rlzmq.wire.schema import FragmentId
 
 
@@ -21,38 +21,6 @@ def _trained(bench: Bench) -> None:
     bench.done(bench.make_ready())
 
 
-def test_what_it_may_forget_is_told_again_until_it_has_forgotten_it():
-    bench = Bench()
-    _trained(bench)
-    bench.send("driver", DriverState(-1, 1))
-    assert bench.sent("runner", Committed) == [Committed(1, 1, ())]
-    for first_unacked, told in ((0, [Committed(1, 1, ())]), (1, [])):
-        _holds_from(bench, first_unacked)
-        assert bench.sent("runner", Committed) == told
-
-
-def test_what_it_does_not_hold_any_more_is_not_taken_again():
-    bench = Bench()
-    bench.driver()
-    bench.runner()
-    _holds_from(bench, 5)
-    bench.fragment(seq=4)
-    assert bench.state.ledger.accounting.counts() == {"sampled": 0, "trained": 0, "pending": 0}
-    assert bench.sent("runner", Accepted) == [Accepted(1, ((4, 4),))]
-    assert bench.sent("runner", Committed) == [Committed(1, 5, ())]
-    bench.fragment(seq=5)
-    assert bench.state.ledger.accounting.pending == 20
-
-
-@pytest.mark.parametrize(("first_unacked", "is_possible"), [(0, True), (65_536, True), (65_537, False)])
-def test_it_cannot_be_done_with_more_than_a_runner_can_have_sent(first_unacked, is_possible):
-    bench = Bench()
-    bench.runner()
-    _holds_from(bench, first_unacked)
-    assert bench.state.ledger.runner("uuid-runner", 1).watermark == first_unacked * is_possible
-    assert bench.state.refused == ({} if is_possible else {"schema": 1})
-
-
 def test_learners_are_told_the_most_that_it_said():
     bench = Bench()
     _trained(bench)
@@ -61,28 +29,6 @@ def test_learners_are_told_the_most_that_it_said():
     bench.send("driver", DriverState(-1, 1))
     (payload,) = [item.payload for item in bench.out if isinstance(item.message, UpdateCommitted)]
     assert unpack_ranges(payload) == [FragmentRange(FragmentId("uuid-runner", 1, 3), 0, 0)]
-
-
-@pytest.mark.parametrize(("seq", "is_possible"), [(65_536, True), (65_537, False)])
-def test_a_fragment_is_not_further_ahead_than_a_runner_can_be(seq, is_possible):
-    bench = Bench()
-    bench.runner()
-    bench.fragment(seq=seq)
-    assert bench.state.ledger.accounting.pending == 20 * is_possible
-
-
-def test_a_fragment_has_at_most_a_step_per_byte():
-    measured = Bench()
-    measured.runner()
-    measured.fragment(steps=130)
-    num_bytes = measured.state.ledger.num_bytes
-    assert 128 <= num_bytes < 255, "packed in as many bytes as 130"
-    bench = Bench()
-    bench.runner()
-    for steps, refused in ((0, {}), (num_bytes, {}), (num_bytes + 1, {"schema": 1})):
-        bench.fragment(steps=steps)
-        assert bench.state.refused == refused
-    assert bench.state.ledger.accounting.sampled == num_bytes
 
 
 def test_all_fragments_that_may_be_ahead_may_be_done_with(monkeypatch):

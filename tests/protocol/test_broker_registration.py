@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from core_fakes import Bench, bench_with_runner, publication
+from core_fakes import Bench, publication
 
-from rlzmq.protocol.events import Malformed, PeerLost, Send, Tick
+from rlzmq.protocol.events import Malformed, PeerLost, Send
 from rlzmq.wire.fragment_message import pack_ranges
 from rlzmq.wire.messages import (
     Config,
@@ -16,68 +16,7 @@ from rlzmq.wire.messages import (
     Rejected,
     StatusRequest,
     Weights,
-    Welcome,
 )
-
-
-def test_every_role_is_welcomed_with_an_incarnation():
-    bench = Bench()
-    bench.runner(incarnation=0)
-    (welcome,) = bench.sent("runner", Welcome)
-    assert (welcome.incarnation, welcome.broker_incarnation, welcome.hello_id) == (1, 5, 1)
-
-
-def test_a_repeated_hello_is_answered_and_changes_nothing():
-    bench = Bench()
-    bench.runner()
-    bench.hellos["runner"] = 0
-    bench.runner()
-    assert len(bench.sent("runner", Welcome)) == 1
-    assert len(bench.state.runners) == 1
-
-
-def test_a_new_process_of_a_name_fences_the_old_one():
-    bench = Bench()
-    bench.ready_run()
-    bench.runner(name="runner")
-    bench.hello("other", "runner", name="runner", num_envs=4)
-    assert bench.sent("other", Welcome)[0].incarnation == 2
-    assert bench.sent("runner", Refused)[0].reason == "fenced"
-    bench.fragment(steps=7)
-    assert bench.sent("runner", Rejected)[0].reason == "fenced"
-    bench.fragment(steps=7, seq=0)
-    assert bench.state.ledger.accounting.dropped == {"fenced": 7}
-    bench.runner()
-    assert bench.sent("runner", Refused)[0].reason == "fenced"
-
-
-def test_a_lower_incarnation_is_refused():
-    bench = Bench()
-    bench.runner(incarnation=3)
-    bench.hello("other", "runner", name="runner", num_envs=4, incarnation=3)
-    assert bench.sent("other", Refused)[0].reason == "fenced"
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"run_id": "another"}, "run_id"),
-        ({"config_digest": "theirs"}, "config_digest"),
-        ({"spaces_digest": "theirs"}, "spaces_digest"),
-        ({"package_version": "0.0.1"}, "package_version"),
-        ({"num_envs": 0}, "num_envs"),
-        ({"num_envs": 2**20 + 1}, "num_envs"),
-        ({"uuid": "a\nb"}, "identity"),
-    ],
-)
-def test_peers_that_do_not_match_the_run_are_refused_with_both_values(fields, reason):
-    bench = Bench()
-    bench.driver(config_digest="ours", spaces_digest="ours", package_version="0.1.0")
-    bench.runner(**fields)
-    (refused,) = bench.sent("runner", Refused)
-    assert refused.reason == reason
-    assert bench.sent("driver", Notice)[0].event == "refused"
-    assert not bench.state.runners
 
 
 def test_roles_say_only_what_is_theirs():
@@ -111,29 +50,6 @@ def test_malformed_messages_are_counted_and_answered_to_those_we_know():
     bench.event(Malformed(b"old-release", "version", "version 3, here 1"))
     assert bench.sent("old-release", Refused)[0].detail == "version 3, here 1"
     assert bench.state.refused == {"dtype": 1, "malformed": 1, "version": 1}
-
-
-def test_silent_peers_are_lost_and_their_leases_granted_anew():
-    bench = Bench(peer_timeout_s=4.0)
-    bench.ready_run(batch=4)
-    bench.runner("a")
-    assert len(bench.leases("a")) == 1
-    bench.now = 3.0
-    bench.hello("driver", "driver")
-    bench.learner()
-    bench.runner("b")
-    assert bench.leases("b") == []
-    bench.now = 4.5
-    bench.event(Tick())
-    assert len(bench.leases("b")) == 1
-    assert [n.event for n in bench.sent("driver", Notice)] == ["lost"]
-
-
-def test_notices_wait_for_the_driver():
-    bench = Bench()
-    bench.runner()
-    bench.driver()
-    assert [notice.event for notice in bench.sent("driver", Notice)] == ["joined", "joined"]
 
 
 def test_the_configuration_is_given_to_whoever_asks_before_hello():
@@ -211,18 +127,6 @@ def test_a_learner_whose_frames_do_not_fit_what_it_says_is_refused(fields, num_f
     assert not bench.state.ranks
 
 
-def test_a_hello_that_comes_twice_is_answered_by_a_welcome_alone_and_one_that_comes_late_not_at_all():
-    bench = bench_with_runner()
-    bench.runner()
-    bench.hellos["runner"] = 1
-    bench.runner()
-    assert [type(item.message) for item in bench.out] == [Welcome]
-    for peer in ("runner", "another connection"):
-        bench.hellos[peer] = 0
-        bench.hello(peer, "runner", num_envs=4, incarnation=1, name="runner", uuid="uuid-runner")
-        assert bench.out == []
-
-
 def test_what_is_refused_is_counted_by_its_reason():
     bench = Bench()
     bench.driver()
@@ -230,14 +134,3 @@ def test_what_is_refused_is_counted_by_its_reason():
     bench.runner(num_envs=0)
     bench.runner(num_envs=0)
     assert bench.state.refused == {"role": 1, "num_envs": 2}
-
-
-def test_the_driver_is_not_told_of_processes_that_were_superseded():
-    bench = Bench()
-    bench.driver()
-    for incarnation, peer in ((1, "old"), (2, "new")):
-        bench.hello(peer, "runner", name="runner", num_envs=4, incarnation=incarnation)
-    bench.hello("old", "runner", name="runner", num_envs=4, incarnation=1)
-    assert bench.sent("old", Refused)[0].reason == "fenced"
-    assert bench.sent("driver", Notice) == []
-    assert bench.state.refused == {"fenced": 1}
