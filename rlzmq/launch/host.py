@@ -61,9 +61,11 @@ def host(
     def is_done(code: int | None = None) -> bool:
         return ends() or order.exists() or is_over(code) or (not is_head and exit_code.exists())
 
-    while not ((key := _text(role.key)) or is_head or is_done()):
+    while not is_done():
+        if (key := _text(role.key)) or is_head:
+            break
         time.sleep(_POLL_S)
-    if is_done():
+    else:
         return True
     if is_head:
         forget(jobs)

@@ -122,6 +122,13 @@ def test_a_peer_gets_the_key_by_its_standard_input(tmp_path: Path) -> None:
     assert host(given, "runners-0", "h")
 
 
+def test_a_peer_without_a_key_begins_nothing_when_the_run_is_over(tmp_path: Path) -> None:
+    answers = iter([False, True])  # an engine is asked now and then only
+    given = role(tmp_path, "")
+    assert host(given, "runners-0", "h", is_over=lambda code: next(answers, False))
+    assert not (tmp_path / "jobs" / "runners-0.log").exists()
+
+
 def test_a_peer_that_is_wrong_ends_the_run(tmp_path: Path) -> None:
     wrong = role(tmp_path, "import sys; sys.exit(78)")
     Head(tmp_path).writes(1000)

@@ -69,8 +69,6 @@ class Run:
     def goes_on(self, restarts: str, after: int = 0) -> int:
         """Wait until the head was requeued and trains again."""
         self.wait_until("head", "Restarts", restarts)
-        self.wait_until("head", "JobState", "PENDING", "RUNNING")
-        self.slurm.ctl(f"scontrol update JobId={self.jobs['head']} StartTime=now")  # Slurm waits two minutes
         return self.wait_for(r"resumed .*(.|\n)*iter \d+", after=after)
 
     def limit_time(self) -> None:
@@ -141,7 +139,6 @@ def test_only_the_runner_that_died_and_those_of_a_dead_node_are_replaced(slurm: 
     end = len(run.log("runners-1"))
     slurm.lose(lost)
     until(lambda: slurm.fact(f"{run.jobs['runners']}_1", "Restarts") == "1", slurm.describe)
-    slurm.ctl(f"scontrol update JobId={run.jobs['runners']}_1 StartTime=now")  # Slurm waits two minutes
     run.wait_for(" joined ", "runners-1", after=end)
     assert slurm.fact(f"{run.jobs['runners']}_1", "Restarts") == "1"
     assert slurm.fact(f"{run.jobs['runners']}_0", "Restarts") == run.restarts("head") == "0"
