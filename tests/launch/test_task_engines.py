@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.task_clusters import ENGINES, Node, TaskCluster, until, why_missing
@@ -134,15 +135,19 @@ def test_what_dies_is_replaced_and_the_rest_goes_on(cluster: TaskCluster, tmp_pa
     assert secret not in run.describe() + said
 
 
-def test_learners_train_and_are_replaced(cluster: TaskCluster, tmp_path: Path) -> None:
+def test_learners_of_two_nodes_train_each_with_its_gpu_and_are_replaced(
+    cluster: TaskCluster, tmp_path: Path
+) -> None:
     run = Run(cluster, tmp_path)
-    learners = '[learners]\ncount = 2\nmemory = "100MB"\n'
+    learners = '[learners]\ncount = 2\ngpus = 1\nmemory = "100MB"\n'
     (tmp_path / "cluster.toml").write_text(f"[head]\n{cluster.head}\n{learners}[runners]\ncount = 1\n")
     cluster.add_node()
     run.type(f"{_TRAIN} --on {cluster.on}")
     run.wait_for("iter 1 ")
     ranks = cluster.roles("rlzmq learner")
-    assert len(ranks) == 2
+    assert len(ranks) == len(set(ranks.values())) == 2, "one GPU a node"
+    if cluster.on == "ray":
+        assert [psutil.Process(pid).environ()["CUDA_VISIBLE_DEVICES"] for pid in ranks] == ["0", "0"]
     kill(ranks[min(ranks)], min(ranks))
     until(lambda: len(cluster.roles("rlzmq learner").keys() - {min(ranks)}) == 2, run.describe)
     run.wait_for("iter (.|\n)*" * 3, after=len(run.log()))
@@ -155,8 +160,8 @@ def test_what_no_worker_offers_is_refused(cluster: TaskCluster, tmp_path: Path) 
     if cluster.on == "ray":
         pytest.skip("Ray waits for its autoscaler")
     run = Run(cluster, tmp_path)
-    (tmp_path / "cluster.toml").write_text("[runners]\ngpus = 1\n")
-    assert "no worker offers GPU" in run.type(f"{_TRAIN} --on {cluster.on}", code=78)
+    (tmp_path / "cluster.toml").write_text("[runners]\ncpus = 2\n")
+    assert "no worker offers CPU" in run.type(f"{_TRAIN} --on {cluster.on}", code=78)
     assert not cluster.roles("")
 
 

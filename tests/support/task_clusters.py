@@ -1,4 +1,7 @@
-"""Ray and Dask clusters on this machine, with real nodes: each a tree of processes that a test may kill."""
+"""Ray and Dask clusters on this machine, with real nodes: each a tree of processes that a test may kill.
+
+Each node says that it has a GPU, whether it has one or not.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +146,7 @@ class Ray(TaskCluster):
         self.add_node()
 
     def _start(self, argv: Sequence[object], name: str) -> Node:
-        common = ["--block", "--num-cpus=3", "--object-store-memory=100000000"]
+        common = ["--block", "--num-cpus=3", "--num-gpus=1", "--object-store-memory=100000000"]
         common += ["--include-dashboard=false"] if name == "first" else []
         return self.start([_BIN / "ray", "start", *common, *argv], "Ray runtime started", name)
 
@@ -174,7 +177,7 @@ class Dask(TaskCluster):
             name,
             "--no-dashboard",
             "--resources",
-            "MEMORY=8e9",
+            "MEMORY=8e9 GPU=1",
             "--memory-limit",
             "0",
         ]
