@@ -39,7 +39,7 @@ from tests.support.machines import Machine, Machines, why_no_machines  # noqa: E
 PORT = 5555
 _STEP_S = 0.002
 _ALL_BACK_SHARE = 0.8
-_MORE_SHARE = 0.9  # of the rate of fewer runners; the losses are random
+_MORE_SHARE = 1.0  # of the rate of fewer runners
 _LOST_RUNNER = r"broker: runner \S+ lost"
 
 
