@@ -85,7 +85,7 @@ class TaskCluster:
         self.nodes: list[Node] = []
         self.environ: dict[str, str] = {
             **os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}",
-            "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0",
+            "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0",
         }  # fmt: skip
         try:
             self._make()
