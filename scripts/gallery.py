@@ -89,10 +89,6 @@ ENTRIES = (
         "Fetch the key, open the door, walk to the goal.",
     ),
     Entry(
-        "inverted-double-pendulum", "InvertedDoublePendulum-v5, PPO",
-        "ppo --env InvertedDoublePendulum-v5 --stop steps=60000", "An env of MuJoCo.",
-    ),
-    Entry(
         "memory", "CartPole without velocities, PPO with an LSTM",
         "ppo --preset stateless-cartpole --stop steps=80000",
     ),
