@@ -279,7 +279,7 @@ class RowsSampler(Sampler):
         batch_lookback = np.minimum(steps_before, lookback)
         initial_state = None if self._begin_state is None else self._initial_states(table)
         duration_s = (time.perf_counter() - begin_s) * table.length / max(num_steps, 1)
-        episode_ids = self._ongoing.settle(
+        episode_ids = self._ongoing.add_fragment(
             table, _sums(rewards, start, table.length), begin_s, num_steps, self._finished
         )
         infos = {}
@@ -580,8 +580,8 @@ def find_chunks(
     # (step, env) of every episode end, sorted by step, then env
     end_step, end_env = np.nonzero(done)
     # The same, sorted by env, then step, so that consecutive ends of one env are neighbors.
-    by_env = np.lexsort((end_step, end_env))
-    env, step = end_env[by_env], end_step[by_env]
+    order = np.lexsort((end_step, end_env))
+    env, step = end_env[order], end_step[order]
     begin = np.empty_like(step)
     is_first = np.ones(len(env), np.bool_)
     if len(env):
@@ -589,7 +589,7 @@ def find_chunks(
         begin[1:] = step[:-1] + 2  # the end, the autoreset step, then the next episode's first step
         begin[is_first] = starts_with_reset[env[is_first]]
     begins, firsts = np.empty_like(begin), np.empty_like(is_first)
-    begins[by_env], firsts[by_env] = begin, is_first
+    begins[order], firsts[order] = begin, is_first
     continues = firsts & ~starts_with_reset[end_env]
 
     open_begin = starts_with_reset.astype(np.int64)
@@ -638,7 +638,7 @@ class OngoingEpisodes:
             finished.durations_s.append(time.perf_counter() - float(self.started_s[index]))
         self.steps[index] = 0
 
-    def settle(
+    def add_fragment(
         self,
         table: ChunkTable,
         chunk_returns: NDArray[np.float64],
@@ -675,8 +675,8 @@ class OngoingEpisodes:
         finished.durations_s += (ended_s - started_s[:num]).tolist()
 
         ids = [
-            self.ids[index] if is_same else self._new_id()
-            for index, is_same in zip(env.tolist(), continues.tolist(), strict=True)
+            self.ids[index] if is_continued else self._new_id()
+            for index, is_continued in zip(env.tolist(), continues.tolist(), strict=True)
         ]
         self.steps[:] = 0
         self.returns[:] = 0.0
