@@ -79,6 +79,7 @@ IMPORTERS = {
     "cli/main.py",
     "cli/train.py",
     "core/imports.py",
+    "core/synonyms.py",
     "core/trust.py",
     "envs/registry.py",
     "envs/wrappers.py",
