@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Hashable
-from typing import Any, TypedDict
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -15,7 +15,6 @@ from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 
 __all__ = [
     "OF_AGENTS",
-    "AgentOption",
     "AgentPiece",
     "ObservationPiece",
     "agent_space",
@@ -33,12 +32,6 @@ def agent_space(space: Any, agent_id: Any) -> Any:
 
 OF_AGENTS = "For spaces that are Dicts by agent id, pass multi_agent=True."
 """Hint in errors about spaces."""
-
-
-class AgentOption(TypedDict, total=False):
-    """The keyword argument of every `AgentPiece`."""
-
-    multi_agent: bool
 
 
 class AgentPiece(ConnectorV2):

@@ -41,7 +41,8 @@ def cluster(terminal: Terminal) -> Iterator[Cluster]:
 
 def line(start: str, ends: str = "") -> str:
     """The page's command that starts so."""
-    (found,) = re.findall(rf"^{re.escape(start)}.*{re.escape(ends)}$", PAGE, re.M)
+    page = re.sub(r" \\\n +", " ", PAGE)
+    (found,) = re.findall(rf"^{re.escape(start)}.*{re.escape(ends)}$", page, re.M)
     return str(found)
 
 

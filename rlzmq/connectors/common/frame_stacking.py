@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from rlzmq.connectors.common.layout import drop_observations_of_steps
 from rlzmq.connectors.rows import RowsContext
 from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
-from rlzmq.connectors.writing import OF_AGENTS, AgentOption, ObservationPiece, agent_space
+from rlzmq.connectors.writing import OF_AGENTS, ObservationPiece, agent_space
 from rlzmq.core.errors import UnsupportedSpaceError
 from rlzmq.episodes.columns import Columns
 
@@ -31,7 +31,7 @@ class FrameStacking(ObservationPiece):
     (``config.env_runners(episode_lookback_horizon=...)``).
 
     Args:
-        input_observation_space, input_action_space, agents: See ObservationPiece.
+        input_observation_space, input_action_space, multi_agent: See ObservationPiece.
         num_frames: Number of observations, >= 1.
         as_learner_connector: Whether to stack the observations of all steps instead of the last one.
     """
@@ -45,9 +45,9 @@ class FrameStacking(ObservationPiece):
         *,
         num_frames: int = 1,
         as_learner_connector: bool = False,
-        **agents: Unpack[AgentOption],
+        multi_agent: bool = False,
     ) -> None:
-        super().__init__(input_observation_space, input_action_space, **agents)
+        super().__init__(input_observation_space, input_action_space, multi_agent=multi_agent)
         if num_frames < 1:
             raise ValueError(f"num_frames: expected at least 1, got {num_frames}.")
         self.num_frames = num_frames
@@ -174,7 +174,7 @@ class FrameStackingLearner(FrameStacking):
         input_action_space: Any = None,
         *,
         num_frames: int = 1,
-        **agents: Unpack[AgentOption],
+        multi_agent: bool = False,
     ) -> None:
         spaces = input_observation_space, input_action_space
-        super().__init__(*spaces, num_frames=num_frames, as_learner_connector=True, **agents)
+        super().__init__(*spaces, num_frames=num_frames, as_learner_connector=True, multi_agent=multi_agent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -14,7 +14,6 @@ from rlzmq.connectors.connector_v2 import name_set
 from rlzmq.connectors.rows import RowsContext
 from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
 from rlzmq.connectors.writing import (
-    AgentOption,
     ObservationPiece,
     agent_space,
     rewrite_all_observations,
@@ -126,7 +125,7 @@ class FlattenObservations(ObservationPiece):
         (5,)
 
     Args:
-        input_observation_space, input_action_space, agents: See ObservationPiece.
+        input_observation_space, input_action_space, multi_agent: See ObservationPiece.
         agent_ids: The agents (or one agent) whose observations to flatten; None: all.
         keys_to_remove: Keys (or one key) of (each agent's) Dict observations to leave out.
         as_learner_connector: Whether to flatten all observations of the episodes instead of the last ones, and to
@@ -143,9 +142,9 @@ class FlattenObservations(ObservationPiece):
         agent_ids: Collection[Any] | str | None = None,
         keys_to_remove: Collection[str] | str | None = None,
         as_learner_connector: bool = False,
-        **agents: Unpack[AgentOption],
+        multi_agent: bool = False,
     ) -> None:
-        super().__init__(input_observation_space, input_action_space, **agents)
+        super().__init__(input_observation_space, input_action_space, multi_agent=multi_agent)
         self._agent_ids = name_set(agent_ids)
         self._keys_to_remove = frozenset(name_set(keys_to_remove) or ())
         self._as_learner_connector = as_learner_connector

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rlzmq.connectors.rows import RowsContext
 from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
-from rlzmq.connectors.writing import AgentOption, ObservationPiece, agent_space, rewrite_last_observation
+from rlzmq.connectors.writing import ObservationPiece, agent_space, rewrite_last_observation
 from rlzmq.core.tree import leaf_spaces, tree_flatten, tree_stack, tree_unstack
 from rlzmq.episodes.columns import DEFAULT_AGENT_ID, Columns
 
@@ -131,7 +131,7 @@ class MeanStdFilter(ObservationPiece):
     are merged by the parallel-variance formula, so the merged filter equals one filter that saw all observations.
 
     Args:
-        input_observation_space, input_action_space, agents: See ObservationPiece.
+        input_observation_space, input_action_space, multi_agent: See ObservationPiece.
         de_mean_to_zero: Whether to subtract the mean.
         de_std_to_one: Whether to divide by the standard deviation.
         clip_by_value: Bound c: results are clipped to [-c, c]; None: no clipping.
@@ -149,9 +149,9 @@ class MeanStdFilter(ObservationPiece):
         de_std_to_one: bool = True,
         clip_by_value: float | None = 10.0,
         update_stats: bool = True,
-        **agents: Unpack[AgentOption],
+        multi_agent: bool = False,
     ) -> None:
-        super().__init__(input_observation_space, input_action_space, **agents)
+        super().__init__(input_observation_space, input_action_space, multi_agent=multi_agent)
         self.de_mean_to_zero = de_mean_to_zero
         self.de_std_to_one = de_std_to_one
         self.clip_by_value = clip_by_value

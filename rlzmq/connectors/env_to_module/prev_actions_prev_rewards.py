@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from rlzmq.connectors.env_to_module.flatten_observations import flat_size, flatten_tensors, flatten_values
 from rlzmq.connectors.rows import RowsContext, window_mask
 from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
-from rlzmq.connectors.writing import AgentOption, ObservationPiece, agent_space, rewrite_last_observation
+from rlzmq.connectors.writing import ObservationPiece, agent_space, rewrite_last_observation
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.tree import tree_map, tree_stack
 from rlzmq.episodes.columns import Columns
@@ -28,7 +28,7 @@ class PrevActionsPrevRewards(ObservationPiece):
     action (discrete parts are one-hot). The result is written back into the episodes.
 
     Args:
-        input_observation_space, input_action_space, agents: See ObservationPiece.
+        input_observation_space, input_action_space, multi_agent: See ObservationPiece.
         n_prev_actions: Number of actions; 0: the key is left out.
         n_prev_rewards: Number of rewards; 0: the key is left out.
     """
@@ -46,9 +46,9 @@ class PrevActionsPrevRewards(ObservationPiece):
         *,
         n_prev_actions: int = 1,
         n_prev_rewards: int = 1,
-        **agents: Unpack[AgentOption],
+        multi_agent: bool = False,
     ) -> None:
-        super().__init__(input_observation_space, input_action_space, **agents)
+        super().__init__(input_observation_space, input_action_space, multi_agent=multi_agent)
         if n_prev_actions < 0 or n_prev_rewards < 0:
             raise ConfigurationError(
                 f"n_prev_actions, n_prev_rewards: expected at least 0, got {n_prev_actions}, "

@@ -617,7 +617,7 @@ if not TYPE_CHECKING:  # a name that is not there is an error to a type checker,
 
     def __getattr__(name: str) -> object:
         instead = (
-            " A trial's cores are fixed: tune.with_resources(…)."
+            " Instead: tune.with_resources(…): a trial's cores are fixed."
             if name == "ResourceChangingScheduler"
             else ""
         )
