@@ -718,13 +718,16 @@ _BY_ENDING = {  # whole families
     "Catalog": _NETWORKS,
     "Extractor": _NETWORKS,
     "CNN": _NETWORKS,
-    "Callback": "Callback",
-    "RolloutBuffer": "nothing: what is sampled is trained on and forgotten",
-    "Buffer": "EpisodeReplayBuffer, with training(replay_buffer_config=…)",
     "EncoderConfig": _NETWORKS,
     "HeadConfig": _NETWORKS,
     "Policy": "Policy.load(run) to act, an algorithm's config to train: PPOConfig",  # Tianshou's PPOPolicy
     "Agent": "an algorithm's config: PPOConfig",
+}
+
+_IMPORTS_BY_ENDING = {  # of names to import that are not ours
+    "Callback": "Callback",
+    "RolloutBuffer": "nothing: what is sampled is trained on and forgotten",
+    "Buffer": "EpisodeReplayBuffer, with training(replay_buffer_config=…)",
 }
 
 
@@ -748,7 +751,8 @@ def instead_of(name: str, exports: Container[str] = ()) -> str | None:
         return shorter
     if name == "Policy":  # ours
         return None
-    by_ending = next((text for ending, text in _BY_ENDING.items() if name.endswith(ending)), None)
+    endings = {**_BY_ENDING, **(_IMPORTS_BY_ENDING if exports else {})}
+    by_ending = next((text for ending, text in endings.items() if name.endswith(ending)), None)
     return by_ending or (_in_other_modules(name) if exports else None)
 
 
