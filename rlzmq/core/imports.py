@@ -144,7 +144,7 @@ class MissingNameFinder:
                 text = str(error)
                 if name in self._exports:
                     text = f"cannot import name {name!r} from {package.__name__!r}. Instead: from rlzmq import {name}."
-                elif "Instead:" not in text:
+                elif "Instead:" not in text and "Did you mean" not in text:
                     text = f"cannot import name {name!r} from {package.__name__!r}{self.hint(name)}"
                 raise ImportError(text, name="rlzmq") from None
         raise ModuleNotFoundError(f"No module named {wanted!r}{self._module_hint(wanted)}", name=wanted)
