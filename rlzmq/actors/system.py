@@ -181,9 +181,7 @@ class ActorSystem:
             make_directories(self._log_dir)
         server = get_fork_server()
         self._context = Context()
-        self._directory = SocketDirectory()
-        with contextlib.suppress(PeerLostError):  # it has died: the next one owns the directory
-            self._own_directory(server)
+        self._directory = SocketDirectory(before=lambda path: self._let_own(server, path))
         self._router = DrainSocket(
             self._context,
             "ROUTER",
@@ -400,7 +398,8 @@ class ActorSystem:
         is_spared: Callable[[], bool],
     ) -> ProcessLink:
         if server is not self._server:  # the previous one died
-            self._own_directory(server)
+            assert self._directory is not None
+            self._let_own(server, self._directory.path)
         routing_id = f"{role}#{next(self._routing_ids)}"
         log_path = None if self._log_dir is None else str(self._log_dir.absolute() / f"{role}.log")
         child = server.spawn(role, log_path=log_path)
@@ -427,10 +426,10 @@ class ActorSystem:
         """Remove multiprocessing's directory of a process that has ended with all that it had started."""
         shutil.rmtree(process_directory(self.run_directory.path, pid), ignore_errors=True)
 
-    def _own_directory(self, server: ForkServer) -> None:
-        assert self._directory is not None
-        server.own_directory(self._directory.path)
-        self._server = server
+    def _let_own(self, server: ForkServer, directory: Path) -> None:
+        with contextlib.suppress(PeerLostError):  # it has died: the next one owns the directory
+            server.own_directory(directory)
+            self._server = server
 
     def _settings(self, link: ProcessLink) -> bytes:
         """Return what a child adopts from this process; it was forked from the server."""

@@ -10,6 +10,7 @@ import shutil
 import stat
 import tempfile
 import time
+from collections.abc import Callable
 from multiprocessing.process import current_process
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -191,6 +192,7 @@ class SocketDirectory:
     Args:
         base: Parent directory; None: chosen as above.
         name: Its name, for processes that find each other by it; the first of them owns it. "": a new one.
+        before: Called with the path before the directory is made: whoever removes it if this process is killed.
 
     Raises:
         BlockingIOError: Another process owns the directory of this name; ``filename`` is a file in it.
@@ -202,8 +204,14 @@ class SocketDirectory:
         True
     """
 
-    def __init__(self, base: str | os.PathLike[str] | None = None, *, name: str = "") -> None:
-        self.path: Path = _make_directory(base, name)
+    def __init__(
+        self,
+        base: str | os.PathLike[str] | None = None,
+        *,
+        name: str = "",
+        before: Callable[[Path], object] = lambda path: None,
+    ) -> None:
+        self.path: Path = _make_directory(base, name, before)
         self._lock = lock_file(self.path / _LOCK_NAME)
         _remove_stale(self.path.parent, keep=self.path)
 
@@ -236,7 +244,7 @@ class SocketDirectory:
         self.close()
 
 
-def _make_directory(base: str | os.PathLike[str] | None, name: str) -> Path:
+def _make_directory(base: str | os.PathLike[str] | None, name: str, before: Callable[[Path], object]) -> Path:
     if base is not None:
         candidates = [Path(base)]
     else:
@@ -250,6 +258,7 @@ def _make_directory(base: str | os.PathLike[str] | None, name: str) -> Path:
         if len(os.fsencode(path)) + _ROOM_BYTES > MAX_IPC_PATH_BYTES:
             reasons.append(f"{root}: its path is too long for Unix sockets")
             continue
+        before(path)
         try:
             path.mkdir(mode=0o700, exist_ok=bool(name))
             status = path.lstat()
