@@ -74,6 +74,12 @@ ENTRIES = (
     Entry("pendulum", "Pendulum-v1, SAC", "sac --env Pendulum-v1 --stop steps=6000"),
     Entry("pendulum-td3", "Pendulum-v1, TD3", "td3 --env Pendulum-v1 --stop steps=12000"),
     Entry(
+        "inverted-double-pendulum",
+        "InvertedDoublePendulum-v5, PPO",
+        "ppo --env InvertedDoublePendulum-v5 --stop steps=300000",
+        "An env of MuJoCo; five minutes.",
+    ),
+    Entry(
         "frozenlake",
         "FrozenLake-v1, PPO",
         f"ppo --env FrozenLake-v1 --env-config is_slippery=false {_TABULAR} --stop steps=20000",
@@ -170,6 +176,7 @@ def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     for entry in ENTRIES:
         if options.runs is not None and entry.name in (options.name or [entry.name]):
+            options.runs.mkdir(parents=True, exist_ok=True)
             run = (options.runs / "runs" / entry.name).absolute()
             if not run.exists():
                 rlzmq(entry.command, options.runs)
