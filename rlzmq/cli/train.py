@@ -33,7 +33,7 @@ from rlzmq.core.process import open_stack_channel, outlive_readers
 from rlzmq.core.synonyms import renamed
 from rlzmq.core.tracebacks import run_error
 from rlzmq.telemetry.runs import find_run
-from rlzmq.telemetry.view import make_view
+from rlzmq.telemetry.view import make_view, processes_of
 from rlzmq.telemetry.writers import make_writers
 
 if TYPE_CHECKING:
@@ -351,7 +351,7 @@ def _train(
             f"which environment? rlzmq train {name} --env CartPole-v1, or env in the --config file."
         )
     if not options.quiet:  # before torch is imported, which takes seconds
-        print(f"starting    {_processes(config)} for {config.env}", flush=True)
+        print(f"starting    {processes_of(config)} for {config.env}", flush=True)
     checkpoint = _checkpoint_to_resume(options, path)
     if options.record and config.record_dir is None:
         config.debugging(record_dir=str((path / "arrivals").absolute()))
@@ -475,19 +475,6 @@ def _next_commands(
         lines.append(f"evaluate    rlzmq evaluate {shlex.quote(short_path(saved))}{imports}")
         lines.append(f"resume      rlzmq train {name} --resume {shlex.quote(str(path))}{imports}{until}")
     return "\n".join(lines)
-
-
-def _processes(config: AlgorithmConfig) -> str:
-    """Describe the processes that the run starts."""
-    parts = []
-    for number, what in (
-        (config.num_env_runners, "runner"),
-        (config.num_learners, "learner"),
-        (config.evaluation_num_env_runners if config.evaluation_interval else 0, "evaluation runner"),
-    ):
-        if number:
-            parts.append(f"{number} {what}{'s' if number > 1 else ''}")
-    return ", ".join(parts) or "one process"
 
 
 def _checkpoint_to_resume(options: TrainOptions, path: Path) -> Path | None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rlzmq.config.base_config import BaseConfig
 
-__all__ = ["LinesView", "LiveView", "PanelView", "View", "make_view", "summary_line"]
+__all__ = ["LinesView", "LiveView", "PanelView", "View", "make_view", "processes_of", "summary_line"]
 
 _NUM_FIRST, _EVERY_S = 10, 3.0  # lines of the first iterations; between two later ones
 _BARS = "▁▂▃▄▅▆▇█"
@@ -124,13 +124,26 @@ class PanelView(LiveView[Mapping[str, Any]]):
         return Panel(table, title=self._title, expand=False)
 
 
+def processes_of(config: BaseConfig) -> str:
+    """Describe the processes that the run starts."""
+    parts = []
+    for number, what in (
+        (config.num_env_runners, "runner"),
+        (config.num_learners, "learner"),
+        (config.evaluation_num_env_runners if config.evaluation_interval else 0, "evaluation runner"),
+    ):
+        if number:
+            parts.append(f"{number} {what}{'s' if number > 1 else ''}")
+    return ", ".join(parts) or "one process"
+
+
 def make_view(name: str, config: BaseConfig, *, quiet: bool = False) -> View[Mapping[str, Any]]:
     """Return the view for the output: a panel on a terminal, lines elsewhere, nothing if ``quiet``."""
     if quiet:
         return View()
     if not sys.stdout.isatty():
         return LinesView()
-    title = f"{name} on {config.env}  ({config.num_env_runners} runners, {config.num_learners} learners)"
+    title = f"{name} on {config.env}  ({processes_of(config)})"
     return PanelView(title)
 
 
