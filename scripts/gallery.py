@@ -77,7 +77,7 @@ ENTRIES = (
         "inverted-double-pendulum",
         "InvertedDoublePendulum-v5, PPO",
         "ppo --env InvertedDoublePendulum-v5 --stop steps=300000",
-        "An env of MuJoCo; five minutes.",
+        "An env of MuJoCo.",
     ),
     Entry(
         "frozenlake",
