@@ -170,17 +170,6 @@ def _data_url(png: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
-def _newest(lines: list[str]) -> list[str]:
-    """Return the last lines of the terminal as HTML, deaths in red."""
-    kept = [line for line in lines if "accounting" in line or not re.match(r"\w+ {2,}", line)]
-    shown = [escape(line[:_NUM_COLUMNS]) for line in kept[-_NUM_LINES:]]
-    return [f"<i>{line}</i>" if re.search("killed", line) else line for line in shown]
-
-
-def _data_url(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode()
-
-
 def bars() -> str:
     """Return docs/benchmarks.md's ratios to other libraries as bars."""
     page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
