@@ -1,8 +1,9 @@
 """Learning per env step: rlzmq's presets beside Stable-Baselines3 with the settings of its RL Zoo, over seeds.
 
-``python scripts/learn_peers.py --runs DIR`` trains what DIR lacks, both sides for the same number of env steps, and
-prints a table; ``--plot FILE`` draws the curves. Each run is a run directory, so that ``rlzmq plot --iqm DIR/rlzmq
-DIR/sb3`` compares them, too. A value is the mean return of the newest training episodes, by the env's own rewards.
+``python scripts/learn_peers.py --runs DIR`` trains what is missing, both sides for the same number of env steps, and
+prints a table; ``--plot FILE`` draws the curves. The curve of each finished run is a line of ``docs/learning.jsonl``:
+remove lines to train again. In DIR, each is a run directory, so that ``rlzmq plot --iqm DIR/rlzmq DIR/sb3`` compares
+them, too. A value is the mean return of the newest training episodes, by the env's own rewards.
 
 Stable-Baselines3 runs in its own virtualenv (see `scripts.bench._peers`). It has no IMPALA: A2C stands beside it, an
 actor and a critic without off-policy correction. MiniGrid's views are flattened on both sides.
@@ -20,14 +21,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rlzmq import Run
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+CURVES = ROOT / "docs" / "learning.jsonl"
+NUM_POINTS = 50  # of a curve
 LIBRARIES = {"rlzmq": "rlzmq", "sb3": "Stable-Baselines3"}
 
 
@@ -238,6 +238,40 @@ def path_of(runs: Path, library: str, name: str, seed: int) -> Path:
     return runs / library / f"{name.replace(' ', '-')}-{seed}"
 
 
+@dataclass(frozen=True)
+class Curve:
+    """A finished run: the values at some numbers of env steps, from the first value to the end of the task."""
+
+    library: str
+    task: str
+    seed: int
+    steps: list[int]
+    values: list[float]
+
+    @classmethod
+    def of(cls, path: Path, library: str, task: str, seed: int) -> Curve:
+        """Return the curve of a run directory."""
+        import numpy as np
+
+        from rlzmq import Run
+
+        steps, values = Run.open(path).curve()
+        grid = np.linspace(steps[0], TASKS[task].num_env_steps, NUM_POINTS).round()
+        at = np.interp(grid, steps, values)
+        return cls(library, task, seed, [int(step) for step in grid], [float(f"{value:.5g}") for value in at])
+
+
+def finished() -> list[Curve]:
+    """Return the curves of all runs that have finished."""
+    lines = CURVES.read_text().splitlines() if CURVES.exists() else []
+    return [Curve(**json.loads(line)) for line in lines]
+
+
+def curves_of(library: str, name: str) -> list[Curve]:
+    """Return the curves of a task."""
+    return [curve for curve in finished() if (curve.library, curve.task) == (library, name)]
+
+
 def train(runs: Path, names: list[str], seeds: list[int] | None) -> None:
     """Train what is missing, each run in its own process, task by task; a run that was interrupted begins again."""
     from scripts.bench._peers import python_of
@@ -246,30 +280,18 @@ def train(runs: Path, names: list[str], seeds: list[int] | None) -> None:
     queue = [(task, seed) for task in names for seed in seeds or range(1, 1 + TASKS[task].num_seeds)]
     for (name, seed), library in itertools.product(queue, LIBRARIES):
         path, python = path_of(runs, library, name, seed), pythons[library]
-        if python is not None and not path.exists():
+        if python is None or seed in [curve.seed for curve in curves_of(library, name)]:
+            continue
+        if not path.exists():
             shutil.rmtree(f"{path}.unfinished", ignore_errors=True)
             print(f"{library:5} {name}, seed {seed}", flush=True)
             code = f"from scripts import learn_peers; learn_peers.{library}({name!r}, {seed}, {str(path)!r})"
             subprocess.run([python, "-c", code], check=True, cwd=ROOT)
+        with CURVES.open("a") as file:
+            file.write(json.dumps(asdict(Curve.of(path, library, name, seed))) + "\n")
 
 
-def runs_of(runs: Path, library: str, name: str) -> list[Run]:
-    """Return the finished runs of a task."""
-    from rlzmq import Run
-
-    first = path_of(runs, library, name, 0).name.removesuffix("0")
-    return [Run.open(path) for path in sorted((runs / library).glob(f"{first}[0-9]")) if path.is_dir()]
-
-
-def scores(runs: Path, library: str, name: str) -> list[float]:
-    """Return each seed's value at the end of the task's env steps."""
-    import numpy as np
-
-    curves = [run.curve() for run in runs_of(runs, library, name)]
-    return [float(np.interp(TASKS[name].num_env_steps, *curve)) for curve in curves]
-
-
-def table(runs: Path, names: list[str]) -> str:
+def table(names: list[str]) -> str:
     """Return a row per task in Markdown: env steps, and each side's interquartile mean with its 95 % interval."""
     from rlzmq.core.score_statistics import bootstrap_interval, interquartile_mean
 
@@ -277,7 +299,7 @@ def table(runs: Path, names: list[str]) -> str:
     for name in names:
         cells = []
         for library in LIBRARIES:
-            values = scores(runs, library, name)
+            values = [curve.values[-1] for curve in curves_of(library, name)]
             low, high = bootstrap_interval(values, interquartile_mean) if values else (0.0, 0.0)
             peer = f" ({TASKS[name].zoo.algorithm})" if library == "sb3" and "IMPALA" in name else ""
             mean = interquartile_mean(values) if values else float("nan")
@@ -291,11 +313,12 @@ def _number(value: float) -> str:
     return f"{value:,.0f}".replace("-", "−") if abs(value) >= 10 else f"{value:.2f}"
 
 
-def plot(runs: Path, names: list[str], path: Path) -> None:
+def plot(names: list[str], path: Path) -> None:
     """Draw each task's curves, the mean over seeds and its 95 % interval."""
     import matplotlib.pyplot as plt
+    import numpy as np
 
-    from rlzmq.telemetry.runs import mean_curve
+    from rlzmq.core.score_statistics import bootstrap_interval
 
     rows = -(-len(names) // 3)
     figure, axes = plt.subplots(rows, 3, figsize=(10, 2.7 * rows), squeeze=False, layout="constrained")
@@ -304,10 +327,12 @@ def plot(runs: Path, names: list[str], path: Path) -> None:
     for axis, name in zip(axes.flat, names, strict=False):
         task = TASKS[name]
         for library, label in LIBRARIES.items():
-            if found := runs_of(runs, library, name):
-                curve = mean_curve(label, found, "env_runners/episode_return_mean", "steps")
-                (line,) = axis.plot(curve.x / 1000, curve.mean, label=label)
-                axis.fill_between(curve.x / 1000, curve.low, curve.high, alpha=0.2, color=line.get_color())
+            if found := curves_of(library, name):
+                begin = max(curve.steps[0] for curve in found)
+                grid = np.linspace(begin, task.num_env_steps, 4 * NUM_POINTS)
+                values = np.stack([np.interp(grid, curve.steps, curve.values) for curve in found])
+                (line,) = axis.plot(grid / 1000, values.mean(axis=0), label=label)
+                axis.fill_between(grid / 1000, *bootstrap_interval(values), alpha=0.2, color=line.get_color())
         peer = f" (beside {task.zoo.algorithm})" if "IMPALA" in name else ""
         axis.set_title(f"{name}{peer}", fontsize=9)
         axis.set_xlim(0, task.num_env_steps / 1000)
@@ -332,9 +357,9 @@ def main() -> None:
     if unknown := set(names) - set(TASKS):
         parser.error(f"no such task: {', '.join(sorted(unknown))}")
     train(options.runs.absolute(), names, options.seeds)
-    print(table(options.runs, names))
+    print(table(names))
     if options.plot:
-        plot(options.runs, names, options.plot)
+        plot(names, options.plot)
 
 
 if __name__ == "__main__":

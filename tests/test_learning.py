@@ -47,26 +47,31 @@ def test_the_target_is_reached_from_recorded_data(tasks: tuple[str, ...], mode: 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_table_beside_the_peer_has_the_value_at_the_end_of_each_tasks_env_steps(tmp_path: Path) -> None:
+def test_the_table_beside_the_peer_has_the_value_at_the_end_of_each_tasks_env_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "CartPole-v1 PPO"
+    monkeypatch.setattr(learn_peers, "CURVES", tmp_path / "curves.jsonl")
+    monkeypatch.setattr("scripts.bench._peers.python_of", lambda peer: Path(sys.executable))
     for library, last in (("rlzmq", 500.0), ("sb3", 300.0)):
         for seed in (1, 2):
-            path = learn_peers.path_of(tmp_path, library, "CartPole-v1 PPO", seed)
+            path = learn_peers.path_of(tmp_path, library, name, seed)
             path.mkdir(parents=True)
             (path / "run.json").write_text(json.dumps({"command": [], "env": "CartPole-v1", "seed": seed}))
-            rows = [(0, 0.0), (40_000, last + seed), (80_000, 0.0)]  # what comes later does not count
-            (path / "metrics.jsonl").write_text(
-                "".join(
-                    json.dumps(
-                        {
-                            "training_iteration": number,
-                            "num_env_steps_sampled_lifetime": steps,
-                            "env_runners": {"episode_return_mean": value},
-                        }
-                    )
-                    + "\n"
-                    for number, (steps, value) in enumerate(rows, 1)
-                )
-            )
-    (learn_peers.path_of(tmp_path, "sb3", "CartPole-v1 PPO", 3).with_suffix(".unfinished")).mkdir()
-    *_, row = learn_peers.table(tmp_path, ["CartPole-v1 PPO"]).splitlines()
+            with (path / "metrics.jsonl").open("w") as file:
+                for steps, value in [
+                    (0, 0.0),
+                    (40_000, last + seed),
+                    (80_000, 0.0),
+                ]:  # what comes later is not used
+                    result = {
+                        "training_iteration": 1 + steps // 40_000,
+                        "num_env_steps_sampled_lifetime": steps,
+                    }
+                    file.write(json.dumps({**result, "env_runners": {"episode_return_mean": value}}) + "\n")
+    learn_peers.train(tmp_path, [name], [1, 2])  # all have finished: only their curves are kept
+    learn_peers.train(tmp_path, [name], [1, 2])
+    assert len(learn_peers.finished()) == 4
+    *_, row = learn_peers.table([name]).splitlines()
     assert row == "| CartPole-v1 PPO | 40k | 502 [501, 502] | 302 [301, 302] |"
+    learn_peers.plot([name], tmp_path / "curves.png")
