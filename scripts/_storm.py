@@ -46,7 +46,7 @@ from rlzmq.actors.process_state import is_stopped
 from rlzmq.core import faults
 from rlzmq.core.addresses import split_tcp
 from rlzmq.driver import broker_pipeline
-from rlzmq.net.join_file import JoinFile
+from rlzmq.net.keys import JoinFile
 from rlzmq.wire.messages import ConfigRequest, Hello, SnapshotRequest, encode_message
 from tests.net.chaos_proxy import ChaosProxy
 

@@ -39,7 +39,7 @@ import psutil
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rlzmq.net.join_file import JoinFile  # noqa: E402
+from rlzmq.net.keys import JoinFile  # noqa: E402
 from tests.security import floods  # noqa: E402
 
 _MIB = 1 << 20

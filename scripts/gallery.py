@@ -122,7 +122,7 @@ def rlzmq(command: str, directory: Path) -> None:
 def draw_curve(entry: Entry, run: Path) -> None:
     """Write the picture of a run's curve."""
     from rlzmq import Run
-    from rlzmq.core.svg_curve import svg_curve
+    from rlzmq.core.score_statistics import svg_curve
 
     steps, returns = Run.open(run).curve()
     svg = svg_curve(steps, returns, "env steps", "mean return").replace("currentColor", "#888")

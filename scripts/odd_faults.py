@@ -462,7 +462,7 @@ def _free_port() -> int:
 def network(place: Path, options: argparse.Namespace, seen: Seen) -> None:
     """Train with a runner behind 100 ms of latency, 1 % of its packets lost (sent again 0.3 s later), with CURVE."""
     from rlzmq.core.addresses import split_tcp
-    from rlzmq.net.join_file import JoinFile
+    from rlzmq.net.keys import JoinFile
 
     place.mkdir(parents=True)
     port, join_path = _free_port(), place / "join.toml"
@@ -669,7 +669,7 @@ def store(place: Path, options: argparse.Namespace, seen: Seen) -> None:
     place.mkdir(parents=True)
     rng = random.Random(options.seed)
     code = (
-        "import sys, time; from rlzmq.roles.learner.formation import StoreServer; s = StoreServer('127.0.0.1', 0); "
+        "import sys, time; from rlzmq.roles.formation import StoreServer; s = StoreServer('127.0.0.1', 0); "
         "print(s.port, flush=True); sys.stdin.read()"
     )
     server = subprocess.Popen(
@@ -703,7 +703,7 @@ def store(place: Path, options: argparse.Namespace, seen: Seen) -> None:
     works = subprocess.run(
         [
             sys.executable, "-c",
-            "from rlzmq.roles.learner.formation import open_store; import sys; s = open_store(sys.argv[1], 1); "
+            "from rlzmq.roles.formation import open_store; import sys; s = open_store(sys.argv[1], 1); "
             "s.set('a', 'b'); assert s.get('a') == b'b'", f"tcp://127.0.0.1:{port}",
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, timeout=60, check=False,

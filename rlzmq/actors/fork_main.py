@@ -36,9 +36,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rlzmq.actors.process_state import FORK_SERVER_NAME, end_family, exit_report
-from rlzmq.core import last_words
 from rlzmq.core.printable import printable
-from rlzmq.core.process import ignore_ending_signals
+from rlzmq.core.process import (
+    LastWords,
+    ignore_ending_signals,
+    leave_words,
+    make_words_channel,
+    open_words_channel,
+    read_words,
+)
 
 __all__ = ["main"]
 
@@ -305,7 +311,7 @@ class _Server:
 
     def _spawn(self, role: str, log_path: str | None, status: socket.socket, channel: socket.socket) -> None:
         tail = StderrTail(role, log_path)
-        words_fd = last_words.make_channel()
+        words_fd = make_words_channel()
         try:
             pid = os.fork()
         except OSError as error:  # out of processes or memory
@@ -347,14 +353,14 @@ class _Server:
             status.close()
             self._close_inherited()
             tail.become_stderr()
-            last_words.open_channel(words_fd)
+            open_words_channel(words_fd)
             from rlzmq.actors.child import run_child
 
             code = run_child(channel, role)
         except BaseException as error:
             from rlzmq.core.tracebacks import format_error
 
-            last_words.leave(last_words.LastWords.of(error))
+            leave_words(LastWords.of(error))
             print(format_error(error), file=sys.stderr)
         finally:
             with contextlib.suppress(OSError, ValueError):
@@ -418,7 +424,7 @@ class _Server:
         if child.tail.fd is not None:
             self._selector.unregister(child.tail.fd)
         child.tail.drain()
-        words = last_words.read_channel(child.words_fd)
+        words = read_words(child.words_fd)
         child.report(exit_report(code, child.tail.lines(), words))
         child.tail.close()
         os.close(child.words_fd)

@@ -24,8 +24,8 @@ from typing import Any
 
 from rlzmq.actors.process_state import MAX_REPORT_BYTES, ActorLostError, ExitStatus, end_family
 from rlzmq.core.errors import PeerLostError
+from rlzmq.core.patience import RestartPolicy, Supervision
 from rlzmq.core.process import blocked
-from rlzmq.protocol.supervision import RestartPolicy, Supervision
 
 __all__ = ["PRELOAD", "ForkServer", "ForkedChild", "get_fork_server", "prestart", "shutdown"]
 
@@ -38,9 +38,9 @@ PRELOAD = (
     "cloudpickle",
     "uvloop",
     "rlzmq.actors.child",
-    "rlzmq.roles.runner.runner_role",
-    "rlzmq.roles.learner.learner_role",
-    "rlzmq.roles.broker.broker_role",
+    "rlzmq.roles.runner_role",
+    "rlzmq.roles.learner_role",
+    "rlzmq.roles.broker_role",
     "rlzmq.algorithms.appo",
     "rlzmq.algorithms.ppo",
 )

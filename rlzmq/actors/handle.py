@@ -24,12 +24,12 @@ from rlzmq.actors.messages import (
     Shutdown,
     encode_message,
     pack,
+    unpack_error,
 )
 from rlzmq.actors.process_state import ActorLostError, ExitStatus
-from rlzmq.actors.remote_errors import unpack_error
 from rlzmq.core.errors import DeadlineError, PeerLostError, ProtocolError
 from rlzmq.core.process import STACKS_TO_STDERR
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.tracebacks import ShortTraceback
 
 __all__ = ["ActorHandle", "Exited", "LocalLink", "ProcessLink", "short_name"]

@@ -10,8 +10,15 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from rlzmq.actors.messages import ActorMessage, Answer, Failure, encode_message, pack, pack_snapshot
-from rlzmq.actors.remote_errors import pack_error
+from rlzmq.actors.messages import (
+    ActorMessage,
+    Answer,
+    Failure,
+    encode_message,
+    pack,
+    pack_error,
+    pack_snapshot,
+)
 from rlzmq.core.errors import ClosedError, ProtocolError
 from rlzmq.core.tracebacks import is_interrupt, run_error
 from rlzmq.core.trust import CALLER, find_code

@@ -6,13 +6,18 @@ it neither loses nor reorders nor duplicates; when one of them ends, its calls f
 
 from __future__ import annotations
 
+import builtins
+import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from rlzmq.core.errors import ProtocolError
-from rlzmq.wire.codec import decode, encode
-from rlzmq.wire.schema import from_header, to_header
+from rlzmq.core import errors
+from rlzmq.core.errors import ProtocolError, RemoteError
+from rlzmq.core.printable import cut, printable
+from rlzmq.core.tracebacks import origin_parts
+from rlzmq.wire.codec import decode, encode, from_header, to_header
 from rlzmq.wire.values import pack_value, unpack_value
 
 __all__ = [
@@ -22,12 +27,16 @@ __all__ = [
     "Call",
     "Cancel",
     "Failure",
+    "RemoteOrigin",
     "Shutdown",
     "decode_message",
     "encode_message",
     "pack",
+    "pack_error",
     "pack_snapshot",
+    "unpack_error",
 ]
+
 
 NO_CALL_ID = 0
 """The id of no call: real calls count from 1."""
@@ -121,3 +130,158 @@ def pack_snapshot(value: object, what: str) -> list[Any]:
     """Pack a value with copies of its arrays, so that the actor cannot change them while they are sent."""
     tree, small, *large = pack(value, what)  # the packer owns the first two
     return [tree, small, *(array.copy() for array in large)]
+
+
+# Together with the text these fit into a message's header (64 KiB) in any alphabet.
+_MAX_ARGS_BYTES = 8 * 1024
+_MAX_TRACEBACK_BYTES = 24 * 1024
+_MAX_ARGS = 8
+# Limit of an exception's text within a traceback: the whole text is sent beside it.
+_MAX_REPEATED_BYTES = 1000
+_LINES = "\n\t"
+
+# Neither can be raised from an awaited call, where both have another meaning.
+_NOT_RAISABLE = {"StopIteration", "StopAsyncIteration"}
+
+_KNOWN: dict[str, type[Exception]] = {
+    name: kind
+    for module in (builtins, errors)
+    for name, kind in vars(module).items()
+    if isinstance(kind, type)
+    and issubclass(kind, Exception)
+    and name == kind.__name__
+    and name not in _NOT_RAISABLE
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteOrigin:
+    """Where a remote exception was raised; its ``remote_origin`` attribute.
+
+    Attributes:
+        host, pid, role: The process.
+        traceback_text: The user's own frames there and the errors that led to it; with ``RLZMQ_TRACEBACK=full`` the
+            whole traceback.
+    """
+
+    host: str
+    pid: int
+    role: str
+    traceback_text: str
+
+
+def pack_error(error: BaseException, role: str) -> dict[str, Any]:
+    """Convert an exception to plain values."""
+    kind = type(error)
+    is_known = _KNOWN.get(kind.__name__) is kind
+    try:
+        text = str(error)
+    except Exception:
+        text = "(the exception's own __str__ raised)"
+    arguments = list(error.args)
+    if isinstance(error, OSError) and error.filename is not None and len(arguments) == 2:
+        arguments.append(error.filename)  # args leave it out
+    is_plain = len(arguments) <= _MAX_ARGS and all(_is_plain(argument) for argument in arguments)
+    is_plain = is_plain and sum(_num_bytes(a) for a in arguments if type(a) is str) <= _MAX_ARGS_BYTES
+    return {
+        "type": kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
+        "known_as": kind.__name__ if is_known else _known_base(kind),
+        "is_known": is_known,
+        "text": cut(text),
+        "args": arguments if is_plain else None,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "role": role,
+        "traceback": _end_of(_format(error), _MAX_TRACEBACK_BYTES),
+    }
+
+
+def unpack_error(packed: dict[str, Any]) -> Exception:
+    """Return the exception to raise here: the same builtin or rlzmq type, else a RemoteError.
+
+    A type unknown here that derives from a builtin or rlzmq type arrives as a RemoteError that is also
+    of that type, so ``except ValueError`` catches a remote subclass of ValueError.
+    """
+    origin = RemoteOrigin(
+        printable(str(packed["host"])),
+        int(packed["pid"]),
+        printable(str(packed["role"])),
+        printable(str(packed["traceback"]), keep=_LINES),
+    )
+    text = printable(str(packed["text"]), keep=_LINES)
+    known = _KNOWN.get(str(packed["known_as"]))
+    error = _rebuild(known, packed["args"], text) if packed["is_known"] and known is not None else None
+    if error is None:
+        name = printable(str(packed["type"]))
+        message = f"{name}: {text}" if text else name
+        facts = {
+            "remote_type": name,
+            "host": origin.host,
+            "role": origin.role,
+            "traceback_text": origin.traceback_text,
+        }
+        try:
+            error = _remote_error_type(known)(message, pid=origin.pid, **facts)
+        except TypeError:  # the base class has a different constructor
+            error = RemoteError(message, pid=origin.pid, **facts)
+    cast(Any, error).remote_origin = origin
+    where = f"raised in actor {origin.role!r} (pid {origin.pid} on {origin.host})"
+    error.add_note(f"{where}:\n{origin.traceback_text}" if origin.traceback_text else f"{where}.")
+    return error
+
+
+def _rebuild(kind: type[Exception], arguments: object, text: str) -> Exception | None:
+    try:
+        if not isinstance(arguments, list):
+            return kind(text)
+        return kind(*(printable(a, keep=_LINES) if isinstance(a, str) else a for a in arguments))
+    except Exception:  # its constructor differs: a RemoteError carries all facts instead
+        return None
+
+
+def _remote_error_type(base: type[Exception] | None) -> type[RemoteError]:
+    if base is None or base in (Exception, errors.RlzmqError) or issubclass(base, RemoteError):
+        return RemoteError
+    kind = _combined.get(base)
+    if kind is None:
+        try:
+            kind = type(f"Remote{base.__name__}", (RemoteError, base), {"__module__": RemoteError.__module__})
+        except TypeError:  # the two have incompatible layouts
+            kind = RemoteError
+        _combined[base] = kind
+    return kind
+
+
+_combined: dict[type[Exception], type[RemoteError]] = {}
+
+
+def _known_base(kind: type[BaseException]) -> str:
+    for base in kind.__mro__:
+        if base is not Exception and _KNOWN.get(base.__name__) is base:
+            return base.__name__
+    return ""
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or type(value) in (bool, float, str) or (type(value) is int and abs(value) < 2**63)
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.encode(errors="replace"))
+
+
+def _end_of(text: str, max_bytes: int) -> str:
+    return text.encode(errors="replace")[-max_bytes:].decode(errors="ignore")
+
+
+def _format(error: BaseException) -> str:
+    return "".join(_short(part) for part in origin_parts(error)).rstrip()
+
+
+def _short(part: str) -> str:
+    """Cut one part of a traceback: a frame, or an exception's text."""
+    return (
+        part
+        if len(part.encode(errors="replace")) <= _MAX_REPEATED_BYTES
+        else cut(part, _MAX_REPEATED_BYTES) + "\n"
+    )

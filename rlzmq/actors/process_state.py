@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlzmq.core.errors import PeerLostError
-from rlzmq.core.last_words import LastWords
-from rlzmq.core.process import OpenedProcess
+from rlzmq.core.process import LastWords, OpenedProcess
 
 __all__ = [
     "FORK_SERVER_NAME",

@@ -13,7 +13,7 @@ from rlzmq.algorithms.registry import config_class_named
 from rlzmq.algorithms.stored_config import Given
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.override import TellsUncalled
+from rlzmq.core.signatures import TellsUncalled
 from rlzmq.core.synonyms import AnswersSynonyms, SynonymsOfClass
 from rlzmq.driver.sync_groups import EnvRunnerGroup, LearnerGroup
 from rlzmq.driver.synchronous import Forwarded, Synchronous, blocking, runner_for

@@ -12,7 +12,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors import defaults
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import LazyModule
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.core.trust import CALLER, find_code
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID

@@ -53,9 +53,8 @@ from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.checkpoint_series import CheckpointSeries
 from rlzmq.core.errors import ClosedError, Interrupted, StandstillError
 from rlzmq.core.imports import LazyModule
-from rlzmq.core.last_words import LastWords, end_process
 from rlzmq.core.metrics import MetricsLogger
-from rlzmq.core.process import apply_log_level
+from rlzmq.core.process import LastWords, apply_log_level, end_process
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.driver.module_configs import PLACES
 from rlzmq.driver.session import Session

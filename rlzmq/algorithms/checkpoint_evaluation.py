@@ -22,7 +22,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import opener
 from rlzmq.core.imports import import_optional
 from rlzmq.core.metrics import MetricsLogger
-from rlzmq.core.progress import Progress
+from rlzmq.core.printable import Progress
 from rlzmq.core.score_statistics import Statistic, bootstrap_interval, interquartile_mean, mean
 from rlzmq.core.version import __version__
 from rlzmq.driver.sync_groups import EnvRunnerGroup

@@ -36,7 +36,7 @@ from rlzmq.core.checkpoint import (
 from rlzmq.core.checkpoint_series import CheckpointSeries, checkpoints_at, find_checkpoint
 from rlzmq.core.errors import CheckpointError
 from rlzmq.core.printable import printable
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.modules.saving import read_module_states
 
 __all__ = [

@@ -22,9 +22,8 @@ from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.names import ALL_MODULES
 from rlzmq.core.plain import decode, encode_supported
 from rlzmq.core.signatures import place_of_code
-from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
+from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup, SamplingRound
 from rlzmq.driver.session import Session
-from rlzmq.roles.runner.sampling_round import SamplingRound, UntilEnd
 from rlzmq.runners.episode_metrics import EpisodeMetrics, add_fragment_metas
 
 __all__ = ["Evaluation"]
@@ -227,11 +226,11 @@ class Evaluation:
         config = self._config
         if config.evaluation_duration != "auto":
             return SamplingRound(group, **self._options())
-        until_end = UntilEnd(
-            config.evaluation_auto_duration_min_env_steps_per_sample,
-            config.evaluation_auto_duration_max_env_steps_per_sample,
-            expected_s,
-        )
+        until_end = {
+            "min_env_steps": config.evaluation_auto_duration_min_env_steps_per_sample,
+            "max_env_steps": config.evaluation_auto_duration_max_env_steps_per_sample,
+            "expected_s": expected_s,
+        }
         force_reset = config.evaluation_force_reset_envs_before_iteration
         return SamplingRound(group, until_end=until_end, force_reset=force_reset)
 

@@ -14,7 +14,7 @@ from rlzmq.algorithms.algorithm_config import AlgorithmConfig
 from rlzmq.config.groups import TrainingSettings
 from rlzmq.config.settings import Fraction, NonNegativeInt, Positive, PositiveInt, setting, settings, takes
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.update_plan import UpdatePlan
 from rlzmq.envs.registry import resolve_env
 from rlzmq.learners.schedule import Schedule

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.tree import tree_map, tree_stack
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, default_agent_to_module_mapping_fn
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode

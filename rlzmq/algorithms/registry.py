@@ -19,8 +19,7 @@ from typing import Any
 from rlzmq.algorithms import ALGORITHMS
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import CheckpointError, ConfigurationError
-from rlzmq.core.suggest import did_you_mean
-from rlzmq.core.synonyms import instead_of_algorithm
+from rlzmq.core.synonyms import did_you_mean, instead_of_algorithm
 from rlzmq.core.trust import CALLER, find_code
 
 __all__ = [

@@ -24,16 +24,16 @@ from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.learner import Learner
 from rlzmq.learners.sources import BatchSource, FreshBatch
-from rlzmq.roles.fragment_data import decode_steps
-from rlzmq.roles.learner.arrival_log import (
+from rlzmq.roles.arrival_log import (
     ArrivalFile,
     RecordedState,
     RecordedUpdate,
     digest_weights,
     read_arrivals,
 )
-from rlzmq.roles.learner.batch_check import BatchCheck
-from rlzmq.roles.learner.learner_role import make_learner
+from rlzmq.roles.batch_check import BatchCheck
+from rlzmq.roles.fragment_data import decode_steps
+from rlzmq.roles.learner_role import make_learner
 from rlzmq.wire.values import pack_blob, unpack_blob
 
 __all__ = ["Mismatch", "RepeatedUpdate", "Replay", "learner_of", "load_update"]

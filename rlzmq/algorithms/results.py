@@ -21,7 +21,7 @@ from rlzmq.core.names import (
     REPLAY_BUFFER_RESULTS,
 )
 from rlzmq.core.plain import decode, encode_supported
-from rlzmq.core.svg_curve import svg_curve
+from rlzmq.core.score_statistics import svg_curve
 from rlzmq.core.synonyms import missing_key
 from rlzmq.core.timers import LEARNER_STAGES
 from rlzmq.driver.session import Session

@@ -173,7 +173,7 @@ def _config(options: CheckEnvOptions) -> AlgorithmConfig:
 
 def _train(env: object, config: AlgorithmConfig, options: CheckEnvOptions) -> list[str]:
     """Sample with an env runner, a new module and default settings; return the errors that training would raise."""
-    from rlzmq.roles.runner.runner_role import make_env_runner
+    from rlzmq.roles.runner_role import make_env_runner
 
     config.env_runners(num_env_runners=0).debugging(seed=options.seed)
     config.fault_tolerance(restart_failed_sub_environments=False)

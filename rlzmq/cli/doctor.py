@@ -19,8 +19,7 @@ from rlzmq.cli.main import EXIT_CONFIG
 from rlzmq.cli.parsing import parse
 from rlzmq.core.addresses import SocketDirectory, check_bind_address, split_tcp
 from rlzmq.core.process import loopback_interface, num_usable_cores
-from rlzmq.net.join_file import JoinFile
-from rlzmq.net.keys import curve_support
+from rlzmq.net.keys import JoinFile, curve_support
 
 __all__ = ["CHECKS", "Finding", "run"]
 

@@ -45,7 +45,7 @@ class InspectOptions:
 def run(arguments: Sequence[str]) -> int:
     """Run the command with `arguments`, which follow ``rlzmq inspect``; return the exit code."""
     from rlzmq.algorithms.registry import get_config_class
-    from rlzmq.roles.runner.runner_role import make_env_runner
+    from rlzmq.roles.runner_role import make_env_runner
 
     given = list(arguments)
     if given and Path(given[0]).is_dir():

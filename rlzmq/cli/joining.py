@@ -17,7 +17,7 @@ from rlzmq.cli.interrupt import SignalEchoes, exit_code_of_signal, handled_signa
 from rlzmq.cli.main import EXIT_UNREACHABLE
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.trust import CALLER, find_code
-from rlzmq.net.join_file import JoinFile
+from rlzmq.net.keys import JoinFile
 from rlzmq.roles.peer_link import digest_of
 from rlzmq.roles.remote_peer import fetch_config
 

@@ -13,7 +13,7 @@ import tyro
 from rlzmq.cli.main import EXIT_USAGE
 from rlzmq.cli.parsing import parse
 from rlzmq.core.printable import printable
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.launch.engine import Engine, Jobs, Role, engine_of
 
 __all__ = ["LogsOptions", "StopOptions", "run"]

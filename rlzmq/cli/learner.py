@@ -92,7 +92,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 async def _main(options: LearnerOptions) -> int:
-    from rlzmq.roles.learner.remote_learner import RemoteLearner
+    from rlzmq.roles.learner_role import RemoteLearner
 
     place = SchedulerRank.from_environment()
     join = read_join_file(options.join, "learner")

@@ -21,8 +21,7 @@ from rlzmq.core.errors import (
 )
 from rlzmq.core.imports import hidden_modules
 from rlzmq.core.printable import cut, printable
-from rlzmq.core.suggest import did_you_mean
-from rlzmq.core.synonyms import instead_of_command
+from rlzmq.core.synonyms import did_you_mean, instead_of_command
 from rlzmq.core.tracebacks import (
     FULL,
     format_error,

@@ -11,7 +11,7 @@ import tyro
 
 from rlzmq.cli.parsing import parse
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.registry import Preset

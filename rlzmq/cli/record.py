@@ -15,7 +15,7 @@ from rlzmq.cli.checkpoint_options import CheckpointOptions, code_arguments
 from rlzmq.cli.main import EXIT_INTERRUPTED
 from rlzmq.cli.parsing import parse
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.progress import Progress
+from rlzmq.core.printable import Progress
 
 if TYPE_CHECKING:
     from rlzmq.core.files import FileLock

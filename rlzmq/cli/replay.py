@@ -18,7 +18,7 @@ from rlzmq.cli.joining import import_first
 from rlzmq.cli.parsing import parse
 from rlzmq.core.errors import ConfigurationError, ProtocolError
 from rlzmq.core.printable import printable
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.wire.fragment_message import decode_fragment, fragment_from_bytes
 

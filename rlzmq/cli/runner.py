@@ -17,7 +17,7 @@ from rlzmq.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig
-    from rlzmq.net.join_file import JoinFile
+    from rlzmq.net.keys import JoinFile
 
 __all__ = ["RunnerOptions", "run"]
 
@@ -88,7 +88,7 @@ async def _sample(
     if options.env_runners > 1:
         runners = _Runners(options.env_runners, config, (join, run_id, config), settings, joined)
     else:
-        from rlzmq.roles.runner.remote_runner import RemoteRunner
+        from rlzmq.roles.runner_role import RemoteRunner
 
         runners = RemoteRunner(join, run_id, config, **settings)
     leaving: list[asyncio.Task[None]] = []
@@ -151,7 +151,7 @@ class _Runners:
 
     async def _spawn(self, index: int, supervision: Any) -> Any:
         return await self._system.spawn(
-            "rlzmq.roles.runner.remote_runner:RemoteRunner",
+            "rlzmq.roles.runner_role:RemoteRunner",
             *self._arguments,
             name=f"runner-{index}",
             patience=supervision.patience,

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.suggest import did_you_mean
-from rlzmq.core.synonyms import instead_of_key
+from rlzmq.core.synonyms import did_you_mean, instead_of_key
 from rlzmq.telemetry.metric_paths import value_at
 
 __all__ = ["StopCriteria"]

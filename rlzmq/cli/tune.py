@@ -26,7 +26,7 @@ from rlzmq.config.values import read_toml
 from rlzmq.core.errors import ConfigurationError, Interrupted
 from rlzmq.core.printable import short_path
 from rlzmq.core.process import outlive_readers
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import CALLER, find_code
 from rlzmq.telemetry.metric_paths import number_at
 

@@ -33,7 +33,7 @@ from rlzmq.config.search_space import find_search_objects
 from rlzmq.config.settings import NotProvided, takes
 from rlzmq.core.callbacks import HOOKS, Hooks, check_hook, check_hooks
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.envs.multi_agent_env import MultiAgentEnv, agent_spaces
 from rlzmq.envs.registry import EnvEntry, make_env, resolve_env
 from rlzmq.envs.vector import check_space

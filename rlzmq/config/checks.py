@@ -11,7 +11,7 @@ from rlzmq.core.addresses import check_bind_address, split_tcp
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.metrics import check_stats_cls_lookup
 from rlzmq.core.signatures import check_takes
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.update_plan import UpdatePlan
 
 __all__ = [

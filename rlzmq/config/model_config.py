@@ -11,7 +11,7 @@ import numpy as np
 from rlzmq.config.rllib_only import warn_ignored
 from rlzmq.config.search_space import SearchObject
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 
 __all__ = ["Catalog", "DefaultModelConfig", "model_config_to_dict", "refuse_catalog"]
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.suggest import did_you_mean
-from rlzmq.core.synonyms import instead_of, renamed
+from rlzmq.core.synonyms import did_you_mean, instead_of, renamed
 
 __all__ = [
     "RLLIB_ONLY",

@@ -40,8 +40,7 @@ from rlzmq.config.rllib_only import accept_rllib_only, no_such_setting
 from rlzmq.config.settings import Setting, settings_of
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import opener
-from rlzmq.core.signatures import SignatureOfInit
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import SignatureOfInit, did_you_mean
 from rlzmq.core.trust import CALLER, Trust
 from rlzmq.envs.registry import adopt_registration, registration_of
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.tree import is_nested, tree_flatten, tree_map, tree_stack
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 

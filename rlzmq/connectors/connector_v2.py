@@ -39,7 +39,8 @@ from rlzmq.connectors.rows import RowsContext, TrainRows
 from rlzmq.connectors.torch_piece import TorchPiece
 from rlzmq.core.checkpoint import Checkpointable
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.signatures import SignatureOfInit, check_takes
+from rlzmq.core.signatures import check_takes
+from rlzmq.core.synonyms import SignatureOfInit
 from rlzmq.episodes.episode_batch import EpisodeBatch
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from rlzmq.connectors.module_to_env.normalize_and_clip_actions import NormalizeA
 from rlzmq.connectors.rows import RowsContext, TrainRows
 from rlzmq.core.checkpoint import find_inside
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import CALLER, find_code
 from rlzmq.episodes.columns import Columns
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import FileLock, lock_file
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 
 __all__ = [
     "AddressLock",

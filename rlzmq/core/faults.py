@@ -22,8 +22,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlzmq.core.files import make_directories
-
 __all__ = ["FAULT_ACTIONS", "arm", "at", "is_armed", "is_recording", "parse_faults", "record"]
 
 FAULT_ACTIONS = ("kill", "stop", "exit", "hang", "enospc", "eio")
@@ -120,7 +118,7 @@ def _act(action: str) -> None:
 
 class _History:
     def __init__(self, path: Path) -> None:
-        make_directories(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
         # Unbuffered, so that written events survive a SIGKILL.
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 

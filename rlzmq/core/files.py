@@ -1,18 +1,31 @@
-"""Files and directories that only their owner and, if the umask allows it, their group can write."""
+"""Files and directories that only their owner and, if the umask allows it, their group can write.
+
+A *fragment log* is a file of records with checksums, which readers map into memory::
+
+    magic      names the kind of the file and its version
+    records    each: u32 CRC-32 of the rest, u8 kind, u64 length, payload
+
+An incomplete record (after a kill or a power failure) or an altered one ends what can be read.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import importlib.util
+import mmap
 import os
 import secrets
 import stat
+import struct
 import time
 import weakref
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
+from rlzmq.core import faults
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.printable import printable
 
@@ -21,15 +34,20 @@ if _HAS_LOCKS:
     import fcntl
 
 __all__ = [
+    "RECORD_BYTES",
     "FileLock",
+    "Record",
     "holder_of",
     "lock_file",
     "make_directories",
+    "map_file",
     "opener",
     "read_private_file",
+    "read_records",
     "sync_directory",
     "write_all",
     "write_private_file",
+    "write_record",
     "write_text",
 ]
 
@@ -283,3 +301,47 @@ def _check_mode(path: str, mode: int) -> None:
         f"{path} holds a secret key and others may read it (mode {mode:04o}): {cure}, and replace the keys "
         "if others had access"
     )
+
+
+_RECORD = struct.Struct("<IBQ")
+RECORD_BYTES = _RECORD.size
+"""Size of a record without its payload."""
+
+
+class Record(NamedTuple):
+    """A record of a log: its kind and payload, and where it ends in the file."""
+
+    kind: int
+    payload: memoryview
+    end: int
+
+
+def write_record(file: BinaryIO, kind: int, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+    """Append one record whose payload is the concatenated `parts`, which are not copied."""
+    length = sum(memoryview(part).nbytes for part in parts)
+    crc = zlib.crc32(_RECORD.pack(0, kind, length)[4:])
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    file.write(_RECORD.pack(crc, kind, length))
+    faults.at("record.begun")
+    for part in parts:
+        write_all(file, part)
+
+
+def map_file(path: Path) -> memoryview:
+    """Return a file's content, memory-mapped."""
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def read_records(content: memoryview, start: int) -> Iterator[Record]:
+    """Yield the records behind `start`, up to the first incomplete or altered one."""
+    while start + _RECORD.size <= len(content):
+        crc, kind, length = _RECORD.unpack_from(content, start)
+        end = start + _RECORD.size + length
+        if end > len(content) or zlib.crc32(content[start + 4 : end]) != crc:
+            return
+        yield Record(kind, content[start + _RECORD.size : end], end)
+        start = end

@@ -14,8 +14,7 @@ from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.suggest import did_you_mean
-from rlzmq.core.synonyms import instead_of, instead_of_algorithm
+from rlzmq.core.synonyms import did_you_mean, instead_of, instead_of_algorithm
 
 __all__ = [
     "RANK_MODULES",

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from rlzmq.core.names import ALL_MODULES
 from rlzmq.core.plain import NotPlainError, from_plain, to_plain
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 
 __all__ = [
     "METRICS_STATES",

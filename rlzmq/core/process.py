@@ -1,8 +1,12 @@
-"""This process and its machine: identity, stacks on request, memory, ending signals, output, log level.
+"""This process and its machine: identity, last words, stacks on request, memory, ending signals, output, log level.
 
 A process's number is used again soon (there are 32,768 by default), so a signal to a number may reach a process that
 has nothing to do with the one that had it. `OpenedProcess` is the only code that sends signals by number, except to
 children that this process has not waited for: nobody else gets their numbers.
+
+**Last words**: the reason why a process ended itself, on a channel that nothing else writes to. Child processes write
+to the same stderr, even after the process has ended. The parent creates the channel, a file in memory, and reads it
+when the process has ended. A process without a channel writes only to stderr.
 
 **Stacks**: the file in memory is named after the process's role. Processes of the same user find it in
 ``/proc/PID/fd``, so the signal is sent only to processes that handle it. The main thread answers, while the others
@@ -25,6 +29,7 @@ import ctypes
 import errno
 import faulthandler
 import io
+import json
 import logging
 import os
 import platform
@@ -33,34 +38,41 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.last_words import LastWords, end_process
+from rlzmq.core.printable import cut, printable
 from rlzmq.core.tracebacks import origin_parts
 
 __all__ = [
     "ENDING_SIGNALS",
     "EXIT_OUT_OF_MEMORY",
     "STACKS_TO_STDERR",
+    "LastWords",
     "OpenedProcess",
     "apply_log_level",
     "blocked",
     "boot_id",
     "default_in_forks",
     "end_if_out_of_memory",
+    "end_process",
     "find_stack_channel",
     "ignore_ending_signals",
     "keep_freed_memory",
+    "leave_words",
     "limit_memory",
     "loopback_interface",
+    "make_words_channel",
     "num_usable_cores",
     "open_stack_channel",
+    "open_words_channel",
     "outlive_readers",
     "process_space",
     "read_stacks",
+    "read_words",
     "share_one_arena",
     "start_mark",
 ]
@@ -159,6 +171,98 @@ class OpenedProcess:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+_MAX_TEXT_BYTES = 4 * 1024
+_MAX_TRACEBACK_BYTES = 16 * 1024
+_MAX_BYTES = 256 * 1024
+_LINES = "\n\t"
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """Why a process ended itself.
+
+    Attributes:
+        kind: Type of the exception that ended it; "" if there was none.
+        text: The exception's text, or the reason.
+        traceback_text: The frames that raised it and its causes, or the stack at the end; may be "".
+    """
+
+    kind: str
+    text: str
+    traceback_text: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException) -> LastWords:
+        """Return the words for an exception that ends the process."""
+        try:
+            text = str(error)
+        except Exception:
+            text = "(the exception's own __str__ raised)"
+        return cls(type(error).__name__, text, "".join(origin_parts(error)))
+
+    @property
+    def summary(self) -> str:
+        """Return the type and the first line of the text."""
+        return ": ".join(part for part in (self.kind, self.text.partition("\n")[0]) if part)
+
+    def __str__(self) -> str:
+        """Return the traceback, then type and text."""
+        last = ": ".join(part for part in (self.kind, self.text) if part)
+        return f"{self.traceback_text.rstrip()}\n{last}" if self.traceback_text else last
+
+
+_words_lock = threading.Lock()
+_words_channel: tuple[int, int] | None = None  # its descriptor, and the pid of its process
+
+
+def make_words_channel() -> int:
+    """Return the descriptor of a new channel. Executed processes do not inherit it."""
+    return os.memfd_create("rlzmq-last-words", os.MFD_CLOEXEC)
+
+
+def open_words_channel(fd: int) -> None:
+    """Use this as the channel of this process."""
+    global _words_channel
+    _words_channel = (fd, os.getpid())
+
+
+def leave_words(words: LastWords) -> None:
+    """Write the last words of this process. Only the first ones count. A fork of the process has no channel."""
+    with _words_lock:
+        if _words_channel is None or _words_channel[1] != os.getpid() or os.fstat(_words_channel[0]).st_size:
+            return
+        short = LastWords(
+            words.kind,
+            cut(words.text, _MAX_TEXT_BYTES),
+            words.traceback_text.encode(errors="replace")[-_MAX_TRACEBACK_BYTES:].decode(errors="ignore"),
+        )
+        with contextlib.suppress(OSError):
+            os.pwrite(_words_channel[0], json.dumps(asdict(short)).encode(), 0)
+
+
+def end_process(exit_code: int, words: LastWords) -> NoReturn:
+    """Write last words, print them to stderr, and end this process at once, from any thread."""
+    try:
+        leave_words(words)
+        print(words.text, file=sys.__stderr__, flush=True)
+    finally:
+        os._exit(exit_code)
+
+
+def read_words(fd: int) -> LastWords | None:
+    """Return the last words in the channel of an ended process; None if it left none."""
+    data = os.pread(fd, _MAX_BYTES, 0)
+    try:
+        found = json.loads(data)
+        return LastWords(*(printable(str(found[name]), keep=_LINES) for name in LastWords.__slots__))
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+    ):  # the process was killed during the write, or wrote something else
+        return None
 
 
 STACKS_TO_STDERR = signal.SIGRTMIN + 1

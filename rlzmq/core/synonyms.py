@@ -5,16 +5,18 @@ The one table behind the errors about imports, attributes, settings, flags, resu
 
 from __future__ import annotations
 
+import difflib
 import importlib
-from collections.abc import Container, Mapping
+import inspect
+from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
-
-from rlzmq.core.signatures import SignatureOfInit
 
 __all__ = [
     "AnswersSynonyms",
+    "SignatureOfInit",
     "SynonymsOfClass",
     "accepted_name",
+    "did_you_mean",
     "instead_of",
     "instead_of_algorithm",
     "instead_of_command",
@@ -816,6 +818,44 @@ def missing_key(key: str) -> str:
     """Return the text of a result's KeyError."""
     path = instead_of_key(key)
     return key if path is None else f"{key}. Instead: result[{']['.join(map(repr, path.split('/')))}]"
+
+
+_MAX_CHARS = 200
+
+
+def did_you_mean(name: object, valid: Iterable[object], *, num_listed: int = 12) -> str:
+    """Return the last sentence of an error message: what to write instead.
+
+    Args:
+        name: The name that the user wrote.
+        valid: The accepted names.
+        num_listed: Largest number of valid names that is listed if none is close.
+
+    Returns:
+        ``" Instead: 'x'."`` of a word that other libraries have for it, or ``" Did you mean 'x'?"``, or
+        ``" Valid: …."``; ``""`` if there are none or too many to list.
+    """
+    names = sorted({str(item) for item in valid})
+    if here := renamed(str(name)[:_MAX_CHARS], names):
+        return f" Instead: {here!r}."
+    # Comparing takes as long as the name, which may be a peer's, is long.
+    close = difflib.get_close_matches(str(name)[:_MAX_CHARS], names, n=1, cutoff=0.6)
+    if close:
+        return f" Did you mean {close[0]!r}?"
+    return f" Valid: {', '.join(names)}." if 0 < len(names) <= num_listed else ""
+
+
+class SignatureOfInit(type):
+    """Metaclass base whose classes show the arguments of their ``__init__`` in ``help()`` and editors.
+
+    Without it, `inspect.signature` of a class returns that of its metaclass's ``__call__``.
+    """
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """Signature of ``__init__`` without self."""
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 class SynonymsOfClass(SignatureOfInit):

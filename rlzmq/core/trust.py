@@ -23,7 +23,7 @@ from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import make_directories, read_private_file, write_private_file
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 
 __all__ = [
     "CALLER",

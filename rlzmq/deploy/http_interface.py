@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import import_optional
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.tree import tree_map
 from rlzmq.deploy.batcher import Batcher, OverloadedError, ServeMetrics
 from rlzmq.deploy.export import describe

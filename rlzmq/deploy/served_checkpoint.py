@@ -12,7 +12,7 @@ from rlzmq.core.checkpoint import read_manifest
 from rlzmq.core.checkpoint_series import checkpoints_at
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.printable import printable
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.deploy.served_policy import RequestError, ServedPolicy
 
 __all__ = ["CheckpointSource", "LoadPolicies", "ServedCheckpoint"]

@@ -12,6 +12,7 @@ from rlzmq.core.checkpoint import read_part, write_part
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.imports import RANK_MODULES, LazyModule
 from rlzmq.core.names import LEARNER_PATH
+from rlzmq.core.patience import Supervision
 from rlzmq.driver.async_env_runner_group import asyncio_gather
 from rlzmq.driver.learner_supervision import LearnerSupervisor
 from rlzmq.driver.module_configs import one_less, one_more, weights_to_load
@@ -19,9 +20,8 @@ from rlzmq.driver.process_config import config_for_learners
 from rlzmq.driver.supervision import spawn_within
 from rlzmq.learners.sources import num_env_steps_of
 from rlzmq.modules.saving import read_module_states
-from rlzmq.protocol.supervision import Supervision
 from rlzmq.replay.replay_buffer import divide_states
-from rlzmq.roles.learner.formation import LEARNER_ROLE, form_group
+from rlzmq.roles.formation import LEARNER_ROLE, form_group
 
 __all__ = ["AsyncLearnerGroup", "shard_episodes"]
 
@@ -101,10 +101,10 @@ def _flat(episodes: Any) -> list[Any]:
 
 if TYPE_CHECKING:
     from rlzmq.modules import weights as module_weights
-    from rlzmq.roles.learner import learner_role
+    from rlzmq.roles import learner_role
 else:  # they import torch, which only a local learner needs here
     module_weights = LazyModule("rlzmq.modules.weights")
-    learner_role = LazyModule("rlzmq.roles.learner.learner_role")
+    learner_role = LazyModule("rlzmq.roles.learner_role")
 
 
 _JOIN_SPARE_S = 15.0  # added to the timeout of a collective, which has to fail first

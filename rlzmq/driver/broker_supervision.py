@@ -17,10 +17,10 @@ from rlzmq.actors.handle import ActorHandle
 from rlzmq.actors.process_state import ActorLostError
 from rlzmq.actors.system import ActorSystem
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.patience import RestartPolicy, Supervision
 from rlzmq.driver.join_files import JoinKeys, at_host, keys_file, listen_addresses, write_join_files
 from rlzmq.driver.supervision import Supervisor, lost_error, restarted, spawn_within, start_first
-from rlzmq.protocol.supervision import RestartPolicy, Supervision
-from rlzmq.roles.broker.broker_role import BrokerRole
+from rlzmq.roles.broker_role import BrokerRole
 
 __all__ = ["BrokerSupervisor"]
 

@@ -28,9 +28,8 @@ from rlzmq.roles.peer_link import (
     package_version,
 )
 from rlzmq.runners.episode_metrics import EpisodeMetrics, add_fragment_metas
-from rlzmq.wire.errors import WireError
+from rlzmq.wire.codec import FragmentId, WireError
 from rlzmq.wire.messages import Notice, OpenUpdate, Progress, TraceEvents
-from rlzmq.wire.schema import FragmentId
 from rlzmq.wire.values import pack_blob, unpack_blob
 
 __all__ = [

@@ -18,8 +18,7 @@ from rlzmq.core.space_plain import space_from_plain, space_to_plain
 from rlzmq.core.trust import CALLER
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.net.join_file import JoinFile, writer_of
-from rlzmq.net.keys import CurveServer, KeyPair
+from rlzmq.net.keys import CurveServer, JoinFile, KeyPair, writer_of
 from rlzmq.roles.peer_link import package_version
 from rlzmq.wire.values import pack_blob, unpack_blob
 

@@ -23,6 +23,7 @@ from rlzmq.actors.handle import ActorHandle
 from rlzmq.actors.process_state import ActorLostError
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import PeerLostError
+from rlzmq.core.patience import RestartPolicy, Supervision
 from rlzmq.driver.supervision import (
     Supervisor,
     all_started,
@@ -31,7 +32,6 @@ from rlzmq.driver.supervision import (
     restarted,
     start_first,
 )
-from rlzmq.protocol.supervision import RestartPolicy, Supervision
 
 __all__ = ["LearnerSupervisor"]
 

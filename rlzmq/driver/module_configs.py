@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import CheckpointError
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.modules.saving import read_module_states
 
 __all__ = ["PLACES", "ModuleConfigs", "ModulePlace", "one_less", "one_more", "weights_to_load"]

@@ -26,10 +26,9 @@ from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.events import SocketEvent
 from rlzmq.net.keys import Authenticator
 from rlzmq.net.socket import DrainSocket
-from rlzmq.roles.learner.formation import LEARNER_ROLE, StoreServer
+from rlzmq.roles.formation import LEARNER_ROLE, StoreServer
 from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, package_version
-from rlzmq.wire.codec import kind_of
-from rlzmq.wire.errors import UnknownVersionError, WireError
+from rlzmq.wire.codec import UnknownVersionError, WireError, kind_of
 from rlzmq.wire.messages import Goodbye, Hello, Refused, decode_message
 from rlzmq.wire.messages import encode_message as encode_reply
 

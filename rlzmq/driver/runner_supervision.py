@@ -22,6 +22,7 @@ from typing import Any
 from rlzmq.actors.process_state import ActorLostError
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import DeadlineError
+from rlzmq.core.patience import RestartPolicy, Supervision
 from rlzmq.driver.supervision import (
     Supervisor,
     all_started,
@@ -30,7 +31,6 @@ from rlzmq.driver.supervision import (
     restarted,
     start_first,
 )
-from rlzmq.protocol.supervision import RestartPolicy, Supervision
 
 __all__ = ["RunnerSupervisor"]
 

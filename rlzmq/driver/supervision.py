@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from rlzmq.actors.handle import ActorHandle
 from rlzmq.actors.process_state import ActorLostError
 from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError, first_error
-from rlzmq.protocol.supervision import Supervision
+from rlzmq.core.patience import Supervision
 from rlzmq.roles.hang_watch import EXIT_HANGS
 
 __all__ = [

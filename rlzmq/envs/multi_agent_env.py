@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from rlzmq.core.errors import ConfigurationError, MultiAgentEnvError
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.envs.registry import EnvContext, make_env, resolve_env
 
 __all__ = ["GroupAgentsWrapper", "MultiAgentEnv", "agent_spaces", "make_multi_agent"]

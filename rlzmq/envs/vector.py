@@ -24,7 +24,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from rlzmq.core.addresses import ensure_multiprocessing_directory
 from rlzmq.core.errors import ConfigurationError, RlzmqError, UnsupportedSpaceError
 from rlzmq.core.process import blocked, default_in_forks, ignore_ending_signals
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.tracebacks import run_error
 from rlzmq.envs.registry import EnvContext, EnvEntry, MakingEnvs, call_creator, make_env, resolve_env
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv, SparseInfos

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import CALLER, find_code
 
 __all__ = [

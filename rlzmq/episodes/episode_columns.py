@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import gymnasium as gym
 import numpy as np
 
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer, index_list
 from rlzmq.episodes.step_values import kept_reward, kept_rewards
 

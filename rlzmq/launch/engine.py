@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rlzmq.config.values import read_toml
 from rlzmq.core.errors import ConfigurationError, PeerLostError, RlzmqError
 from rlzmq.core.files import make_directories, write_private_file
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 
 __all__ = [
     "EXIT_CODE",

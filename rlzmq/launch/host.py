@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rlzmq.core.files import make_directories, write_text
 from rlzmq.launch.engine import EXIT_CODE, EXIT_RESUMABLE, LISTEN, Engine, Role
-from rlzmq.net.join_file import JoinFile
+from rlzmq.net.keys import JoinFile
 
 __all__ = ["OWN", "Hosted", "end", "host"]
 

@@ -24,7 +24,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import make_directories, write_private_file
 from rlzmq.driver.join_files import JoinKeys, keys_file
 from rlzmq.launch.engine import EXIT_RESUMABLE, LISTEN, Engine, Jobs, Role, command
-from rlzmq.net.join_file import JoinFile
+from rlzmq.net.keys import JoinFile
 
 __all__ = ["Kubernetes"]
 

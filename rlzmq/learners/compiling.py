@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.tree import tree_map
 
 __all__ = ["LearnerCompiler", "MixedPrecision"]

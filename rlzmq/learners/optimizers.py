@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rlzmq.core.names import ALL_MODULES
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.learners.schedule import Schedule
 
 __all__ = [

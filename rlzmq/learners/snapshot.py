@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.plain import decode, encode_supported
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.learners.distributed import DesynchronizedError, parameter_hash
 from rlzmq.learners.optimizers import Optimizers
 from rlzmq.learners.ranks import Ranks

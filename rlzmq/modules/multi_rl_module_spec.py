@@ -11,7 +11,7 @@ import gymnasium as gym
 from rlzmq.config.plain import MULTI_SPEC_TAG
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import LazyModule
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import Trust, class_name, find_code
 from rlzmq.modules.saving import restore_module
 from rlzmq.modules.spec import ModuleClass, RLModuleSpec

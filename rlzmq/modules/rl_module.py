@@ -35,8 +35,7 @@ from torch import Tensor, nn
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.model_config import model_config_to_dict, refuse_catalog
-from rlzmq.core.override import TellsUncalled
-from rlzmq.core.signatures import check_takes
+from rlzmq.core.signatures import TellsUncalled, check_takes
 from rlzmq.core.trust import CALLER, find_code
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.distributions import Distribution, action_dist_cls_for

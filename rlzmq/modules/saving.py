@@ -23,7 +23,7 @@ from rlzmq.core.checkpoint import (
     write_checkpoint,
 )
 from rlzmq.core.errors import CheckpointError, ConfigurationError
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import CALLER, Trust, find_code
 
 __all__ = ["load_module", "read_module_states", "restore_module", "save_module", "set_whole_state"]

@@ -18,7 +18,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import LazyModule
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.space_plain import space_from_plain, space_to_plain
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import CALLER, Trust, class_name, find_code
 
 if TYPE_CHECKING:

@@ -135,7 +135,7 @@ class SocketOptions:
     """Bounds and timers of one socket.
 
     Every value is finite on purpose: libzmq's defaults wait forever (linger), accept messages of any
-    size. Half-open connections are found by `rlzmq.net.connections`.
+    size. Half-open connections are found by `rlzmq.net.events`.
 
     Attributes:
         max_message_bytes: Largest frame that is sent or accepted, in bytes. libzmq counts per frame

@@ -44,9 +44,19 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from rlzmq.wire.codec import WIRE_VERSION, Buffer, decode_head, encode_opaque
-from rlzmq.wire.errors import SchemaError, WireError, wire_decoder
-from rlzmq.wire.schema import FOLDED, FRAMES_NEEDED, from_header, to_header
+from rlzmq.wire.codec import (
+    FOLDED,
+    FRAMES_NEEDED,
+    WIRE_VERSION,
+    Buffer,
+    SchemaError,
+    WireError,
+    decode_head,
+    encode_opaque,
+    from_header,
+    to_header,
+    wire_decoder,
+)
 
 __all__ = ["FOLDED_TOPIC", "MIN_SHARED_BYTES", "Segment", "SegmentPool", "SharedFrames", "read_segment"]
 

@@ -15,12 +15,19 @@ import zmq
 
 from rlzmq.core.addresses import AddressLock, check_bind_address, check_connect_address
 from rlzmq.core.errors import ClosedError, ConfigurationError, PeerLostError, ProtocolError
-from rlzmq.core.suggest import did_you_mean
-from rlzmq.net.connections import Connections
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.net.context import CONTROL, Context, SocketOptions
-from rlzmq.net.events import EdgeReader, EventHandler, Frame, MessageHandler, SocketEvent, SocketMonitor
+from rlzmq.net.events import (
+    Connections,
+    EdgeReader,
+    EventHandler,
+    Frame,
+    MessageHandler,
+    SocketEvent,
+    SocketMonitor,
+)
 from rlzmq.net.keys import CurveClient, CurveServer
-from rlzmq.wire.errors import WireError
+from rlzmq.wire.codec import WireError
 from rlzmq.wire.packed_frames import (
     MAX_PACKED_BYTES,
     MAX_PACKED_FRAMES,
@@ -52,7 +59,7 @@ _MORE, _LAST = int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.NOBLOCK)
 _EVENTS, _POLLIN, _POLLOUT = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.POLLOUT)
 _CANNOT_RECEIVE = (zmq.PUB, zmq.PUSH)
 # Clients ping, since libzmq aborts where a listening socket would ping a flooding peer. Who is there is decided in
-# `rlzmq.net.connections`, by any byte.
+# `rlzmq.net.events`, by any byte.
 _PING_MS, _NEVER_MS = 100, 2**31 - 1
 _Messages: TypeAlias = list[tuple[Sequence[Any], list[int]]]  # frames and their sizes
 _MAX_BATCH = 64  # messages that leave as one: its receiver begins while the next ones are made
@@ -129,7 +136,7 @@ class DrainSocket(EdgeReader):
         curve: Keys: ``CurveServer`` on the side that binds, ``CurveClient`` on the side that connects.
         insecure: Lets ``bind`` take a TCP address without keys.
         on_event: Called with connection events.
-        on_cut: Called when a connection is cut because it exceeds a bound (`rlzmq.net.connections`).
+        on_cut: Called when a connection is cut because it exceeds a bound (`rlzmq.net.events`).
         packs: Whether small frames are packed into one (`rlzmq.wire.packed_frames`), for a ROUTER or DEALER whose
             peers do so, too. Messages to one peer from the handler of one received message, or of several that
             arrived packed, leave packed as well: all but the first, when the handler has returned. So nothing waits

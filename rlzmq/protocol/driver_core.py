@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from rlzmq.protocol.events import Instruction, Leave, Received, Report, Send, Tell, Tick
 from rlzmq.protocol.peer_core import PeerCore, PeerTimers
-from rlzmq.wire.codec import Buffer
-from rlzmq.wire.errors import MalformedFrameError
+from rlzmq.wire.codec import Buffer, FragmentId, MalformedFrameError
 from rlzmq.wire.fragment_message import FragmentRange, pack_ranges, unpack_blobs, unpack_ranges
 from rlzmq.wire.messages import (
     Config,
@@ -28,7 +27,6 @@ from rlzmq.wire.messages import (
     Resume,
     UpdateReport,
 )
-from rlzmq.wire.schema import FragmentId
 
 __all__ = ["DriverCore", "parse_report"]
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from rlzmq.protocol.weights import Publication
-from rlzmq.wire.codec import Buffer
+from rlzmq.wire.codec import Buffer, FragmentId, WireMessage
 from rlzmq.wire.messages import Notice, Progress, SnapshotRequest, UpdateReport, encode_message
-from rlzmq.wire.schema import FragmentId, WireMessage
 
 __all__ = [
     "ApplyConnectorState",

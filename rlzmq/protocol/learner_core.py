@@ -33,7 +33,7 @@ from rlzmq.protocol.events import (
     UpdateTrained,
 )
 from rlzmq.protocol.peer_core import PeerCore, PeerTimers
-from rlzmq.wire.codec import Buffer
+from rlzmq.wire.codec import Buffer, FragmentId, from_header, to_header
 from rlzmq.wire.fragment_message import FragmentRange, pack_ranges, unpack_ranges
 from rlzmq.wire.messages import (
     Goodbye,
@@ -50,7 +50,6 @@ from rlzmq.wire.messages import (
     UpdateDone,
     Weights,
 )
-from rlzmq.wire.schema import FragmentId, from_header, to_header
 from rlzmq.wire.values import pack_blob, unpack_blob
 
 __all__ = [

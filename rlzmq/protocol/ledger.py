@@ -14,9 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from rlzmq.wire.codec import Buffer
+from rlzmq.wire.codec import Buffer, FragmentId
 from rlzmq.wire.fragment_message import FragmentRange
-from rlzmq.wire.schema import FragmentId
 
 __all__ = [
     "DROP_REASONS",

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import abc
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rlzmq.core.patience import ANSWER_S, Patience
 from rlzmq.protocol.events import Instruction, Received, Send, Stop
-from rlzmq.wire.codec import Buffer
+from rlzmq.wire.codec import Buffer, WireMessage
 from rlzmq.wire.messages import BrokerBeat, Goodbye, Hello, Refused, Welcome
-from rlzmq.wire.schema import WireMessage
 
-__all__ = ["PeerCore", "PeerTimers"]
+__all__ = [
+    "LARGE_BYTES",
+    "NARROW_PATH",
+    "PeerCore",
+    "PeerTimers",
+    "Retries",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +163,39 @@ class PeerCore(abc.ABC):
     def _stop(self, reason: str, detail: str) -> list[Instruction]:
         self.is_stopped = True
         return [Stop(reason, detail)]
+
+
+LARGE_BYTES = 1200
+"""A message of this size shows that full packets pass, or nearly full ones."""
+
+NARROW_PATH = (
+    "connections open and small messages pass, but large ones are lost, again and again. Probably the path drops full "
+    "packets because its MTU is smaller than that of the network interface (VPNs, tunnels, overlays). Look with "
+    "ping -M do -s 1400 HOST; try a smaller MTU (ip link set dev NAME mtu 1280) on both machines, or let ICMP "
+    "'fragmentation needed' pass"
+)
+
+_MAX_KEYS = 4096
+
+
+class Retries:
+    """Counts what peers repeat because no large message gets through.
+
+    Args:
+        limit: Number of tries in a row that are too many.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._counts: OrderedDict[object, int] = OrderedDict()
+
+    def try_again(self, key: object) -> bool:
+        """Count one try of a peer; return True at the one that is too many."""
+        self._counts[key] = count = self._counts.pop(key, 0) + 1
+        if len(self._counts) > _MAX_KEYS:
+            self._counts.popitem(last=False)
+        return count == self._limit
+
+    def passed(self, key: object) -> None:
+        """Record that a large message of this peer has arrived."""
+        self._counts.pop(key, None)

@@ -30,11 +30,9 @@ from rlzmq.protocol.events import (
     Tick,
     WeightsWanted,
 )
-from rlzmq.protocol.narrow_path import LARGE_BYTES
-from rlzmq.protocol.peer_core import PeerCore, PeerTimers
+from rlzmq.protocol.peer_core import LARGE_BYTES, PeerCore, PeerTimers
 from rlzmq.protocol.weights import WeightsReceiver, open_publication
-from rlzmq.wire.codec import Buffer
-from rlzmq.wire.errors import WireError
+from rlzmq.wire.codec import Buffer, FragmentId, Spans, WireError
 from rlzmq.wire.fragment_message import encode_fragment, to_spans
 from rlzmq.wire.messages import (
     Accepted,
@@ -50,7 +48,6 @@ from rlzmq.wire.messages import (
     Snapshot,
     SnapshotRequest,
 )
-from rlzmq.wire.schema import FragmentId, Spans
 
 __all__ = ["RunnerCore"]
 

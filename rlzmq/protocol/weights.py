@@ -21,15 +21,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from rlzmq.wire.codec import WIRE_VERSION, Buffer, pack_header, unpack_header
-from rlzmq.wire.errors import (
+from rlzmq.wire.codec import (
+    PUBLICATION,
+    WIRE_VERSION,
     ArrayMismatchError,
     BoundExceededError,
+    Buffer,
     MalformedFrameError,
     UnknownVersionError,
+    from_header,
+    pack_header,
+    to_header,
+    unpack_header,
     wire_decoder,
 )
-from rlzmq.wire.schema import PUBLICATION, from_header, to_header
 
 __all__ = [
     "PUBLICATION_PREFIX_BYTES",

@@ -29,8 +29,7 @@ import numpy as np
 
 from rlzmq.core import faults
 from rlzmq.core.errors import ConfigurationError, ProtocolError
-from rlzmq.core.files import make_directories
-from rlzmq.core.fragment_log import RECORD_BYTES, map_file, read_records, write_record
+from rlzmq.core.files import RECORD_BYTES, make_directories, map_file, read_records, write_record
 from rlzmq.core.imports import import_optional
 from rlzmq.core.plain import NotPlainError
 from rlzmq.core.space_plain import space_from_plain, space_to_plain

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.roles.learner.batch_check import BatchCheck
+from rlzmq.roles.batch_check import BatchCheck
+from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.fragment_message import decode_fragment
-from rlzmq.wire.schema import FragmentId
 
 __all__ = ["decode_steps", "num_left_out", "sample_with_metrics", "sorted_by_env", "take_fragment"]
 

@@ -16,8 +16,8 @@ from typing import Any
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.errors import DeadlineError
-from rlzmq.core.last_words import LastWords, end_process
 from rlzmq.core.patience import ANSWER_S, STEP_S, Patience
+from rlzmq.core.process import LastWords, end_process
 from rlzmq.core.tracebacks import place_in
 
 __all__ = ["EXIT_HANGS", "EnvWatch", "UpdateWatch"]

@@ -33,10 +33,8 @@ from rlzmq.net.keys import CurveClient, KeyPair
 from rlzmq.net.shared_memory import SegmentPool, SharedFrames
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.events import Instruction, Leave, Received, Send, Stop, Tick
-from rlzmq.wire.codec import Buffer
-from rlzmq.wire.errors import SchemaError, WireError
+from rlzmq.wire.codec import Buffer, SchemaError, WireError, WireMessage
 from rlzmq.wire.messages import Goodbye, TraceClock, TraceEvents, decode_message
-from rlzmq.wire.schema import WireMessage
 from rlzmq.wire.values import pack_blob, unpack_blob
 
 __all__ = [

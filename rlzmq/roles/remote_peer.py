@@ -10,11 +10,11 @@ from typing import Any, Self
 from rlzmq.core.errors import AuthenticationError, PeerLostError
 from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.events import SocketEvent
-from rlzmq.net.join_file import JoinFile
+from rlzmq.net.keys import JoinFile
 from rlzmq.net.socket import DrainSocket
-from rlzmq.protocol.narrow_path import NARROW_PATH, Retries
+from rlzmq.protocol.peer_core import NARROW_PATH, Retries
 from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, new_peer_id
-from rlzmq.wire.errors import UnknownVersionError, WireError
+from rlzmq.wire.codec import UnknownVersionError, WireError, WireMessage
 from rlzmq.wire.messages import (
     Config,
     ConfigRequest,
@@ -27,7 +27,6 @@ from rlzmq.wire.messages import (
     decode_message,
     encode_message,
 )
-from rlzmq.wire.schema import WireMessage
 from rlzmq.wire.values import unpack_blob
 
 __all__ = ["Conversation", "Observer", "fetch_config"]

@@ -24,8 +24,8 @@ from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.callbacks import CallbackList
 from rlzmq.core.errors import ClosedError, ConfigurationError, Interrupted
 from rlzmq.core.metrics import MetricsLogger, ReducedMetrics
-from rlzmq.core.override import TellsUncalled
 from rlzmq.core.seeding import derive_seed
+from rlzmq.core.signatures import TellsUncalled
 from rlzmq.core.timers import NUM_VECTOR_STEPS_PER_SAMPLE, StageTimers
 from rlzmq.envs.registry import EnvContext
 from rlzmq.episodes.bad_values import BadValue

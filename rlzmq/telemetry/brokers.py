@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.net.join_file import JoinFile
+from rlzmq.net.keys import JoinFile
 from rlzmq.telemetry.runs import Run
 
 __all__ = ["Rates", "broker_of_run", "find_broker"]

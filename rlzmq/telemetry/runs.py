@@ -23,9 +23,8 @@ from rlzmq.core.checkpoint_series import checkpoints_at, driver_of
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.imports import import_optional
 from rlzmq.core.printable import printable
-from rlzmq.core.score_statistics import bootstrap_interval, interquartile_mean
-from rlzmq.core.suggest import did_you_mean
-from rlzmq.core.svg_curve import svg_curve
+from rlzmq.core.score_statistics import bootstrap_interval, interquartile_mean, svg_curve
+from rlzmq.core.synonyms import did_you_mean
 
 __all__ = [
     "RETURN_MEAN",

@@ -20,7 +20,7 @@ import numpy as np
 from rlzmq.core.callbacks import Callback
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import import_optional
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.telemetry.runs import numbers_in
 
 __all__ = [

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.tune.config_paths import TrialConfig
 
 __all__ = ["Callback", "LoggerCallback", "SearchTrial", "check_callbacks"]

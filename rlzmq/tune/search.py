@@ -13,7 +13,7 @@ from rlzmq.config.search_space import Categorical, GridSearch, Numeric, SearchOb
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import import_optional
 from rlzmq.core.seeding import derive_seed
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 
 __all__ = [
     "BasicVariantGenerator",

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.signatures import check_takes
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.telemetry.metric_paths import Mode, flatten, number_at, value_at
 
 __all__ = [

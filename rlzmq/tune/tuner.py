@@ -26,7 +26,7 @@ from rlzmq.core.checkpoint_series import lock_run
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.files import make_directories, write_text
 from rlzmq.core.signatures import check_takes
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import NOBODY, Trust, is_signed, signature_of
 from rlzmq.telemetry.metric_paths import value_at
 from rlzmq.telemetry.runs import find_run

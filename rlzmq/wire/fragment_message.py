@@ -15,16 +15,20 @@ import numpy.typing as npt
 from rlzmq.core.errors import ProtocolError, refuses_as
 from rlzmq.core.printable import printable
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.wire.codec import Buffer, decode, encode
-from rlzmq.wire.errors import (
+from rlzmq.wire.codec import (
     ArrayMismatchError,
     BoundExceededError,
+    Buffer,
+    FragmentId,
     MalformedFrameError,
     SchemaError,
+    decode,
+    encode,
+    from_header,
+    to_header,
     wire_decoder,
 )
 from rlzmq.wire.messages import Fragment
-from rlzmq.wire.schema import FragmentId, from_header, to_header
 from rlzmq.wire.values import pack_blob
 
 __all__ = [

@@ -14,9 +14,22 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Any
 
-from rlzmq.wire.codec import Buffer, Head, decode_head, encode_opaque
-from rlzmq.wire.errors import ArrayMismatchError, SchemaError, wire_decoder
-from rlzmq.wire.schema import MESSAGES, FragmentId, Spans, WireMessage, from_header, message, to_header
+from rlzmq.wire.codec import (
+    MESSAGES,
+    ArrayMismatchError,
+    Buffer,
+    FragmentId,
+    Head,
+    SchemaError,
+    Spans,
+    WireMessage,
+    decode_head,
+    encode_opaque,
+    from_header,
+    message,
+    to_header,
+    wire_decoder,
+)
 
 __all__ = [
     "Accepted",

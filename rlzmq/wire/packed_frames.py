@@ -27,8 +27,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rlzmq.wire.codec import MAX_ARRAYS, Buffer
-from rlzmq.wire.errors import BoundExceededError, MalformedFrameError, wire_decoder
+from rlzmq.wire.codec import MAX_ARRAYS, BoundExceededError, Buffer, MalformedFrameError, wire_decoder
 
 __all__ = [
     "MAX_PACKED_BYTES",

@@ -25,19 +25,17 @@ from rlzmq.core.plain import TreeReader, TreeWriter, expect_list
 from rlzmq.core.space_plain import space_from_parts, space_parts
 from rlzmq.wire.codec import (
     MAX_ARRAYS,
+    ArrayMismatchError,
+    BoundExceededError,
     Buffer,
+    MalformedFrameError,
+    WireError,
     decode,
     decode_arrays,
     decode_spec,
     encode,
     pack_header,
     unpack_header,
-)
-from rlzmq.wire.errors import (
-    ArrayMismatchError,
-    BoundExceededError,
-    MalformedFrameError,
-    WireError,
     wire_decoder,
 )
 

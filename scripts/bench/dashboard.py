@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from rlzmq.roles.broker.broker_role import BrokerRole
+    from rlzmq.roles.broker_role import BrokerRole
     from tests.driver.broker_peers import FakeDriver
     from tests.telemetry.dashboards import Served
 
@@ -62,7 +62,7 @@ def report(options: argparse.Namespace) -> Iterator[str]:
 
 
 async def measure(num_runners: int, turns: int, turn_s: float) -> list[str]:
-    from rlzmq.roles.broker.broker_role import BrokerRole
+    from rlzmq.roles.broker_role import BrokerRole
     from tests.driver.broker_peers import FakeDriver, FakeLearner, FakePeer, FakeRunner
     from tests.telemetry.dashboards import Served
 

@@ -89,8 +89,8 @@ def run(variant: str, is_image: bool, is_repeated: bool = False, fragment_steps:
 async def connect(variant: str, is_image: bool, is_repeated: bool) -> Any:
     """Return the driver of a new run."""
     from rlzmq.driver.driver_link import DriverLink
-    from rlzmq.roles.learner.learner_link import LearnerLink
-    from rlzmq.roles.runner.runner_role import make_env_runner
+    from rlzmq.roles.learner_link import LearnerLink
+    from rlzmq.roles.runner_role import make_env_runner
 
     loop = asyncio.get_running_loop()
     broker = child(serve_broker, variant)
@@ -139,7 +139,7 @@ def allow_open_tcp() -> None:
 async def serve_broker(variant: str) -> None:
     """Listens until stdin ends; prints its addresses and keys."""
     from rlzmq.driver.join_files import JoinKeys, listen_addresses
-    from rlzmq.roles.broker.broker_role import BrokerRole
+    from rlzmq.roles.broker_role import BrokerRole
 
     keys = JoinKeys.generate()
     options: dict[str, Any] = {}
@@ -164,8 +164,8 @@ async def serve_runner(
     """Samples whatever leases come, until stdin ends; `is_repeated`: each length of them only once."""
     import torch
 
-    from rlzmq.roles.runner.runner_link import RunnerLink
-    from rlzmq.roles.runner.runner_role import EnvRunnerRole
+    from rlzmq.roles.runner_link import RunnerLink
+    from rlzmq.roles.runner_role import EnvRunnerRole
 
     torch.set_num_threads(1)
     if variant == "tcp":

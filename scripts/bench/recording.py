@@ -26,12 +26,12 @@ def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
 
 def updates(is_image: bool, is_recorded: bool = False) -> Turn:
     from rlzmq.protocol.events import DecodeShard
-    from rlzmq.roles.learner.arrival_log import ArrivalLog
-    from rlzmq.roles.learner.learner_role import make_learner
-    from rlzmq.roles.runner.runner_role import make_env_runner
+    from rlzmq.roles.arrival_log import ArrivalLog
+    from rlzmq.roles.learner_role import make_learner
+    from rlzmq.roles.runner_role import make_env_runner
+    from rlzmq.wire.codec import FragmentId
     from rlzmq.wire.fragment_message import encode_fragment
     from rlzmq.wire.messages import Fragment
-    from rlzmq.wire.schema import FragmentId
 
     config: Any = make_config(is_image)
     config.training(train_batch_size_per_learner=4000, minibatch_size=128, num_epochs=1 if is_image else 10)

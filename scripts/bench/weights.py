@@ -146,8 +146,8 @@ async def serve_learner(units: int, is_shared: bool, address: str) -> None:
     """Trains until stdin ends."""
     import torch
 
-    from rlzmq.roles.learner.learner_link import LearnerLink
-    from rlzmq.roles.runner.runner_role import make_env_runner
+    from rlzmq.roles.learner_link import LearnerLink
+    from rlzmq.roles.runner_role import make_env_runner
 
     torch.set_num_threads(1)
     loop = asyncio.get_running_loop()
@@ -171,8 +171,8 @@ def serve_runners(units: int, num_runners: int, addresses: dict[str, str]) -> No
     """Fork processes that sample until stdin ends."""
     import torch
 
-    import rlzmq.roles.runner.runner_link
-    import rlzmq.roles.runner.runner_role  # noqa: F401
+    import rlzmq.roles.runner_link
+    import rlzmq.roles.runner_role  # noqa: F401
 
     torch.set_num_threads(1)
     pids = []
@@ -187,8 +187,8 @@ def serve_runners(units: int, num_runners: int, addresses: dict[str, str]) -> No
 
 
 async def serve_runner(units: int, number: int, addresses: dict[str, str]) -> None:
-    from rlzmq.roles.runner.runner_link import RunnerLink
-    from rlzmq.roles.runner.runner_role import EnvRunnerRole
+    from rlzmq.roles.runner_link import RunnerLink
+    from rlzmq.roles.runner_role import EnvRunnerRole
     from scripts.bench._envs import FirstStepCartPole
 
     loop = asyncio.get_running_loop()

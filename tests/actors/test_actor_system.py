@@ -35,8 +35,8 @@ from rlzmq.core.errors import (
     ProtocolError,
     RemoteError,
 )
+from rlzmq.core.patience import RestartPolicy, Supervision
 from rlzmq.core.process import ENDING_SIGNALS
-from rlzmq.protocol.supervision import RestartPolicy, Supervision
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from rlzmq.actors.process_state import ActorLostError
 from rlzmq.actors.system import ActorSystem
-from rlzmq.core.last_words import LastWords, end_process, leave
+from rlzmq.core.process import LastWords, end_process, leave
 from rlzmq.driver.supervision import first_line, lost_error
 
 # Writes when its parent has ended: the parent's pipe to it is closed.

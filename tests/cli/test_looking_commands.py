@@ -19,7 +19,7 @@ from rlzmq import ConfigurationError, PPOConfig
 from rlzmq.cli.main import main
 from rlzmq.cli.top import format_status
 from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
-from rlzmq.roles.runner.runner_role import make_env_runner
+from rlzmq.roles.runner_role import make_env_runner
 from rlzmq.telemetry.brokers import Rates
 from rlzmq.wire.fragment_message import encode_fragment, fragment_to_bytes
 from rlzmq.wire.messages import Fragment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlzmq.core.errors import ProtocolError
-from rlzmq.wire.errors import MalformedFrameError, SchemaError, wire_decoder
+from rlzmq.wire.codec import MalformedFrameError, SchemaError, wire_decoder
 
 
 @wire_decoder

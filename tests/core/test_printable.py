@@ -7,15 +7,14 @@ import sys
 
 import pytest
 
-from rlzmq.actors.remote_errors import pack_error, unpack_error
+from rlzmq.actors.messages import pack_error, unpack_error
 from rlzmq.cli.inspect import show_checkpoints
 from rlzmq.core.checkpoint import write_checkpoint
 from rlzmq.core.printable import MAX_ERROR_BYTES, cut, printable
-from rlzmq.core.suggest import did_you_mean
-from rlzmq.wire.codec import pack_header
+from rlzmq.core.synonyms import did_you_mean
+from rlzmq.wire.codec import FragmentId, pack_header
 from rlzmq.wire.fragment_message import FragmentRange, pack_ranges, unpack_ranges
 from rlzmq.wire.messages import Goodbye, Hello, decode_message, encode_message
-from rlzmq.wire.schema import FragmentId
 
 HOSTILE = "runner\x1b]0;owned\x07\x1b[2J\r\nrun finished\u202e\x9b\x7f"
 

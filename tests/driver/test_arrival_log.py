@@ -19,8 +19,8 @@ from rlzmq.cli.replay import Bound
 from rlzmq.connectors.env_to_module import MeanStdFilter
 from rlzmq.core.errors import CheckpointError
 from rlzmq.envs.multi_agent_env import make_multi_agent
-from rlzmq.roles.learner import arrival_log
-from rlzmq.roles.learner.arrival_log import WeightsDigest, digest_weights, read_arrivals
+from rlzmq.roles import arrival_log
+from rlzmq.roles.arrival_log import WeightsDigest, digest_weights, read_arrivals
 
 PPO = {"minibatch_size": 40, "num_epochs": 2}
 

@@ -15,7 +15,7 @@ import pytest
 
 from rlzmq import DefaultPPOTorchRLModule, PPOConfig, RLModuleSpec
 from rlzmq.cli.main import main
-from rlzmq.net.join_file import JoinFile
+from rlzmq.net.keys import JoinFile
 from tests.driver.made_env import MadeEnv
 from tests.driver.outside import Command
 from tests.net.chaos_proxy import ChaosProxy

@@ -11,7 +11,7 @@ import pytest
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.driver.join_files import JoinKeys, pack_config, unpack_config
-from rlzmq.net.join_file import JoinFile, writer_of
+from rlzmq.net.keys import JoinFile, writer_of
 from tests.driver.outside import Command, assert_accounted, listening
 
 

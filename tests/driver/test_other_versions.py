@@ -14,9 +14,9 @@ import pytest
 from rlzmq.cli.joining import make_config
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.driver.join_files import pack_config
-from rlzmq.net.join_file import JoinFile
+from rlzmq.net.keys import JoinFile
 from rlzmq.roles.remote_peer import fetch_config
-from rlzmq.roles.runner.remote_runner import RemoteRunner
+from rlzmq.roles.runner_role import RemoteRunner
 from tests.driver.outside import Command, listening
 
 _OTHER_PACKAGE = "import rlzmq.core.version as v; v.__version__ = '9.9.9'"

@@ -17,11 +17,11 @@ from rlzmq import RLModuleSpec
 from rlzmq.actors import system
 from rlzmq.actors.process_state import ActorLostError
 from rlzmq.core.errors import DeadlineError, PeerLostError
+from rlzmq.core.patience import RestartPolicy
 from rlzmq.driver import broker_supervision
 from rlzmq.driver.supervision import spawn_within
 from rlzmq.envs.registry import register_env
 from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
-from rlzmq.protocol.supervision import RestartPolicy
 
 ROLES = {
     "runner-1": "runner",

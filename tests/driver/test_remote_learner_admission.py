@@ -17,8 +17,8 @@ from rlzmq.core.errors import PeerLostError
 from rlzmq.driver.join_files import JoinKeys
 from rlzmq.driver.remote_learners import RemoteLearnerListener
 from rlzmq.net.events import SocketEvent
-from rlzmq.net.join_file import JoinFile
-from rlzmq.roles.learner.remote_learner import RemoteLearner
+from rlzmq.net.keys import JoinFile
+from rlzmq.roles.learner_role import RemoteLearner
 from tests.driver.outside import listening
 
 

@@ -12,7 +12,7 @@ from replay_runs import replay_config
 from rlzmq import Algorithm
 from rlzmq.algorithms.replay import Replay, load_update
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.roles.learner.arrival_log import WeightsDigest, digest_weights
+from rlzmq.roles.arrival_log import WeightsDigest, digest_weights
 
 
 def config_of(case: str, path: Path) -> Any:

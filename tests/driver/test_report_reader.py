@@ -10,7 +10,7 @@ import pytest
 from rlzmq.driver.driver_link import ReportReader
 from rlzmq.driver.update_results import Accounting
 from rlzmq.protocol.events import Report
-from rlzmq.wire.schema import FragmentId
+from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.values import pack_blob
 
 KEY = ("runner", 1)

@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 
 from rlzmq.core.process import find_stack_channel
-from rlzmq.net.join_file import JoinFile
+from rlzmq.net.keys import JoinFile
 from tests.journeys.terminal import Terminal, until
 from tests.security import floods
 from tests.security.floods import Pauses, peak_bytes

@@ -14,7 +14,7 @@ from rlzmq.launch import host as hosts
 from rlzmq.launch.engine import Jobs, Role, engine_of
 from rlzmq.launch.host import host
 from rlzmq.launch.hosting import Hosting
-from rlzmq.net.join_file import JoinFile
+from rlzmq.net.keys import JoinFile
 
 
 @pytest.fixture(autouse=True)

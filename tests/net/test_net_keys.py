@@ -15,8 +15,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import read_private_file, write_private_file
 from rlzmq.net.context import Context
 from rlzmq.net.events import SocketEvent
-from rlzmq.net.join_file import JoinFile
-from rlzmq.net.keys import Authenticator, CurveClient, CurveServer, KeyPair
+from rlzmq.net.keys import Authenticator, CurveClient, CurveServer, JoinFile, KeyPair
 from rlzmq.net.socket import DrainSocket
 
 DEADLINE_S = 20

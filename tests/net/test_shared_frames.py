@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from rlzmq.net import shared_memory
 from rlzmq.net.shared_memory import MIN_SHARED_BYTES, Segment, SegmentPool, SharedFrames
-from rlzmq.wire.codec import Buffer, encode, encode_opaque
-from rlzmq.wire.errors import WireError
+from rlzmq.wire.codec import FOLDED, FRAMES_NEEDED, Buffer, WireError, encode, encode_opaque
 from rlzmq.wire.messages import decode_message
-from rlzmq.wire.schema import FOLDED, FRAMES_NEEDED
 
 HEADER = b"\2\7header"
 

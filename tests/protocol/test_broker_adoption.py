@@ -5,9 +5,9 @@ from __future__ import annotations
 from core_fakes import Bench, bench_with_runner
 
 from rlzmq.protocol.events import Quarantine
+from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.fragment_message import FragmentRange, pack_ranges
 from rlzmq.wire.messages import ShardPlan, UpdateDone, UpdateReport
-from rlzmq.wire.schema import FragmentId
 
 
 def _range(seq: int, first: int = 0, num_steps: int = 20) -> FragmentRange:

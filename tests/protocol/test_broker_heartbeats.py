@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from core_fakes import Bench, bench_with_runner
 
+from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.fragment_message import FragmentRange, unpack_ranges
 from rlzmq.wire.messages import DriverState, Rejected, RunnerState, UpdateCommitted
-from rlzmq.wire.schema import FragmentId
 
 
 def _holds_from(bench: Bench, first_unacked: int) -> list:

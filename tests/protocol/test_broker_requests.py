@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from core_fakes import Bench, bench_with_runner
 
+from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.fragment_message import FragmentRange, pack_ranges
 from rlzmq.wire.messages import (
     Config,
@@ -14,7 +15,6 @@ from rlzmq.wire.messages import (
     UpdateDone,
     UpdateReport,
 )
-from rlzmq.wire.schema import FragmentId
 
 
 def _range(seq: int, num_steps: int = 20) -> FragmentRange:

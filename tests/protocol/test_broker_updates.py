@@ -7,6 +7,7 @@ from core_fakes import Bench, bench_with_runner
 
 from rlzmq.protocol.driver_core import parse_report
 from rlzmq.protocol.events import Quarantine, Tick
+from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.fragment_message import pack_ranges
 from rlzmq.wire.messages import (
     Accepted,
@@ -28,7 +29,6 @@ from rlzmq.wire.messages import (
     UpdateReport,
     Welcome,
 )
-from rlzmq.wire.schema import FragmentId
 from rlzmq.wire.values import unpack_blob
 
 

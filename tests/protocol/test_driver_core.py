@@ -10,9 +10,8 @@ from core_fakes import TIMERS, instructions_in, messages_in, receive, welcome
 from rlzmq.protocol import events as E
 from rlzmq.protocol.driver_core import DriverCore, parse_report
 from rlzmq.wire import messages as m
-from rlzmq.wire.errors import WireError
+from rlzmq.wire.codec import FragmentId, WireError
 from rlzmq.wire.fragment_message import FragmentRange, pack_blobs, pack_ranges, unpack_ranges
-from rlzmq.wire.schema import FragmentId
 
 
 def _driver(*, is_welcome: bool = True, **options) -> DriverCore:

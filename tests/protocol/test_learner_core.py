@@ -8,8 +8,8 @@ from core_fakes import TIMERS, instructions_in, messages_in, receive, welcome
 from rlzmq.protocol import events as E
 from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.wire import messages as m
+from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.fragment_message import FragmentRange, pack_ranges, unpack_ranges
-from rlzmq.wire.schema import FragmentId
 
 
 def _range(seq: int, first: int = 0, num_steps: int = 5) -> FragmentRange:

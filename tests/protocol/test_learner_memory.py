@@ -6,9 +6,9 @@ import pytest
 
 from rlzmq.protocol import learner_core
 from rlzmq.protocol.learner_core import Done, LearnerMemory
+from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.fragment_message import FragmentRange, pack_ranges
 from rlzmq.wire.messages import UpdateDone
-from rlzmq.wire.schema import FragmentId
 
 
 def _frames(*ranges: tuple[str, int, int, int]) -> tuple:

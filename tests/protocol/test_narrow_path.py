@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlzmq.protocol.narrow_path import Retries
+from rlzmq.protocol.peer_core import Retries
 
 
 def test_the_tries_of_one_peer_in_a_row_are_counted_and_reported_once() -> None:

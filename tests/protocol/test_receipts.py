@@ -6,9 +6,9 @@ import pytest
 from core_fakes import bench_with_runner
 
 from rlzmq.protocol.broker.state import Receipts
+from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.fragment_message import to_spans
 from rlzmq.wire.messages import Committed, DriverState, Goodbye, Welcome
-from rlzmq.wire.schema import FragmentId
 
 
 def test_each_acceptance_is_told_once():

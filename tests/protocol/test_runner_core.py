@@ -10,7 +10,7 @@ from core_fakes import TIMERS, instructions_in, messages_in, publication, receiv
 from rlzmq.protocol import events as E
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.wire import messages as m
-from rlzmq.wire.errors import WireError
+from rlzmq.wire.codec import WireError
 
 
 def _runner(*, is_welcome: bool = True, **options) -> RunnerCore:

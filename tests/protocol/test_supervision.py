@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlzmq.protocol.supervision import RestartPolicy, Supervision
+from rlzmq.core.patience import RestartPolicy, Supervision
 
 
 def test_without_restarts_the_first_death_gives_up() -> None:

@@ -16,7 +16,7 @@ from rlzmq.protocol.weights import (
     open_publication,
     seal_publication,
 )
-from rlzmq.wire import errors
+from rlzmq.wire import codec
 
 
 def _publication(
@@ -47,16 +47,16 @@ def test_sealing_returns_the_header_that_lies_in_the_frame():
 def test_damaged_publications_are_refused():
     frame = bytearray(_publication(3).tobytes())
     for damaged in (frame[:100], frame[:-1], frame + b"x", b"\7" + frame[1:], bytes(2) + frame[2:]):
-        with pytest.raises(errors.WireError):
+        with pytest.raises(codec.WireError):
             open_publication(bytes(damaged))
     for length in (509, 65_535):  # what is left of the prefix is 508
         frame[2:4] = length.to_bytes(2, "little")
-        with pytest.raises(errors.MalformedFrameError, match="wrong kind or header length"):
+        with pytest.raises(codec.MalformedFrameError, match="wrong kind or header length"):
             open_publication(bytes(frame))
 
 
 def test_ids_that_do_not_fit_are_refused_when_sealing():
-    with pytest.raises(errors.BoundExceededError, match="508"):
+    with pytest.raises(codec.BoundExceededError, match="508"):
         _publication(1, run_id="x" * 600)
 
 

@@ -17,11 +17,10 @@ from rlzmq.core.errors import ConfigurationError, PeerLostError
 from rlzmq.net.context import Context
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.events import Overrun, Quarantine, Send
-from rlzmq.roles.broker.broker_role import BrokerRole
-from rlzmq.wire.codec import WIRE_VERSION
+from rlzmq.roles.broker_role import BrokerRole
+from rlzmq.wire.codec import WIRE_VERSION, FragmentId
 from rlzmq.wire.fragment_message import decode_fragment, encode_fragment, fragment_from_bytes
 from rlzmq.wire.messages import BrokerBeat, Fragment, Goodbye, Hello, Refused, decode_message, encode_message
-from rlzmq.wire.schema import FragmentId
 from tests.driver.broker_peers import FakeDriver, FakeLearner, FakePeer, FakeRunner
 from tests.driver.recovery_runs import until
 

@@ -12,9 +12,9 @@ import pytest
 
 from rlzmq.actors.process_state import ExitStatus
 from rlzmq.core.errors import PeerLostError
+from rlzmq.core.patience import RestartPolicy, Supervision
 from rlzmq.driver.learner_supervision import LearnerSupervisor
-from rlzmq.protocol.supervision import RestartPolicy, Supervision
-from rlzmq.roles.learner.formation import form_group
+from rlzmq.roles.formation import form_group
 
 
 class FakeRank:

@@ -13,8 +13,8 @@ from rlzmq import PPOConfig, RLModuleSpec
 from rlzmq.core.names import WEIGHTS_SEQ_NO
 from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.modules.rl_module import TorchRLModule
-from rlzmq.roles.learner.batch_check import BatchCheck
-from rlzmq.roles.learner.learner_link import module_outputs
+from rlzmq.roles.batch_check import BatchCheck
+from rlzmq.roles.learner_link import module_outputs
 from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
 
 

@@ -13,7 +13,7 @@ from rlzmq.net.context import Context, SocketOptions
 from rlzmq.protocol.events import ReceivedWeights, Send, WeightsWanted
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.protocol.weights import new_publication_buffer, notice_of, open_publication, seal_publication
-from rlzmq.roles.runner.neighbors import Neighbors
+from rlzmq.roles.neighbors import Neighbors
 from rlzmq.wire.messages import SnapshotRequest
 
 _OPTIONS = SocketOptions(max_message_bytes=1 << 20, reconnect_interval_max_ms=100)

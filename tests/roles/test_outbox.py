@@ -10,8 +10,8 @@ import pytest
 
 from rlzmq.core.errors import PeerLostError
 from rlzmq.net.socket import SendTicket
-from rlzmq.roles.broker import listeners as module
-from rlzmq.roles.broker.listeners import Outbox
+from rlzmq.roles import listeners as module
+from rlzmq.roles.listeners import Outbox
 
 SMALL, LARGE = b"\x01\x05" + bytes(100), b"\x01\x06" + bytes(100_000)
 OTHER_LARGE = b"\x01\x07" + bytes(100_000)

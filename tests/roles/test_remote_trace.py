@@ -12,7 +12,7 @@ import pytest
 from rlzmq.core import trace
 from rlzmq.roles import peer_link
 from rlzmq.roles.peer_link import RemoteTrace, add_to_trace
-from rlzmq.wire.errors import WireError
+from rlzmq.wire.codec import WireError
 from rlzmq.wire.messages import TraceClock, TraceEvents
 from rlzmq.wire.values import pack_blob, unpack_blob
 

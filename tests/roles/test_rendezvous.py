@@ -7,7 +7,7 @@ import socket
 import psutil
 import pytest
 
-from rlzmq.roles.learner.formation import _interface_of, guarded_connections, interface_for
+from rlzmq.roles.formation import _interface_of, guarded_connections, interface_for
 
 
 def _keepalive(connection: socket.socket) -> tuple[int, int]:

@@ -10,8 +10,8 @@ import pytest
 from rlzmq import PPOConfig
 from rlzmq.protocol.events import ApplyWeights
 from rlzmq.protocol.weights import Publication
-from rlzmq.roles.runner.runner_link import RunnerLink
-from rlzmq.roles.runner.runner_role import EnvRunnerRole
+from rlzmq.roles.runner_link import RunnerLink
+from rlzmq.roles.runner_role import EnvRunnerRole
 
 
 @pytest.fixture

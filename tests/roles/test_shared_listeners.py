@@ -23,11 +23,9 @@ from rlzmq.protocol.weights import (
     open_publication,
     seal_publication,
 )
-from rlzmq.roles.broker.listeners import BrokerListeners
-from rlzmq.wire.codec import encode_opaque
-from rlzmq.wire.errors import SchemaError
+from rlzmq.roles.listeners import BrokerListeners
+from rlzmq.wire.codec import FOLDED, FRAMES_NEEDED, SchemaError, encode_opaque
 from rlzmq.wire.messages import decode_message
-from rlzmq.wire.schema import FOLDED, FRAMES_NEEDED
 
 LARGE = SocketOptions(max_message_bytes=1 << 26, linger_ms=500)
 HEADER = b"\2\7shard"

@@ -20,7 +20,8 @@ import numpy as np
 import zmq
 
 from rlzmq.core.addresses import split_tcp
-from rlzmq.net.join_file import JoinFile
+from rlzmq.net.keys import JoinFile
+from rlzmq.wire.codec import WireMessage
 from rlzmq.wire.fragment_message import encode_fragment
 from rlzmq.wire.messages import (
     Fragment,
@@ -33,7 +34,6 @@ from rlzmq.wire.messages import (
     encode_message,
 )
 from rlzmq.wire.packed_frames import PACKED, PART, PART_BYTES, pack_frames, sizes_of, unpack_frames
-from rlzmq.wire.schema import WireMessage
 from tests.security.strangers import GREETING
 
 __all__ = [

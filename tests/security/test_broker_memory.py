@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlzmq.net.join_file import JoinFile
+from rlzmq.net.keys import JoinFile
 from tests.driver.outside import assert_accounted, listening
 from tests.security.floods import peak_bytes, unfinished_parts
 

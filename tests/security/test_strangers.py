@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from rlzmq.core.addresses import split_tcp
-from rlzmq.net.join_file import JoinFile
-from rlzmq.net.keys import KeyPair
+from rlzmq.net.keys import JoinFile, KeyPair
 from rlzmq.roles.remote_peer import Conversation, Observer
+from rlzmq.wire.codec import WireMessage
 from rlzmq.wire.messages import (
     ConnectorState,
     Hello,
@@ -27,7 +27,6 @@ from rlzmq.wire.messages import (
     Welcome,
     encode_message,
 )
-from rlzmq.wire.schema import WireMessage
 from tests.driver.outside import assert_accounted, listening
 from tests.security.strangers import KINDS, knock, wrong_keys
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import zmq
 
-from rlzmq.net.join_file import JoinFile
+from rlzmq.net.keys import JoinFile
 from rlzmq.wire.messages import (
     ConfigRequest,
     Hello,

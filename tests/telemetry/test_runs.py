@@ -18,7 +18,7 @@ import pytest
 
 from rlzmq import ConfigurationError, IMPALAConfig, PPOConfig, Run, find_runs
 from rlzmq.cli.main import main
-from rlzmq.core.svg_curve import svg_curve
+from rlzmq.core.score_statistics import svg_curve
 from rlzmq.telemetry.run_directory import RunDirectory
 from rlzmq.telemetry.runs import RETURN_MEAN, group_by_settings, iqm_curves, mean_curve, plot_curves
 

@@ -23,7 +23,7 @@ from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.protocol.weights import new_publication_buffer, open_publication, seal_publication
-from rlzmq.roles.learner.batch_check import BatchCheck
+from rlzmq.roles.batch_check import BatchCheck
 from rlzmq.wire import messages as m
 from rlzmq.wire.codec import decode, encode
 from rlzmq.wire.fragment_message import (

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rlzmq.wire import errors
+from rlzmq.wire import codec
 from rlzmq.wire.codec import (
     MAX_ARRAYS,
     MAX_HEADER_BYTES,
@@ -93,7 +93,7 @@ def test_opaque_frames_are_passed_untouched():
 
 def test_another_version_is_refused_with_both_versions_named():
     frames = _sent(encode(1, {}))
-    with pytest.raises(errors.UnknownVersionError, match=rf"version 77 .* version {WIRE_VERSION}") as caught:
+    with pytest.raises(codec.UnknownVersionError, match=rf"version 77 .* version {WIRE_VERSION}") as caught:
         decode([bytes([77]) + frames[0][1:]])
     assert caught.value.reason == "version"
 
@@ -101,7 +101,7 @@ def test_another_version_is_refused_with_both_versions_named():
 @pytest.mark.parametrize("dtype", ["O", "V8", "f16", "<U0", "<M8[5D]", "i4,f4", "Q;import os", ">f8"])
 def test_dtypes_outside_the_whitelist_are_refused(dtype):
     first = bytes([WIRE_VERSION, 1]) + msgpack.packb([{}, [[dtype, 1]]])
-    with pytest.raises(errors.UnsupportedDtypeError, match="whitelist"):
+    with pytest.raises(codec.UnsupportedDtypeError, match="whitelist"):
         decode([first, b"\0" * 16])
 
 
@@ -111,34 +111,34 @@ def test_dtypes_outside_the_whitelist_are_refused(dtype):
 )
 def test_shapes_that_do_not_fit_their_bytes_are_refused(shape):
     first = bytes([WIRE_VERSION, 1]) + msgpack.packb([{}, [["<f8", *shape]]])
-    with pytest.raises((errors.ArrayMismatchError, errors.MalformedFrameError)):
+    with pytest.raises((codec.ArrayMismatchError, codec.MalformedFrameError)):
         decode([first, b"\0" * 8])
 
 
 @pytest.mark.parametrize(
     ("frames", "error"),
     [
-        ([], errors.MalformedFrameError),
-        ([b""], errors.MalformedFrameError),
-        ([b"\x01"], errors.MalformedFrameError),
-        ([bytes([WIRE_VERSION, 1])], errors.MalformedFrameError),
-        ([bytes([WIRE_VERSION, 1]) + msgpack.packb({"a": 1})], errors.MalformedFrameError),
-        ([bytes([WIRE_VERSION, 1]) + msgpack.packb([{}, []]) + b"x"], errors.MalformedFrameError),
-        ([bytes([WIRE_VERSION, 1]) + msgpack.packb([{1: 2}, []])], errors.MalformedFrameError),
+        ([], codec.MalformedFrameError),
+        ([b""], codec.MalformedFrameError),
+        ([b"\x01"], codec.MalformedFrameError),
+        ([bytes([WIRE_VERSION, 1])], codec.MalformedFrameError),
+        ([bytes([WIRE_VERSION, 1]) + msgpack.packb({"a": 1})], codec.MalformedFrameError),
+        ([bytes([WIRE_VERSION, 1]) + msgpack.packb([{}, []]) + b"x"], codec.MalformedFrameError),
+        ([bytes([WIRE_VERSION, 1]) + msgpack.packb([{1: 2}, []])], codec.MalformedFrameError),
         (
             [bytes([WIRE_VERSION, 1]) + msgpack.packb([{"t": msgpack.Timestamp(1)}, []])],
-            errors.MalformedFrameError,
+            codec.MalformedFrameError,
         ),
         (
             [bytes([WIRE_VERSION, 1]) + msgpack.packb([{"t": msgpack.ExtType(5, b"x")}, []])],
-            errors.MalformedFrameError,
+            codec.MalformedFrameError,
         ),
-        ([bytes([WIRE_VERSION, 1]) + msgpack.packb([{}, []]), b"extra"], errors.ArrayMismatchError),
-        ([bytes([WIRE_VERSION, 1]) + msgpack.packb([{}, [["<f8", 1]]])], errors.ArrayMismatchError),
-        ([bytes([WIRE_VERSION, 1]) + b"\xc1" * (MAX_HEADER_BYTES + 1)], errors.BoundExceededError),
-        ([b"\x01\x01"] * (MAX_ARRAYS + 3), errors.BoundExceededError),
-        ([np.zeros((4, 4))[:, 1]], errors.MalformedFrameError),
-        (["text"], errors.MalformedFrameError),
+        ([bytes([WIRE_VERSION, 1]) + msgpack.packb([{}, []]), b"extra"], codec.ArrayMismatchError),
+        ([bytes([WIRE_VERSION, 1]) + msgpack.packb([{}, [["<f8", 1]]])], codec.ArrayMismatchError),
+        ([bytes([WIRE_VERSION, 1]) + b"\xc1" * (MAX_HEADER_BYTES + 1)], codec.BoundExceededError),
+        ([b"\x01\x01"] * (MAX_ARRAYS + 3), codec.BoundExceededError),
+        ([np.zeros((4, 4))[:, 1]], codec.MalformedFrameError),
+        (["text"], codec.MalformedFrameError),
     ],
 )
 def test_what_is_no_message_is_refused(frames, error):
@@ -150,19 +150,19 @@ def test_nesting_is_bounded():
     deep: object = 1
     for _ in range(80):
         deep = [deep]
-    with pytest.raises(errors.BoundExceededError, match="64 deep"):
+    with pytest.raises(codec.BoundExceededError, match="64 deep"):
         decode([bytes([WIRE_VERSION, 1]) + msgpack.packb([{"a": deep}, []])])
     for opener in (b"\x91", b"\x81\xa1a"):
-        with pytest.raises(errors.WireError):
+        with pytest.raises(codec.WireError):
             decode([bytes([WIRE_VERSION, 1]) + opener * 20_000])
 
 
 def test_a_sender_is_told_what_every_receiver_would_refuse():
-    with pytest.raises(errors.BoundExceededError, match="move its largest values"):
+    with pytest.raises(codec.BoundExceededError, match="move its largest values"):
         encode(1, {"a": "x" * MAX_HEADER_BYTES})
-    with pytest.raises(errors.BoundExceededError):
+    with pytest.raises(codec.BoundExceededError):
         encode(1, {}, [np.zeros(1)] * (MAX_ARRAYS + 1))
-    with pytest.raises(errors.UnsupportedDtypeError, match="array 0 has dtype object"):
+    with pytest.raises(codec.UnsupportedDtypeError, match="array 0 has dtype object"):
         encode(1, {}, [np.array([object()])])
     with pytest.raises(ValueError, match="one byte"):
         encode(256, {})

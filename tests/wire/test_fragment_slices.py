@@ -11,11 +11,10 @@ import pytest
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.roles.batch_check import BatchCheck
 from rlzmq.roles.fragment_data import decode_steps
-from rlzmq.roles.learner.batch_check import BatchCheck
 from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner
-from rlzmq.wire.codec import encode
-from rlzmq.wire.errors import ArrayMismatchError, MalformedFrameError
+from rlzmq.wire.codec import ArrayMismatchError, MalformedFrameError, encode, to_header
 from rlzmq.wire.fragment_message import (
     check_claims,
     decode_fragment,
@@ -25,7 +24,6 @@ from rlzmq.wire.fragment_message import (
     slice_fragment,
 )
 from rlzmq.wire.messages import Fragment
-from rlzmq.wire.schema import to_header
 from tests.runners.test_multi_agent_env_runner import restless_config
 
 LENGTHS = (5, 3, 4)

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlzmq.wire.codec import MAX_ARRAYS, WIRE_VERSION
-from rlzmq.wire.errors import BoundExceededError, MalformedFrameError
+from rlzmq.wire.codec import MAX_ARRAYS, WIRE_VERSION, BoundExceededError, MalformedFrameError
 from rlzmq.wire.packed_frames import (
     MAX_PACKED_BYTES,
     MAX_PACKED_FRAMES,

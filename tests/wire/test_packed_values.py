@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.wire.codec import decode, encode
-from rlzmq.wire.errors import WireError
+from rlzmq.wire.codec import WireError, decode, encode
 from rlzmq.wire.values import pack_blob, pack_value, unpack_blob, unpack_value
 
 

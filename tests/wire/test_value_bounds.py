@@ -14,8 +14,7 @@ from rlzmq.core.metrics import ReducedMetrics
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.wire.codec import MAX_ARRAYS, decode, encode
-from rlzmq.wire.errors import ArrayMismatchError, MalformedFrameError, WireError
+from rlzmq.wire.codec import MAX_ARRAYS, ArrayMismatchError, MalformedFrameError, WireError, decode, encode
 from rlzmq.wire.values import pack_blob, pack_value, unpack_blob, unpack_value
 
 

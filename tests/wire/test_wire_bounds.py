@@ -23,26 +23,26 @@ from rlzmq.wire.codec import (
     MAX_DEPTH,
     MAX_HEADER_BYTES,
     WIRE_VERSION,
+    ArrayMismatchError,
+    BoundExceededError,
+    FragmentId,
+    MalformedFrameError,
+    SchemaError,
+    UnsupportedDtypeError,
+    WireError,
     check_header,
     decode,
     decode_head,
     decode_spec,
     encode,
     encode_opaque,
+    from_header,
     kind_of,
     pack_header,
+    to_header,
     unpack_header,
 )
-from rlzmq.wire.errors import (
-    ArrayMismatchError,
-    BoundExceededError,
-    MalformedFrameError,
-    SchemaError,
-    UnsupportedDtypeError,
-    WireError,
-)
 from rlzmq.wire.fragment_message import FragmentRange, pack_blobs, pack_ranges, unpack_blobs, unpack_ranges
-from rlzmq.wire.schema import FragmentId, from_header, to_header
 
 # ------------------------------------------------------------------ fields of headers
 

@@ -10,9 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlzmq.wire import errors, schema
+from rlzmq.wire import codec
 from rlzmq.wire import messages as m
-from rlzmq.wire.codec import decode, encode, encode_opaque
+from rlzmq.wire.codec import (
+    FOLDED,
+    FRAMES_NEEDED,
+    PUBLICATION,
+    decode,
+    encode,
+    encode_opaque,
+    first_number,
+    from_header,
+    message,
+    to_header,
+)
 from rlzmq.wire.fragment_message import (
     FragmentRange,
     decode_fragment,
@@ -24,15 +35,6 @@ from rlzmq.wire.fragment_message import (
     to_spans,
     unpack_blobs,
     unpack_ranges,
-)
-from rlzmq.wire.schema import (
-    FOLDED,
-    FRAMES_NEEDED,
-    PUBLICATION,
-    first_number,
-    from_header,
-    message,
-    to_header,
 )
 from rlzmq.wire.values import unpack_blob
 
@@ -66,9 +68,9 @@ def test_every_message_has_its_own_kind():
 
 @pytest.mark.parametrize("kind", [1, 127])
 def test_a_message_is_found_by_its_kind_and_never_changes(kind, monkeypatch):
-    monkeypatch.setattr(schema, "MESSAGES", {})
+    monkeypatch.setattr(codec, "MESSAGES", {})
     another = message(kind)(type("Another", (m.WireMessage,), {"__annotations__": {"number": int}}))
-    assert (schema.MESSAGES, another.kind) == ({kind: another}, kind)
+    assert (codec.MESSAGES, another.kind) == ({kind: another}, kind)
     with pytest.raises(dataclasses.FrozenInstanceError):
         another(3).number = 4
     assert not hasattr(another(3), "__dict__"), "of a million fragments' messages, none has one"
@@ -94,13 +96,13 @@ def test_every_message_comes_back(cls):
 @pytest.mark.parametrize("cls", _CLASSES, ids=lambda cls: cls.__name__)
 def test_unknown_missing_and_wrongly_typed_fields_are_refused_by_name(cls):
     header = to_header(_example(cls))
-    with pytest.raises(errors.SchemaError, match=f"{cls.__name__}: unknown field 'extra'"):
+    with pytest.raises(codec.SchemaError, match=f"{cls.__name__}: unknown field 'extra'"):
         from_header(cls, {**header, "extra": 1})
     for name in header:
-        with pytest.raises(errors.SchemaError, match=f"{cls.__name__}: field '{name}' is missing"):
+        with pytest.raises(codec.SchemaError, match=f"{cls.__name__}: field '{name}' is missing"):
             from_header(cls, {key: value for key, value in header.items() if key != name})
         for wrong in (None, [["x"]], -5, object()):
-            with pytest.raises(errors.SchemaError, match=rf"{cls.__name__}\.{name}"):
+            with pytest.raises(codec.SchemaError, match=rf"{cls.__name__}\.{name}"):
                 from_header(cls, {**header, name: wrong})
 
 
@@ -121,26 +123,26 @@ def test_every_number_that_a_peer_states_is_bounded(cls):
     for field in dataclasses.fields(cls):
         if str(field.type) in too_much:
             value = too_much[str(field.type)](2**63 - 1 if field.name in _IDS else 2**48)
-            with pytest.raises(errors.SchemaError, match=field.name):
+            with pytest.raises(codec.SchemaError, match=field.name):
                 from_header(cls, {**header, field.name: value})
 
 
 def test_unknown_kinds_are_refused():
-    with pytest.raises(errors.SchemaError, match="kind 200"):
+    with pytest.raises(codec.SchemaError, match="kind 200"):
         m.decode_message(encode_opaque(200, {}))
 
 
 def test_only_fragments_declare_arrays():
-    with pytest.raises(errors.SchemaError, match="not expected"):
+    with pytest.raises(codec.SchemaError, match="not expected"):
         m.decode_message(encode(m.Pause.kind, {}, []))
     header = to_header(_example(m.Fragment))
-    with pytest.raises(errors.SchemaError, match="missing"):
+    with pytest.raises(codec.SchemaError, match="missing"):
         m.decode_message(encode_opaque(m.Fragment.kind, header, [b""]))
 
 
 def test_a_fragments_frames_are_checked_without_making_arrays():
     frames = encode_fragment(_example(m.Fragment), [np.zeros((4, 3), np.float32)], {"return": 1.5})
-    with pytest.raises(errors.ArrayMismatchError, match="needs 48 bytes, its frame has 47"):
+    with pytest.raises(codec.ArrayMismatchError, match="needs 48 bytes, its frame has 47"):
         m.decode_message([frames[0], bytes(47), frames[2]])
     fragment, arrays, meta = decode_fragment(frames)
     assert fragment == _example(m.Fragment)
@@ -155,14 +157,14 @@ def test_a_quarantined_fragment_can_be_read_again():
     assert fragment == _example(m.Fragment)
     np.testing.assert_array_equal(arrays[0], np.arange(5))
     for torn in (content[:-1], content[3:], b"", content + b"x"):
-        with pytest.raises(errors.WireError):
+        with pytest.raises(codec.WireError):
             fragment_from_bytes(torn)
 
 
 def test_no_other_message_is_a_fragment():
-    with pytest.raises(errors.SchemaError):
+    with pytest.raises(codec.SchemaError):
         decode_fragment(m.encode_message(m.Pause()))
-    with pytest.raises(errors.WireError):
+    with pytest.raises(codec.WireError):
         decode_fragment(encode(m.Fragment.kind, {}, []))
 
 
@@ -201,7 +203,7 @@ def test_spans_hold_exactly_the_numbers(numbers):
     ],
 )
 def test_damaged_ranges_are_refused(frames):
-    with pytest.raises(errors.WireError):
+    with pytest.raises(codec.WireError):
         unpack_ranges(frames)
 
 

@@ -13,7 +13,7 @@ from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.torch_piece import TorchPiece
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.signatures import place_of_code
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.episodes.columns import Columns, default_agent_to_module_mapping_fn
 
 __all__ = ["MAP_STRUCTURE", "AgentToModuleMapping", "agents_of_modules", "checked_mapping"]

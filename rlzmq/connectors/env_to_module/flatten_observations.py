@@ -20,7 +20,7 @@ from rlzmq.connectors.writing import (
     rewrite_last_observation,
 )
 from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.tree import one_hot, tree_unstack
 from rlzmq.episodes.columns import Columns
 

@@ -12,7 +12,7 @@ from rlzmq.connectors.common.layout import SINGLE_TIME_RANK_FLAG
 from rlzmq.connectors.connector_v2 import LAST_STAGE, ConnectorV2
 from rlzmq.connectors.rl_modules import is_multi_rl_module, stateful_module_for_key
 from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.tree import tree_map, tree_unstack
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.modules.default_models.dense_gradients import Layer, record, tanh_
 
 __all__ = ["MLP", "RecurrentEncoder", "activation_function", "initialize"]

@@ -39,9 +39,8 @@ from rlzmq.protocol.events import (
     Send,
     Tick,
 )
-from rlzmq.protocol.narrow_path import NARROW_PATH
-from rlzmq.wire.codec import Buffer
-from rlzmq.wire.errors import BoundExceededError, SchemaError, WireError
+from rlzmq.protocol.peer_core import NARROW_PATH
+from rlzmq.wire.codec import BoundExceededError, Buffer, SchemaError, WireError, WireMessage
 from rlzmq.wire.fragment_message import FragmentRange, unpack_ranges
 from rlzmq.wire.messages import (
     BrokerBeat,
@@ -72,7 +71,6 @@ from rlzmq.wire.messages import (
     Weights,
     encode_message,
 )
-from rlzmq.wire.schema import WireMessage
 from rlzmq.wire.values import pack_blob
 
 __all__ = [

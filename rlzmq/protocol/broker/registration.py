@@ -6,7 +6,7 @@ from functools import cache
 
 from rlzmq.core.patience import Patience
 from rlzmq.protocol.broker.state import BrokerState, Newcomer, Peer, PublishedState
-from rlzmq.protocol.narrow_path import NARROW_PATH
+from rlzmq.protocol.peer_core import NARROW_PATH
 from rlzmq.wire.messages import Hello, Refused, Welcome
 
 __all__ = ["Registration"]

@@ -12,9 +12,9 @@ from typing import Any
 
 from rlzmq.core.patience import FACTOR, STEP_S
 from rlzmq.protocol.broker.state import BrokerState, KeptReport, OpenedUpdate, Peer, Run
+from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.fragment_message import FragmentRange, pack_blobs, pack_ranges
 from rlzmq.wire.messages import Progress, UpdateCommitted, UpdateReport
-from rlzmq.wire.schema import FragmentId
 
 __all__ = ["Reports", "progress_of", "status_of", "waits_of"]
 

@@ -21,9 +21,9 @@ from rlzmq.core.patience import Patience
 from rlzmq.protocol.events import Instruction, Publish, Received, Send
 from rlzmq.protocol.leases import LeaseBook, Pace
 from rlzmq.protocol.ledger import DropReason, Entry, Ledger, RunnerRecord
-from rlzmq.protocol.narrow_path import Retries
+from rlzmq.protocol.peer_core import Retries
 from rlzmq.protocol.weights import Publication, notice_of, open_publication
-from rlzmq.wire.codec import Buffer
+from rlzmq.wire.codec import Buffer, FragmentId, Spans, WireMessage, first_number
 from rlzmq.wire.fragment_message import FragmentRange, to_spans
 from rlzmq.wire.messages import (
     Config,
@@ -36,7 +36,6 @@ from rlzmq.wire.messages import (
     UpdateReport,
     Weights,
 )
-from rlzmq.wire.schema import FragmentId, Spans, WireMessage, first_number
 
 __all__ = [
     "HEARTBEAT_S",

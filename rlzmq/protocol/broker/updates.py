@@ -24,6 +24,7 @@ from rlzmq.protocol.broker.reports import Reports
 from rlzmq.protocol.broker.state import BrokerState, OpenedUpdate, Peer, PublishedState, Run
 from rlzmq.protocol.events import Quarantine, Received
 from rlzmq.protocol.ledger import DropReason, Entry, Ledger
+from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.fragment_message import FragmentRange, pack_ranges, slice_fragment, unpack_ranges
 from rlzmq.wire.messages import (
     LearnerState,
@@ -35,7 +36,6 @@ from rlzmq.wire.messages import (
     Train,
     UpdateDone,
 )
-from rlzmq.wire.schema import FragmentId
 
 __all__ = [
     "Delivery",

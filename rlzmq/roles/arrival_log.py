@@ -31,15 +31,12 @@ import numpy.typing as npt
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.files import FileLock, lock_file, make_directories
-from rlzmq.core.fragment_log import map_file, read_records, write_record
+from rlzmq.core.files import FileLock, lock_file, make_directories, map_file, read_records, write_record
 from rlzmq.core.trust import is_signed, signature_of
 from rlzmq.protocol.events import DecodeShard
 from rlzmq.roles.peer_link import package_version
-from rlzmq.wire.codec import Buffer
-from rlzmq.wire.errors import WireError
+from rlzmq.wire.codec import Buffer, FragmentId, WireError
 from rlzmq.wire.fragment_message import FragmentRange
-from rlzmq.wire.schema import FragmentId
 from rlzmq.wire.values import pack_blob, unpack_blob
 
 __all__ = [

@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 # Name of the actor class of a rank: only the rank imports it, since it imports torch.
-LEARNER_ROLE = "rlzmq.roles.learner.learner_role:LearnerRole"
+LEARNER_ROLE = "rlzmq.roles.learner_role:LearnerRole"
 
 # An unreachable machine does not close its connections: a collective would wait until its timeout. With these
 # settings the system probes the other side after a second of silence, and drops the connection after three.

@@ -34,13 +34,13 @@ from rlzmq.protocol.events import (
     Tick,
     WeightsWanted,
 )
-from rlzmq.protocol.narrow_path import NARROW_PATH
+from rlzmq.protocol.peer_core import NARROW_PATH
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.protocol.weights import PUBLICATION_TOPIC
 from rlzmq.roles.fragment_data import sorted_by_env
 from rlzmq.roles.hang_watch import EnvWatch
+from rlzmq.roles.neighbors import Neighbors
 from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, Curve, PeerLink, ends_link, new_peer_id
-from rlzmq.roles.runner.neighbors import Neighbors
 from rlzmq.wire.messages import Snapshot, SnapshotRequest, encode_message
 from rlzmq.wire.values import unpack_blob
 

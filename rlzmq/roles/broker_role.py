@@ -56,11 +56,10 @@ from rlzmq.protocol.events import (
     Send,
     Tick,
 )
-from rlzmq.roles.broker.listeners import BrokerListeners
-from rlzmq.wire.errors import WireError
+from rlzmq.roles.listeners import BrokerListeners
+from rlzmq.wire.codec import WireError, first_number
 from rlzmq.wire.fragment_message import check_claims, fragment_to_bytes
 from rlzmq.wire.messages import BrokerBeat, Fragment, Hello, decode_message
-from rlzmq.wire.schema import first_number
 
 __all__ = ["BrokerRole"]
 

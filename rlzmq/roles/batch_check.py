@@ -1,6 +1,6 @@
 """Checks of a fragment before it is trained: finite values within their spaces, and a consistent structure.
 
-The columns that a module adds to episodes are known from a trial step (`roles.learner.learner_link`).
+The columns that a module adds to episodes are known from a trial step (`roles.learner_link`).
 """
 
 from __future__ import annotations

@@ -44,10 +44,10 @@ from rlzmq.protocol.events import (
 )
 from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.protocol.weights import PUBLICATION_PREFIX_BYTES, new_publication_buffer, seal_publication
+from rlzmq.roles.arrival_log import ArrivalLog
+from rlzmq.roles.batch_check import BatchCheck
 from rlzmq.roles.fragment_data import decode_steps
 from rlzmq.roles.hang_watch import UpdateWatch
-from rlzmq.roles.learner.arrival_log import ArrivalLog
-from rlzmq.roles.learner.batch_check import BatchCheck
 from rlzmq.roles.peer_link import Curve, PeerLink, ends_link, new_peer_id
 from rlzmq.runners.module_step import ModuleStep
 from rlzmq.wire.values import pack_blob

@@ -9,26 +9,35 @@ broker ──weights─► RunnerLink   newest snapshot, loaded between two leas
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import secrets
+import socket
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+from rlzmq.actors.host import ActorThread
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults, trace
-from rlzmq.core.errors import DeadlineError
+from rlzmq.core.errors import DeadlineError, PeerLostError
 from rlzmq.core.process import apply_log_level, limit_memory
 from rlzmq.learners.torch_threads import set_torch_threads
+from rlzmq.net.keys import JoinFile
+from rlzmq.protocol.events import Leave
 from rlzmq.roles.fragment_data import sample_with_metrics, take_fragment
 from rlzmq.roles.hang_watch import EnvWatch
-from rlzmq.roles.peer_link import PeerRole
-from rlzmq.roles.runner.runner_link import RunnerLink
-from rlzmq.roles.runner.sampling_round import UntilEnd
+from rlzmq.roles.peer_link import PeerRole, package_version, spaces_digest
+from rlzmq.roles.runner_link import RunnerLink
 from rlzmq.runners.vector_env_runners import make_env_runner
 
-__all__ = ["EnvRunnerRole", "make_env_runner"]
+__all__ = [
+    "EnvRunnerRole",
+    "RemoteRunner",
+    "make_env_runner",
+]
 
 
 _log = logging.getLogger("rlzmq.runners")
@@ -184,13 +193,13 @@ class EnvRunnerRole(PeerRole):
 
         Args:
             round_id: Id of the round; 0: it is over already.
-            limits: Arguments of UntilEnd.
+            limits: See `SamplingRound`.
             options: Arguments of EnvRunner.sample; episodes are reset before the first call only.
         """
-        until_end, metas = UntilEnd(**limits), []
+        metas: list[dict[str, Any]] = []
         num_env_steps, start = 0, time.perf_counter()
         while True:
-            wanted = until_end.next_env_steps(num_env_steps, time.perf_counter() - start)
+            wanted = _next_env_steps(num_env_steps, time.perf_counter() - start, **limits)
             metas += await self._run_blocking(partial(self.measure, {**options, "num_timesteps": wanted}))
             num_env_steps += metas[-1]["num_env_steps"]
             options = {**options, "force_reset": False}
@@ -210,3 +219,152 @@ class EnvRunnerRole(PeerRole):
         link = self._link
         if self._loop is not None and link is not None:
             self._loop.call_soon_threadsafe(link.fail, error)
+
+
+def _next_env_steps(
+    num_env_steps: int, elapsed_s: float, *, min_env_steps: int, max_env_steps: int, expected_s: float | None
+) -> int:
+    """Return the env steps of the next sample call of a round: as many as end it when it is expected to end."""
+    wanted = 0.0
+    if expected_s is not None and elapsed_s > 0:
+        wanted = num_env_steps / elapsed_s * (expected_s - elapsed_s)
+    return min(max(int(wanted), min_env_steps), max_env_steps)
+
+
+_LOOK_S = 0.5
+_REGISTER_S = 0.02
+# Random streams derive from the index: above those of the driver's runners.
+_FIRST_INDEX = 2_000_000
+
+
+class RemoteRunner:
+    """An external runner that joins a run by itself, from another terminal or machine, and may leave at any time.
+
+    The run does not supervise it: when it dies, its leases are granted to others and only unsent steps are lost. When
+    the broker is restarted, it registers again and sends its uncommitted fragments. When the driver is restarted, it
+    is refused ("run_id"): `rlzmq runner` then joins the new run. With `rlzmq runner --env-runners`, it is an actor.
+
+    Args:
+        join: Addresses and keys.
+        run_id: Id of the run, which came with the config.
+        config: The run's config, with this machine's changes (e.g. the number of envs).
+        config_digest: Digest of the run's config as received.
+        patience_s: Seconds of silence after which the broker counts as lost.
+
+    Attributes:
+        name: Name under which it registers.
+    """
+
+    def __init__(
+        self, join: JoinFile, run_id: str, config: BaseConfig, *, patience_s: float, config_digest: str = ""
+    ) -> None:
+        self._join = join
+        self._run_id = run_id
+        self._config = config
+        self._patience_s = patience_s
+        self._config_digest = config_digest
+        self._thread = ActorThread("sampler")
+        self._role: EnvRunnerRole | None = None
+        self._stop_leaving: asyncio.TimerHandle | None = None
+        self.name: str = f"runner-{secrets.token_hex(3)}@{socket.gethostname()[:100]}"
+
+    @property
+    def num_env_steps(self) -> int:
+        """Env steps sampled so far."""
+        link = self._role._link if self._role is not None else None
+        return int(link.core.num_env_steps_sampled) if link is not None else 0
+
+    async def start(self) -> str:
+        """Make the envs and the module; return the name once the broker has registered this runner, or refused it.
+
+        Raises:
+            PeerLostError: The broker does not answer.
+            Exception: The envs or the module could not be made.
+        """
+        trace.join(self._config.trace, self.name)
+        index = _FIRST_INDEX + secrets.randbelow(1 << 30)
+        self._role = await self._thread.run(lambda: EnvRunnerRole(self._config, index))
+        self._role.use_actor_thread(self._thread.run)
+        addresses = self._join.addresses
+        await self._role.connect(
+            {
+                "run_id": self._run_id,
+                "name": self.name,
+                "incarnation": 0,  # assigned by the broker
+                "data_address": addresses["data"],
+                "weights_address": addresses["weights"],
+                "curve": self._join.curve(),
+                "package_version": package_version(),
+                "config_digest": self._config_digest,
+                "spaces_digest": spaces_digest(self._role.get_spaces()["__env_single__"]),
+            }
+        )
+        link: Any = self._role._link
+        deadline = link.now() + self._patience_s
+        while not link.core.is_welcome and not link.ended.done():
+            if link.now() > deadline:
+                raise PeerLostError(f"the broker at {addresses['data']} does not register this runner")
+            await asyncio.wait((link.ended,), timeout=_REGISTER_S)
+        return self.name
+
+    async def wait(self) -> tuple[str, str]:
+        """Sample until the end; return (reason, detail): ("goodbye", …) if the run ended, ("left", …) after `leave`.
+
+        ("run_id", …) if another run is there now: the driver was started again.
+
+        Raises:
+            Exception: See `work`.
+        """
+        while (end := (await self.work())[1]) is None:
+            pass
+        return end
+
+    async def work(self) -> tuple[int, tuple[str, str] | None]:
+        """Return `num_env_steps`, with what `wait` returns, or None: as soon as more has been sampled, or at the end.
+
+        Raises:
+            PeerLostError: The broker was silent for too long.
+            Exception: The env, a connector or the module failed.
+        """
+        assert self._role is not None
+        link, num_env_steps = self._role._link, self.num_env_steps
+        while self.num_env_steps == num_env_steps:
+            done, _ = await asyncio.wait((link.ended,), timeout=_LOOK_S)
+            if done:
+                return self.num_env_steps, await link.ended
+            silence_s = link.now() - link.core.heard_at
+            if silence_s >= self._patience_s:
+                raise PeerLostError(
+                    f"the broker at {self._join.addresses['data']} has been silent for {silence_s:.0f} s"
+                )
+        return self.num_env_steps, None
+
+    async def leave(self, reason: str = "interrupted", *, within_s: float = 10.0) -> None:
+        """Take no more leases; `wait` returns once the current fragment is with the broker.
+
+        Args:
+            reason: Reason for the broker's log.
+            within_s: Seconds after which `wait` returns in any case; only the current fragment is lost then.
+        """
+        link: Any = self._role._link if self._role is not None else None
+        if link is not None and self._stop_leaving is None and not link.ended.done():
+            link.handle(Leave(reason))
+            loop = asyncio.get_running_loop()
+            self._stop_leaving = loop.call_later(within_s, self._give_up_leaving, link)
+
+    def _give_up_leaving(self, link: Any) -> None:
+        if not link.ended.done():
+            link.ended.set_result(("left", "before its last fragment was finished"))
+
+    async def stop(self) -> None:
+        """Close sockets and envs. Idempotent."""
+        if self._stop_leaving is not None:
+            self._stop_leaving.cancel()
+        if self._role is not None:
+            role, self._role = self._role, None
+            await role.disconnect()
+            # An env that is still stepping ends with the process.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(2.0):
+                    await self._thread.run(role.close)
+        self._thread.close()

@@ -1,1 +1,0 @@
-"""The broker role: sockets, files and timers around `rlzmq.protocol.broker`."""

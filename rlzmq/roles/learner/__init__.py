@@ -1,1 +1,0 @@
-"""The learner role: one rank of a learner group."""

@@ -1,1 +1,0 @@
-"""The runner role: an env runner that samples under leases."""
