@@ -13,7 +13,7 @@ import pytest
 
 from rlzmq.actors.process_state import ActorLostError
 from rlzmq.actors.system import ActorSystem
-from rlzmq.core.process import LastWords, end_process, leave
+from rlzmq.core.process import LastWords, end_process, leave_words
 from rlzmq.driver.supervision import first_line, lost_error
 
 # Writes when its parent has ended: the parent's pipe to it is closed.
@@ -30,10 +30,10 @@ class Dying:
 
     def end_twice(self) -> None:
         if os.fork() == 0:
-            leave(LastWords("", "a fork's words"))
+            leave_words(LastWords("", "a fork's words"))
             os._exit(0)
         os.wait()
-        leave(LastWords("KeyError", "the first words"))
+        leave_words(LastWords("KeyError", "the first words"))
         thread = threading.Thread(target=end_process, args=(71, LastWords("", "later words")))
         thread.start()
         thread.join()
