@@ -162,7 +162,7 @@ FAULTS: dict[str, tuple[set[str], Callable[[], Any]]] = {
 }
 
 
-def found_in(make: Callable[[], Any], num_iterations: int = 6, seed: int = 1) -> dict[str, dict[str, str]]:
+def found_in(make: Callable[[], Any], num_iterations: int = 8, seed: int = 1) -> dict[str, dict[str, str]]:
     """Return the first findings of a run, the likeliest root first; {} if there are none."""
     with make().debugging(seed=seed).build() as algo:
         for _ in range(num_iterations):

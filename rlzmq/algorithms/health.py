@@ -1,7 +1,7 @@
-"""Health: what stops a run from learning, as far as its results show: cause and remedy of each.
+"""Health: what stops a run from learning, and what limits its speed, as far as its results show.
 
-A check reads numbers that results have anyway, and is believed when it holds in several results in a row. Limits are
-far from what runs that learn show (`tests/algorithms/test_health.py` tries both).
+A check compares one number of results with a limit, and is believed when it holds in several results in a row. Limits
+are far from what runs that learn show (`tests/algorithms/test_health.py` tries both).
 
 A synchronous run samples, sends, trains and sends weights one after the other, so these parts add up to the time per
 update. In an asynchronous run they overlap, and the part closest to 1 limits the others.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -33,235 +33,166 @@ from rlzmq.core.timers import (
 from rlzmq.learners.schedule import Schedule
 from rlzmq.runners.episode_metrics import HOW_TO_LIMIT
 
-__all__ = [
-    "Bottleneck",
-    "Finding",
-    "HealthWatch",
-    "Verdict",
-    "judge",
+__all__ = ["Bottleneck", "HealthWatch", "Verdict", "judge"]
+
+
+class _Check(NamedTuple):
+    """A symptom of a run or of one of its modules.
+
+    Attributes:
+        name: Key in ``result["health"]``.
+        number: What is compared: a learner's result, or a number made by `_run_numbers` or `_module_numbers`.
+        above, below: The symptom holds if the number is beyond one of them; never if it is missing or NaN.
+        cause: What is seen: a format string for the numbers.
+        remedy: What to change, with names of settings.
+        patience: In how many results in a row it must hold.
+    """
+
+    name: str
+    number: str
+    cause: str
+    remedy: str
+    above: float = math.inf
+    below: float = -math.inf
+    patience: int = 3
+
+
+_CHECKS = [  # the likeliest root first
+    _Check(
+        "no episode ends",
+        "steps_without_end",  # per environment
+        "No episode has ended in {num_steps} env steps ({steps_without_end:.0f} in each environment), so there is no "
+        "episode_return_mean",
+        f"If they never end, limit them: {HOW_TO_LIMIT}",
+        above=1999.9,
+        patience=1,
+    ),
+    _Check(
+        "returns not finite",
+        "returns_not_finite",
+        "episode_return_mean is {return_mean}",
+        "Look at the rewards of the environment",
+        above=0.0,
+    ),
+    _Check(
+        "no rewards",
+        "num_episodes_without_reward",
+        "the newest of {num_episodes_without_reward} episodes had no reward, so there is nothing to learn from",
+        "Reward steps towards the goal, or explore more (entropy_coeff, epsilon)",
+        above=49,
+    ),
+    _Check(
+        "steps dropped",
+        "dropped_share",
+        "{num_dropped} of {num_steps} sampled env steps were dropped",
+        "See accounting/dropped for the reasons",
+        above=0.5,
+    ),
+    _Check(
+        "no advantages",
+        "advantages_std",
+        "advantages do not vary (standard deviation {advantages_std:.1g}), so there is nothing to learn from",
+        "Look at the rewards: they are the same whatever the agent does",
+        below=1e-3,
+    ),
+    _Check("no learning rate", "largest_lr", "the learning rate is 0", "Set lr", below=1e-30),
+    _Check(
+        "no gradients",
+        "largest_gradient",
+        "all gradients are 0: the loss does not depend on the parameters, or rewards are always 0",
+        "Look at compute_loss_for_module, at clip_param and at the rewards",
+        below=1e-12,
+    ),
+    _Check(
+        "ratios clipped",
+        "clip_fraction",
+        "{clip_fraction:.0%} of the probability ratios are outside of 1 ± clip_param={clip_param:g}: the policy "
+        "has no gradient there",
+        "Lower lr or num_epochs, or raise minibatch_size",
+        above=0.8,
+    ),
+    _Check(
+        "KL too high",
+        "kl_to_limit",
+        "an update moves the policy by a KL divergence of {mean_kl_loss:.3g}, far above "
+        "kl_target={kl_target:g}",
+        "Lower lr or num_epochs, or set target_kl",
+        above=1.0,
+    ),
+    _Check(
+        "entropy gone",
+        "entropy_left",
+        "the policy's entropy fell from {first_entropy:.3g} to {entropy:.3g} before returns rose: it no longer "
+        "explores",
+        "Lower lr, or raise entropy_coeff",
+        below=0.0,
+    ),
+    _Check(
+        "value gradients clipped",
+        "vf_clip_fraction",
+        "vf_clip_param={vf_clip_param:g} leaves {vf_clip_fraction:.0%} of the rows without a gradient of the "
+        "value function: their squared errors are larger",
+        "Set vf_clip_param=None, or scale rewards",
+        above=0.5,
+    ),
+    _Check(
+        "rewards too large",
+        "error_of_unlearned_values",
+        "values are wrong by {error_of_unlearned_values:.2g} on average, as much as returns vary: networks cannot "
+        "follow rewards of this size",
+        "Scale rewards, for example with wrappers=['RecordEpisodeStatistics', 'NormalizeReward']",
+        above=1000.0,
+    ),
+    _Check(
+        "targets outside of the support",
+        "targets_outside_support",
+        "{targets_outside_support:.0%} of the targets are outside of v_min={v_min:g} … "
+        "v_max={v_max:g}, where the atoms end",
+        "Set v_min and v_max to the smallest and the largest discounted return",
+        above=0.25,
+    ),
+    _Check(
+        "values diverge",
+        "value_excess",
+        "action values have a mean of {qf_mean:.3g}, while returns allow at most {largest_value:.3g}: they diverge",
+        "Lower the critic's learning rate or tau, or raise target_network_update_freq",
+        above=10.0,
+    ),
+    _Check(
+        "gradients clipped",
+        "gradient_to_clip",
+        "gradients have a norm of {largest_gradient:.3g}, grad_clip={grad_clip:g} cuts all of them to a "
+        "fraction",
+        "Raise grad_clip, scale rewards, or lower vf_loss_coeff",
+        above=1000.0,
+    ),
+    _Check(
+        "epsilon stuck",
+        "last_epsilon",
+        "epsilon ends at {last_epsilon:g}: more than half of the actions are random throughout the run",
+        "Set epsilon=[(0, 1.0), (10_000, 0.05)]",
+        above=0.5,
+    ),
+    _Check(
+        "alpha stuck",
+        "entropy_off_target",
+        "the temperature stays at {alpha_value:.3g} while the policy's entropy is far from its target "
+        "{target_entropy:.3g}",
+        "Raise alpha_lr",
+        above=1.0,
+    ),
+    _Check(
+        "alpha stuck",
+        "alpha_excess",
+        "the temperature grew to {alpha_value:.3g}: entropy counts for more than any reward",
+        "Set target_entropy to what the policy can reach, or lower alpha_lr",
+        above=100.0,
+    ),
 ]
 
 
-_PATIENCE = 3  # results in a row
-_STEPS_WITHOUT_END = 2000  # per environment
-_EPISODES_WITHOUT_REWARD = 50
-
-
-class Finding(NamedTuple):
-    """A reason why a run does not learn.
-
-    Attributes:
-        cause: What is seen, with the number that shows it.
-        remedy: What to change, with names of settings.
-    """
-
-    cause: str
-    remedy: str
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """What the checks of one module read: its config and results, and what was first seen of both in the run."""
-
-    config: BaseConfig
-    values: Mapping[str, Any]
-    first: Mapping[str, Any]
-    result: Mapping[str, Any]
-    has_improved: bool
-
-    def number(self, name: str) -> float:
-        """Return one of the module's results; NaN if it is missing."""
-        return _number(self.values.get(name))
-
-    def setting(self, name: str) -> Any:
-        """Return a setting; None if the algorithm has none of this name."""
-        return getattr(self.config, name, None)
-
-    @property
-    def largest_return(self) -> float:
-        runners = self.result["env_runners"]
-        returns = [abs(_number(runners.get(f"episode_return_{kind}"))) for kind in ("min", "max")]
-        return max((value for value in returns if math.isfinite(value)), default=0.0)
-
-
-def _value_gradients_clipped(seen: _Seen) -> Finding | None:
-    share = seen.number("vf_clip_fraction")
-    if share > 0.5:
-        return Finding(
-            f"vf_clip_param={seen.setting('vf_clip_param'):g} leaves {share:.0%} of the rows without a gradient of the "
-            "value function: their squared errors are larger",
-            "Set vf_clip_param=None, or scale rewards",
-        )
-    return None
-
-
-def _rewards_too_large(seen: _Seen) -> Finding | None:
-    error, values = math.sqrt(seen.number("vf_loss_unclipped")), seen.number("vf_explained_var")
-    is_behind = abs(values) < 0.01
-    if math.isnan(error):
-        error, values = seen.number("td_error_mean"), seen.number("qf_mean")
-        is_behind = error > 0.5 * abs(values)
-    if error > 1000.0 and is_behind:
-        return Finding(
-            f"values are wrong by {error:.2g} on average, as much as returns vary: networks cannot follow rewards of "
-            "this size",
-            "Scale rewards, for example with wrappers=['RecordEpisodeStatistics', 'NormalizeReward']",
-        )
-    return None
-
-
-def _entropy_gone(seen: _Seen) -> Finding | None:
-    entropy, before = seen.number("entropy"), _number(seen.first.get("entropy"))
-    if entropy < 0.0:  # of a density
-        is_gone = entropy < before - 3.5 * max(1.0, abs(before) / 1.42)
-    else:
-        is_gone = entropy < 0.03 * before
-    if is_gone and not seen.has_improved:
-        return Finding(
-            f"the policy's entropy fell from {before:.3g} to {entropy:.3g} before returns rose: it no longer explores",
-            "Lower lr, or raise entropy_coeff",
-        )
-    return None
-
-
-def _ratios_clipped(seen: _Seen) -> Finding | None:
-    share = seen.number("clip_fraction")
-    if share > 0.8:
-        return Finding(
-            f"{share:.0%} of the probability ratios are outside of 1 ± clip_param={seen.setting('clip_param'):g}: "
-            "the policy has no gradient there",
-            "Lower lr or num_epochs, or raise minibatch_size",
-        )
-    return None
-
-
-def _no_advantages(seen: _Seen) -> Finding | None:
-    spread = seen.number("advantages_std")
-    if spread < 1e-3:
-        return Finding(
-            f"advantages do not vary (standard deviation {spread:.1g}), so there is nothing to learn from",
-            "Look at the rewards: they are the same whatever the agent does",
-        )
-    return None
-
-
-def _kl_too_high(seen: _Seen) -> Finding | None:
-    divergence = seen.number("mean_kl_loss")
-    if math.isnan(divergence):
-        return None
-    target = _number(seen.setting("kl_target"))
-    if divergence > max(30.0 * target, 0.3):
-        return Finding(
-            f"an update moves the policy by a KL divergence of {divergence:.3g}, far above kl_target={target:g}",
-            "Lower lr or num_epochs, or set target_kl",
-        )
-    return None
-
-
-def _outside_of_support(seen: _Seen) -> Finding | None:
-    share = seen.number("targets_outside_support")
-    if share > 0.25:
-        return Finding(
-            f"{share:.0%} of the targets are outside of v_min={seen.setting('v_min'):g} … "
-            f"v_max={seen.setting('v_max'):g}, where the atoms end",
-            "Set v_min and v_max to the smallest and the largest discounted return",
-        )
-    return None
-
-
-def _gradients_clipped(seen: _Seen) -> Finding | None:
-    clip = _number(seen.setting("grad_clip"))
-    if seen.setting("grad_clip_by") != "global_norm":
-        return None
-    for name, value in seen.values.items():
-        if name.startswith("gradients_") and name.endswith("_global_norm") and _number(value) > 1000.0 * clip:
-            return Finding(
-                f"gradients have a norm of {value:.3g}, grad_clip={clip:g} cuts all of them to a fraction",
-                "Raise grad_clip, scale rewards, or lower vf_loss_coeff",
-            )
-    return None
-
-
-def _no_gradients(seen: _Seen) -> Finding | None:
-    norms = [
-        _number(value)
-        for name, value in seen.values.items()
-        if name.startswith("gradients_") and name.endswith("_global_norm")
-    ]
-    if norms and max(norms) < 1e-12:
-        return Finding(
-            "all gradients are 0: the loss does not depend on the parameters, or rewards are always 0",
-            "Look at compute_loss_for_module, at clip_param and at the rewards",
-        )
-    return None
-
-
-def _no_learning_rate(seen: _Seen) -> Finding | None:
-    rates = [value for name, value in seen.values.items() if name.endswith("_learning_rate")]
-    before = [value for name, value in seen.first.items() if name.endswith("_learning_rate")]
-    if rates and max(rates) == 0.0 and max(before) == 0.0:
-        return Finding("the learning rate is 0", "Set lr")
-    return None
-
-
-def _values_diverge(seen: _Seen) -> Finding | None:
-    mean, horizon = seen.number("qf_mean"), 1.0 / max(1.0 - seen.config.gamma, 1e-6)
-    runners = seen.result["env_runners"]
-    reward = abs(_number(runners.get("episode_return_mean"))) / _number(runners.get("episode_len_mean"))
-    bonus = abs(seen.number("alpha_value") * seen.number("logps_mean"))  # part of SAC's values
-    largest = max(seen.largest_return, horizon * reward) + (0.0 if math.isnan(bonus) else horizon * bonus)
-    if abs(mean) > 10.0 + 3.0 * largest:
-        return Finding(
-            f"action values have a mean of {mean:.3g}, while returns allow at most {largest:.3g}: they diverge",
-            "Lower the critic's learning rate or tau, or raise target_network_update_freq",
-        )
-    return None
-
-
-def _epsilon_stuck(seen: _Seen) -> Finding | None:
-    if "td_error_mean" not in seen.values or (epsilon := seen.setting("epsilon")) is None:
-        return None
-    last = Schedule(epsilon, "epsilon").values[-1]
-    if last > 0.5:
-        return Finding(
-            f"epsilon ends at {last:g}: more than half of the actions are random throughout the run",
-            "Set epsilon=[(0, 1.0), (10_000, 0.05)]",
-        )
-    return None
-
-
-def _alpha_stuck(seen: _Seen) -> Finding | None:
-    alpha, before = seen.number("alpha_value"), _number(seen.first.get("alpha_value"))
-    entropy, target = -seen.number("logps_mean"), seen.number("target_entropy")
-    if abs(alpha - before) < 1e-4 * before and abs(entropy - target) > 1.0 + 0.5 * abs(target):
-        return Finding(
-            f"the temperature stays at {alpha:.3g} while the policy's entropy is {entropy:.3g}, far from its target "
-            f"{target:.3g}",
-            "Raise alpha_lr",
-        )
-    if alpha > 100.0 + seen.largest_return:
-        return Finding(
-            f"the temperature grew to {alpha:.3g}: entropy counts for more than any reward",
-            "Set target_entropy to what the policy can reach, or lower alpha_lr",
-        )
-    return None
-
-
-_CHECKS: dict[str, Callable[[_Seen], Finding | None]] = {
-    "no advantages": _no_advantages,
-    "no learning rate": _no_learning_rate,
-    "no gradients": _no_gradients,
-    "ratios clipped": _ratios_clipped,
-    "KL too high": _kl_too_high,
-    "entropy gone": _entropy_gone,
-    "value gradients clipped": _value_gradients_clipped,
-    "rewards too large": _rewards_too_large,
-    "targets outside of the support": _outside_of_support,
-    "values diverge": _values_diverge,
-    "gradients clipped": _gradients_clipped,
-    "epsilon stuck": _epsilon_stuck,
-    "alpha stuck": _alpha_stuck,
-}
+# Settings that the checks compare with, or name.
+_SETTINGS = ("clip_param", "gamma", "grad_clip", "kl_target", "v_max", "v_min", "vf_clip_param")
 
 
 class HealthWatch:
@@ -273,96 +204,141 @@ class HealthWatch:
 
     def __init__(self, config: BaseConfig) -> None:
         self._config = config
-        self._num_envs = max(config.num_env_runners, 1) * config.num_envs_per_env_runner
         self._config_of: dict[str, BaseConfig] = {}  # modules
-        self._first: dict[str, Mapping[str, Any]] = {}
-        self._returns_to_beat = math.nan
+        self._first: dict[str, Mapping[str, Any]] = {}  # first values by module
+        self._return_to_beat = math.nan
         self._num_in_a_row: Counter[str] = Counter()
 
     def examine(self, result: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         """Return what is wrong, by the check's name: ``{"cause", "remedy"}``, the likeliest root first."""
-        runners = result["env_runners"]
-        mean = _number(runners.get("episode_return_mean"))
-        if math.isnan(self._returns_to_beat):
+        of_run = _run_numbers(result, self._config)
+        if math.isnan(self._return_to_beat):
             # Halfway from the first mean to the best of the first episodes: luck does not lead there.
-            self._returns_to_beat = 0.5 * (mean + _number(runners.get("episode_return_max")))
-        found: dict[str, tuple[int, Finding]] = dict(self._of_run(result))
+            self._return_to_beat = 0.5 * (of_run["return_mean"] + of_run["return_max"])
+        has_improved = of_run["return_mean"] > self._return_to_beat
+        examined = [("", of_run)]
         for module_id, values in result["learners"].items():
             if module_id.startswith("__") or not isinstance(values, Mapping):
                 continue
             first = self._first[module_id] = {**values, **self._first.get(module_id, {})}
             if (config := self._config_of.get(module_id)) is None:
                 config = self._config_of[module_id] = self._config.get_config_for_module(module_id)
-            seen = _Seen(config, values, first, result, mean > self._returns_to_beat)
-            for name, check in _CHECKS.items():
-                if name not in found and (finding := check(seen)) is not None:
-                    where = f"module {module_id!r}: " if len(self._first) > 1 else ""
-                    found[name] = _PATIENCE, finding._replace(cause=where + finding.cause)
-        self._num_in_a_row = Counter({name: self._num_in_a_row[name] + 1 for name in found})
-        return {
-            name: finding._asdict()
-            for name, (patience, finding) in found.items()
-            if self._num_in_a_row[name] >= patience
-        }
-
-    def _of_run(self, result: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, Finding]]]:
-        runners = result["env_runners"]
-        num_steps, num_episodes = (
-            result[NUM_ENV_STEPS_SAMPLED_LIFETIME],
-            runners.get("num_episodes_lifetime", 0),
-        )
-        if not num_episodes and num_steps >= _STEPS_WITHOUT_END * self._num_envs:
-            envs = "1 environment" if self._num_envs == 1 else f"{self._num_envs} environments"
-            yield (
-                "no episode ends",
-                (
-                    1,
-                    Finding(
-                        f"No episode has ended in {num_steps} env steps of {envs}, so there is no episode_return_mean",
-                        f"If they never end, limit them: {HOW_TO_LIMIT}",
-                    ),
-                ),
-            )
-        mean = runners.get("episode_return_mean", 0.0)
-        if num_episodes and not math.isfinite(mean):
-            yield (
-                "returns not finite",
-                (
-                    _PATIENCE,
-                    Finding(f"episode_return_mean is {mean}", "Look at the rewards of the environment"),
-                ),
-            )
-        extremes = [runners.get(f"episode_return_{kind}") for kind in ("min", "max")]
-        has_rewards = extremes != [0.0, 0.0] or any(runners.get("agent_episode_return_mean", {}).values())
-        if num_episodes >= _EPISODES_WITHOUT_REWARD and not has_rewards:
-            yield (
-                "no rewards",
-                (
-                    _PATIENCE,
-                    Finding(
-                        f"the newest of {num_episodes} episodes had no reward, so there is nothing to learn from",
-                        "Reward steps towards the goal, or explore more (entropy_coeff, epsilon)",
-                    ),
-                ),
-            )
-        dropped = sum(
-            number for reason, number in result["accounting"]["dropped"].items() if reason != "stopped"
-        )
-        if dropped > 0.5 * max(num_steps, 1000):
-            yield (
-                "steps dropped",
-                (
-                    _PATIENCE,
-                    Finding(
-                        f"{dropped} of {num_steps} sampled env steps were dropped",
-                        "See accounting/dropped for the reasons",
-                    ),
-                ),
-            )
+            numbers = _module_numbers(config, values, first, of_run, has_improved)
+            examined.append((f"module {module_id!r}: ", numbers))
+        found: dict[str, dict[str, str]] = {}
+        num_before, self._num_in_a_row = self._num_in_a_row, Counter()
+        for where, numbers in examined:
+            for check in _CHECKS:
+                number = numbers.get(check.number, math.nan)
+                if check.name in self._num_in_a_row or not (number > check.above or number < check.below):
+                    continue
+                self._num_in_a_row[check.name] = num_before[check.name] + 1
+                if self._num_in_a_row[check.name] >= check.patience:
+                    cause = check.cause.format_map(numbers)
+                    place = where if len(self._first) > 1 else ""
+                    found[check.name] = {"cause": place + cause, "remedy": check.remedy}
+        return found
 
 
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
+def _run_numbers(result: Mapping[str, Any], config: BaseConfig) -> dict[str, float]:
+    """Return the numbers of the checks of a whole run."""
+    runners = result["env_runners"]
+    num_steps, num_episodes = result[NUM_ENV_STEPS_SAMPLED_LIFETIME], runners.get("num_episodes_lifetime", 0)
+    num_envs = max(config.num_env_runners, 1) * config.num_envs_per_env_runner
+    low, mean, high = (_get(runners, f"episode_return_{kind}", math.nan) for kind in ("min", "mean", "max"))
+    has_rewards = (low, high) != (0.0, 0.0) or any(runners.get("agent_episode_return_mean", {}).values())
+    dropped = result["accounting"]["dropped"]
+    num_dropped = sum(dropped.values()) - dropped.get("stopped", 0)
+    return {
+        "num_steps": num_steps,
+        "num_dropped": num_dropped,
+        "return_mean": mean,
+        "return_max": high,
+        "largest_return": max(abs(value) if math.isfinite(value) else 0.0 for value in (low, high)),
+        "length_mean": _get(runners, "episode_len_mean", math.nan),
+        "steps_without_end": 0.0 if num_episodes else num_steps / num_envs,
+        "returns_not_finite": num_episodes and "episode_return_mean" in runners and not math.isfinite(mean),
+        "num_episodes_without_reward": 0 if has_rewards else num_episodes,
+        "dropped_share": num_dropped / max(num_steps, 1000),
+    }
+
+
+def _module_numbers(
+    config: BaseConfig,
+    values: Mapping[str, Any],
+    first: Mapping[str, Any],
+    of_run: Mapping[str, float],
+    has_improved: bool,
+) -> dict[str, float]:
+    """Return the numbers of the checks of one module: its results, its settings, and what follows from both.
+
+    Args:
+        config: The module's config.
+        values, first: Its newest results, and the first one under each name.
+        of_run: Numbers of the run.
+        has_improved: Whether returns have risen since the run began.
+    """
+    nan = math.nan
+    gradients, rates = [], []
+    numbers: dict[str, float] = {}
+    for name in _SETTINGS:
+        setting = getattr(config, name, None)
+        numbers[name] = setting if isinstance(setting, int | float) else nan
+    for name, value in values.items():
+        if not isinstance(value, int | float):
+            continue
+        numbers[name] = value
+        if name.startswith("gradients_") and name.endswith("_global_norm"):
+            gradients.append(value)
+        elif name.endswith("_learning_rate"):
+            rates += [value, first[name]]
+    largest_return = of_run["largest_return"]
+
+    largest_gradient = max(gradients, default=nan)
+    clips_norm = getattr(config, "grad_clip_by", None) == "global_norm"
+
+    entropy, before = numbers.get("entropy", nan), _get(first, "entropy", nan)
+    is_density = entropy < 0.0
+    least_entropy = before - 3.5 * max(1.0, abs(before) / 1.42) if is_density else 0.03 * before
+
+    mean_value = numbers.get("qf_mean", nan)
+    if "vf_loss_unclipped" in numbers:
+        error = math.sqrt(numbers["vf_loss_unclipped"])
+        is_behind = abs(numbers.get("vf_explained_var", nan)) < 0.01
+    else:
+        error = numbers.get("td_error_mean", nan)
+        is_behind = error > 0.5 * abs(mean_value)
+
+    alpha, logps = numbers.get("alpha_value", nan), numbers.get("logps_mean", nan)
+    target, first_alpha = numbers.get("target_entropy", nan), _get(first, "alpha_value", nan)
+    is_alpha_constant = abs(alpha - first_alpha) < 1e-4 * first_alpha
+    horizon = 1.0 / max(1.0 - numbers["gamma"], 1e-6)
+    reward = abs(of_run["return_mean"]) / of_run["length_mean"]
+    bonus = 0.0 if math.isnan(alpha * logps) else horizon * abs(alpha * logps)  # part of SAC's values
+    largest_value = max(largest_return, horizon * reward) + bonus
+
+    epsilon = getattr(config, "epsilon", None) if "td_error_mean" in numbers else None
+    return numbers | {
+        "largest_gradient": largest_gradient,
+        "gradient_to_clip": largest_gradient / numbers["grad_clip"] if clips_norm else nan,
+        "largest_lr": max(rates, default=nan),
+        "kl_to_limit": numbers.get("mean_kl_loss", nan) / max(0.3, 30.0 * numbers["kl_target"]),
+        "first_entropy": before,
+        "entropy_left": nan if has_improved else entropy - least_entropy,
+        "error_of_unlearned_values": error if is_behind else nan,
+        "largest_value": largest_value,
+        "value_excess": abs(mean_value) - 3.0 * largest_value,
+        "last_epsilon": nan if epsilon is None else Schedule(epsilon, "epsilon").values[-1],
+        "entropy_off_target": abs(-logps - target) - 0.5 * abs(target) if is_alpha_constant else nan,
+        "alpha_excess": alpha - largest_return,
+    }
+
+
+def _get(values: Any, path: str, default: float = 0.0) -> float:
+    """Return the number at a path such as ``a/b`` of nested dicts."""
+    for name in path.split("/"):
+        values = values.get(name) if isinstance(values, Mapping) else None
+    return float(values) if isinstance(values, int | float) else default
 
 
 Bottleneck = Literal[
@@ -383,6 +359,36 @@ _SLOW = 0.5
 # Runners slower than the median must lose at least this fraction of what all could sample to be the bottleneck.
 _LOST = 0.25
 
+# Format strings for the shares of a `Verdict`, and for ``env_runners/runner_speed``.
+_ADVICE: dict[str, str] = {
+    "env": "Env steps take {env_runners[env]:.0%} of the env runners' time: raise num_env_runners up to the number of "
+    'cores, set gym_env_vectorize_mode="async" (or "vector_entry_point", if the env has one), or make env.step() '
+    "faster.",
+    "inference": "The module's forward passes take {env_runners[inference]:.0%} of the env runners' time: raise "
+    "num_envs_per_env_runner, so that one pass serves more envs, make the network smaller (model_config), or raise "
+    "num_env_runners.",
+    "connectors": "Connector pieces take {env_runners[connectors]:.0%} of the env runners' time: "
+    "reporting(connector_timers=True) times each of them; raise num_envs_per_env_runner if they work on whole "
+    "batches, or num_env_runners.",
+    "callbacks": "{env_runners[other]:.0%} of the env runners' time is spent outside of env, module and connectors: "
+    "look at the callbacks of episodes and samples, and raise rollout_fragment_length if fragments are short.",
+    "one slow runner": "Env runner {speed[slowest]} samples {speed[min]:.0f} env steps/s, the median is "
+    "{speed[median]:.0f}: look at its machine and at what its env does (env_config.worker_index), or run without it "
+    "(num_env_runners).",
+    "transport": "Data is on its way for {update[transport]:.0%} of the time: store smaller observations (uint8 or "
+    "float16, environment(wrappers=…)), run env runners and learners nearer to the broker, or let sampling continue "
+    "during updates with staleness=1.",
+    "reduce": "Learners wait {learners[reduce]:.0%} of their time for each other's gradients: raise minibatch_size, "
+    "use fewer ranks (num_learners), or connect them faster.",
+    "learner": "Learners train for {update[learners]:.0%} of the time: lower num_epochs, raise minibatch_size or "
+    "num_learners, train on a GPU (num_gpus_per_learner=1), or let sampling continue during updates with staleness=1.",
+    "learner connector": "The learner connector takes {learners[connector]:.0%} of the learners' time: look at its "
+    "pieces (learner_connector; their timers are in the result), or raise num_learners.",
+    "driver": "No update is open for {update[driver]:.0%} of the time: look at the driver's callbacks, set "
+    "evaluation_parallel_to_training=True, or write fewer checkpoints (checkpoint_every_s).",
+    "unknown": "Env runners take most of the time, but too few steps were timed to tell what of them.",
+}
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -400,17 +406,11 @@ class Verdict:
 
     bottleneck: Bottleneck
     advice: str
-    shares: Mapping[str, Mapping[str, float]]
+    shares: dict[str, dict[str, float]]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as in results: ``{"stage", "advice", "shares"}``."""
-        shares = {role: dict(of_role) for role, of_role in self.shares.items()}
-        return {"stage": self.bottleneck, "advice": self.advice, "shares": shares}
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Verdict:
-        """Return the verdict in a result's ``"bottleneck"``."""
-        return cls(value["stage"], value["advice"], value["shares"])
+        return {"stage": self.bottleneck, "advice": self.advice, "shares": self.shares}
 
 
 def judge(result: Mapping[str, Any]) -> Verdict:
@@ -420,209 +420,112 @@ def judge(result: Mapping[str, Any]) -> Verdict:
         result: A result of `train()`, or one read from a run directory's ``metrics.jsonl``.
     """
     if "bottleneck" in result:
-        return Verdict.from_dict(result["bottleneck"])
-    runners, timers = _numbers(result.get("env_runners", {})), _numbers(result.get("timers", {}))
-    of_runners, of_learners = _runner_shares(runners), _learner_shares(timers)
-    update = _update_shares(runners, timers, of_runners, of_learners)
-    shares = {"update": update, "env_runners": of_runners, "learners": of_learners}
-    shares = {role: of_role for role, of_role in shares.items() if of_role}
-    if not update:
-        return Verdict("unknown", "Nothing was timed in this iteration.", shares)
-    speed = result.get("env_runners", {}).get("runner_speed", {})
+        known = result["bottleneck"]
+        return Verdict(known["stage"], known["advice"], known["shares"])
+    runners, timers = result.get("env_runners", {}), result.get("timers", {})
+    of_role = {"env_runners": _runner_shares(runners), "learners": _learner_shares(timers)}
+    shares = {role: stages for role, stages in of_role.items() if stages}
+    if not shares:
+        return Verdict("unknown", "Nothing was timed in this iteration.", {})
+    speed = runners.get("runner_speed", {})
+    shares = {"update": _update_shares(runners, timers, **of_role), **shares}
     stage = _stage(shares, speed)
-    return Verdict(stage, _advice(stage, shares, speed), shares)
+    is_connector = stage == "learner" and shares["learners"]["connector"] > 0.5 * shares["update"]["learners"]
+    advice = _ADVICE["learner connector" if is_connector else stage]
+    return Verdict(stage, advice.format(speed=speed, **shares), shares)
 
 
-def _numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return the numbers of a nested dict by path."""
-    found: dict[str, float] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            found |= _numbers(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float):
-            found[f"{prefix}{name}"] = float(value)
-    return found
-
-
-def _runner_shares(runners: Mapping[str, float]) -> dict[str, float]:
-    sample_s, between_s = runners.get("sample", 0.0), runners.get("time_between_sampling", 0.0)
-    cycle_s = sample_s + between_s
+def _runner_shares(runners: Mapping[str, Any]) -> dict[str, float]:
+    sample_s, between_s = _get(runners, "sample"), _get(runners, "time_between_sampling")
     if not (sample_s > 0 and between_s >= 0):  # external runners may send any numbers
         return {}
-    num_steps = runners.get(NUM_VECTOR_STEPS_PER_SAMPLE, 0.0)
-    stages = {
-        "env": num_steps * runners.get(ENV_STEP_TIMER, 0.0),
-        "inference": num_steps * runners.get(INFERENCE_TIMER, 0.0),
-        "connectors": num_steps
-        * (runners.get(ENV_TO_MODULE_TIMER, 0.0) + runners.get(MODULE_TO_ENV_TIMER, 0.0)),
-    }
+    num_steps = _get(runners, NUM_VECTOR_STEPS_PER_SAMPLE)
+    env_s = num_steps * _get(runners, ENV_STEP_TIMER)
+    inference_s = num_steps * _get(runners, INFERENCE_TIMER)
+    connectors_s = num_steps * (_get(runners, ENV_TO_MODULE_TIMER) + _get(runners, MODULE_TO_ENV_TIMER))
+    timed_s = env_s + inference_s + connectors_s
     # Fused sampling times all steps together, and one in sixteen steps by stage.
-    whole_s = min(runners.get(VECTOR_STEPS_TIMER, sum(stages.values())), sample_s)
-    scale = whole_s / max(sum(stages.values()), 1e-12)
-    stages = {name: seconds * scale for name, seconds in stages.items()}
-    other_s = sample_s - sum(stages.values())
-    reset_s = min(runners.get(ENV_RESET_TIMER, 0.0), other_s)
-    stages["env"] += reset_s
-    stages["other"] = other_s - reset_s
-    stages["encode"] = min(runners.get(FRAGMENT_ENCODE_TIMER, 0.0), between_s)
-    idle_s = between_s - stages["encode"]
-    delivery_s = runners.get(FRAGMENT_DELIVERY_TIMER, 0.0) + runners.get(WEIGHTS_WAIT_TIMER, 0.0)
-    stages["deliver"] = min(delivery_s, idle_s)
-    stages["wait"] = idle_s - stages["deliver"]
-    return {name: max(seconds, 0.0) / cycle_s for name, seconds in stages.items()}
+    whole_s = min(_get(runners, VECTOR_STEPS_TIMER, timed_s), sample_s)
+    scale = whole_s / max(timed_s, 1e-12)
+    reset_s = min(_get(runners, ENV_RESET_TIMER), sample_s - timed_s * scale)
+    encode_s = min(_get(runners, FRAGMENT_ENCODE_TIMER), between_s)
+    delivery_s = _get(runners, FRAGMENT_DELIVERY_TIMER) + _get(runners, WEIGHTS_WAIT_TIMER)
+    deliver_s = min(delivery_s, between_s - encode_s)
+    stages = {
+        "env": env_s * scale + reset_s,
+        "inference": inference_s * scale,
+        "connectors": connectors_s * scale,
+        "other": sample_s - timed_s * scale - reset_s,
+        "encode": encode_s,
+        "deliver": deliver_s,
+        "wait": between_s - encode_s - deliver_s,
+    }
+    return {name: max(seconds, 0.0) / (sample_s + between_s) for name, seconds in stages.items()}
 
 
-def _learner_shares(timers: Mapping[str, float]) -> dict[str, float]:
-    busy_s, wait_s = (
-        timers.get("learner_thread_update_timer", 0.0),
-        timers.get("learner_thread_in_queue_wait_timer", 0.0),
-    )
+def _learner_shares(timers: Mapping[str, Any]) -> dict[str, float]:
+    busy_s = _get(timers, "learner_thread_update_timer")
     if not busy_s:
         return {}
-    names = ("learner_connector_timer", *LEARNER_STAGES)
-    stages = {name.split("_")[1]: timers.get(name, 0.0) for name in names}
+    stages = {}
+    for name in ("learner_connector_timer", *LEARNER_STAGES):
+        stages[name.split("_")[1]] = _get(timers, name)
     stages["other"] = max(busy_s - sum(stages.values()), 0.0)
-    stages["wait"] = wait_s
+    stages["wait"] = _get(timers, "learner_thread_in_queue_wait_timer")
     whole_s = sum(stages.values())
     return {name: seconds / whole_s for name, seconds in stages.items()}
 
 
 def _update_shares(
-    runners: Mapping[str, float],
-    timers: Mapping[str, float],
-    of_runners: Mapping[str, float],
-    of_learners: Mapping[str, float],
+    runners: Mapping[str, Any],
+    timers: Mapping[str, Any],
+    env_runners: Mapping[str, float],
+    learners: Mapping[str, float],
 ) -> dict[str, float]:
-    """Return the parts of the time per update."""
-    if not of_runners and not of_learners:
-        return {}
-    busy = sum(of_runners.get(name, 0.0) for name in ("env", "inference", "connectors", "other", "encode"))
-    busy = runners.get("runner_speed/busy_mean", busy)
-    slowest = max(busy, runners.get("runner_speed/busy_max", 0.0))
-    learns = 1.0 - of_learners["wait"] if of_learners else 0.0
+    """Return the parts of the time per update; the last two are the shares of these roles."""
+    idle = env_runners.get("deliver", 0.0) + env_runners.get("wait", 0.0)
+    busy = _get(runners, "runner_speed/busy_mean", 1.0 - idle if env_runners else 0.0)
+    slowest = max(busy, _get(runners, "runner_speed/busy_max"))
+    learns = 1.0 - learners["wait"] if learners else 0.0
     idle = max(0.0, 1.0 - slowest - learns)
-    driver = min(idle, _driver_share(timers))
+    cycle_s = _get(timers, "learner_thread_update_timer") + _get(timers, "learner_thread_in_queue_wait_timer")
+    open_s = _get(timers, "env_runner_sampling_timer") + _get(timers, "learner_update_timer")
+    # The time in which no update was open, or training did not progress.
+    closed = max(0.0, 1.0 - open_s / cycle_s) if cycle_s and open_s else 0.0
+    driver, has_broker = min(idle, closed), "update" in timers
     return {
         "env_runners": busy,
         "slow_runners": slowest - busy,
         # Asynchronous runs may be limited by delivery although all parts overlap.
-        "transport": max(idle - driver, of_runners.get("deliver", 0.0)) if "update" in timers else 0.0,
+        "transport": max(idle - driver, env_runners.get("deliver", 0.0)) if has_broker else 0.0,
         "learners": learns,
-        "driver": driver if "update" in timers else idle,
+        "driver": driver if has_broker else idle,
     }
-
-
-def _driver_share(timers: Mapping[str, float]) -> float:
-    """Return the fraction of the time in which no update was open, or training did not progress."""
-    cycle_s = timers.get("learner_thread_update_timer", 0.0) + timers.get(
-        "learner_thread_in_queue_wait_timer", 0.0
-    )
-    open_s = timers.get("env_runner_sampling_timer", 0.0) + timers.get("learner_update_timer", 0.0)
-    return max(0.0, 1.0 - open_s / cycle_s) if cycle_s and open_s else 0.0
 
 
 def _stage(shares: Mapping[str, Mapping[str, float]], speed: Mapping[str, Any]) -> Bottleneck:
-    update, of_runners = shares["update"], shares.get("env_runners", {})
-    parts = {**update, "env_runners": update["env_runners"] + update["slow_runners"]}
-    del parts["slow_runners"]
-    largest = max(parts, key=parts.__getitem__)
-    if largest == "transport":
-        return "transport"
-    if largest == "driver":
-        return "driver"
-    if largest == "learners":
-        of_learners = shares["learners"]
-        return "reduce" if of_learners["reduce"] > 0.5 * update["learners"] else "learner"
-    if is_slow(speed) and (_lost(speed) > _LOST or update["slow_runners"] > update["env_runners"]):
-        return "one slow runner"
-    stages: dict[Bottleneck, float] = {
-        "env": of_runners["env"],
-        "inference": of_runners["inference"],
-        "connectors": of_runners["connectors"],
-        "callbacks": of_runners["other"],
+    update, stages = shares["update"], shares.get("env_runners", {})
+    parts: dict[Bottleneck, float] = {
+        "env": update["env_runners"] + update["slow_runners"],
+        "transport": update["transport"],
+        "learner": update["learners"],
+        "driver": update["driver"],
     }
-    if not any(stages[name] for name in ("env", "inference", "connectors")):
+    largest = max(parts, key=parts.__getitem__)
+    if largest == "learner":
+        return "reduce" if shares["learners"]["reduce"] > 0.5 * update["learners"] else "learner"
+    if largest != "env":
+        return largest
+    if speed and speed["min"] < _SLOW * speed["median"]:
+        lost = 1.0 - speed["mean"] / speed["median"]  # of what all could sample at the median speed
+        if lost > _LOST or update["slow_runners"] > update["env_runners"]:
+            return "one slow runner"
+    of_runner: dict[Bottleneck, float] = {
+        "env": stages.get("env", 0.0),
+        "inference": stages.get("inference", 0.0),
+        "connectors": stages.get("connectors", 0.0),
+    }
+    if not any(of_runner.values()):
         return "unknown"  # no vector step was timed by stage
-    return max(stages, key=stages.__getitem__)
-
-
-def is_slow(speed: Mapping[str, Any]) -> bool:
-    """Return whether the slowest runner is much slower than the others.
-
-    Args:
-        speed: A result's ``env_runners/runner_speed``; may be empty.
-    """
-    return bool(speed) and speed["min"] < _SLOW * speed["median"]
-
-
-def _lost(speed: Mapping[str, Any]) -> float:
-    """Return the lost fraction of what the runners could sample if all had the median speed."""
-    return max(0.0, 1.0 - speed["mean"] / speed["median"]) if speed["median"] else 0.0
-
-
-def _advice(stage: Bottleneck, shares: Mapping[str, Mapping[str, float]], speed: Mapping[str, Any]) -> str:
-    update, of_runners = shares["update"], shares.get("env_runners", {})
-    if stage == "env":
-        return (
-            f"Env steps take {_percent(of_runners['env'])} of the env runners' time: raise num_env_runners up to the "
-            'number of cores, set gym_env_vectorize_mode="async" (or "vector_entry_point", if the env has one), or '
-            "make env.step() faster."
-        )
-    if stage == "inference":
-        return (
-            f"The module's forward passes take {_percent(of_runners['inference'])} of the env runners' time: raise "
-            "num_envs_per_env_runner, so that one pass serves more envs, make the network smaller (model_config), or "
-            "raise num_env_runners."
-        )
-    if stage == "connectors":
-        return (
-            f"Connector pieces take {_percent(of_runners['connectors'])} of the env runners' time: "
-            "reporting(connector_timers=True) times each of them; raise num_envs_per_env_runner if they work on whole "
-            "batches, or num_env_runners."
-        )
-    if stage == "callbacks":
-        return (
-            f"{_percent(of_runners['other'])} of the env runners' time is spent outside of env, module and connectors: "
-            "look at the callbacks of episodes and samples, and raise rollout_fragment_length if fragments are short."
-        )
-    if stage == "one slow runner":
-        return (
-            f"Env runner {speed['slowest']} samples {speed['min']:.0f} env steps/s, the median is "
-            f"{speed['median']:.0f}: look at its machine and at what its env does (env_config.worker_index), or run "
-            "without it (num_env_runners)."
-        )
-    if stage == "transport":
-        return (
-            f"Data is on its way for {_percent(update['transport'])} of the time: store smaller observations (uint8 or "
-            "float16, environment(wrappers=…)), run env runners and learners nearer to the broker, or let sampling "
-            "continue during updates with staleness=1."
-        )
-    if stage == "reduce":
-        return (
-            f"Learners wait {_percent(shares['learners']['reduce'])} of their time for each other's gradients: raise "
-            "minibatch_size, use fewer ranks (num_learners), or connect them faster."
-        )
-    if stage == "learner":
-        return _learner_advice(shares["learners"], update["learners"])
-    if stage == "driver":
-        return (
-            f"No update is open for {_percent(update['driver'])} of the time: look at the driver's callbacks, set "
-            "evaluation_parallel_to_training=True, or write fewer checkpoints (checkpoint_every_s)."
-        )
-    return "Env runners take most of the time, but too few steps were timed to tell what of them."
-
-
-def _learner_advice(of_learners: Mapping[str, float], busy: float) -> str:
-    if of_learners["connector"] > 0.5 * busy:
-        return (
-            f"The learner connector takes {_percent(of_learners['connector'])} of the learners' time: look at its "
-            "pieces (learner_connector; their timers are in the result), or raise num_learners."
-        )
-    return (
-        f"Learners train for {_percent(busy)} of the time: lower num_epochs, raise minibatch_size or num_learners, "
-        "train on a GPU (num_gpus_per_learner=1), or let sampling continue during updates with staleness=1."
-    )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if math.isfinite(share) else "?"
+    of_runner["callbacks"] = stages["other"]
+    return max(of_runner, key=of_runner.__getitem__)

@@ -62,8 +62,8 @@ def test_without_a_return_the_readmes_lines_cope_and_one_hint_says_why(caplog: A
         "iter 4  return – (no episode has ended)  episodes 0  steps 6000  "
     )
     assert caplog.messages == [
-        "No episode has ended in 4500 env steps of 2 environments, so there is no episode_return_mean. If they never "
-        f"end, {LIMIT}."
+        "No episode has ended in 4500 env steps (2250 in each environment), so there is no episode_return_mean. "
+        f"If they never end, {LIMIT}."
     ]
 
 
