@@ -151,7 +151,7 @@ def http_floods() -> dict[str, Callable[[str, str], object]]:
 
 def flood_run(flood: str) -> Outcome:
     """Flood the broker of a run."""
-    from tests.driver.outside import listening
+    from tests.support.runs import listening
 
     with (
         tempfile.TemporaryDirectory() as directory,
@@ -291,8 +291,8 @@ def _empty(server: socket.socket) -> bool:
 
 
 def measure(directory: Path, options: argparse.Namespace) -> None:
-    from tests.driver.outside import listening
     from tests.security.test_strangers import status_of
+    from tests.support.runs import listening
 
     with listening(directory, num_env_runners=1, batch=1200).build() as algo:
         join = JoinFile.read(directory / "join.toml")

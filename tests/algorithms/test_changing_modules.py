@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlzmq import PPO, AsyncAlgorithm, ConfigurationError, LearnerGroup, Policy, PPOConfig, RLModuleSpec
+from rlzmq import PPO, AsyncAlgorithm, ConfigurationError, LearnerGroup, Policy, RLModuleSpec
 from rlzmq.envs.examples import MultiAgentCartPole
+from tests.support.runs import assert_accounted
+from tests.support.runs import small as small_run
 
 
 def first_two(agent_id: Any, episode: Any) -> str:
@@ -20,28 +22,22 @@ def second_to_new(agent_id: Any, episode: Any) -> str:
     return "p0" if agent_id == 0 else "new"
 
 
-def small(num_env_runners: int = 0, num_learners: int = 0) -> PPOConfig:
-    return (
-        PPOConfig()
-        .environment(MultiAgentCartPole, env_config={"num_agents": 2})
-        .multi_agent(policies={"p0", "p1"}, policy_mapping_fn=first_two)
-        .env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=2)
-        .learners(num_learners=num_learners)
-        .training(train_batch_size_per_learner=120, minibatch_size=60, num_epochs=1, lr=1e-3)
-        .rl_module(model_config={"fcnet_hiddens": [8]})
-        .debugging(seed=3)
+def small(num_env_runners: int = 0, num_learners: int = 0) -> Any:
+    return small_run(
+        env=MultiAgentCartPole,
+        env_config={"num_agents": 2},
+        policies={"p0", "p1"},
+        policy_mapping_fn=first_two,
+        num_env_runners=num_env_runners,
+        num_learners=num_learners,
+        train_batch_size_per_learner=120,
+        lr=1e-3,
+        seed=3,
     )
 
 
 def learners_of(result: dict[str, Any]) -> set[str]:
     return {name for name in result["learners"] if name != "__all_modules__"}
-
-
-def account_adds_up(result: dict[str, Any]) -> bool:
-    account = result["accounting"]
-    return bool(
-        account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
-    )
 
 
 @pytest.mark.parametrize("processes", [(0, 0), (1, 0), (2, 2)])
@@ -55,13 +51,13 @@ def test_a_league_grows_and_shrinks(processes: tuple[int, int], tmp_path: Path) 
         algo.learner_group.set_weights({"new": algo.get_module("p1").get_state()})
         algo.sync_weights()
         before = {mid: state_of(algo, mid) for mid in ("p0", "p1", "new")}
-        assert_equal(before["new"], before["p1"])
+        np.testing.assert_equal(before["new"], before["p1"])
         assert all(seen == policy_norm(before["new"]) for seen in on_runners(algo, "new"))
         for _ in range(4):  # until the episodes that were mapped to p1 have ended
             result = algo.train()
         assert {"p0", "new"} <= learners_of(result)
         assert result["learners"]["new"]["num_module_steps_trained"] > 0
-        assert account_adds_up(result)
+        assert_accounted(result)
         assert policy_norm(state_of(algo, "new")) != policy_norm(before["new"])
         path = algo.save_to_path(tmp_path / "c")
         saved = state_of(algo, "new")
@@ -69,7 +65,7 @@ def test_a_league_grows_and_shrinks(processes: tuple[int, int], tmp_path: Path) 
         algo.remove_module("p1")
         result = algo.train()
         assert learners_of(result) == {"p0", "new"}
-        assert account_adds_up(result)
+        assert_accounted(result)
         with pytest.raises(KeyError, match="p1"):
             algo.get_module("p1")
         assert len(algo.evaluate()["env_runners"]) > 0
@@ -78,7 +74,7 @@ def test_a_league_grows_and_shrinks(processes: tuple[int, int], tmp_path: Path) 
     original.multi_agent(policy_mapping_fn=second_to_new)
     with PPO.from_checkpoint(path, config=original) as restored:
         assert sorted(restored.config.module_ids) == ["new", "p0", "p1"]
-        assert_equal(state_of(restored, "new"), saved)
+        np.testing.assert_equal(state_of(restored, "new"), saved)
         assert "new" in learners_of(restored.train())
 
 
@@ -99,12 +95,6 @@ def on_runners(algo: Any, module_id: str) -> list[float]:
         return policy_norm(runner.module[module_id].get_state(inference_only=True))
 
     return algo.env_runner_group.foreach_env_runner(look)  # type: ignore[no-any-return]
-
-
-def assert_equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
-    assert one.keys() == other.keys()
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
 
 async def test_the_async_face_and_a_module_of_other_settings() -> None:
@@ -182,7 +172,7 @@ async def test_frozen_modules_stay_frozen_after_a_restore(tmp_path: Path) -> Non
     with PPO.from_checkpoint(frozen, config=small()) as restored:
         kept = state_of(restored, "p0")
         assert learners_of(restored.train()) == {"p1"}
-        assert_equal(state_of(restored, "p0"), kept)
+        np.testing.assert_equal(state_of(restored, "p0"), kept)
         again = restored.save_to_path(tmp_path / "again")
     async with await AsyncAlgorithm.from_checkpoint(again, config=small()) as restored_again:
         assert learners_of(await restored_again.train()) == {"p1"}

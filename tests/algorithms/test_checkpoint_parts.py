@@ -25,19 +25,14 @@ from rlzmq import (
 from rlzmq.core.checkpoint import read_checkpoint, write_checkpoint
 from rlzmq.envs.examples import MultiAgentCartPole
 from rlzmq.modules.default_models import DefaultActorCriticModule
+from tests.support.runs import small as small_run
+from tests.support.runs import weights_of
 
 MODULES = "learner_group/learner/rl_module"
 
 
-def small(**debugging: Any) -> PPOConfig:
-    return (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=2)
-        .training(train_batch_size_per_learner=100, minibatch_size=50, num_epochs=1, lr=1e-3)
-        .rl_module(model_config={"fcnet_hiddens": [8]})
-        .debugging(seed=1, **debugging)
-    )
+def small(**debugging: Any) -> Any:
+    return small_run(train_batch_size_per_learner=100, lr=1e-3, **debugging)
 
 
 def two_agents() -> PPOConfig:
@@ -53,10 +48,6 @@ def two_agents() -> PPOConfig:
 def same(one: Any, other: Any) -> bool:
     np.testing.assert_equal(one, other)
     return True
-
-
-def weights_of(algo: Any, module_id: str = "default_policy") -> dict[str, np.ndarray]:
-    return {name: np.array(value) for name, value in algo.get_module(module_id).get_state().items()}
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import torch
 from rlzmq import BCConfig, CQLConfig, IQLConfig, SACConfig, SingleAgentEpisode, make_multi_agent
 from rlzmq.core.errors import CheckpointError
 from rlzmq.replay import write_shard
+from tests.support.runs import ShortEnv
 
 STATES, ACTIONS = gym.spaces.Box(-1.0, 1.0, (2,), np.float32), gym.spaces.Box(-2.0, 2.0, (1,), np.float32)
 
@@ -98,19 +99,18 @@ def test_one_learner_process_and_a_resumed_run_train_on_the_same_numbers_as_a_se
 # -- as SAC -----------------------------------------------------------------------------------------
 
 
-class OneStepEnv(gym.Env[Any, Any]):
+class OneStepEnv(ShortEnv):
     """The environment of `data`."""
 
-    observation_space, action_space = STATES, ACTIONS
+    observation_space, action_space, length = STATES, ACTIONS, 1
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self._state = self.np_random.uniform(-1.0, 1.0, 2).astype(np.float32)
-        return self._state, {}
+    def observation(self) -> Any:
+        if not self.t:
+            self._state = self.np_random.uniform(-1.0, 1.0, 2).astype(np.float32)
+        return self._state
 
-    def step(self, action: Any) -> Any:
-        reward = 4.0 - float(action[0] - 1.0) ** 2  # actions arrive in (-2, 2)
-        return self._state, reward, True, False, {}
+    def reward(self, action: Any) -> float:
+        return 4.0 - float(action[0] - 1.0) ** 2  # actions arrive in (-2, 2)
 
 
 def sac() -> Any:

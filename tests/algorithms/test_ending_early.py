@@ -9,37 +9,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 
 from rlzmq import PPOConfig
+from tests.support.runs import ShortEnv
 
 
-class Endless(gym.Env[Any, Any]):
+class Endless(ShortEnv):
     """Writes down that it steps and that it is closed; see `notes`.
 
     Config: ``notes``: directory; ``length``: steps per episode, 0: no end; ``interrupts_at``: a step of the env's
     life that is interrupted; ``blocks_from``: one from which on steps never return.
     """
 
-    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        self.config = config
-        self.t = self.num_steps = 0
+    num_steps = 0
 
     def note(self, what: str) -> None:
         if "notes" in self.config:
             Path(self.config["notes"], what).touch()
 
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        self.t = 0
-        return np.zeros(2, np.float32), {}
-
     def step(self, action: Any) -> Any:
-        self.t += 1
         self.note("steps")
         self.num_steps += 1
         if self.num_steps == self.config.get("interrupts_at"):
@@ -47,7 +36,8 @@ class Endless(gym.Env[Any, Any]):
         if self.num_steps >= self.config.get("blocks_from", 10**9):
             self.note("blocks")
             threading.Event().wait()
-        return np.zeros(2, np.float32), 1.0, self.t == self.config.get("length", 5), False, {}
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, self.t == self.config.get("length", 5), False, info
 
     def close(self) -> None:
         self.note("closed")

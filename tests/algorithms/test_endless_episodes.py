@@ -7,43 +7,27 @@ import math
 import re
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 
-from rlzmq import PPOConfig
 from rlzmq.runners.episode_metrics import HOW_TO_LIMIT
 from rlzmq.telemetry.view import summary_line
+from tests.support.runs import ShortEnv, small
 
 
-class Endless(gym.Env[Any, Any]):
+class Endless(ShortEnv):
     """Its episodes end after `ends_after` steps."""
 
-    observation_space = gym.spaces.Box(0.0, 1.0, (3,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-    ends_after = math.inf
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        self.t = 0
-        return np.zeros(3, np.float32), {}
+    ends_after = length = math.inf
 
     def step(self, action: Any) -> Any:
-        self.t += 1
-        return np.zeros(3, np.float32), 1.0, False, self.t >= self.ends_after, {}
+        return *super().step(action)[:3], self.t >= self.ends_after, {}
 
 
 LIMIT = f"limit them: {HOW_TO_LIMIT}"
 
 
-def config(**evaluation: Any) -> PPOConfig:
-    return (
-        PPOConfig()
-        .environment(Endless)
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=2)
-        .training(train_batch_size_per_learner=1500, minibatch_size=1500, num_epochs=1)
-        .evaluation(**evaluation)
-        .debugging(seed=1)
-    )
+def config(**evaluation: Any) -> Any:
+    return small(env=Endless, train_batch_size_per_learner=1500, minibatch_size=1500).evaluation(**evaluation)
 
 
 def test_without_a_return_the_readmes_lines_cope_and_one_hint_says_why(caplog: Any, capsys: Any) -> None:

@@ -9,21 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlzmq import Algorithm, CheckpointError, PPOConfig, latest_checkpoint
+from rlzmq import Algorithm, CheckpointError, latest_checkpoint
 from rlzmq.core import faults
+from tests.support.runs import small
 
 
-def config(**checkpointing: Any) -> PPOConfig:
-    return (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=2)
-        .learners(num_learners=0)
-        .training(train_batch_size_per_learner=100, minibatch_size=50, num_epochs=1)
-        .rl_module(model_config={"fcnet_hiddens": [8]})
-        .checkpointing(**checkpointing)
-        .debugging(seed=1)
-    )
+def config(**checkpointing: Any) -> Any:
+    return small(train_batch_size_per_learner=100, **checkpointing)
 
 
 def names(run: Path) -> list[str]:

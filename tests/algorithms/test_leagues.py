@@ -21,6 +21,7 @@ from rlzmq import (
     UnsupportedSpaceError,
 )
 from rlzmq.envs.examples import MultiAgentCartPole, MultiAgentPendulum
+from tests.support.runs import assert_accounted
 
 ALGORITHMS = ("ppo", "appo", "dqn", "sac")
 PROCESSES = ((0, 0), (1, 1))
@@ -98,11 +99,6 @@ def trained_of(result: dict[str, Any]) -> set[str]:
     }
 
 
-def check_account(result: dict[str, Any]) -> None:
-    account = result["accounting"]
-    assert account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
-
-
 @pytest.mark.parametrize("processes", PROCESSES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_modules_that_are_not_trained_stay_as_they_are_to_the_bit(
@@ -113,7 +109,7 @@ def test_modules_that_are_not_trained_stay_as_they_are_to_the_bit(
         before = {module_id: parts_of(algo, module_id) for module_id in ("p0", "p1")}
         for _ in range(4):
             result = algo.train()
-            check_account(result)
+            assert_accounted(result)
         assert trained_of(result) == {"p0"}
         after = parts_of(algo, "p0")
         changed = [name for name in before["p0"] if not np.array_equal(before["p0"][name], after[name])]
@@ -139,7 +135,7 @@ def test_modules_come_and_go_in_mid_run_and_after_a_resume(
         before = {module_id: parts_of(algo, module_id) for module_id in ("p1", "new")}
         for _ in range(12):
             result = algo.train()
-            check_account(result)
+            assert_accounted(result)
             if trained_of(result) == {"p0", "new"}:
                 break
         else:
@@ -150,7 +146,7 @@ def test_modules_come_and_go_in_mid_run_and_after_a_resume(
         held = algo.learner_group.foreach_learner(num_stored_of_p1)[0] if has_buffer else 0
         algo.remove_module("p1")
         result = algo.train()
-        check_account(result)
+        assert_accounted(result)
         assert trained_of(result) == {"p0", "new"}
         if has_buffer:
             assert algo.learner_group.foreach_learner(stored_modules) == [["new", "p0"]]
@@ -165,7 +161,7 @@ def test_modules_come_and_go_in_mid_run_and_after_a_resume(
             assert differing(parts_of(restored, module_id), parts) == []
         for _ in range(3):
             result = restored.train()
-            check_account(result)
+            assert_accounted(result)
         assert trained_of(result) == {"p0", "new"}
 
 
@@ -191,7 +187,7 @@ def test_one_module_may_take_the_place_of_another_between_two_updates(use_rows: 
         algo.remove_module("p1")
         for _ in range(2):
             result = algo.train()
-            check_account(result)
+            assert_accounted(result)
             assert trained_of(result) == {"p0", "new"}
 
 
@@ -212,7 +208,7 @@ def test_steps_of_a_module_that_the_learners_do_not_have_are_counted_and_not_sto
         algo.add_module("p1", new_should_module_be_updated=["p1"])
         result = algo.train()
         assert trained_of(result) == set()
-        check_account(result)
+        assert_accounted(result)
 
 
 class WithoutValues(TorchRLModule):

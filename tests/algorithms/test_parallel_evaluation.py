@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
 from rlzmq import PPO, ClosedError, ConfigurationError, PPOConfig
+from tests.support.runs import ShortEnv
 
 PROCESSES = [(0, 0), (1, 0)]
 
@@ -23,27 +23,17 @@ def meet(place: str, side: str) -> None:
     os.close(os.open(place, os.O_RDONLY if side == "training" else os.O_WRONLY))
 
 
-class Meeting(gym.Env[Any, Any]):
-    """Episodes of five steps; does what its config says in a step of its life.
+class Meeting(ShortEnv):
+    """Does what its config says in a step of its life.
 
     Config: ``meet`` and ``meet_at``: where and at which step it meets another; ``fail``, ``kill``: a file whose
     first finder raises, or kills its process, at its third step.
     """
 
-    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        self.config = config
-        self.num_steps = self.t = 0
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        self.t = 0
-        return np.zeros(2, np.float32), {}
+    num_steps = 0
 
     def step(self, action: Any) -> Any:
         self.num_steps += 1
-        self.t += 1
         if self.num_steps == self.config.get("meet_at"):
             meet(self.config["meet"], self.config["side"])
         if self.num_steps == 3:
@@ -51,7 +41,10 @@ class Meeting(gym.Env[Any, Any]):
                 raise ZeroDivisionError("the evaluation's own mistake")
             if self.takes("kill"):
                 os.kill(os.getpid(), signal.SIGKILL)
-        return np.full(2, self.t / 5, np.float32), 1.0, self.t == 5, False, {}
+        return super().step(action)
+
+    def observation(self) -> Any:
+        return np.full(2, self.t / 5, np.float32)
 
     def takes(self, what: str) -> bool:
         if what not in self.config:

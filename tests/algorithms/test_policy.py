@@ -30,6 +30,7 @@ from rlzmq import (
     ValueFunctionAPI,
 )
 from rlzmq.envs.examples import MultiAgentCartPole, StatelessCartPole
+from tests.support.runs import small as small_run
 
 
 class FullyConnected(TorchRLModule, ValueFunctionAPI):
@@ -53,15 +54,10 @@ class Watcher(ConnectorV2):
         return batch
 
 
-def small(env: Any = "CartPole-v1", pieces: Any = None, **model: Any) -> PPOConfig:
-    return (
-        PPOConfig()
-        .environment(env)
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=2, env_to_module_connector=pieces)
-        .training(train_batch_size_per_learner=120, minibatch_size=60, num_epochs=1, lr=1e-2)
-        .rl_module(model_config={"fcnet_hiddens": [16], **model})
-        .debugging(seed=3)
-    )
+def small(env: Any = "CartPole-v1", pieces: Any = None, **model: Any) -> Any:
+    model = {"fcnet_hiddens": [16], **model}
+    batch = {"train_batch_size_per_learner": 120, "lr": 1e-2, "seed": 3}
+    return small_run(env=env, env_to_module_connector=pieces, model_config=model, **batch)
 
 
 CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {

@@ -7,18 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlzmq import DefaultModelConfig, MeanStdFilter, PPOConfig, PrevActionsPrevRewards
+from rlzmq import DefaultModelConfig, MeanStdFilter, PrevActionsPrevRewards
 from rlzmq.envs.examples import MultiAgentCartPole, StatelessCartPole
+from tests.support.runs import small as small_run
 
 
-def small(**model: Any) -> PPOConfig:
-    return (
-        PPOConfig()
-        .environment(StatelessCartPole)
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=2)
-        .training(train_batch_size_per_learner=80, minibatch_size=40, num_epochs=1)
-        .rl_module(model_config={"fcnet_hiddens": [8], "lstm_cell_size": 8, **model})
-        .debugging(seed=1)
+def small(**model: Any) -> Any:
+    return small_run(
+        env=StatelessCartPole, train_batch_size_per_learner=80, model_config={"lstm_cell_size": 8, **model}
     )
 
 

@@ -34,6 +34,7 @@ from rlzmq import (
 from rlzmq.config.model_config import Catalog
 from rlzmq.core import names
 from rlzmq.core.errors import ConfigurationError
+from tests.support.runs import ShortEnv
 
 
 class VPGConfig(AlgorithmConfig):
@@ -179,23 +180,18 @@ class MasksActions(DefaultPPOTorchRLModule):
         return super().compute_values(batch, embeddings)
 
 
-class OnlySecondAction(gym.Env[Any, Any]):
+class OnlySecondAction(ShortEnv):
     observation_space = gym.spaces.Dict(
         action_mask=gym.spaces.Box(0, 1, (3,), np.float32),
         observations=gym.spaces.Box(-1, 1, (2,), np.float32),
     )
     action_space = gym.spaces.Discrete(3)
 
-    def observe(self) -> Any:
+    def observation(self) -> Any:
         return {"action_mask": np.eye(3, dtype=np.float32)[1], "observations": np.zeros(2, np.float32)}
 
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        self.t = 0
-        return self.observe(), {}
-
-    def step(self, action: Any) -> Any:
-        self.t += 1
-        return self.observe(), float(action == 1), self.t == 5, False, {}
+    def reward(self, action: Any) -> float:
+        return float(action == 1)
 
 
 def test_a_module_may_rewrite_its_train_batch_in_compute_values() -> None:

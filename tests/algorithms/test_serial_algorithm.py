@@ -21,27 +21,13 @@ from rlzmq import (
     register_env,
 )
 from rlzmq.algorithms.checkpoints import read_algorithm, write_algorithm
+from tests.support.runs import small as small_run
+from tests.support.runs import weights_of
 
 
-def small(seed: int = 1, env: Any = "CartPole-v1") -> PPOConfig:
-    return (
-        PPOConfig()
-        .environment(env)
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=4)
-        .training(train_batch_size_per_learner=200, minibatch_size=50, num_epochs=2, lr=1e-3)
-        .rl_module(model_config={"fcnet_hiddens": [16]})
-        .debugging(seed=seed)
-    )
-
-
-def weights_of(algo: Any) -> dict[str, np.ndarray]:
-    return dict(algo.get_module().get_state())
-
-
-def assert_equal_weights(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
-    assert one.keys() == other.keys()
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+def small(seed: int = 1, env: Any = "CartPole-v1") -> Any:
+    sizes = {"num_envs_per_env_runner": 4, "train_batch_size_per_learner": 200, "minibatch_size": 50}
+    return small_run(env=env, seed=seed, num_epochs=2, lr=1e-3, **sizes)
 
 
 def test_an_iteration_composes_no_suggestion_for_a_mistyped_setting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +71,7 @@ def test_one_seed_gives_identical_weights_twice_and_another_does_not() -> None:
             for _ in range(3):
                 algo.train()
             finals.append(weights_of(algo))
-    assert_equal_weights(finals[0], finals[1])
+    np.testing.assert_equal(finals[0], finals[1])
     assert any((finals[0][name] != finals[2][name]).any() for name in finals[0])
 
 
@@ -106,7 +92,7 @@ async def test_the_async_face_gives_the_same_weights() -> None:
     with small().build() as algo:
         algo.train()
         algo.train()
-        assert_equal_weights(asynchronous, weights_of(algo))
+        np.testing.assert_equal(asynchronous, weights_of(algo))
 
 
 def test_a_checkpoint_brings_back_weights_optimizer_and_counters(tmp_path: Path) -> None:
@@ -116,7 +102,7 @@ def test_a_checkpoint_brings_back_weights_optimizer_and_counters(tmp_path: Path)
         path = algo.save_to_path(tmp_path / "c")
         saved, state = weights_of(algo), algo.get_state()
     with PPO.from_checkpoint(path) as restored:
-        assert_equal_weights(weights_of(restored), saved)
+        np.testing.assert_equal(weights_of(restored), saved)
         assert restored.iteration == 2
         assert restored.config.lr == 1e-3
         again = restored.get_state()
@@ -131,7 +117,7 @@ def test_a_checkpoint_brings_back_weights_optimizer_and_counters(tmp_path: Path)
         assert isinstance(generic, PPO)
     with small(seed=9).build() as other:
         other.restore_from_path(path)
-        assert_equal_weights(weights_of(other), saved)
+        np.testing.assert_equal(weights_of(other), saved)
 
 
 def test_a_torn_checkpoint_changes_nothing(tmp_path: Path) -> None:
@@ -143,7 +129,7 @@ def test_a_torn_checkpoint_changes_nothing(tmp_path: Path) -> None:
         victim.write_bytes(victim.read_bytes()[:-4])
         with pytest.raises(CheckpointError, match="torn"):
             algo.restore_from_path(path)
-        assert_equal_weights(weights_of(algo), before)
+        np.testing.assert_equal(weights_of(algo), before)
 
 
 def test_code_in_a_checkpoints_config_is_asked_for(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -23,20 +24,20 @@ from rlzmq.roles.runner_role import make_env_runner
 from rlzmq.telemetry.brokers import Rates
 from rlzmq.wire.fragment_message import encode_fragment, fragment_to_bytes
 from rlzmq.wire.messages import Fragment
+from tests.support.runs import ShortEnv
 
 
-class Broken(gym.Env[np.ndarray, int]):
+class Broken(ShortEnv):
     """Observations out of their space, an infinite reward, and no regard for seeds."""
 
     observation_space = gym.spaces.Box(0.0, 1.0, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
+    length = math.inf
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        return np.random.default_rng().random(2, np.float32), {}
+    def observation(self) -> Any:
+        return np.full(2, 7, np.float32) if self.t else np.random.default_rng().random(2, np.float32)
 
-    def step(self, action: int) -> Any:
-        return np.full(2, 7, np.float32), float("inf"), False, False, {}
+    def reward(self, action: int) -> float:
+        return math.inf
 
 
 class Raising(Broken):
@@ -83,32 +84,20 @@ def test_check_env_says_what_an_env_raises(name: str, words: str, capsys: pytest
     assert "test_looking_commands.py:" in problems
 
 
-class Texts(gym.Env[str, int]):
+class Texts(ShortEnv):
     """An observation space that Gymnasium's checker has nothing against."""
 
     observation_space = gym.spaces.Text(5)
-    action_space = gym.spaces.Discrete(2)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
-        super().reset(seed=seed)
-        return "abc", {}
-
-    def step(self, action: int) -> tuple[str, Any, bool, bool, dict[str, Any]]:
-        return "abc", 0.0, False, False, {}
+    def observation(self) -> str:
+        return "abc"
 
 
-class TwoRewards(gym.Env[np.ndarray, int]):
+class TwoRewards(ShortEnv):
     """A reward that is no number."""
 
-    observation_space = gym.spaces.Box(0, 1, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: int) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
-        return np.zeros(2, np.float32), np.array([0.5, 1.0]), False, False, {}
+    def reward(self, action: int) -> Any:
+        return np.array([0.5, 1.0])
 
 
 def test_check_env_refuses_what_training_refuses(capsys: pytest.CaptureFixture[str]) -> None:

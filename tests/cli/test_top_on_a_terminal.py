@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from tests.driver.outside import listening
+from tests.support.runs import listening
 
 
 class Terminal:

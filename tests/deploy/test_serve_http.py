@@ -29,11 +29,12 @@ from rlzmq.core.imports import MissingPackageError
 from rlzmq.deploy import http_interface
 from rlzmq.envs.examples import MultiAgentCartPole
 from tests.deploy.serving import Http, cartpole, write_checkpoint
+from tests.support.runs import ShortEnv
 
 OBS = [0.1, -0.2, 0.03, 0.4]
 
 
-class NestedEnv(gym.Env[Any, Any]):
+class NestedEnv(ShortEnv):
     """A Dict observation and a Tuple action."""
 
     observation_space = gym.spaces.Dict(
@@ -47,13 +48,10 @@ class NestedEnv(gym.Env[Any, Any]):
         }
     )
     action_space = gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Box(-1.0, 1.0, (2,), np.float32)])
+    length = 1
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        return self.observation_space.sample(), {}
-
-    def step(self, action: Any) -> Any:
-        return self.observation_space.sample(), 0.0, False, True, {}
+    def observation(self) -> Any:
+        return self.observation_space.sample()
 
 
 NESTED = {"place": 1, "keys": [0, 1], "parts": [[0.5, -1], [1, 2]], "image": [[0, 255], [3, 4]]}

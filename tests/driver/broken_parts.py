@@ -18,24 +18,20 @@ from rlzmq import (
     TorchRLModule,
     ValueFunctionAPI,
 )
+from tests.support.runs import ShortEnv
 
 
-class Env(gym.Env[Any, Any]):
+class Env(ShortEnv):
     observation_space = gym.spaces.Box(0.0, 1.0, (3,), np.float32)
-    action_space = gym.spaces.Discrete(2)
+    length = 10
 
-    def __init__(self, config: Any = None) -> None:
-        self.breaks = (config or {}).get("breaks")
+    def observation(self) -> Any:
+        return np.zeros(3, np.float32)
 
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        self.t = 0
-        return np.zeros(3, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self.t += 1
-        if self.t == 2 and self.breaks:
+    def reward(self, action: Any) -> float:
+        if self.t == 2 and self.config.get("breaks"):
             self.helper()
-        return np.zeros(3, np.float32), 1.0, self.t == 10, False, {}
+        return 1.0
 
     def helper(self) -> None:
         raise ValueError("the env's own")

@@ -4,44 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
 from typing import Any
 
-from rlzmq import PPOConfig
+from tests.support.runs import assert_accounted
+from tests.support.runs import small as small_run
 
 BATCH = 240
 
 
-def small(num_env_runners: int, num_learners: int) -> PPOConfig:
-    return (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=4)
-        .learners(num_learners=num_learners)
-        .training(
-            train_batch_size_per_learner=BATCH // max(num_learners, 1),
-            minibatch_size=40,
-            num_epochs=2,
-            lr=1e-3,
-        )
-        .rl_module(model_config={"fcnet_hiddens": [16]})
-        .debugging(seed=1)
+def small(num_env_runners: int, num_learners: int, **settings: Any) -> Any:
+    return small_run(
+        num_env_runners=num_env_runners,
+        num_envs_per_env_runner=4,
+        num_learners=num_learners,
+        train_batch_size_per_learner=BATCH // max(num_learners, 1),
+        **{"minibatch_size": 40, "num_epochs": 2, "lr": 1e-3, **settings},
     )
 
 
 def check_account(result: dict[str, Any], num_updates: int) -> None:
     """Every update trained its whole batch, and every sampled step is accounted for."""
-    account = result["accounting"]
-    assert account["trained"] >= num_updates * BATCH
-    assert account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
-    assert account["pending"] >= 0
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Wait until something is so."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 (facts of other objects, without events)
-            await asyncio.sleep(0.005)
+    assert assert_accounted(result)["trained"] >= num_updates * BATCH
 
 
 async def kill(handle: Any, number: signal.Signals = signal.SIGKILL) -> None:

@@ -21,20 +21,25 @@ from rlzmq.core.errors import CheckpointError
 from rlzmq.envs.multi_agent_env import make_multi_agent
 from rlzmq.roles import arrival_log
 from rlzmq.roles.arrival_log import WeightsDigest, digest_weights, read_arrivals
+from tests.support.runs import small as small_run
 
 PPO = {"minibatch_size": 40, "num_epochs": 2}
 
 
 def small(config_class: Any, directory: Path, **training: Any) -> Any:
-    return (
-        config_class()
-        .environment("CartPole-v1")
-        .env_runners(num_env_runners=2, num_envs_per_env_runner=4, rollout_fragment_length=10)
-        .learners(num_learners=1)
-        .training(train_batch_size_per_learner=240, **training)
-        .rl_module(model_config={"fcnet_hiddens": [16]})
-        .reporting(min_time_s_per_iteration=0)
-        .debugging(seed=1, record_dir=str(directory / "arrivals"))
+    sizes = {
+        "num_env_runners": 2,
+        "num_envs_per_env_runner": 4,
+        "rollout_fragment_length": 10,
+        "num_learners": 1,
+    }
+    return small_run(
+        config_class,
+        train_batch_size_per_learner=240,
+        min_time_s_per_iteration=0,
+        record_dir=str(directory / "arrivals"),
+        **sizes,
+        **training,
     )
 
 

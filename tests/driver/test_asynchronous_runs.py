@@ -9,21 +9,15 @@ import pytest
 from recovery_runs import kill
 
 from rlzmq import Algorithm, APPOConfig, IMPALAConfig, PPOConfig
+from tests.support.runs import small as small_run
 
 BATCH = 240
 
 
 def small(config_class: Any, num_learners: int, staleness: int = 2) -> Any:
-    return (
-        config_class()
-        .environment("CartPole-v1")
-        .env_runners(num_env_runners=2, num_envs_per_env_runner=4, rollout_fragment_length=10)
-        .learners(num_learners=num_learners)
-        .training(train_batch_size_per_learner=BATCH // num_learners, staleness=staleness)
-        .rl_module(model_config={"fcnet_hiddens": [16]})
-        .reporting(min_time_s_per_iteration=0)
-        .debugging(seed=1)
-    )
+    sizes = {"num_env_runners": 2, "num_envs_per_env_runner": 4, "rollout_fragment_length": 10}
+    batch = {"train_batch_size_per_learner": BATCH // num_learners, "staleness": staleness}
+    return small_run(config_class, num_learners=num_learners, **sizes, **batch, min_time_s_per_iteration=0)
 
 
 def check(result: dict[str, Any], staleness: int) -> None:

@@ -17,8 +17,8 @@ from rlzmq import DefaultPPOTorchRLModule, PPOConfig, RLModuleSpec
 from rlzmq.cli.main import main
 from rlzmq.net.keys import JoinFile
 from tests.driver.made_env import MadeEnv
-from tests.driver.outside import Command
 from tests.net.chaos_proxy import ChaosProxy
+from tests.support.runs import Command
 
 
 class Ponderous(DefaultPPOTorchRLModule):

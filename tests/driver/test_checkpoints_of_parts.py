@@ -12,20 +12,17 @@ from rlzmq import (
     CheckpointError,
     LearnerGroup,
     MeanStdFilter,
-    PPOConfig,
     PPOTorchLearner,
     SingleAgentEnvRunner,
 )
+from tests.support.runs import small
 
 
-def config(num_learners: int = 0) -> PPOConfig:
-    return (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(num_env_runners=0, env_to_module_connector=lambda env, spaces, device: MeanStdFilter())
-        .learners(num_learners=num_learners)
-        .training(train_batch_size_per_learner=64, minibatch_size=32, num_epochs=1)
-        .rl_module(model_config={"fcnet_hiddens": [4]})
+def config(num_learners: int = 0) -> Any:
+    return small(
+        num_learners=num_learners,
+        model_config={"fcnet_hiddens": [4]},
+        env_to_module_connector=lambda env, spaces, device: MeanStdFilter(),
     )
 
 
@@ -52,16 +49,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         }
 
 
-def assert_equal(a: Any, b: Any) -> None:
-    assert type(a) is type(b) or not isinstance(a, dict)
-    if isinstance(a, dict):
-        assert a.keys() == b.keys()
-        for key in a:
-            assert_equal(a[key], b[key])
-    else:
-        np.testing.assert_array_equal(a, b)
-
-
 def new_learner() -> Any:
     return config().build_learner()
 
@@ -70,7 +57,7 @@ def new_learner() -> Any:
 def test_a_learner_takes_its_state_from_any_of_them(run: dict[str, Any], which: str) -> None:
     learner = new_learner()
     learner.restore_from_path(run[which])
-    assert_equal(learner.get_state(), run["learner_state"])
+    np.testing.assert_equal(learner.get_state(), run["learner_state"])
 
 
 def test_a_learner_takes_a_part_alone(run: dict[str, Any]) -> None:
@@ -84,35 +71,35 @@ def test_a_learner_takes_a_part_alone(run: dict[str, Any]) -> None:
     ):
         learner = new_learner()
         learner.restore_from_path(path, component=component)
-        assert_equal(learner.get_state("rl_module")["rl_module"], weights)
+        np.testing.assert_equal(learner.get_state("rl_module")["rl_module"], weights)
         assert learner.weights_seq_no == 0
     learner.restore_from_path(run["algorithm"], component="optimizer")
-    assert_equal(learner.get_state("optimizer")["optimizer"], run["learner_state"]["optimizer"])
+    np.testing.assert_equal(learner.get_state("optimizer")["optimizer"], run["learner_state"]["optimizer"])
 
 
 def test_new_ones_are_made_from_checkpoints(run: dict[str, Any]) -> None:
     spec = config().get_multi_rl_module_spec()
     learner = PPOTorchLearner.from_checkpoint(run["learner"], config=config(), module_spec=spec)
-    assert_equal(learner.get_state(), run["learner_state"])
+    np.testing.assert_equal(learner.get_state(), run["learner_state"])
     group = LearnerGroup.from_checkpoint(run["algorithm"], config=config(), module_spec=spec)
-    assert_equal(group.get_state(), run["learner_state"])
+    np.testing.assert_equal(group.get_state(), run["learner_state"])
     runner = SingleAgentEnvRunner.from_checkpoint(run["env_runner"], config=config())
-    assert_equal(runner.get_state(), run["runner_state"])
+    np.testing.assert_equal(runner.get_state(), run["runner_state"])
     runner.stop()
     pipeline = config().build_env_to_module_connector()
     pipeline.restore_from_path(run["pipeline"])
-    assert_equal(pipeline.get_state(), run["runner_state"]["env_to_module_connector"])
+    np.testing.assert_equal(pipeline.get_state(), run["runner_state"]["env_to_module_connector"])
 
 
 def test_connectors_out_of_an_algorithms_checkpoint(run: dict[str, Any]) -> None:
     runner = SingleAgentEnvRunner(config=config())
     runner.restore_from_path(Path(run["algorithm"]) / "env_runner")
     connectors = run["runner_state"]["env_to_module_connector"]
-    assert_equal(runner.env_to_module.get_state(), connectors)
+    np.testing.assert_equal(runner.env_to_module.get_state(), connectors)
     runner.stop()
     pipeline = config().build_env_to_module_connector()
     pipeline.restore_from_path(Path(run["algorithm"]) / "env_runner" / "env_to_module_connector")
-    assert_equal(pipeline.get_state(), connectors)
+    np.testing.assert_equal(pipeline.get_state(), connectors)
 
 
 def test_what_is_not_there_is_named(run: dict[str, Any]) -> None:
@@ -128,9 +115,9 @@ def test_learner_processes_save_and_restore(run: dict[str, Any], tmp_path: Path)
         group.restore_from_path(run["algorithm"])
         path = group.save_to_path(tmp_path / "group")
         for state in group.foreach_learner(lambda learner: learner.get_state("rl_module")):
-            assert_equal(state["rl_module"], run["learner_state"]["rl_module"])
+            np.testing.assert_equal(state["rl_module"], run["learner_state"]["rl_module"])
     finally:
         group.shutdown()
     learner = new_learner()
     learner.restore_from_path(path)
-    assert_equal(learner.get_state("optimizer")["optimizer"], run["learner_state"]["optimizer"])
+    np.testing.assert_equal(learner.get_state("optimizer")["optimizer"], run["learner_state"]["optimizer"])

@@ -14,23 +14,12 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
+from recovery_runs import small
 
-from rlzmq import PPOConfig, PPOLearner, register_env
+from rlzmq import PPOLearner, register_env
 from rlzmq.envs.examples import MultiAgentCartPole, module_of_agent
+from tests.support.runs import ShortEnv
 from tests.support.warm_process import WarmPopen
-
-
-def small(num_env_runners: int, num_learners: int, seed: int = 1) -> PPOConfig:
-    ranks = max(num_learners, 1)
-    return (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=4)
-        .learners(num_learners=num_learners)
-        .training(train_batch_size_per_learner=240 // ranks, minibatch_size=40, num_epochs=2, lr=1e-3)
-        .rl_module(model_config={"fcnet_hiddens": [16]})
-        .debugging(seed=seed)
-    )
 
 
 def train(config: Any, iterations: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -166,14 +155,8 @@ def test_groups_sample_and_train_for_custom_steps() -> None:
         assert kinds == ["SingleAgentEnvRunner"] * 2
 
 
-class Broken(gym.Env[Any, Any]):
-    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> Any:
+class Broken(ShortEnv):
+    def reward(self, action: Any) -> float:
         raise ZeroDivisionError("the env's own mistake")
 
 

@@ -12,7 +12,7 @@ import pytest
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.driver.join_files import JoinKeys, pack_config, unpack_config
 from rlzmq.net.keys import JoinFile, writer_of
-from tests.driver.outside import Command, assert_accounted, listening
+from tests.support.runs import Command, assert_accounted, listening
 
 
 def test_runners_join_leave_and_die_while_training_goes_on(

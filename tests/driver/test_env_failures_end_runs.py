@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 
 from rlzmq import PPOConfig
+from tests.support.runs import ShortEnv
 
 
 class Unpicklable(Exception):
@@ -18,19 +17,11 @@ class Unpicklable(Exception):
         self.lock = threading.Lock()
 
 
-class BreaksAtThree(gym.Env[Any, Any]):
-    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        self.t = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self.t += 1
+class BreaksAtThree(ShortEnv):
+    def reward(self, action: Any) -> float:
         if self.t == 3:
             raise Unpicklable("broken at step three")
-        return np.zeros(2, np.float32), 1.0, False, False, {}
+        return 1.0
 
 
 def test_five_failures_in_a_runners_process_end_the_run_with_seed_actions_and_traceback() -> None:

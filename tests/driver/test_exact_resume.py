@@ -15,34 +15,23 @@ from rlzmq.algorithms.algorithm import Algorithm
 from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
 from rlzmq.connectors.env_to_module import MeanStdFilter
 from rlzmq.envs.examples import MultiAgentCartPole
-from tests.driver.outside import assert_accounted
+from tests.support.runs import assert_accounted, small, weights_of
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "resume_exactly.py"
 
 
-def make_config(num_env_runners: int = 0, num_learners: int = 0, num_envs: int = 3) -> PPOConfig:
-    return (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(
-            num_env_runners=num_env_runners,
-            num_envs_per_env_runner=num_envs,
-            env_to_module_connector=lambda env, spaces, device: MeanStdFilter(),
-        )
-        .learners(num_learners=num_learners)
-        .training(train_batch_size_per_learner=200, minibatch_size=50, num_epochs=2, lr=1e-3)
-        .rl_module(model_config={"fcnet_hiddens": [16]})
-        .debugging(seed=5)
+def make_config(num_env_runners: int = 0, num_learners: int = 0, num_envs: int = 3) -> Any:
+    return small(
+        num_env_runners=num_env_runners,
+        num_envs_per_env_runner=num_envs,
+        env_to_module_connector=lambda env, spaces, device: MeanStdFilter(),
+        num_learners=num_learners,
+        train_batch_size_per_learner=200,
+        minibatch_size=50,
+        num_epochs=2,
+        lr=1e-3,
+        seed=5,
     )
-
-
-def weights(algo: Algorithm) -> dict[str, np.ndarray]:
-    return {name: np.array(value) for name, value in algo.get_module().get_state().items()}
-
-
-def assert_equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
-    for name, value in a.items():
-        np.testing.assert_array_equal(b[name], value, err_msg=name)
 
 
 def test_a_run_whose_driver_is_killed_three_times_ends_as_one_that_is_not_killed() -> None:
@@ -64,7 +53,7 @@ def serial(tmp_path_factory: Any) -> tuple[str, dict[str, np.ndarray]]:
         algo.restore_from_path(path)
         for _ in range(2):
             algo.train()
-        return path, weights(algo)
+        return path, weights_of(algo)
 
 
 @pytest.mark.parametrize("processes", [(0, 0), (1, 1)])
@@ -78,7 +67,7 @@ def test_going_back_within_a_run_repeats_it(
             algo.restore_from_path(path)
             for _ in range(2):
                 result = algo.train()
-            assert_equal(expected, weights(algo))
+            np.testing.assert_equal(expected, weights_of(algo))
             assert result["accounting"]["trained"] >= 600
             assert_accounted(result)
             assert result["learners"]["default_policy"]["weights_seq_no"] == 3
@@ -88,14 +77,14 @@ def test_a_run_with_other_numbers_of_processes_goes_on(tmp_path: Path) -> None:
     with make_config(2, 1).build() as algo:
         algo.train()
         path = algo.save_to_path(tmp_path / "c")
-        saved = weights(algo)
+        saved = weights_of(algo)
         algo.train()
         algo.restore_from_path(path)
-        assert_equal(saved, weights(algo))
+        np.testing.assert_equal(saved, weights_of(algo))
         assert algo.train()["training_iteration"] == 2
     with make_config().build() as algo:
         algo.restore_from_path(path)
-        assert_equal(saved, weights(algo))
+        np.testing.assert_equal(saved, weights_of(algo))
         assert algo.train()["accounting"]["trained"] >= 400
 
 
@@ -157,4 +146,4 @@ def test_a_multi_agent_run_goes_on(processes: tuple[int, int], tmp_path: Path) -
         for means, state in expected:
             again, weights_again = returns_and_weights(algo)
             assert again == means
-            assert_equal(state, weights_again)
+            np.testing.assert_equal(state, weights_again)

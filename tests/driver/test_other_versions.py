@@ -17,7 +17,7 @@ from rlzmq.driver.join_files import pack_config
 from rlzmq.net.keys import JoinFile
 from rlzmq.roles.remote_peer import fetch_config
 from rlzmq.roles.runner_role import RemoteRunner
-from tests.driver.outside import Command, listening
+from tests.support.runs import Command, listening
 
 _OTHER_PACKAGE = "import rlzmq.core.version as v; v.__version__ = '9.9.9'"
 _OTHER_WIRE = "import rlzmq.wire.codec as codec; codec.WIRE_VERSION = 99"

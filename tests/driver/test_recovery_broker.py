@@ -10,10 +10,11 @@ from typing import Any
 
 import psutil
 import pytest
-from recovery_runs import check_account, kill, small, until
+from recovery_runs import check_account, kill, small
 
 from rlzmq.actors.process_state import ActorLostError
 from rlzmq.core.errors import PeerLostError
+from tests.support.runs import until_async
 
 
 def broker_of(algo: Any) -> Any:
@@ -151,7 +152,7 @@ async def test_runner_learner_and_broker_may_die_at_once() -> None:
         for number in range(2, 5):
             result = await algo.train()
             check_account(result, number)
-        await until(lambda: group.num_healthy_remote_workers() == 2)
+        await until_async(lambda: group.num_healthy_remote_workers() == 2)
     assert result["fault_tolerance"]["num_broker_restarts"] == 1
 
 

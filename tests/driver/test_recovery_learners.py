@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from recovery_runs import check_account, kill, small, until
+from recovery_runs import check_account, kill, small
 
 from rlzmq.core.errors import PeerLostError
+from tests.support.runs import until_async
 
 
 async def hashes_of(algo: Any) -> list[str]:
@@ -22,7 +23,7 @@ async def hashes_of(algo: Any) -> list[str]:
 
 
 async def until_whole(algo: Any, num_updates: int) -> dict[str, Any]:
-    """Train until the replacement has joined; the last result."""
+    """Train until_async the replacement has joined; the last result."""
     group = algo.learner_group
     result: dict[str, Any] = {}
     for number in range(num_updates + 1, num_updates + 2000):
@@ -187,7 +188,7 @@ async def test_a_rank_that_hangs_in_its_loss_is_killed_and_survived(hang: Any) -
         start = time.monotonic()
         await algo.train()
         took_s = time.monotonic() - start
-        await until(lambda: group.num_reforms == 1)
+        await until_async(lambda: group.num_reforms == 1)
     assert took_s < 10.0, "5 s on a machine that is not busy"
 
 
@@ -198,7 +199,7 @@ async def test_a_replacement_that_dies_while_joining_leaves_the_survivors_traini
         await algo.train()
         group = algo.learner_group
         await kill(group.handles[1])
-        await until(lambda: bool(group.supervisor._ready))
+        await until_async(lambda: bool(group.supervisor._ready))
         newcomer = group.supervisor._ready[0]
         await kill(newcomer)
         check_account(await algo.train(), 2)

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -16,28 +15,22 @@ from recovery_runs import check_account, small
 from rlzmq import PPOConfig, PPOTorchLearner, RLlibCallback
 from rlzmq.core.errors import EnvError, NotFiniteError
 from rlzmq.wire.fragment_message import decode_fragment, fragment_from_bytes
+from tests.support.runs import ShortEnv
 
 BAD_VALUE = r"column 'rewards' holds nan at step \d+ of an episode \(env \d\), which no loss can use"
 REFUSED = rf"\w+/\d+/\d+: unusable: {BAD_VALUE}"
 
 
-class Spoils(gym.Env[Any, Any]):
+class Spoils(ShortEnv):
     """Episodes of 10 steps; each ``every``-th reward is NaN, and each ``loud``-th is 100."""
 
-    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
+    length, num_steps = 10, 0
 
-    def __init__(self, config: Any) -> None:
-        self.every, self.loud = config.get("every", 10**9), config.get("loud", 10**9)
-        self.t = 0
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self.t += 1
-        reward = float("nan") if self.t % self.every == 0 else 100.0 if self.t % self.loud == 0 else 0.1
-        return np.zeros(2, np.float32), reward, self.t % 10 == 0, False, {}
+    def reward(self, action: Any) -> float:
+        self.num_steps += 1
+        if self.num_steps % self.config.get("every", 10**9) == 0:
+            return float("nan")
+        return 100.0 if self.num_steps % self.config.get("loud", 10**9) == 0 else 0.1
 
 
 class SpoilsSamples(RLlibCallback):

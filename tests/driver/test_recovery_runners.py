@@ -9,14 +9,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
-from recovery_runs import check_account, kill, small, until
+from recovery_runs import check_account, kill, small
 
 from rlzmq.actors.process_state import ActorLostError
 from rlzmq.core.errors import ConfigurationError
+from tests.support.runs import ShortEnv, until_async
 
 RECREATED: list[tuple[list[int], bool]] = []
 
@@ -35,7 +35,7 @@ async def test_a_killed_runner_is_replaced_while_the_others_sample() -> None:
         await kill(old)
         result = await algo.train()
         check_account(result, 2)
-        await until(lambda: group.num_healthy_remote_workers() == 2)
+        await until_async(lambda: group.num_healthy_remote_workers() == 2)
         assert group.handles[0].pid != old.pid
         # The replacement has the weights of now, and its samples are trained.
         sampled_by_it = []
@@ -104,7 +104,7 @@ async def test_a_stopped_runner_is_noticed_killed_and_replaced_within_five_secon
         psutil.Process(group.handles[1].pid).suspend()
         result = await algo.train()
         check_account(result, 2)
-        await until(lambda: group.num_restarts == 1 and group.num_healthy_remote_workers() == 2)
+        await until_async(lambda: group.num_restarts == 1 and group.num_healthy_remote_workers() == 2)
         took_s = time.monotonic() - start
     assert took_s < 8.0, "5 s on a machine that is not busy"
 
@@ -122,26 +122,19 @@ async def test_a_stopped_evaluation_runner_is_replaced_and_the_round_completes()
         assert group.num_restarts == 1
 
 
-class Spinning(gym.Env[Any, Any]):
+class Spinning(ShortEnv):
     """Hangs in its 30th step of the first incarnation."""
 
-    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, config: Any) -> None:
-        self.marker = Path(config["marker"])
-        self.t = 0
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        return np.zeros(2, np.float32), {}
+    length, num_steps = 10, 0
 
     def step(self, action: Any) -> Any:
-        self.t += 1
-        if self.t == 30 and not self.marker.exists():
-            self.marker.touch()
+        self.num_steps += 1
+        marker = Path(self.config["marker"])
+        if self.num_steps == 30 and not marker.exists():
+            marker.touch()
             while True:
                 pass
-        return np.zeros(2, np.float32), 1.0, self.t % 10 == 0, False, {}
+        return super().step(action)
 
 
 async def test_an_env_that_never_returns_is_killed_after_its_time_with_its_stack_shown(
@@ -163,14 +156,15 @@ async def test_an_env_that_never_returns_is_killed_after_its_time_with_its_stack
     assert "test_recovery_runners.py" in caplog.text
 
 
-class Leaking(Spinning):
+class Leaking(ShortEnv):
     """Keeps 64 MiB more with every episode, for as long as a file is there; it never touches them."""
 
-    def step(self, action: Any) -> Any:
-        self.t += 1
-        if self.t % 10 == 0 and self.marker.exists():
+    length = 10
+
+    def reward(self, action: Any) -> float:
+        if self.t == 10 and Path(self.config["marker"]).exists():
             self.kept = [*getattr(self, "kept", []), np.empty(1 << 26, np.uint8)]
-        return np.zeros(2, np.float32), 1.0, self.t % 10 == 0, False, {}
+        return 1.0
 
 
 async def test_a_runner_that_outgrows_its_memory_is_replaced(
@@ -273,15 +267,17 @@ async def test_an_error_of_the_users_code_in_a_runner_ends_the_run_with_its_trac
     assert algo.env_runner_group.num_restarts == 0
 
 
-class HoldsTheLock(Spinning):
+class HoldsTheLock(ShortEnv):
     """When it is told to, a C function keeps the interpreter's lock for ever: once."""
 
-    def step(self, action: Any) -> Any:
-        if self.marker.exists():
-            self.marker.unlink()
+    length = 10
+
+    def reward(self, action: Any) -> float:
+        marker = Path(self.config["marker"])
+        if marker.exists():
+            marker.unlink()
             ctypes.PyDLL(None).pause()
-        self.t += 1
-        return np.zeros(2, np.float32), 1.0, self.t % 10 == 0, False, {}
+        return 1.0
 
 
 @pytest.mark.alone
@@ -334,6 +330,6 @@ async def test_a_killed_runner_with_async_environments_leaves_no_semaphores(
         await kill(handle)
         result = await algo.train()
         check_account(result, 2)
-        await until(lambda: not any(worker.is_running() for worker in workers))
+        await until_async(lambda: not any(worker.is_running() for worker in workers))
         assert not semaphores_of(algo.env_runner_group.handles[0].pid)
     assert "leaked" not in capfd.readouterr().err

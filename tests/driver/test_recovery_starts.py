@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from gymnasium.spaces import Box, Discrete
-from recovery_runs import check_account, kill, small, until
+from recovery_runs import check_account, kill, small
 
 from rlzmq import RLModuleSpec
 from rlzmq.actors import system
@@ -22,6 +22,7 @@ from rlzmq.driver import broker_supervision
 from rlzmq.driver.supervision import spawn_within
 from rlzmq.envs.registry import register_env
 from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
+from tests.support.runs import until_async
 
 ROLES = {
     "runner-1": "runner",
@@ -76,7 +77,9 @@ async def test_who_dies_or_is_stopped_while_starting_is_replaced(
             check_account(result, number)
         result["evaluation"] = await algo.evaluate()
         fired = fired_by_role(tmp_path / "fired")
-        await until(lambda: group.num_restarts == fired["runner"] and group.num_healthy_remote_workers() == 2)
+        await until_async(
+            lambda: group.num_restarts == fired["runner"] and group.num_healthy_remote_workers() == 2
+        )
         counts = algo.session.fault_tolerance()
         num_eval = algo.eval_env_runner_group.num_restarts
     assert fired

@@ -19,7 +19,7 @@ from rlzmq.driver.remote_learners import RemoteLearnerListener
 from rlzmq.net.events import SocketEvent
 from rlzmq.net.keys import JoinFile
 from rlzmq.roles.learner_role import RemoteLearner
-from tests.driver.outside import listening
+from tests.support.runs import listening
 
 
 class Meeting:

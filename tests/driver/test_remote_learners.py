@@ -9,7 +9,7 @@ import pytest
 
 from rlzmq.cli.learner import SchedulerRank
 from rlzmq.core.errors import ConfigurationError
-from tests.driver.outside import Command, assert_accounted, listening
+from tests.support.runs import Command, assert_accounted, listening
 
 
 def test_learners_and_runners_all_come_from_outside_and_a_spare_replaces_a_dead_rank(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from recovery_runs import kill
 from replay_runs import BATCH, FRESH, RATIO, WARM_UP, replay_config
 
-from tests.driver.outside import Command
+from tests.support.runs import Command
 
 
 def check(result: dict[str, Any], cut: float = 0.0) -> int:

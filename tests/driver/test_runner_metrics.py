@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
-from rlzmq import Algorithm, EnvRunnerGroup, PPOConfig, StatsBase
+from rlzmq import Algorithm, EnvRunnerGroup, StatsBase
+from tests.support.runs import ShortEnv, small
 
 
 class Distinct(StatsBase):
@@ -41,16 +41,10 @@ def log_who_samples(*, env_runner: Any, metrics_logger: Any, samples: Any, **kwa
     metrics_logger.log_value("steps", samples.num_env_steps, reduce="sum")
 
 
-def make_config(num_env_runners: int) -> PPOConfig:
-    return (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=2)
-        .training(train_batch_size_per_learner=160, minibatch_size=80, num_epochs=1)
-        .rl_module(model_config={"fcnet_hiddens": [8]})
-        .callbacks(on_sample_end=log_who_samples)
-        .reporting(custom_stats_cls_lookup={"distinct": Distinct})
-        .debugging(seed=1)
+def make_config(num_env_runners: int) -> Any:
+    config = small(num_env_runners=num_env_runners, train_batch_size_per_learner=160)
+    return config.callbacks(on_sample_end=log_who_samples).reporting(
+        custom_stats_cls_lookup={"distinct": Distinct}
     )
 
 
@@ -75,15 +69,8 @@ def test_timers_and_custom_stats_are_in_results_and_checkpoints(num_env_runners:
         assert restored.metrics.peek(("env_runners", "runners")) == result["runners"]
 
 
-class OneStep(gym.Env[Any, Any]):
-    observation_space = gym.spaces.Box(-1.0, 1.0, (2,))
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, **kwargs: Any) -> Any:
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        return np.zeros(2, np.float32), 1.0, True, False, {}
+class OneStep(ShortEnv):
+    length = 1
 
 
 def log_a_video(*, metrics_logger: Any, **kwargs: Any) -> None:

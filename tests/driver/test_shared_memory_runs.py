@@ -18,27 +18,24 @@ from recovery_runs import check_account, small
 from rlzmq import PPOConfig
 from scripts.nemesis import ROLES, Nemesis
 from tests.support.fault_history import check_history, read_history
+from tests.support.runs import ShortEnv
 
 history = test_nemesis.history
 
 
-class LargeObservations(gym.Env[Any, Any]):
+class LargeObservations(ShortEnv):
     """32 kB per observation, which say where the episode is."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (8192,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.num_steps = 0
-        return self.observation(), {}
 
     def step(self, action: Any) -> Any:
-        self.num_steps += 1
-        return self.observation(), float(action), False, self.num_steps >= 25, {}
+        return *super().step(action)[:2], False, self.t >= 25, {}
 
     def observation(self) -> Any:
         return self.np_random.uniform(-1, 1, 8192).astype(np.float32)
+
+    def reward(self, action: Any) -> float:
+        return float(action)
 
 
 def large(num_env_runners: int, num_learners: int) -> PPOConfig:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from rlzmq import ConfigurationError, PPOConfig
+from rlzmq import ConfigurationError
 from rlzmq.cli.main import main
 from rlzmq.core.trace import read_trace
-from tests.driver.outside import Command, listening
+from tests.support.runs import Command, listening, small
 from tests.support.trace_format import check_trace
 
 STAGES = {
@@ -24,15 +24,8 @@ STAGES = {
 }
 
 
-def config(num_env_runners: int, num_learners: int) -> PPOConfig:
-    return (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=2)
-        .learners(num_learners=num_learners)
-        .training(train_batch_size_per_learner=100, minibatch_size=50, num_epochs=1)
-        .rl_module(model_config={"fcnet_hiddens": [8]})
-    )
+def config(num_env_runners: int, num_learners: int) -> Any:
+    return small(num_env_runners=num_env_runners, num_learners=num_learners, train_batch_size_per_learner=100)
 
 
 def by_process(events: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

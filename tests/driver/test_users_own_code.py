@@ -10,13 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 
 from rlzmq import PPOConfig, PPOLearner
 from rlzmq.cli.main import main
 from rlzmq.core.errors import ExitRaisedError
+from tests.support.runs import ShortEnv
 
 DEFINITIONS = """
 import gymnasium as gym
@@ -162,22 +161,13 @@ def test_a_script_needs_no_guard_no_module_of_its_own_and_no_stop(
     assert [path.name for path in tmp_path.iterdir() if path.name != "script.py"] == []
 
 
-class ExitsAtThree(gym.Env[Any, Any]):
-    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, config: Any = None) -> None:
-        self.exits = (config or {}).get("exits", True)
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        self.t = 0
-        return np.zeros(2, np.float32), {}
+class ExitsAtThree(ShortEnv):
+    length = 10
 
     def step(self, action: Any) -> Any:
-        self.t += 1
-        if self.t == 3 and self.exits:
+        if self.t == 2 and self.config.get("exits", True):
             sys.exit("no license for the simulator")
-        return np.zeros(2, np.float32), 1.0, self.t == 10, False, {}
+        return super().step(action)
 
 
 class RankOneIsInterrupted(PPOLearner):

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.driver.outside import two_free_ports
 from tests.journeys.terminal import Terminal, until
 from tests.launch.test_k8s import PAGE, block, validate
 from tests.support.kubernetes import Cluster, Pod
+from tests.support.runs import two_free_ports
 
 _LEARNERS = "[learners]\ncount = 1\n"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import signal
 
-from tests.driver.outside import two_free_ports
 from tests.journeys.narrow_path import NarrowPath
 from tests.journeys.terminal import Terminal
+from tests.support.runs import two_free_ports
 
 _HEAD = (
     "rlzmq train ppo --env CartPole-v1 --preset none --env-runners 0 --batch-size-per-learner 60 --minibatch-size 60 "

@@ -18,6 +18,7 @@ from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.replay import EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer
 from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
 from tests.runners.sampling_cases import make_config
+from tests.support.runs import ShortEnv
 
 BUFFERS = (EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer)
 
@@ -144,21 +145,22 @@ def test_draws_are_uniform_and_follow_from_the_seed() -> None:
     assert np.abs(counts - 1000).max() < 200
 
 
-class OwnLimit(gym.Env[Any, Any]):
+class OwnLimit(ShortEnv):
     """Truncates its episodes itself, after 4, 5, 6, … steps. Observations are integers: 1000 * episode + time step."""
 
     observation_space = gym.spaces.Box(0, 1e6, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-    episode, t = -1, 0
+    episode = -1
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        self.episode, self.t = self.episode + 1, 0
-        return np.array([number(self.episode, 0)]), {}
+        self.episode += 1
+        return super().reset()
 
     def step(self, action: Any) -> Any:
-        self.t += 1
-        is_over = self.t == 4 + self.episode
-        return np.array([number(self.episode, self.t)]), float(self.t), False, is_over, {}
+        observation, _, _, _, info = super().step(action)
+        return observation, float(self.t), False, self.t == 4 + self.episode, info
+
+    def observation(self) -> Any:
+        return np.array([number(self.episode, self.t)])
 
 
 def test_sums_end_at_an_environments_own_time_limit_with_its_last_observation() -> None:

@@ -19,6 +19,7 @@ from rlzmq import (
     ReplayBuffer,
     SingleAgentEpisode,
 )
+from tests.support.runs import small
 
 
 class Transitions(ReplayBuffer):
@@ -57,12 +58,15 @@ class NewestOnly(EpisodeReplayBuffer):
         return self._store.ordered_steps()[-rng.integers(1, self.num_newest + 1, num)]
 
 
-def config(**replay_buffer_config: Any) -> DQNConfig:
-    made: Any = DQNConfig().environment("CartPole-v1").env_runners(num_env_runners=0)
-    made.rl_module(model_config={"fcnet_hiddens": [8]}).debugging(seed=1)
-    made.reporting(min_sample_timesteps_per_iteration=60, min_time_s_per_iteration=0)
-    made.training(num_steps_sampled_before_learning_starts=20, train_batch_size=8)
-    return made.training(replay_buffer_config=replay_buffer_config)  # type: ignore[no-any-return]
+def config(**replay_buffer_config: Any) -> Any:
+    sizes = {"min_sample_timesteps_per_iteration": 60, "min_time_s_per_iteration": 0, "train_batch_size": 8}
+    return small(
+        DQNConfig,
+        num_envs_per_env_runner=1,
+        num_steps_sampled_before_learning_starts=20,
+        replay_buffer_config=replay_buffer_config,
+        **sizes,
+    )
 
 
 def the_buffer(algo: Algorithm) -> Any:

@@ -22,7 +22,7 @@ from rlzmq.wire.codec import WIRE_VERSION, FragmentId
 from rlzmq.wire.fragment_message import decode_fragment, encode_fragment, fragment_from_bytes
 from rlzmq.wire.messages import BrokerBeat, Fragment, Goodbye, Hello, Refused, decode_message, encode_message
 from tests.driver.broker_peers import FakeDriver, FakeLearner, FakePeer, FakeRunner
-from tests.driver.recovery_runs import until
+from tests.support.runs import until_async
 
 _OPTIONS = {"heartbeat_s": 0.1, "peer_timeout_s": 2.0, "resend_s": 0.3, "recovery_grace_s": 0.5}
 
@@ -77,7 +77,7 @@ async def test_a_batch_that_would_not_outlive_the_broker_is_told_once(
         return [text for text in caplog.messages if "restarted" in text]
 
     class Patient(FakeLearner):
-        """Has the first batch at hand until the broker has told of it."""
+        """Has the first batch at hand until_async the broker has told of it."""
 
         def train(self, item: Any) -> None:
             if told():
@@ -299,7 +299,7 @@ async def test_a_peer_whose_goodbye_is_read_after_its_connection_is_gone_has_lef
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.connect(addresses["data"])
             dealer.send_multipart(encode_message(Hello("runner", "runner-0", "u", run_id="run", num_envs=1)))
-            await until(lambda: bool(state.runners), 20)
+            await until_async(lambda: bool(state.runners), 20)
             (peer,) = state.by_routing
             if last_message is not None:
                 dealer.send_multipart(encode_message(last_message))
@@ -307,7 +307,7 @@ async def test_a_peer_whose_goodbye_is_read_after_its_connection_is_gone_has_lef
         wait_until_gone(broker, peer)  # all in one turn of the loop, in which the broker reads nothing
         broker._do([Send(peer, BrokerBeat(1))])
         broker._tell()
-        await until(lambda: not state.runners, 20)
+        await until_async(lambda: not state.runners, 20)
         expected = "left" if last_message is not None else "lost"
         assert [notice.event for notice in state.notices] == ["joined", expected]
     finally:

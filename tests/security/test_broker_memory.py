@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlzmq.net.keys import JoinFile
-from tests.driver.outside import assert_accounted, listening
 from tests.security.floods import peak_bytes, unfinished_parts
+from tests.support.runs import assert_accounted, listening
 
 _MIB = 1 << 20
 

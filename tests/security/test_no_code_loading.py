@@ -7,7 +7,7 @@ import re
 import textwrap
 from pathlib import Path
 
-from tests.driver.outside import Command
+from tests.support.runs import Command
 
 PACKAGE = Path(__file__).parents[2] / "rlzmq"
 
@@ -139,7 +139,7 @@ with open(os.environ["RLZMQ_TRAP"] + ".armed", "a") as log:
 
 DRIVER = """
 import time
-from tests.driver.outside import listening
+from tests.support.runs import listening
 from pathlib import Path
 
 config = listening(Path.cwd(), num_env_runners=1, batch=120, num_remote_learners=2).learners(num_learners=2)

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.driver.outside import listening
+from tests.support.runs import listening
 
 
 def listeners() -> list[tuple[str, int]]:

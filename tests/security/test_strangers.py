@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,8 +26,8 @@ from rlzmq.wire.messages import (
     Welcome,
     encode_message,
 )
-from tests.driver.outside import assert_accounted, listening
 from tests.security.strangers import KINDS, knock, wrong_keys
+from tests.support.runs import assert_accounted, listening, until
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +49,6 @@ def status_of(observer: JoinFile) -> dict[str, Any]:
     return asyncio.run(ask())
 
 
-def wait_until(is_true: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """The broker counts connections a moment after they came."""
-    deadline = time.monotonic() + timeout_s
-    while not is_true():
-        assert time.monotonic() < deadline
-
-
 def num_turned_away(status: dict[str, Any]) -> int:
     door = status["connections"]
     return int(door["opened"] - door["let_in"])
@@ -72,7 +64,7 @@ def test_strangers_learn_nothing_and_training_goes_on(kind: str, run: tuple[Any,
         assert len(heard) < 256, "no more than a greeting and an error"
     result = algo.train()
     assert_accounted(result)
-    wait_until(lambda: num_turned_away(status_of(observer)) >= before + len(join.addresses))
+    until(lambda: num_turned_away(status_of(observer)) >= before + len(join.addresses))
 
 
 @pytest.mark.parametrize("knows_server", [True, False])
@@ -88,7 +80,7 @@ def test_unknown_and_missing_keys_are_refused_and_counted(
         assert after["refused_keys"]["unknown key"] > before["refused_keys"].get("unknown key", 0)
     else:
         num_before = sum(before["failed_handshakes"].values())
-        wait_until(lambda: sum(status_of(observer)["connections"]["failed_handshakes"].values()) > num_before)
+        until(lambda: sum(status_of(observer)["connections"]["failed_handshakes"].values()) > num_before)
 
 
 def test_another_servers_key_is_noticed_by_the_client(run: tuple[Any, JoinFile, JoinFile]) -> None:

@@ -19,8 +19,8 @@ from rlzmq.wire.messages import (
     StatusRequest,
     encode_message,
 )
-from tests.driver.outside import assert_accounted, listening
 from tests.security.test_strangers import status_of
+from tests.support.runs import assert_accounted, listening
 
 _FLOOD_S = 1.5
 _MIB = 1 << 20

@@ -21,7 +21,7 @@ from rlzmq.core.addresses import SocketDirectory
 from rlzmq.telemetry.brokers import find_broker
 from rlzmq.telemetry.dashboard.server import Dashboard
 from rlzmq.telemetry.dashboard.watched import Watched
-from tests.driver.outside import Command
+from tests.support.runs import Command
 from tests.telemetry.dashboards import MadeUpBroker, Served, until
 from tests.telemetry.test_runs import ended, make_run, result
 

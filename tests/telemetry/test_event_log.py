@@ -13,7 +13,7 @@ import pytest
 
 from rlzmq.telemetry import run_directory
 from rlzmq.telemetry.run_directory import EventLog
-from tests.driver.outside import Command
+from tests.support.runs import Command
 from tests.telemetry.test_runs import make_run
 
 

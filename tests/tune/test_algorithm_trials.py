@@ -8,23 +8,19 @@ from typing import Any
 
 import pytest
 
-from rlzmq import PPOConfig, tune
+from rlzmq import tune
 from rlzmq.core.trace import read_trace
 from rlzmq.tune.schedulers import PopulationBasedTraining
 from rlzmq.tune.trial import read_results
+from tests.support.runs import small
 from tests.tune.trainables import meet_other_trial, note_loaded_weights, report_weights
 
 LEARNING_RATE = "learners/default_policy/default_optimizer_learning_rate"
 
 
-def small_ppo(num_processes: int = 0) -> PPOConfig:
-    return (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(num_env_runners=num_processes)
-        .learners(num_learners=num_processes)
-        .training(train_batch_size_per_learner=64, minibatch_size=32, num_epochs=1)
-        .rl_module(model_config={"fcnet_hiddens": [8]})
+def small_ppo(num_processes: int = 0) -> Any:
+    return small(
+        seed=None, num_envs_per_env_runner=1, num_env_runners=num_processes, num_learners=num_processes
     )
 
 

@@ -14,19 +14,9 @@ import pytest
 from rlzmq import PPOConfig, tune
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.tune.trial import read_results
+from tests.support.runs import small
 from tests.support.warm_process import run_warm
 from tests.tune.trainables import Counter, score, with_checkpoints
-
-
-def small_ppo() -> PPOConfig:
-    return (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(num_env_runners=0)
-        .learners(num_learners=0)
-        .training(train_batch_size_per_learner=64, minibatch_size=32, num_epochs=1)
-        .rl_module(model_config={"fcnet_hiddens": [8]})
-    )
 
 
 def with_stop(run_config: tune.RunConfig, **stop: float) -> tune.RunConfig:
@@ -77,7 +67,7 @@ def test_grid_points_and_random_values_of_a_function(run_config: tune.RunConfig)
 
 def test_an_algorithm_with_search_objects_in_its_config(run_config: tune.RunConfig) -> None:
     config = (
-        small_ppo()
+        small(seed=None)
         .training(lr=tune.grid_search([1e-3, 1e-4]))
         .rl_module(model_config={"fcnet_hiddens": tune.choice([[4], [8]])})
     )
@@ -88,36 +78,36 @@ def test_an_algorithm_with_search_objects_in_its_config(run_config: tune.RunConf
     for result in results:
         assert result.error is None
         assert result.config["model_config"]["fcnet_hiddens"] in ([4], [8])
-        assert result.metrics["num_env_steps_sampled_lifetime"] == 128
+        assert result.metrics["num_env_steps_sampled_lifetime"] >= 128
         assert result.metrics["done"]
         assert result.checkpoint is not None  # classes save one at the end
-        with PPOConfig.algo_class.fget(small_ppo()).from_checkpoint(result.checkpoint.path) as algo:
+        with PPOConfig.algo_class.fget(small()).from_checkpoint(result.checkpoint.path) as algo:
             assert algo.iteration == 2
             assert algo.config.lr == result.config["lr"]
     assert results[0].config["seed"] != results[1].config["seed"]
 
 
 def test_a_config_with_search_objects_cannot_be_built() -> None:
-    config = small_ppo().training(lr=tune.uniform(0.1, 0.2))
+    config = small().training(lr=tune.uniform(0.1, 0.2))
     with pytest.raises(
         ConfigurationError, match=r"config\.lr is the search object uniform\(0\.1, 0\.2\).*tune\.Tuner\('PPO'"
     ):
         config.build()
 
 
-@pytest.mark.parametrize("trainable", ["PPO", "ppo", PPOConfig, PPOConfig().algo_class, small_ppo()])
+@pytest.mark.parametrize("trainable", ["PPO", "ppo", PPOConfig, PPOConfig().algo_class, small()])
 def test_all_names_of_an_algorithm(trainable: Any) -> None:
-    assert repr(tune.Tuner(trainable, param_space=small_ppo())).startswith("Tuner(PPO, runs/tune/PPO_")
+    assert repr(tune.Tuner(trainable, param_space=small())).startswith("Tuner(PPO, runs/tune/PPO_")
 
 
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: tune.Tuner("PPPO", param_space=small_ppo()), "no trainable 'PPPO'. Did you mean 'PPO'"),
+        (lambda: tune.Tuner("PPPO", param_space=small()), "no trainable 'PPPO'. Did you mean 'PPO'"),
         (lambda: tune.Tuner("PPO"), "param_space has no environment"),
         (lambda: tune.Tuner(3), "expected the name of an algorithm"),
-        (lambda: tune.Tuner(score, param_space=small_ppo()), "expected a dict"),
-        (lambda: tune.Tuner("PPO", param_space=small_ppo()).fit(), "PPO never ends by itself: set RunConfig"),
+        (lambda: tune.Tuner(score, param_space=small()), "expected a dict"),
+        (lambda: tune.Tuner("PPO", param_space=small()).fit(), "PPO never ends by itself: set RunConfig"),
         (lambda: tune.TuneConfig(mode="best"), "expected 'min' or 'max'"),  # type: ignore[arg-type]
         (lambda: tune.TuneConfig(num_samples=0), "expected an int from 1"),
         (lambda: tune.TuneConfig(num_samples=-1), "never ends: set time_budget_s"),
