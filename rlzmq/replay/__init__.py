@@ -10,8 +10,7 @@ your own.
 
 from typing import Protocol
 
-from rlzmq.replay.episode_replay_buffer import EpisodeReplayBuffer
-from rlzmq.replay.hindsight_episode_replay_buffer import HindsightEpisodeReplayBuffer
+from rlzmq.replay.episode_replay_buffer import EpisodeReplayBuffer, HindsightEpisodeReplayBuffer
 from rlzmq.replay.minari_data import export_to_minari, import_from_minari
 from rlzmq.replay.multi_agent_episode_replay_buffer import (
     MultiAgentEpisodeReplayBuffer,

@@ -1,22 +1,34 @@
-"""EpisodeReplayBuffer: samples steps of episodes uniformly, as n-step transitions or as sequences."""
+"""Buffers of one agent's episodes: uniform draws as n-step transitions or sequences, and transitions with other goals.
+
+`HindsightEpisodeReplayBuffer` draws transitions as if a later observation had been the goal (Andrychowicz et al. 2017).
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.core.tree import tree_map, tree_rows
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.tree import tree_rows
 from rlzmq.episodes.agent_groups import kind_of
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.replay.replay_buffer import ReplayBuffer
-from rlzmq.replay.step_store import NONE, STEP_COLUMNS, StepStore, Transitions, item_facts
+from rlzmq.replay.step_store import (
+    LABELS,
+    NONE,
+    STEP_COLUMNS,
+    StepStore,
+    Stretch,
+    Transitions,
+    item_facts,
+)
 
-__all__ = ["EpisodeReplayBuffer"]
+__all__ = ["EpisodeReplayBuffer", "HindsightEpisodeReplayBuffer"]
 
 IntArray = NDArray[np.int64]
 
@@ -49,13 +61,11 @@ class EpisodeReplayBuffer(ReplayBuffer):
         keeps_extra_model_outputs: Whether to store extra model outputs (or ids of modules whose outputs to store);
             without them, steps take less memory.
         seed: Seed of the generator that `sample` uses by default; None: from the operating system.
-
-    Attributes:
-        on_steps: Called with the slots of steps, and 1 after they were added, -1 when they are removed.
-        on_episode: Called with an episode's id and 1 when its first step is stored, -1 when its last one is removed.
     """
 
     draws_sequences: ClassVar[bool] = True
+    # Attributes that are restored with the steps.
+    _counts: ClassVar[tuple[str, ...]] = ("_num_sampled", "_num_items_sampled", "_num_redrawn")
 
     def __init__(
         self,
@@ -80,22 +90,12 @@ class EpisodeReplayBuffer(ReplayBuffer):
         self.batch_length_T = batch_length_T
         self._keeps_extra_model_outputs = bool(keeps_extra_model_outputs)
         self._rng = np.random.default_rng(seed)
-        self.on_steps: Callable[[IntArray, int], None] = lambda slots, change: None
-        self.on_episode: Callable[[str, int], None] = lambda episode_id, change: None
         self._store = self._new_store()
         self._num_sampled = self._num_items_sampled = self._num_redrawn = 0
         self._actual_n_steps: deque[float] = deque(maxlen=metrics_num_episodes_for_smoothing)
 
     def _new_store(self) -> StepStore:
-        return StepStore(
-            self.capacity,
-            self._note_steps,
-            on_episode=lambda episode_id, change: self.on_episode(episode_id, change),
-            keeps_extra_model_outputs=self._keeps_extra_model_outputs,
-        )
-
-    def _note_steps(self, slots: IntArray, change: int) -> None:
-        self.on_steps(slots, change)
+        return StepStore(self.capacity, keeps_extra_model_outputs=self._keeps_extra_model_outputs)
 
     # -- facts ----------------------------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class EpisodeReplayBuffer(ReplayBuffer):
     @property
     def episodes(self) -> EpisodeBatch:
         """A copy of the stored episodes, the oldest first."""
-        return _stored_batch(EpisodeReplayBuffer.get_state(self), self._store)
+        return self._store.stored()
 
     @property
     def num_bytes(self) -> int:
@@ -173,9 +173,25 @@ class EpisodeReplayBuffer(ReplayBuffer):
         for batch in as_batches(episodes):
             self._add(batch)
 
-    def _add(self, batch: EpisodeBatch, labels: Mapping[str, IntArray] | None = None) -> IntArray:
-        """Add a batch; return the slots of the new steps."""
-        return self._store.add(batch, labels=labels)
+    def _add(self, batch: EpisodeBatch, weight: float | None = None) -> None:
+        """Add a batch, and evict what is too much."""
+        self._store.make_room(batch.num_env_steps)
+        self._append(batch, weight)
+        self._store.make_room(0, num_kept=1)
+
+    def _append(
+        self,
+        batch: EpisodeBatch,
+        weight: float | None = None,
+        owners: Sequence[Stretch] | None = None,
+        labels: Mapping[str, IntArray] | None = None,
+    ) -> IntArray:
+        """Add a batch without evicting anything, see `StepStore.append`; return the slots of its steps."""
+        if weight is not None:
+            raise TypeError(
+                f"{type(self).__name__}.add: expected no weight, got {weight!r}: all steps are equally likely."
+            )
+        return self._store.append(batch, owners, labels)[0]
 
     def mark(self) -> None:
         """Make later calls of `add` undoable, until the next `mark`."""
@@ -454,7 +470,8 @@ class EpisodeReplayBuffer(ReplayBuffer):
     ) -> EpisodeBatch:
         columns = self._store.columns
         for name, column in columns.items():
-            if name not in batch.columns and (name in STEP_COLUMNS or extra_model_outputs):
+            is_wanted = name in STEP_COLUMNS or (extra_model_outputs and name not in LABELS)
+            if is_wanted and name not in batch.columns:
                 batch.columns[name] = tree_rows(column, slots)
         if infos and self._store.infos:
             stored = self._store.infos
@@ -464,82 +481,123 @@ class EpisodeReplayBuffer(ReplayBuffer):
 
     # -- state ----------------------------------------------------------------------------------------
 
+    def _stored(self) -> EpisodeBatch:
+        """Return all stored steps, with what a buffer like this one restores of them."""
+        return self._store.stored()
+
     def get_state(self) -> dict[str, Any]:
         """Return the stored steps, counters and random generator as plain values and arrays."""
-        store = self._store
-        stretches, slots = store.ordered_slots()
-        counts = [stretch.num_steps + 1 for stretch in stretches]
-        last_steps = np.cumsum(counts) - 2 if counts else np.empty(0, np.int64)
-        numbered = {slot: i for i, slot in enumerate(slots.tolist())} if store.infos else {}
         return {
-            "columns": {
-                name: tree_map(lambda leaf: leaf[slots], column) for name, column in store.columns.items()
-            },
-            "episode_ids": [stretch.episode_id for stretch in stretches],
-            "t_started": [stretch.t_started for stretch in stretches],
-            "length": [stretch.num_steps for stretch in stretches],
-            "initial_state": [store.states.get(int(stretch.slots[0][0])) for stretch in stretches],
-            "terminated": store.terminated[slots[last_steps]],
-            "truncated": store.truncated[slots[last_steps]],
-            "infos": {numbered[slot]: info for slot, info in store.infos.items() if slot in numbered},
-            "counters": {
-                "added": store.num_added,
-                "evicted": store.num_evicted,
-                "episodes_added": store.num_episodes_added,
-                "episodes_evicted": store.num_episodes_evicted,
-                "sampled": self._num_sampled,
-                "items_sampled": self._num_items_sampled,
-                "redrawn": self._num_redrawn,
-            },
+            "episodes": list(self._stored().to_wire()),
+            "counts": self._get_counts(),
             "rng": self._rng.bit_generator.state,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the output of `get_state`, replacing all stored steps. The capacity is unchanged."""
-        old, store = self._store, self._new_store()
-        self._store = store
-        if len(state["length"]):
-            self._add_stored(_stored_batch(state, old), state)
-        counters = state["counters"]
-        store.num_added, store.num_evicted = int(counters["added"]), int(counters["evicted"])
-        store.num_episodes_added = int(counters["episodes_added"])
-        store.num_episodes_evicted = int(counters["episodes_evicted"])
-        self._num_sampled = int(counters["sampled"])
-        self._num_items_sampled = int(counters["items_sampled"])
-        self._num_redrawn = int(counters["redrawn"])
+        old, self._store = self._store, self._new_store()
+        spaces = {"observation_space": old.observation_space, "action_space": old.action_space}
+        for batch in as_batches(EpisodeBatch.from_wire(*state["episodes"], **spaces)):
+            self._add(batch)
+        self._set_counts(state["counts"])
         self._rng.bit_generator.state = state["rng"]
 
-    def _add_stored(self, batch: EpisodeBatch, state: Mapping[str, Any]) -> IntArray:
-        return self._store.add(batch, join=False)
+    def _get_counts(self) -> dict[str, Any]:
+        """Return what was counted over the lifetime."""
+        return {**{name: getattr(self, name) for name in self._counts}, **self._store.counts}
+
+    def _set_counts(self, counts: Mapping[str, Any]) -> None:
+        """Restore what was counted; without an entry, from the steps that are stored now."""
+        for name in self._counts:
+            setattr(self, name, type(getattr(self, name))(counts.get(name, 0)))
+        self._store.counts = {**self._store.counts, **counts}
 
 
-def _stored_batch(state: Mapping[str, Any], store: StepStore) -> EpisodeBatch:
-    """Return the steps of a buffer's state, with the spaces of its store."""
-    length = np.asarray(state["length"], np.int64)
-    return EpisodeBatch(
-        dict(state["columns"]),
-        start=np.cumsum(length + 1) - length - 1,
-        length=length,
-        t_started=state["t_started"],
-        terminated=state["terminated"],
-        truncated=state["truncated"],
-        episode_ids=list(state["episode_ids"]),
-        infos=dict(state["infos"]),
-        initial_state=_stacked(state["initial_state"]),
-        observation_space=store.observation_space,
-        action_space=store.action_space,
-    )
+_GOAL, _ACHIEVED = "desired_goal", "achieved_goal"
 
 
-def _stacked(states: Sequence[Any]) -> Any:
-    """Return states as one tree with a row for each, zeros for None; None if all are None."""
-    known = [state for state in states if state is not None]
-    if not known:
-        return None
-    zeros = tree_map(np.zeros_like, known[0])
-    return tree_map(
-        lambda *leaves: np.stack(leaves), *(zeros if state is None else state for state in states)
-    )
+class _GoalSettings(Protocol):
+    n_step: int | tuple[int, int]
+
+    def make_env(self) -> Any: ...
+
+
+class HindsightEpisodeReplayBuffer(EpisodeReplayBuffer):
+    """An EpisodeReplayBuffer for goal environments, arXiv:1707.01495, with the strategy "future".
+
+    Observations are Dicts with ``achieved_goal`` and ``desired_goal``. Of `n_sampled_goal` + 1 drawn transitions,
+    `n_sampled_goal` get another goal: what the same episode achieves at a later step, drawn uniformly.
+    Their rewards are computed anew.
+
+    In a run, ``replay_buffer_config={"type": "HindsightEpisodeReplayBuffer", "capacity": …}`` takes `compute_reward`,
+    and `compute_terminated` if there is one, from the environment (Gymnasium-Robotics' ``GoalEnv``).
+
+    Args:
+        capacity, options: See `EpisodeReplayBuffer`.
+        compute_reward: ``compute_reward(achieved_goal, desired_goal, info)`` of K steps at once: arrays ``[K, …]`` and
+            a list of K info dicts in, float [K] out. The achieved goal is that after the step.
+        compute_terminated: The same for a single step: whether it ends the episode; None: it ends as recorded.
+        n_sampled_goal: Number of transitions with another goal for each one with the recorded goal, >= 0.
+    """
+
+    draws_sequences: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        capacity: int = 10_000,
+        *,
+        compute_reward: Callable[[Any, Any, Any], Any],
+        compute_terminated: Callable[[Any, Any, Any], Any] | None = None,
+        n_sampled_goal: int = 4,
+        **options: Any,
+    ) -> None:
+        super().__init__(capacity, **options)
+        self._compute_reward, self._compute_terminated = compute_reward, compute_terminated
+        self._share = n_sampled_goal / (n_sampled_goal + 1)
+
+    @classmethod
+    def from_config(cls, config: object, **arguments: Any) -> Self:
+        """Return a learner's buffer, with the reward of the config's environment.
+
+        Raises:
+            ConfigurationError: The environment has no ``compute_reward``, or n_step is not 1.
+        """
+        settings = cast(_GoalSettings, config)
+        if settings.n_step != 1:
+            raise ConfigurationError(
+                f"config.n_step={settings.n_step}: a sum of rewards belongs to the recorded goal. Set n_step=1."
+            )
+        env = settings.make_env().unwrapped
+        for name in ("compute_reward", "compute_terminated"):
+            if hasattr(env, name):
+                arguments.setdefault(name, getattr(env, name))
+        if "compute_reward" not in arguments:
+            raise ConfigurationError(
+                f"config.replay_buffer_config['type']={cls.__name__!r}: {type(env).__name__} has no method "
+                "compute_reward(achieved_goal, desired_goal, info). Add it, or use 'EpisodeReplayBuffer'."
+            )
+        return cls(**arguments)
+
+    def sample(self, num_items: int | None = None, **options: Any) -> EpisodeBatch:
+        """Sample transitions, see `EpisodeReplayBuffer.sample`; `n_step` is 1."""
+        rng = options.setdefault("rng", self._rng)
+        batch = super().sample(num_items, **options)
+        store, starts = self._store, batch.columns["replay_key"][::2] & _SLOT_MASK
+        changed = np.flatnonzero(rng.random(len(starts)) < self._share)
+        path = self._walk(starts[changed], store.longest)[:, 1:]
+        later = (rng.random(len(changed)) * (path != NONE).sum(1)).astype(np.int64)
+        achieved = store.columns[Columns.OBS][_ACHIEVED]
+        goals = tree_rows(achieved, path[np.arange(len(changed)), later])
+        reached = tree_rows(achieved, path[:, 0])
+        infos = [store.infos.get(slot, {}) for slot in path[:, 0].tolist()]
+        rewards = self._compute_reward(reached, goals, infos)
+        for row in (2 * changed, 2 * changed + 1):
+            batch.columns[Columns.OBS][_GOAL][row] = goals
+            batch.columns[Columns.REWARDS][row] = rewards
+        if self._compute_terminated is not None:
+            ends = map(self._compute_terminated, reached, goals, infos)
+            batch.terminated[changed] = np.fromiter(ends, np.bool_)
+        return batch
 
 
 def check_samples_episodes(where: str, sample_episodes: bool, to_numpy: bool) -> None:
@@ -584,14 +642,15 @@ def as_batches(episodes: object, *, of_agents: bool = False) -> list[EpisodeBatc
             if kind_of(item) != wanted:
                 raise _wrong_type(item, of_agents)
         given = [EpisodeBatch.from_episodes(given)]
-    batches = [batch.updated() for batch in given]
-    for batch in batches:
+    batches = []
+    for batch in (batch.updated() for batch in given):
         if (batch.groups is not None) != of_agents and len(batch):
             raise _wrong_type(batch, of_agents)
         if batch.agent_ids is not None and len(set(map(repr, batch.agent_ids))) > 1:
             raise TypeError(
                 "replay buffer: expected chunks of one agent, got several agents, whose episodes share one id."
             )
+        batches.append(batch if batch.length.all() else batch.select(batch.length > 0))
     return batches
 
 

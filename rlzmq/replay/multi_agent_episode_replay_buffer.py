@@ -1,10 +1,13 @@
-"""Replay buffers of multi-agent episodes: one single-agent buffer for the agents of each module."""
+"""Replay buffers of multi-agent episodes: a store of env steps, and a buffer for the agents of each module.
+
+An agent's steps are evicted with the env steps of its episode, so that all agents' steps of an env step leave together.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from functools import partial, reduce
+from collections.abc import Collection, Mapping
+from functools import reduce
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -22,8 +25,11 @@ from rlzmq.replay.episode_replay_buffer import (
 )
 from rlzmq.replay.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
 from rlzmq.replay.replay_buffer import ReplayBuffer
+from rlzmq.replay.step_store import AGENT, ENV_T, StepStore
 
 __all__ = ["MultiAgentEpisodeReplayBuffer", "MultiAgentPrioritizedEpisodeReplayBuffer", "joined"]
+
+_ENV_T_BITS = 40  # of an env step's number within its stretch's episode
 
 # Names in `get_metrics` of what the modules' buffers count.
 _NAMES_BY_MODULE = {
@@ -40,7 +46,7 @@ _NAMES_BY_MODULE = {
 
 
 class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
-    """Buffer of the newest steps of multi-agent episodes, with one `EpisodeReplayBuffer` per module for its agents.
+    """Buffer of the newest `capacity` env steps of multi-agent episodes, with an `EpisodeReplayBuffer` for each module.
 
     Example:
         >>> buffer = MultiAgentEpisodeReplayBuffer(capacity=50_000)
@@ -50,7 +56,7 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
         (512,)
 
     Args:
-        capacity: Maximum number of agent steps in the buffer of each module, >= 1.
+        capacity: Env steps, >= 1; a single episode may exceed it.
         batch_size_B, batch_length_T: Default number of items per module in a sample, and of steps in an item.
         metrics_num_episodes_for_smoothing: Number of newest samples whose mean is ``module_actual_n_step`` in
             `get_metrics`.
@@ -83,12 +89,13 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
         self.buffers: dict[str, EpisodeReplayBuffer] = {}
         self.keeps_extra_model_outputs = keeps_extra_model_outputs
         self._rng = np.random.default_rng(seed)
-        self._env_steps = _EnvSteps()
-        self._agents = _AgentCounts()
+        self._env_steps = StepStore(capacity)
+        self._agents: dict[Any, int] = {}  # their numbers, in the order of arrival
+        self._added = _Added()
+        self._marked: _Added | None = None
+        self._agent_steps_sampled: Counter[int] = Counter()  # by number
         self._kept_modules: frozenset[str] | None = None
-        self._num_episodes_added = 0
-        self._num_not_kept = 0
-        self._marked: tuple[int, int] | None = None  # the two numbers above at the last `mark`
+        self._num_removed = 0  # agent steps of modules that are no longer kept
         self._new_buffer("")  # checks the arguments
 
     def _keeps(self, module_id: str) -> bool:
@@ -110,8 +117,8 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
     # -- facts ----------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Return the number of env steps with at least one stored agent step."""
-        return self._env_steps.num_stored
+        """Return the number of stored env steps."""
+        return self._env_steps.num_steps
 
     def get_module_ids(self) -> list[str]:
         """Return the ids of the modules with stored steps."""
@@ -123,15 +130,14 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
 
     def get_num_episodes(self, module_id: str | None = None) -> int:
         """Return the number of episodes with stored steps; of a module: of its agents' parts of episodes."""
-        if module_id is not None:
-            return self.buffers[module_id].get_num_episodes() if module_id in self.buffers else 0
-        stored = (name for buffer in self.buffers.values() for name in buffer._store.episode_ids)
-        return len({name.partition("/")[0] for name in stored})
+        if module_id is None:
+            return self._env_steps.num_episodes
+        return self.buffers[module_id].get_num_episodes() if module_id in self.buffers else 0
 
     def get_num_episodes_evicted(self, module_id: str | None = None) -> int:
-        """Return the number of episodes without stored steps that were added; of a module: evicted agents' parts."""
+        """Return the number of episodes evicted over the lifetime; of a module: of its agents' parts of episodes."""
         if module_id is None:
-            return self._num_episodes_added - self.get_num_episodes()
+            return self._env_steps.num_episodes_evicted
         return self.buffers[module_id].get_num_episodes_evicted() if module_id in self.buffers else 0
 
     def get_added_timesteps(self, module_id: str | None = None) -> int:
@@ -153,33 +159,55 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
     @property
     def num_agent_steps_not_kept(self) -> int:
         """Number of agent steps, over the lifetime, that `add` left out or `remove_module` removed."""
-        return self._num_not_kept
+        return self._added.num_left_out + self._num_removed
 
     def get_metrics(self) -> dict[str, Any]:
         """Return counts of all modules together, and the modules' counts, as dicts by module id.
 
-        Env steps and episodes are counted as evicted once no agent's step of them is stored. Those of a module are its
-        agents' steps and their parts of episodes. ``num_agent_…`` are dicts by agent id.
+        Those of a module are its agents' steps and their parts of episodes. ``num_agent_…`` are dicts by agent id.
         """
         by_module: dict[str, dict[str, float]] = {name: {} for name in _NAMES_BY_MODULE.values()}
         for module_id, buffer in self.buffers.items():
             for name, value in buffer.get_metrics().items():
                 if name in _NAMES_BY_MODULE:
                     by_module[_NAMES_BY_MODULE[name]][module_id] = value
+        env_steps = self._env_steps
         return {
-            "num_env_steps_stored": len(self),
-            "num_env_steps_added_lifetime": self._env_steps.num_added,
-            "num_env_steps_evicted_lifetime": self._env_steps.num_added - len(self),
-            "num_episodes_added_lifetime": self._num_episodes_added,
-            "num_agent_steps_not_kept": self._num_not_kept,
+            "num_env_steps_stored": env_steps.num_steps,
+            "num_env_steps_added_lifetime": env_steps.num_added,
+            "num_env_steps_evicted_lifetime": env_steps.num_evicted,
+            "num_episodes_added_lifetime": env_steps.num_episodes_added,
+            "num_agent_steps_not_kept": self.num_agent_steps_not_kept,
             "num_bytes_stored": self.num_bytes,
-            **self._agents.get_metrics(),
+            **self._agent_metrics(),
             **{name: values for name, values in by_module.items() if values},
         }
 
+    def _agent_metrics(self) -> dict[str, dict[str, int]]:
+        stored: Counter[Any] = Counter()
+        episodes: Counter[Any] = Counter()
+        for store in (buffer._store for buffer in self.buffers.values()):
+            for stretch in store:
+                stored[stretch.agent_id] += stretch.num_steps
+            episodes.update(agent for _, agent in store.episodes)
+        added, added_episodes = self._added.steps, self._added.episodes
+        numbers = {agent: self._agents[agent] for agent in sorted(added, key=str)}
+        counts = {
+            "num_agent_steps_stored": stored,
+            "num_agent_steps_added_lifetime": added,
+            "num_agent_steps_evicted_lifetime": added - stored,
+            "num_agent_steps_sampled_lifetime": Counter(
+                {agent: self._agent_steps_sampled[number] for agent, number in numbers.items()}
+            ),
+            "num_agent_episodes": episodes,
+            "num_agent_episodes_added_lifetime": added_episodes,
+            "num_agent_episodes_evicted_lifetime": added_episodes - episodes,
+        }
+        return {name: {str(agent): counter[agent] for agent in numbers} for name, counter in counts.items()}
+
     # -- in -------------------------------------------------------------------------------------------
 
-    def add(self, episodes: object, weight: object = None) -> None:
+    def add(self, episodes: object, weight: Any = None) -> None:
         """Add multi-agent episodes or chunks of them; lookback parts are ignored. See `keep_modules`.
 
         Args:
@@ -192,18 +220,23 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
             ValueError: A module's columns differ from those of its earlier steps.
         """
         for batch in as_batches(episodes, of_agents=True):
-            self._num_episodes_added += self._env_steps.add(batch)
+            self._env_steps.make_room(batch.num_env_steps)
+            stretches = self._env_steps.append(batch)[1]
             for module_id in batch.get_module_ids():
-                if self._kept_modules is not None and module_id not in self._kept_modules:
-                    self._num_not_kept += sum(
-                        int(group.length[group.is_of(module_id)].sum()) for group in batch.agent_batches
-                    )
-                    continue
                 own_weight = weight.get(module_id) if isinstance(weight, Mapping) else weight
-                for group in batch.agent_batches:
-                    self._add_group(module_id, batch, group, own_weight)
-            self._env_steps.trim()
-            self._env_steps.forget_done(batch)
+                for chunks in batch.batches_of(module_id):
+                    if self._kept_modules is not None and module_id not in self._kept_modules:
+                        self._added.num_left_out += chunks.num_env_steps
+                        continue
+                    buffer = self._buffer_of(module_id)
+                    agents = self._added.count(chunks, buffer._store)
+                    numbers = [self._agents.setdefault(agent, len(self._agents)) for agent in agents]
+                    of_slots = np.zeros(chunks.num_slots, np.int64)
+                    of_slots[chunks.step_slots()] = np.repeat(numbers, chunks.length)
+                    episode, _, env_ts = chunks.links
+                    owners = [stretches[e] for e in episode.tolist()]
+                    buffer._append(chunks, own_weight, owners, {AGENT: of_slots, ENV_T: env_ts})
+            self._env_steps.make_room(0, num_kept=1)
 
     def keep_modules(self, module_ids: Collection[str]) -> None:
         """Remove the steps of other modules, and store only those of these modules from now on."""
@@ -211,64 +244,25 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
         for module_id in self.buffers.keys() - self._kept_modules:
             self.remove_module(module_id)
 
-    def _add_group(self, module_id: str, batch: EpisodeBatch, group: EpisodeBatch, weight: object) -> None:
-        chunks = group.select(group.is_of(module_id) & (group.length > 0))
-        if not len(chunks):
-            return
-        of_chunks, _, env_ts = chunks.links
-        episodes = [batch.episode_ids[e] for e in of_chunks.tolist()]
-        # Each agent's part is an episode in its module's buffer.
-        chunks.episode_ids = [
-            f"{of}/{agent}" for of, agent in zip(episodes, chunks.agent_ids or (), strict=True)
-        ]
-        chunks.agent_ids = None
-        labels = {
-            "agent": self._agents.add(chunks),
-            "env_step": self._env_steps.numbers_of(episodes, chunks.length, env_ts[chunks.step_slots()]),
-        }
-        self._add_chunks(self._buffer_of(module_id), chunks, labels, weight)
-
     def _buffer_of(self, module_id: str) -> EpisodeReplayBuffer:
         if module_id not in self.buffers:
-            buffer = self.buffers[module_id] = self._new_buffer(module_id)
-            buffer.on_steps = partial(self._on_steps, buffer)
-            buffer.on_episode = self._agents.on_episode
+            self.buffers[module_id] = self._new_buffer(module_id)
             if self._marked is not None:
-                buffer.mark()
+                self.buffers[module_id].mark()
         return self.buffers[module_id]
-
-    def _on_steps(self, buffer: EpisodeReplayBuffer, slots: IntArray, change: int) -> None:
-        labels = buffer._store.labels
-        if labels:  # they follow the steps when a state is restored
-            self._env_steps.count(labels["env_step"][slots], change)
-            self._agents.count(labels["agent"][slots], change)
 
     def remove_module(self, module_id: str) -> None:
         """Remove all steps of a module. `undo` does not restore them."""
         buffer = self.buffers.pop(module_id, None)
         if buffer is not None:
-            self._num_not_kept += len(buffer)
-            if self._marked is not None:
-                self._marked = self._marked[0], self._marked[1] + len(buffer)
-            self._on_steps(buffer, buffer._store.ordered_steps(), -1)
-            for episode_id in buffer._store.episode_ids:
-                self._agents.on_episode(episode_id, -1)
-
-    def _add_chunks(
-        self, buffer: Any, chunks: EpisodeBatch, labels: dict[str, IntArray], weight: Any
-    ) -> None:
-        """Add chunks to a module's buffer."""
-        if weight is not None:
-            raise TypeError(
-                f"{type(self).__name__}.add: expected no weight, got {weight!r}: all steps are equally likely."
-            )
-        buffer._add(chunks, labels)
+            self._num_removed += len(buffer)
+            for stretch in self._env_steps:
+                stretch.agents = [own for own in stretch.agents if own[0] is not buffer._store]
 
     def mark(self) -> None:
         """Make later calls of `add` and `remove` undoable, until the next `mark`."""
-        self._marked = self._num_episodes_added, self._num_not_kept
+        self._marked = self._added.copy()
         self._env_steps.mark()
-        self._agents.mark()
         for buffer in self.buffers.values():
             buffer.mark()
 
@@ -276,11 +270,10 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
         """Remove the steps added since `mark`; see `EpisodeReplayBuffer.undo`."""
         if self._marked is None:
             return
+        self._env_steps.undo()
         for buffer in self.buffers.values():
             buffer.undo()
-        self._env_steps.undo()
-        self._agents.undo()
-        self._num_episodes_added, self._num_not_kept = self._marked
+        self._added = self._marked.copy()
 
     def of_module(self, module_id: str) -> EpisodeReplayBuffer:
         """Return the buffer of a module's steps."""
@@ -374,7 +367,8 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
         for module_id, batch in result.items():
             batch.module_ids = [module_id] * len(batch)
             slots = batch.columns["replay_key"][batch.step_slots()] & _SLOT_MASK
-            self._agents.sampled(self.buffers[module_id]._store.labels["agent"][slots])
+            numbers = np.bincount(self.buffers[module_id]._store.columns[AGENT][slots])
+            self._agent_steps_sampled.update(dict(enumerate(numbers.tolist())))
         return result
 
     def _sample_synchronized(
@@ -387,11 +381,18 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
         includes: dict[str, bool],
     ) -> dict[str, EpisodeBatch]:
         stored: dict[str, tuple[IntArray, IntArray]] = {}
+        places = {stretch: place for place, stretch in enumerate(self._env_steps)}
         for module_id in module_ids:
             buffer = self.buffers[module_id]
             buffer._check_sample(n_step, 1)
-            slots = buffer._store.steps(np.arange(len(buffer)))
-            env_steps = buffer._store.labels["env_step"][slots]
+            stretches, slots = buffer._store.ordered_slots()
+            of_slots = np.repeat(
+                [places[stretch.owner] for stretch in stretches if stretch.owner],
+                [stretch.num_steps + 1 for stretch in stretches],
+            )
+            env_steps = of_slots << _ENV_T_BITS | buffer._store.columns[ENV_T][slots]
+            has_step = buffer._store.has_step(slots)
+            env_steps, slots = env_steps[has_step], slots[has_step]
             order = np.lexsort([slots, env_steps])
             stored[module_id] = env_steps[order], slots[order]
         common = reduce(np.intersect1d, (env_steps for env_steps, _ in stored.values()))
@@ -417,39 +418,47 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
 
     def get_state(self) -> dict[str, Any]:
         """Return the stored steps, counters and random generator as plain values and arrays."""
-        modules = {}
+        places = {stretch: place for place, stretch in enumerate(self._env_steps)}
+        groups, modules = [], {}
         for module_id, buffer in self.buffers.items():
-            state = buffer.get_state()
-            slots = buffer._store.ordered_steps()
-            state["env_steps"] = buffer._store.labels.get("env_step", slots)[slots]
-            modules[module_id] = state
+            modules[module_id] = buffer._get_counts()
+            if not len(buffer):
+                continue
+            group = buffer._stored()
+            group.module_ids, group.order = [module_id] * len(group), np.arange(len(group))
+            group.episode = np.array([places[own.owner] for own in buffer._store if own.owner], np.int64)
+            group.env_ts = group.columns.pop(ENV_T)
+            del group.columns[AGENT]
+            groups.append(group)
+        episodes = self._env_steps.stored()
+        episodes.columns, episodes.groups = {}, groups
+        episodes.start = np.zeros(len(episodes), np.int64)
+        sampled = {agent: self._agent_steps_sampled[number] for agent, number in self._agents.items()}
         return {
-            "modules": modules,
-            "env_steps": self._env_steps.get_state(),
-            "agents": self._agents.get_state(),
-            "num_episodes_added": self._num_episodes_added,
+            "episodes": list(episodes.to_wire()),
+            "counts": {
+                **self._env_steps.counts,
+                "modules": modules,
+                "steps": dict(self._added.steps),
+                "episodes": dict(self._added.episodes),
+                "sampled": sampled,
+            },
             "rng": self._rng.bit_generator.state,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the output of `get_state`, replacing all stored steps. The capacity is unchanged."""
-        self.buffers, self._env_steps, self._agents = {}, _EnvSteps(), _AgentCounts()
-        self._env_steps.set_state(state["env_steps"])
-        for module_id, own in state["modules"].items():
-            buffer = self._buffer_of(module_id)
-            buffer.set_state(own)
-            slots = buffer._store.ordered_steps()
-            # If the capacity is smaller than before, only the newest steps are stored.
-            values = {
-                "env_step": np.asarray(own["env_steps"], np.int64),
-                "agent": self._agents.numbers_of(own["episode_ids"], own["length"]),
-            }
-            for name, of_steps in values.items():
-                label = buffer._store.labels[name] = np.zeros(buffer._store.num_slots, np.int64)
-                label[slots] = of_steps[len(of_steps) - len(slots) :]
-            self._on_steps(buffer, slots, 1)
-        self._agents.set_state(state["agents"])
-        self._num_episodes_added = int(state["num_episodes_added"])
+        counts = state["counts"]
+        self.buffers, self._env_steps = {}, StepStore(self.capacity)
+        self._added, self._agents, self._agent_steps_sampled = _Added(), {}, Counter()
+        self.add(EpisodeBatch.from_wire(*state["episodes"]))
+        self._env_steps.counts = {**self._env_steps.counts, **counts}
+        for module_id, of_module in counts.get("modules", {}).items():
+            self._buffer_of(module_id)._set_counts(of_module)
+        self._added.steps = Counter(counts.get("steps", self._added.steps))
+        self._added.episodes = Counter(counts.get("episodes", self._added.episodes))
+        for agent, num in counts.get("sampled", {}).items():
+            self._agent_steps_sampled[self._agents.setdefault(agent, len(self._agents))] = num
         if self._marked is not None:
             self.mark()
         self._rng.bit_generator.state = state["rng"]
@@ -472,11 +481,6 @@ class MultiAgentPrioritizedEpisodeReplayBuffer(MultiAgentEpisodeReplayBuffer):
 
     def _new_buffer(self, module_id: str) -> PrioritizedEpisodeReplayBuffer:
         return PrioritizedEpisodeReplayBuffer(alpha=self.alpha, **self._arguments(module_id))
-
-    def _add_chunks(
-        self, buffer: Any, chunks: EpisodeBatch, labels: dict[str, IntArray], weight: Any
-    ) -> None:
-        buffer._add(chunks, labels, weight)
 
     def update_priorities(  # type: ignore[override]
         self, td_errors: object, module_id: str, keys: object = None
@@ -524,195 +528,25 @@ def joined(samples: Mapping[str, EpisodeBatch]) -> EpisodeBatch:
     )
 
 
-class _EnvSteps:
-    """Maps stored agent steps to the env steps at which they began. Env steps are numbered in the order of arrival.
-
-    Attributes:
-        num_added: Number of env steps added.
-        num_stored: Number of env steps with at least one stored agent step.
-    """
+class _Added:
+    """What was added over the lifetime: steps and parts of episodes by agent, and the number of steps left out."""
 
     def __init__(self) -> None:
-        self.num_added = self.num_stored = 0
-        self._counts = np.zeros(0, np.int32)  # stored agent steps by env step, starting at number _first
-        self._first = 0
-        # Ongoing episodes: for each chunk its first env step's time and number.
-        self._chunks: dict[str, list[tuple[int, int]]] = {}
-        # `num_added` at the last mark, and the entries of _chunks at that time for the episodes changed since.
-        self._marked = 0
-        self._chunks_before: dict[str, list[tuple[int, int]]] = {}
+        self.steps: Counter[Any] = Counter()
+        self.episodes: Counter[Any] = Counter()
+        self.num_left_out = 0
 
-    def add(self, batch: EpisodeBatch) -> int:
-        """Number the env steps of a batch; return how many of its episodes are new."""
-        num_new = 0
-        lengths = batch.length.tolist()
-        for episode_id, begin, length in zip(
-            batch.episode_ids, batch.t_started.tolist(), lengths, strict=True
-        ):
-            if length:
-                num_new += episode_id not in self._chunks
-                self._chunks_before.setdefault(episode_id, self._chunks.get(episode_id, [])[:])
-                self._chunks.setdefault(episode_id, []).append((begin, self.num_added))
-                self.num_added += length
-        self._counts = np.concatenate([self._counts, np.zeros(sum(lengths), np.int32)])
-        return num_new
+    def count(self, chunks: EpisodeBatch, store: StepStore) -> list[Any]:
+        """Count agents' chunks that will be added to a module's store; return the chunks' agents."""
+        agents = chunks.agent_ids or [None] * len(chunks)
+        for agent, length in zip(agents, chunks.length.tolist(), strict=True):
+            self.steps[agent] += length
+        parts = set(zip(chunks.episode_ids, agents, strict=True))
+        self.episodes.update(agent for _, agent in parts.difference(store.episodes))
+        return agents
 
-    def forget_done(self, batch: EpisodeBatch) -> None:
-        """Drop the chunks of the batch's episodes that have ended."""
-        for e in np.flatnonzero(batch.terminated | batch.truncated).tolist():
-            self._chunks.pop(batch.episode_ids[e], None)
-
-    def mark(self) -> None:
-        """Make later calls of `add` and `forget_done` undoable."""
-        self._marked, self._chunks_before = self.num_added, {}
-
-    def undo(self) -> None:
-        """Drop the env steps added since `mark` that have no stored agent step any more."""
-        for episode_id, chunks in self._chunks_before.items():
-            if chunks:
-                self._chunks[episode_id] = chunks
-            else:
-                self._chunks.pop(episode_id, None)
-        self._chunks_before = {}
-        self.num_added = self._marked
-        self._first = min(self._first, self.num_added)
-        self._counts = self._counts[: self.num_added - self._first].copy()
-
-    def numbers_of(self, episode_ids: list[str], lengths: IntArray, env_ts: IntArray) -> IntArray:
-        """Return the numbers of env steps, int64 [lengths.sum()].
-
-        Args:
-            episode_ids: Episode ids of C agents' chunks.
-            lengths: int64 [C], number of steps of each chunk.
-            env_ts: int64 [lengths.sum()], env steps within the episodes; one before the first known step counts as
-                that step.
-        """
-        numbers, end = np.empty(len(env_ts), np.int64), 0
-        for episode_id, length in zip(episode_ids, lengths.tolist(), strict=True):
-            begin, end = end, end + length
-            times, first = np.array(self._chunks[episode_id]).T
-            chunk = np.maximum(np.searchsorted(times, env_ts[begin:end], "right") - 1, 0)
-            numbers[begin:end] = first[chunk] + np.maximum(env_ts[begin:end] - times[chunk], 0)
-        return numbers
-
-    def count(self, numbers: IntArray, change: int) -> None:
-        """Count the env steps of agent steps that were added (1) or removed (-1)."""
-        unique, counts = np.unique(numbers - self._first, return_counts=True)
-        self.num_stored += int(change > 0 and (self._counts[unique] == 0).sum())
-        self._counts[unique] += change * counts.astype(np.int32)
-        self.num_stored -= int(change < 0 and (self._counts[unique] == 0).sum())
-
-    def trim(self) -> None:
-        """Forget the counts of the oldest env steps if most have no stored agent step."""
-        num_empty = int(np.argmax(self._counts > 0)) if self.num_stored else 0
-        if num_empty > len(self._counts) // 2:
-            self._counts, self._first = self._counts[num_empty:].copy(), self._first + num_empty
-
-    def get_state(self) -> dict[str, Any]:
-        """Return all state except the stored steps."""
-        chunks = {episode_id: np.array(parts, np.int64) for episode_id, parts in self._chunks.items()}
-        return {"chunks": chunks, "num_added": self.num_added, "first": self._first}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the output of `get_state`; `count` adds the stored steps afterwards."""
-        self.num_added, self._first = int(state["num_added"]), int(state["first"])
-        self._counts = np.zeros(self.num_added - self._first, np.int32)
-        self._chunks = {
-            str(episode_id): [(int(t), int(number)) for t, number in parts]
-            for episode_id, parts in state["chunks"].items()
-        }
-
-
-class _AgentCounts:
-    """Counts the steps and parts of episodes of each agent id, over all modules.
-
-    A module's buffer stores an agent's part of an episode as an episode with the id ``episode/agent``.
-    """
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}  # agent id → its number, in the order of arrival
-        self._steps_added: Counter[str] = Counter()
-        self._steps_stored: Counter[str] = Counter()
-        self._steps_sampled: Counter[str] = Counter()
-        self._episodes_added: Counter[str] = Counter()
-        self._episodes_stored: Counter[str] = Counter()
-        self._marked = self._steps_added.copy(), self._episodes_added.copy()
-
-    def numbers_of(self, episode_ids: Sequence[str], lengths: Any) -> IntArray:
-        """Return the number of each step's agent, int64 [sum of lengths].
-
-        Args:
-            episode_ids: Ids of C agents' parts of episodes.
-            lengths: int64 [C], number of steps of each.
-        """
-        agents = [_agent_of(episode_id) for episode_id in episode_ids]
-        numbers = [self._numbers.setdefault(agent, len(self._numbers)) for agent in agents]
-        return np.repeat(np.array(numbers, np.int64), lengths)
-
-    def add(self, chunks: EpisodeBatch) -> IntArray:
-        """Count chunks that will be added to a module's buffer; return the number of each step's agent."""
-        for episode_id, length in zip(chunks.episode_ids, chunks.length.tolist(), strict=True):
-            self._steps_added[_agent_of(episode_id)] += length
-        return self.numbers_of(chunks.episode_ids, chunks.length)
-
-    def count(self, numbers: IntArray, change: int) -> None:
-        """Count steps that were stored (1) or removed (-1), by the numbers of their agents."""
-        self._count(self._steps_stored, numbers, change)
-
-    def sampled(self, numbers: IntArray) -> None:
-        """Count sampled steps; repetitions count."""
-        self._count(self._steps_sampled, numbers, 1)
-
-    def on_episode(self, episode_id: str, change: int) -> None:
-        """Count a part of an episode whose first step is stored (1), or whose last one is removed (-1)."""
-        agent = _agent_of(episode_id)
-        self._episodes_stored[agent] += change
-        self._episodes_added[agent] += max(change, 0)
-
-    def _count(self, counter: Counter[str], numbers: IntArray, change: int) -> None:
-        for agent, count in zip(
-            self._numbers, np.bincount(numbers, minlength=len(self._numbers)).tolist(), strict=True
-        ):
-            if count:
-                counter[agent] += change * count
-
-    def mark(self) -> None:
-        """Make later calls of `add` undoable."""
-        self._marked = self._steps_added.copy(), self._episodes_added.copy()
-
-    def undo(self) -> None:
-        """Restore the counts of added steps and episodes at the last `mark`."""
-        added, episodes = self._marked
-        self._steps_added, self._episodes_added = added.copy(), episodes.copy()
-
-    def get_metrics(self) -> dict[str, dict[str, int]]:
-        """Return counts, as dicts by agent id."""
-        agents = sorted(self._steps_added)
-        counts = {
-            "num_agent_steps_stored": self._steps_stored,
-            "num_agent_steps_added_lifetime": self._steps_added,
-            "num_agent_steps_evicted_lifetime": self._steps_added - self._steps_stored,
-            "num_agent_steps_sampled_lifetime": self._steps_sampled,
-            "num_agent_episodes": self._episodes_stored,
-            "num_agent_episodes_added_lifetime": self._episodes_added,
-            "num_agent_episodes_evicted_lifetime": self._episodes_added - self._episodes_stored,
-        }
-        return {name: {agent: counter[agent] for agent in agents} for name, counter in counts.items()}
-
-    def get_state(self) -> dict[str, dict[str, int]]:
-        """Return the counts over the lifetime."""
-        return {
-            "steps_added": dict(self._steps_added),
-            "steps_sampled": dict(self._steps_sampled),
-            "episodes_added": dict(self._episodes_added),
-        }
-
-    def set_state(self, state: Mapping[str, Mapping[str, int]]) -> None:
-        """Restore the output of `get_state`, after the stored steps; {}: they are all that was ever added."""
-        self._steps_added = Counter(state.get("steps_added", self._steps_stored))
-        self._steps_sampled = Counter(state.get("steps_sampled", {}))
-        self._episodes_added = Counter(state.get("episodes_added", self._episodes_stored))
-
-
-def _agent_of(episode_id: str) -> str:
-    return episode_id.partition("/")[2]
+    def copy(self) -> _Added:
+        copied = _Added()
+        copied.steps, copied.episodes = self.steps.copy(), self.episodes.copy()
+        copied.num_left_out = self.num_left_out
+        return copied

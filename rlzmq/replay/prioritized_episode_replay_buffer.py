@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.replay.episode_replay_buffer import _SLOT_MASK, EpisodeReplayBuffer, IntArray, as_batches
-from rlzmq.replay.step_store import StepStore
+from rlzmq.replay.step_store import PRIORITY, StepStore, Stretch
 
 __all__ = ["PrioritizedEpisodeReplayBuffer", "PriorityTree"]
 
@@ -126,6 +126,7 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
     """
 
     uses_priorities: ClassVar[bool] = True
+    _counts = (*EpisodeReplayBuffer._counts, "_greatest")
 
     def __init__(
         self,
@@ -157,12 +158,11 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
 
     def _new_store(self) -> StepStore:
         self._tree = PriorityTree(1)
-        return super()._new_store()
-
-    def _note_steps(self, slots: IntArray, change: int) -> None:
-        super()._note_steps(slots, change)
-        if change < 0:
-            self._tree.set(slots[slots < self._tree.size], 0.0)
+        return StepStore(
+            self.capacity,
+            lambda slots: self._tree.set(slots, 0.0),
+            keeps_extra_model_outputs=self._keeps_extra_model_outputs,
+        )
 
     def add(self, episodes: object, weight: float | None = None) -> None:
         """Add episodes; see `EpisodeReplayBuffer.add`.
@@ -172,20 +172,24 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
             weight: Priority of the new steps; None: the highest so far.
         """
         for batch in as_batches(episodes):
-            self._add(batch, weight=weight)
+            self._add(batch, weight)
 
-    def _add(
+    def _append(
         self,
         batch: EpisodeBatch,
-        labels: Mapping[str, IntArray] | None = None,
         weight: float | None = None,
+        owners: Sequence[Stretch] | None = None,
+        labels: Mapping[str, IntArray] | None = None,
     ) -> IntArray:
-        slots = super()._add(batch, labels)
+        steps = super()._append(batch, None, owners, labels)
         if self._tree.size < self._store.num_slots:
             self._tree = self._tree.grown(self._store.num_slots)
-        priority = self._greatest if weight is None else max(weight, _LEAST_PRIORITY)
-        self._tree.set(slots, priority**self.alpha)
-        return slots
+        if (stored := batch.columns.get(PRIORITY)) is not None:  # the batch is of a state
+            self._tree.set(steps, stored[batch.step_slots()])
+        else:
+            priority = self._greatest if weight is None else max(weight, _LEAST_PRIORITY)
+            self._tree.set(steps, priority**self.alpha)
+        return steps
 
     def _draw(self, num: int, rng: np.random.Generator) -> IntArray:
         return self._tree.draw(num, rng)
@@ -239,22 +243,11 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
             known = self._is_stored(keys)
             self._tree.set(keys[known] & _SLOT_MASK, priorities[known])
 
-    def get_state(self) -> dict[str, Any]:
-        return {
-            **super().get_state(),
-            "priorities": self._tree.get(self._store.ordered_steps()),
-            "greatest_priority": self._greatest,
-        }
+    def _stored(self) -> EpisodeBatch:
+        batch = super()._stored()
+        batch.columns[PRIORITY] = self._tree.get(self._store.ordered_slots()[1])
+        return batch
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         super().set_state(state)
-        self._greatest = float(state["greatest_priority"])
-        self._drawn = np.empty(0, np.int64)
-        self._changed = None
-
-    def _add_stored(self, batch: EpisodeBatch, state: Mapping[str, Any]) -> IntArray:
-        slots = super()._add_stored(batch, state)
-        self._tree = self._tree.grown(self._store.num_slots)
-        # If the capacity is smaller than before, only the newest steps were added.
-        self._tree.set(slots, np.asarray(state["priorities"], np.float64)[-len(slots) :])
-        return slots
+        self._drawn, self._changed = np.empty(0, np.int64), None

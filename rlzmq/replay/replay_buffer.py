@@ -8,10 +8,9 @@ from inspect import Parameter, signature
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
+from rlzmq.episodes.episode_batch import EpisodeBatch
 
 __all__ = ["ReplayBuffer", "divide_buffers", "divide_states"]
 
@@ -143,10 +142,6 @@ class ReplayBuffer(ABC):
         return {}
 
 
-_PER_STRETCH = ("episode_ids", "t_started", "length", "initial_state")
-_FLAGS = ("terminated", "truncated")
-
-
 def divide_states(states: Sequence[Mapping[str, Any]], num_ranks: int) -> list[dict[str, Any]] | None:
     """Divide the states of all ranks' replay buffers among a different number of ranks.
 
@@ -157,7 +152,7 @@ def divide_states(states: Sequence[Mapping[str, Any]], num_ranks: int) -> list[d
     Returns:
         A state for each rank; None if the states are not those of rlzmq's own buffers.
     """
-    if not all({"columns", "modules"} & state.get("buffer", {}).keys() for state in states):
+    if not all({"episodes", "counts", "rng"} <= state.get("buffer", {}).keys() for state in states):
         return None
     return [{"buffer": state} for state in divide_buffers([state["buffer"] for state in states], num_ranks)]
 
@@ -172,114 +167,31 @@ def divide_buffers(states: Sequence[Mapping[str, Any]], num_buffers: int) -> lis
     Returns:
         A state per buffer, for `set_state`. Its counters start at the number of steps that it holds.
     """
+    batches = [EpisodeBatch.from_wire(*state["episodes"]) for state in states]
+    whole = EpisodeBatch.concat(batches)
+    order = np.argsort(np.concatenate([np.arange(len(batch)) for batch in batches]), kind="stable")
     places: dict[str, int] = {}
-    if not any("modules" in state for state in states):
-        return _divided(states, num_buffers, places)
-    # Each buffer numbers its own env steps.
-    offsets = np.cumsum([0, *(int(state["env_steps"]["num_added"]) for state in states)])
-    modules: list[dict[str, Any]] = [{} for _ in range(num_buffers)]
-    for module_id in sorted({module_id for state in states for module_id in state["modules"]}):
-        own = [
-            {**mine, "env_steps": np.asarray(mine["env_steps"]) + offset}
-            for state, offset in zip(states, offsets[:-1], strict=True)
-            if (mine := state["modules"].get(module_id)) is not None
-        ]
-        for by_module, part in zip(modules, _divided(own, num_buffers, places), strict=True):
-            by_module[module_id] = part
-    return [_of_modules(by_module, states[0]) for by_module in modules]
-
-
-def _of_modules(modules: dict[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a multi-agent buffer's state with these modules' states; env steps are numbered from 0."""
-    numbers = np.unique(np.concatenate([state["env_steps"] for state in modules.values()]))
-    for state in modules.values():
-        state["env_steps"] = np.searchsorted(numbers, state["env_steps"])
-    episodes = {_episode_of(chunk) for state in modules.values() for chunk in state["episode_ids"]}
-    return {
-        "modules": modules,
-        "env_steps": {"chunks": {}, "num_added": len(numbers), "first": 0},
-        "agents": {},
-        "num_episodes_added": len(episodes),
-        "rng": like["rng"],
-    }
-
-
-def _divided(
-    states: Sequence[Mapping[str, Any]], num_buffers: int, places: dict[str, int]
-) -> list[dict[str, Any]]:
-    """Divide the steps of single-agent states; `places` maps each known episode to its buffer."""
-    dealt = [_stretches(state) for state in states]
-    parts: list[list[_Stretch]] = [[] for _ in range(num_buffers)]
-    for position in range(max(map(len, dealt), default=0)):
-        for mine in dealt:
-            if position < len(mine):
-                stretch = mine[position]
-                episode_id = (
-                    _episode_of(stretch.episode_id) if "env_steps" in states[0] else stretch.episode_id
-                )
-                place = places.setdefault(episode_id, len(places) % num_buffers)
-                parts[place].append(stretch)
-    return [_joined(part, states[0]) for part in parts]
-
-
-def _episode_of(agent_episode_id: str) -> str:
-    """Return the id of the multi-agent episode that contains an agent's episode of a multi-agent buffer."""
-    return agent_episode_id.partition("/")[0]
-
-
-class _Stretch:
-    """Consecutive steps of one episode in a state: rows ``first … first + length``; the last row has no step."""
-
-    def __init__(self, state: Mapping[str, Any], index: int, first_row: int, first_step: int) -> None:
-        self.state = state
-        self.index = index
-        self.length = int(state["length"][index])
-        self.rows: NDArray[np.int64] = np.arange(first_row, first_row + self.length + 1)
-        self.steps = slice(first_step, first_step + self.length)
-        self.episode_id = str(state["episode_ids"][index])
-
-
-def _stretches(state: Mapping[str, Any]) -> list[_Stretch]:
-    stretches, row, step = [], 0, 0
-    for index, length in enumerate(state["length"]):
-        stretches.append(_Stretch(state, index, row, step))
-        row, step = row + int(length) + 1, step + int(length)
-    return stretches
-
-
-def _joined(stretches: Sequence[_Stretch], like: Mapping[str, Any]) -> dict[str, Any]:
-    num_steps = sum(stretch.length for stretch in stretches)
-    joined: dict[str, Any] = {"columns": {}, "infos": {}, "rng": like["rng"]}
-    if stretches:
-        for name in like["columns"]:
-            taken = [
-                tree_map(lambda leaf, rows=stretch.rows: leaf[rows], stretch.state["columns"][name])
-                for stretch in stretches
-            ]
-            joined["columns"][name] = tree_map(lambda *leaves: np.concatenate(leaves), *taken)
-    row = 0
-    for stretch in stretches:
-        infos = stretch.state["infos"]
-        joined["infos"] |= {
-            row + offset: infos[at] for offset, at in enumerate(stretch.rows.tolist()) if at in infos
+    place = np.array(
+        [places.setdefault(whole.episode_ids[c], len(places) % num_buffers) for c in order.tolist()],
+        np.int64,
+    )
+    greatest = _greatest_priorities([state["counts"] for state in states])
+    return [
+        {
+            "episodes": list(whole.select(order[place == number]).to_wire()),
+            "counts": greatest,
+            "rng": states[0]["rng"],
         }
-        row += len(stretch.rows)
-    for name in _PER_STRETCH:
-        joined[name] = [stretch.state[name][stretch.index] for stretch in stretches]
-    for name in _FLAGS:
-        joined[name] = np.array([bool(stretch.state[name][stretch.index]) for stretch in stretches], bool)
-    num_episodes = len(set(joined["episode_ids"]))
-    joined["counters"] = dict.fromkeys(like["counters"], 0) | {
-        "added": num_steps,
-        "episodes_added": num_episodes,
+        for number in range(num_buffers)
+    ]
+
+
+def _greatest_priorities(counts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the only counts of buffers that others inherit, of the buffer or by module."""
+    modules = {module_id for of_buffer in counts for module_id in of_buffer.get("modules", ())}
+    by_module = {
+        module_id: _greatest_priorities([of["modules"].get(module_id, {}) for of in counts])
+        for module_id in sorted(modules)
     }
-    for name in ("priorities", "env_steps"):
-        if name in like:
-            parts = [np.asarray(stretch.state[name])[stretch.steps] for stretch in stretches]
-            joined[name] = np.concatenate([np.asarray(like[name])[:0], *parts])
-    if "priorities" in like:
-        joined["greatest_priority"] = max(
-            [float(stretch.state["greatest_priority"]) for stretch in stretches],
-            default=float(like["greatest_priority"]),
-        )
-    return joined
+    known = [of_buffer["_greatest"] for of_buffer in counts if "_greatest" in of_buffer]
+    return ({"_greatest": max(known)} if known else {}) | ({"modules": by_module} if by_module else {})

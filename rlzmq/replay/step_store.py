@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, KeysView, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,17 +22,22 @@ from rlzmq.core.tree import tree_leaves, tree_map, tree_rows
 from rlzmq.episodes.columns import Columns, ragged_arange
 from rlzmq.episodes.episode_batch import EpisodeBatch
 
-__all__ = ["STEP_COLUMNS", "StepStore", "Stretch", "Transitions", "item_facts"]
+__all__ = ["LABELS", "STEP_COLUMNS", "StepStore", "Stretch", "Transitions", "item_facts"]
 
 IntArray = NDArray[np.int64]
 
 NONE = -1
 STEP_COLUMNS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
+AGENT, ENV_T, PRIORITY = "_agent", "_env_t", "_priority"
+LABELS = (AGENT, ENV_T)
+"""Columns of several agents' steps that no sample has: each step's agent (a number), each observation's env step."""
+_STORED = (*STEP_COLUMNS, *LABELS)
+_COUNTS = ("num_added", "num_evicted", "num_episodes_added", "num_episodes_evicted")
 
 
 @dataclass(slots=True, eq=False)
 class Stretch:
-    """Contiguous steps of one episode.
+    """Contiguous steps of one episode, or of an agent within a stretch of env steps.
 
     Attributes:
         t_started: Time step of the first step within the episode.
@@ -40,14 +45,20 @@ class Stretch:
         num_steps: Number of steps.
         is_done: Whether the last step ended the episode.
         is_stored: False after eviction.
+        agent_id: The agent; None in single-agent use.
+        owner: The stretch of env steps with these steps of an agent, which are evicted with it.
+        agents: The agents' stretches in a stretch of env steps, and their stores.
     """
 
     episode_id: str
     t_started: int
+    agent_id: Any = None
+    owner: Stretch | None = None
     slots: list[IntArray] = field(default_factory=list)
     num_steps: int = 0
     is_done: bool = False
     is_stored: bool = True
+    agents: list[tuple[StepStore, Stretch]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -67,10 +78,12 @@ class StepStore:
     stretch. Whole stretches are evicted, oldest first. A stretch that has grown to a quarter of the capacity is not
     extended further, so endless episodes are evicted in parts.
 
+    Of several agents, a store without columns holds the env steps, and a store for each module the steps of its agents,
+    whose stretches are evicted with those of the env steps that they belong to (`Stretch.owner`).
+
     Args:
         capacity: Maximum number of steps; a single stretch may exceed it.
-        on_steps: Called with the slots of steps, and 1 after they were added, -1 when they are removed.
-        on_episode: Called with an episode's id and 1 when its first step is stored, -1 when its last one is removed.
+        on_removed: Called with the slots of steps before they are removed.
         keeps_extra_model_outputs: Whether to store columns besides observations, actions and rewards.
 
     Attributes:
@@ -80,7 +93,6 @@ class StepStore:
         terminated, truncated: bool [num_slots], whether the slot's step ended its episode.
         serial: int64 [num_slots], number of the step among all added steps; distinguishes steps that used the same
             slot.
-        labels: Further int64 values of steps, by name and slot, given to `add`.
         infos: Non-empty info dicts by slot.
         states: The module's states before stretches that begin in mid-episode, by their first slots.
         bytes_per_slot: Size of one slot of all columns.
@@ -104,19 +116,17 @@ class StepStore:
     def __init__(
         self,
         capacity: int,
-        on_steps: Callable[[IntArray, int], None] = lambda slots, change: None,
+        on_removed: Callable[[IntArray], None] = lambda slots: None,
         *,
-        on_episode: Callable[[str, int], None] = lambda episode_id, change: None,
         keeps_extra_model_outputs: bool = True,
     ) -> None:
         self.capacity = capacity
-        self._on_steps, self._on_episode = on_steps, on_episode
+        self._on_removed = on_removed
         self._keeps_extra_model_outputs = keeps_extra_model_outputs
         self.columns: dict[str, Any] = {}
         self.num_slots = self.bytes_per_slot = 0
         self.next = self.previous = self.t = self.serial = np.empty(0, np.int64)
         self.terminated = self.truncated = np.empty(0, np.bool_)
-        self.labels: dict[str, IntArray] = {}
         self.infos: dict[int, dict[str, Any]] = {}
         self.states: dict[int, Any] = {}
         self.observation_space: Any = None
@@ -128,21 +138,32 @@ class StepStore:
         self._steps = np.empty(0, np.int64)  # slots with a step: the first num_steps entries, unordered
         self._place = np.empty(0, np.int64)  # position of each slot in _steps
         self._stretches: dict[Stretch, None] = {}  # the oldest first
-        self._newest: dict[str, Stretch] = {}
-        self._num_stretches: Counter[str] = Counter()
+        # By episode and agent: the newest stretch, and their number.
+        self._newest: dict[tuple[str, Any], Stretch] = {}
+        self._num_stretches: Counter[tuple[str, Any]] = Counter()
         self._undo: list[_Added] | None = None  # additions since the mark; None: nothing was marked
 
     # -- facts ----------------------------------------------------------------------------------------
 
     @property
     def num_episodes(self) -> int:
-        """Number of episodes with stored steps."""
+        """Number of episodes (agents' parts of episodes) with stored steps."""
         return len(self._num_stretches)
 
     @property
-    def episode_ids(self) -> KeysView[str]:
-        """Ids of the episodes with stored steps."""
+    def episodes(self) -> Collection[tuple[str, Any]]:
+        """Ids of the episodes with stored steps, and of their agents."""
         return self._num_stretches.keys()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Numbers of steps and episodes that were added and evicted over the lifetime."""
+        return {name: getattr(self, name) for name in _COUNTS}
+
+    @counts.setter
+    def counts(self, counts: Mapping[str, int]) -> None:
+        for name in _COUNTS:
+            setattr(self, name, int(counts[name]))
 
     @property
     def num_bytes(self) -> int:
@@ -176,48 +197,49 @@ class StepStore:
 
     # -- in -------------------------------------------------------------------------------------------
 
-    def add(
-        self, batch: EpisodeBatch, *, join: bool = True, labels: Mapping[str, IntArray] | None = None
-    ) -> IntArray:
-        """Add the chunks of a batch without their lookback parts; evict the oldest stretches if needed.
+    def make_room(self, num_new: int, *, num_kept: int = 0) -> None:
+        """Evict the oldest stretches, all but `num_kept`, until there is room for `num_new` steps."""
+        while len(self._stretches) > num_kept and self.num_steps + num_new > self.capacity:
+            self.evict(next(iter(self._stretches)))
+
+    def append(
+        self,
+        batch: EpisodeBatch,
+        owners: Sequence[Stretch] | None = None,
+        labels: Mapping[str, IntArray] | None = None,
+    ) -> tuple[IntArray, list[Stretch]]:
+        """Add the chunks of a batch, at least one step each, without their lookback parts. Nothing is evicted.
 
         Args:
             batch: The chunks.
-            join: Whether a chunk may extend a stretch. If not, each chunk becomes a new stretch.
-            labels: Further values of all steps of the batch, int64 [num_env_steps].
+            owners: The stretches of env steps that agents' chunks belong to.
+            labels: Further columns by slot, see `LABELS`.
 
         Returns:
-            The slots of the new steps in the batch's order, int64.
+            The slots of the new steps in the batch's order, int64 [num_env_steps], and each chunk's stretch.
 
         Raises:
             ValueError: The columns differ from those of earlier batches.
         """
-        if not batch.length.all():
-            batch = batch.select(np.flatnonzero(batch.length))
         if not len(batch):
-            return np.empty(0, np.int64)
-        self._check(batch)
-        num_new = batch.num_env_steps
-        while self._stretches and self.num_steps + num_new > self.capacity:
-            self._evict()
-        steps, observations, sources = self._link(batch, join)
-        self._write(batch, steps, observations, sources)
-        self.serial[steps] = np.arange(self.num_added, self.num_added + num_new)
-        for name, values in (labels or {}).items():
-            if name not in self.labels:
-                self.labels[name] = np.zeros(self.num_slots, np.int64)
-            self.labels[name][steps] = values
-        self.num_added += num_new
-        self._on_steps(steps, 1)
-        while self.num_steps > self.capacity and len(self._stretches) > 1:
-            self._evict()
-        return steps[self.next[steps] >= 0]
+            return np.empty(0, np.int64), []
+        columns = {**batch.columns, **labels} if labels else batch.columns
+        self._check(batch, columns)
+        steps, observations, sources, stretches = self._link(batch, owners)
+        self._write(batch, columns, steps, observations, sources)
+        self.serial[steps] = np.arange(self.num_added, self.num_added + len(steps))
+        self.num_added += len(steps)
+        return steps, stretches
 
-    def _check(self, batch: EpisodeBatch) -> None:
-        names = [name for name in batch.columns if self._keeps_extra_model_outputs or name in STEP_COLUMNS]
+    def _check(self, batch: EpisodeBatch, columns: Mapping[str, Any]) -> None:
+        names = [
+            name
+            for name in columns
+            if name in _STORED or (self._keeps_extra_model_outputs and name != PRIORITY)
+        ]
         if not self.columns:
             self.columns = {
-                name: tree_map(lambda leaf: np.empty((0, *leaf.shape[1:]), leaf.dtype), batch.columns[name])
+                name: tree_map(lambda leaf: np.empty((0, *leaf.shape[1:]), leaf.dtype), columns[name])
                 for name in names
             }
             self.observation_space, self.action_space = batch.observation_space, batch.action_space
@@ -228,41 +250,50 @@ class StepStore:
                 f"{sorted(names)}."
             )
         for name, column in self.columns.items():
-            other = batch.columns[name]
+            other = columns[name]
             if type(column) is not np.ndarray or type(other) is not np.ndarray:
                 tree_map(partial(_check_column, name), column, other)
             elif column.shape[1:] != other.shape[1:] or column.dtype != other.dtype:
                 _check_column(name, column, other)
 
-    def _link(self, batch: EpisodeBatch, join: bool) -> tuple[IntArray, IntArray, IntArray]:
-        """Allocate and link slots for chunks; return slots of steps, slots of new observations, and their sources."""
+    def _link(
+        self, batch: EpisodeBatch, owners: Sequence[Stretch] | None
+    ) -> tuple[IntArray, IntArray, IntArray, list[Stretch]]:
+        """Link slots for chunks; return those of steps and of new observations, the latter's sources, and stretches."""
         starts, lengths, t_starts = batch.start.tolist(), batch.length.tolist(), batch.t_started.tolist()
         done = (batch.terminated | batch.truncated).tolist()
         self._reserve(sum(lengths) + len(starts))
         paths: list[IntArray] = []  # observation slots of each chunk, including the one it continues from
         fresh: list[IntArray] = []
         sources: list[int] = []
-        longest = max(1, self.capacity // 4)
-        for c, episode_id in enumerate(batch.episode_ids):
+        stretches: list[Stretch] = []
+        agents = batch.agent_ids or [None] * len(starts)
+        owner, longest = None, max(1, self.capacity // 4)
+        for c, key in enumerate(zip(batch.episode_ids, agents, strict=True)):
             length = lengths[c]
-            stretch = self._newest.get(episode_id)
+            stretch = self._newest.get(key)
+            if owners is not None:
+                owner = owners[c]
             is_new = (
-                not join
-                or stretch is None
+                stretch is None
                 or stretch.is_done
                 or stretch.t_started + stretch.num_steps != t_starts[c]
-                or stretch.num_steps + length > longest
+                or stretch.owner is not owner
+                or (owner is None and stretch.num_steps + length > longest)
             )
             slots = self._take(length + is_new)
             if is_new:
-                stretch = Stretch(episode_id, t_starts[c])
+                stretch = Stretch(key[0], t_starts[c], key[1], owner)
+                if owner is not None:
+                    owner.agents.append((self, stretch))
                 self._stretches[stretch] = None
-                self._newest[episode_id] = stretch
-                self.num_episodes_added += self._count_stretches(episode_id, 1)
+                self._newest[key] = stretch
+                self.num_episodes_added += self._count_stretches(stretch, 1)
                 path = slots
             else:
                 assert stretch is not None
                 path = np.concatenate([stretch.slots[-1][-1:], slots])
+            stretches.append(stretch)
             stretch.slots.append(slots)
             stretch.num_steps += length
             stretch.is_done = done[c]
@@ -285,14 +316,21 @@ class StepStore:
         self._steps[self.num_steps : self.num_steps + len(steps)] = steps
         self._place[steps] = np.arange(self.num_steps, self.num_steps + len(steps))
         self.num_steps += len(steps)
-        return steps, _joined(fresh), ragged_arange(np.array(sources, np.int64), counts)
+        return steps, _joined(fresh), ragged_arange(np.array(sources, np.int64), counts), stretches
 
-    def _write(self, batch: EpisodeBatch, steps: IntArray, observations: IntArray, sources: IntArray) -> None:
+    def _write(
+        self,
+        batch: EpisodeBatch,
+        columns: Mapping[str, Any],
+        steps: IntArray,
+        observations: IntArray,
+        sources: IntArray,
+    ) -> None:
         from_steps, chunks = batch.step_slots(), batch.step_chunks()
-
         for name, column in self.columns.items():
-            to, come_from = (observations, sources) if name == Columns.OBS else (steps, from_steps)
-            other = batch.columns[name]
+            is_of_obs = name in (Columns.OBS, ENV_T)
+            to, come_from = (observations, sources) if is_of_obs else (steps, from_steps)
+            other = columns[name]
             if type(column) is np.ndarray:
                 column[to] = other[come_from]
                 continue
@@ -311,31 +349,38 @@ class StepStore:
 
     # -- out ------------------------------------------------------------------------------------------
 
-    def _evict(self) -> None:
-        stretch = next(iter(self._stretches))
-        del self._stretches[stretch]
-        stretch.is_stored = False
-        if self._newest.get(stretch.episode_id) is stretch:
-            del self._newest[stretch.episode_id]
-        self.num_episodes_evicted += self._count_stretches(stretch.episode_id, -1)
+    def evict(self, stretch: Stretch) -> None:
+        """Remove a stretch, and the agents' stretches in it."""
+        for store, own in stretch.agents:
+            if own.is_stored:
+                store.evict(own)
+        self.num_episodes_evicted += self._forget(stretch)
         slots = np.concatenate(stretch.slots)
         self._remove_steps(slots[:-1])
         self._give_back(slots)
         self.num_evicted += stretch.num_steps
 
-    def _count_stretches(self, episode_id: str, change: int) -> bool:
+    def _forget(self, stretch: Stretch) -> bool:
+        """Take a stretch off the lists; return whether it was its episode's last one."""
+        del self._stretches[stretch]
+        stretch.is_stored = False
+        key = stretch.episode_id, stretch.agent_id
+        if self._newest.get(key) is stretch:
+            del self._newest[key]
+        return self._count_stretches(stretch, -1)
+
+    def _count_stretches(self, stretch: Stretch, change: int) -> bool:
         """Change an episode's number of stretches; return whether its first one came or its last one went."""
-        before = self._num_stretches[episode_id]
-        self._num_stretches[episode_id] = after = before + change
+        key = stretch.episode_id, stretch.agent_id
+        before = self._num_stretches[key]
+        self._num_stretches[key] = after = before + change
         if not after:
-            del self._num_stretches[episode_id]
-        if before and after:
-            return False
-        self._on_episode(episode_id, 1 if after else -1)
-        return True
+            del self._num_stretches[key]
+        return not (before and after)
 
     def _remove_steps(self, slots: IntArray) -> None:
         """Remove steps from `_steps`; its last entries fill the gaps."""
+        self._on_removed(slots)
         places = self._place[slots]
         num_left = self.num_steps - len(slots)
         is_leaving = np.zeros(len(slots), np.bool_)
@@ -346,7 +391,6 @@ class StepStore:
         self._place[moved] = holes
         self.num_steps = num_left
         self.next[slots] = NONE
-        self._on_steps(slots, -1)
 
     def mark(self) -> None:
         """Make later additions undoable, until the next `mark`."""
@@ -366,9 +410,33 @@ class StepStore:
             stretch.is_done = False
             self.num_added -= len(added.steps)
             if added.is_new:
-                del self._stretches[stretch]
-                del self._newest[stretch.episode_id]
-                self.num_episodes_added -= self._count_stretches(stretch.episode_id, -1)
+                self.num_episodes_added -= self._forget(stretch)
+
+    # -- state ----------------------------------------------------------------------------------------
+
+    def stored(self) -> EpisodeBatch:
+        """Return all stretches as a batch on new columns, the oldest first."""
+        stretches, slots = self.ordered_slots()
+        if not stretches:
+            return EpisodeBatch.from_episodes([])
+        length = np.array([stretch.num_steps for stretch in stretches], np.int64)
+        last = slots[np.cumsum(length + 1) - 2]
+        places = {slot: place for place, slot in enumerate(slots.tolist())} if self.infos else {}
+        agents = [stretch.agent_id for stretch in stretches]
+        return EpisodeBatch(
+            {name: tree_rows(column, slots) for name, column in self.columns.items()},
+            start=np.cumsum(length + 1) - length - 1,
+            length=length,
+            t_started=[stretch.t_started for stretch in stretches],
+            terminated=self.terminated[last],
+            truncated=self.truncated[last],
+            episode_ids=[stretch.episode_id for stretch in stretches],
+            agent_ids=None if agents.count(None) == len(agents) else agents,
+            infos={places[slot]: info for slot, info in self.infos.items() if slot in places},
+            initial_state=_stacked([self.states.get(int(stretch.slots[0][0])) for stretch in stretches]),
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+        )
 
     # -- slots ----------------------------------------------------------------------------------------
 
@@ -401,7 +469,6 @@ class StepStore:
         self.bytes_per_slot = sum(leaf.nbytes for leaf in tree_leaves(self.columns)) // size + 5 * 8 + 2
         for name in ("next", "previous", "t", "serial", "terminated", "truncated"):
             setattr(self, name, grown(getattr(self, name)))
-        self.labels = {name: grown(values) for name, values in self.labels.items()}
         self.next[before:] = self.previous[before:] = NONE
         self._free, self._steps, self._place = grown(self._free), grown(self._steps), grown(self._place)
         # Low numbers first, so that a partly filled buffer touches few memory pages.
@@ -421,6 +488,17 @@ def _check_column(name: str, mine: Any, other: Any) -> None:
             f"replay buffer, column {name!r}: expected items of shape {mine.shape[1:]} and dtype {mine.dtype} as in "
             f"the steps it holds, got {other.shape[1:]} and {other.dtype}."
         )
+
+
+def _stacked(states: Sequence[Any]) -> Any:
+    """Return states as one tree with a row for each, zeros for None; None if all are None."""
+    known = [state for state in states if state is not None]
+    if not known:
+        return None
+    zeros = tree_map(np.zeros_like, known[0])
+    return tree_map(
+        lambda *leaves: np.stack(leaves), *(zeros if state is None else state for state in states)
+    )
 
 
 def _joined(parts: list[IntArray]) -> IntArray:

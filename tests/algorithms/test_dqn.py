@@ -269,6 +269,10 @@ def test_n_step_sums_end_with_the_episode(kind: str) -> None:
         assert float(factors[row]) == (0.0 if kind == "terminated" else GAMMA**num_rewards)
 
 
+def priorities_of(buffer: Any) -> list[float]:
+    return buffer._tree.get(buffer._store.ordered_steps()).tolist()  # type: ignore[no-any-return]
+
+
 def test_td_errors_become_priorities_and_are_taken_back_with_a_failed_update() -> None:
     made = config(train_batch_size_per_learner=3, training_intensity=1.0, td_error_loss_fn="mse")
     made.training(replay_buffer_config={"alpha": 1.0, "beta": 0.0, "capacity": 100})
@@ -276,7 +280,7 @@ def test_td_errors_become_priorities_and_are_taken_back_with_a_failed_update() -
     buffer = learner.source.buffer
 
     def priorities() -> list[float]:
-        return buffer.get_state()["priorities"].tolist()  # type: ignore[no-any-return]
+        return priorities_of(buffer)
 
     learner.update(episodes=episode(terminated=True))
     changed = {p for p in priorities() if p != 1.0}
@@ -550,7 +554,7 @@ def test_each_modules_td_errors_become_priorities_of_its_own_steps() -> None:
     )
     results = learner.update(episodes=[episode.to_numpy()])
     # All rows are the one terminal step of each agent: |reward - q|.
-    priorities = {m: b.get_state()["priorities"].tolist() for m, b in learner.source.buffer.buffers.items()}
+    priorities = {m: priorities_of(b) for m, b in learner.source.buffer.buffers.items()}
     assert priorities == {"p": [pytest.approx(2.0)], "q": [pytest.approx(3.0)]}
     assert (results["p"]["qf_mean"], results["q"]["qf_mean"]) == (pytest.approx(3.0), pytest.approx(5.0))
 

@@ -11,7 +11,7 @@ import pytest
 from offline_runs import PER_UPDATE, cloning_config
 from replay_runs import FRESH, replay_config
 
-from rlzmq import Algorithm
+from rlzmq import Algorithm, EpisodeBatch
 from rlzmq.core.checkpoint import read_checkpoint
 
 
@@ -26,11 +26,9 @@ def held_by(algo: Any) -> list[Counter[bytes]]:
 
     def of_rank(learner: Any) -> Counter[bytes]:
         state = learner.get_state("source")["source"]["buffer"]
-        rows = np.delete(
-            np.arange(sum(state["length"]) + len(state["length"])), np.cumsum(np.add(state["length"], 1)) - 1
-        )
-        priorities = state.get("priorities", np.zeros(len(rows)))
-        columns = [state["columns"][name][rows] for name in ("obs", "actions", "rewards")]
+        stored = EpisodeBatch.from_wire(*state["episodes"])
+        priorities = stored.columns.get("_priority", np.zeros(stored.num_slots))[stored.step_slots()]
+        columns = [stored[name] for name in ("obs", "actions", "rewards")]
         return Counter(
             b"|".join(np.asarray(v).tobytes() for v in row) for row in zip(*columns, priorities, strict=True)
         )
