@@ -73,8 +73,11 @@ class RowsSampler(Sampler):
         self._normalize = runner.module_to_env.normalize
         self._module_observations: Any = None
         self._num_steps_untimed = 0
-        self._block = ColumnBlock(self.num_envs, 0)  # where the next fragment is written, if there is room
-        self._first = 0  # slot of the block with which that fragment's columns begin
+        self._block = ColumnBlock(self.num_envs, 0)  # where the fragment is written
+        self._first = 0  # slot of the block with which the fragment's columns begin
+        self._flags = np.zeros(
+            (2, 0, self.num_envs), np.bool_
+        )  # terminated, truncated: [T, N] of the fragment
         self._writers: dict[str, Writer] | None = None  # of the module's outputs, into the block
         self._written_for: tuple[bool, bool] | None = None  # the kind of request that they were made for
 
@@ -96,9 +99,10 @@ class RowsSampler(Sampler):
         self._block = block = ColumnBlock(num_envs, lookback + 1)
         self._first = 0
         self._rows = VectorStepRows(block.columns, num_envs)
-        if self._env_to_module.required_lookback:  # pieces read these columns before the first action
-            block.add(Columns.ACTIONS, self.stepper.example_actions())
-            block.add(Columns.REWARDS, np.zeros(num_envs))
+        if self._env_to_module.required_lookback:  # pieces read the actions before the first one
+            block.writer(Columns.ACTIONS, self.stepper.example_actions())
+        block.writer(Columns.REWARDS, np.zeros(num_envs))
+        block.writer(WEIGHTS_SEQ_NO, np.zeros(num_envs, np.int64))
         self._begin_with(block, observations, lookback)
         self.has_episodes = True
 
@@ -115,13 +119,10 @@ class RowsSampler(Sampler):
             self._begin_state = tree_map(lambda leaf: to_numpy(leaf).copy(), self._state)
         begin_s = time.perf_counter()
 
-        capacity = max(request.num_vector_steps_expected(num_envs), 1)
-        block = self._block_for(capacity)
         if self._written_for != (request.explore, request.random_actions):
             self._written_for, self._writers = (request.explore, request.random_actions), None
-        self._rows.columns = block.columns
-        self._terminated = np.zeros((capacity, num_envs), np.bool_)
-        self._truncated = np.zeros((capacity, num_envs), np.bool_)
+        self._flags = self._flags[:, :0]
+        self._make_room(max(request.num_vector_steps_expected(num_envs), 1))
         self._starts_with_reset = self._needs_reset.copy()
         self._infos = dict(self._carried_infos)
         self._num_failures = 0
@@ -132,45 +133,36 @@ class RowsSampler(Sampler):
         ):
             if request.num_episodes is not None and not self._num_ends:
                 self.runner.wait_for_ends(self._num_env_steps)
-            self._make_room(block, self._num_steps + num_more)
-            self._advance(block, num_more, request)
+            self._make_room(self._num_steps + num_more)
+            self._advance(num_more, request)
         self.runner.timers.add(VECTOR_STEPS_TIMER, time.perf_counter() - loop_s)
-        return self._finish(block, request, begin_s), self._finished, self._num_steps
+        return self._finish(request, begin_s), self._finished, self._num_steps
 
-    def _block_for(self, num_steps: int) -> ColumnBlock:
-        """Return a block with room for a fragment at `_first`, which continues the one before."""
-        block, last = self._block, self._first + self.lookback
-        if last + num_steps < block.num_slots:
-            return block
-        carried = block.copy_slots(self._first, last + 1)
-        capacity = _SHARED_STEPS if num_steps <= _FEW_STEPS else num_steps
-        self._block = block = ColumnBlock(self.num_envs, self.lookback + capacity + 1)
-        block.put(carried)
-        self._first, self._writers = 0, None
-        if Columns.REWARDS not in block.columns:
-            block.add(Columns.REWARDS, np.zeros(self.num_envs))
-        return block
-
-    def _make_room(self, block: ColumnBlock, num_steps: int) -> None:
-        old = len(self._terminated)
-        if num_steps <= old:
+    def _make_room(self, num_steps: int) -> None:
+        """Make room for `num_steps` vector steps of the fragment, and keep those that were made."""
+        num_before = self._flags.shape[1]
+        if num_steps <= num_before:
             return
-        capacity = max(num_steps, 2 * old)
-        block.grow(self._first + self.lookback + capacity + 1)
-        self._rows.columns, self._writers = block.columns, None
-        self._terminated = np.pad(self._terminated, ((0, capacity - old), (0, 0)))
-        self._truncated = np.pad(self._truncated, ((0, capacity - old), (0, 0)))
+        flags, block = self._flags, self._block
+        num_steps = max(num_steps, 2 * num_before)
+        self._flags = np.zeros((2, num_steps, self.num_envs), np.bool_)
+        self._flags[:, :num_before] = flags
+        if self._first + self.lookback + num_steps >= block.num_slots:
+            capacity = _SHARED_STEPS if num_steps <= _FEW_STEPS else num_steps
+            self._block = block.part(self._first, block.num_slots, self.lookback + capacity + 1)
+            self._rows.columns = self._block.columns
+            self._first, self._writers = 0, None
 
-    def _advance(self, block: ColumnBlock, num_steps: int, request: SampleRequest) -> None:
+    def _advance(self, num_steps: int, request: SampleRequest) -> None:
         """Run the hot loop for ``num_steps`` vector steps, or fewer if the request is fulfilled earlier."""
-        runner, num_envs = self.runner, self.num_envs
+        runner, num_envs, block = self.runner, self.num_envs, self._block
         source, normalize, has_pieces = self.stepper.source, self._normalize, self._has_pieces
         to_store, read, rows = self._to_store, self._env_to_module.read, self._rows
         module_step, state, observations = self._module_step, self._state, self._module_observations
         random_actions = request.random_actions
         write_obs, write_reward = block.writer(Columns.OBS), block.writer(Columns.REWARDS)
         writers = self._writers
-        terminated_rows, truncated_rows = self._terminated, self._truncated
+        terminated_rows, truncated_rows = self._flags
         needs_reset, num_resetting = self._needs_reset, int(np.count_nonzero(self._needs_reset))
         num_env_steps = self._num_env_steps
         num_workers = max(runner.num_workers, 1)
@@ -253,21 +245,19 @@ class RowsSampler(Sampler):
         self._num_env_steps = num_env_steps
         self._state, self._needs_reset, self._module_observations = state, needs_reset, observations
 
-    def _finish(self, block: ColumnBlock, request: SampleRequest, begin_s: float) -> EpisodeBatch:
+    def _finish(self, request: SampleRequest, begin_s: float) -> EpisodeBatch:
         """Find the chunks, update the ongoing episodes and keep what the next fragment needs."""
-        num_steps, lookback, first = self._num_steps, self.lookback, self._first
-        num_slots = lookback + len(self._terminated) + 1
-        if WEIGHTS_SEQ_NO not in block.columns:
-            block.add(WEIGHTS_SEQ_NO, np.zeros(self.num_envs, np.int64))
+        block, num_steps, lookback, first = self._block, self._num_steps, self.lookback, self._first
+        num_slots = lookback + self._flags.shape[1] + 1
         sampled = slice(first + lookback, first + lookback + num_steps)
         block.columns[WEIGHTS_SEQ_NO][:, sampled] = self.runner.weights_seq_no
         if num_slots == block.num_slots:  # the block is the fragment
             columns = block.flat()
-            self._block = block.copy_slots(num_steps, num_steps + lookback + 1)
+            self._block = block.part(num_steps, num_steps + lookback + 1)
         else:
-            columns = block.copy_slots(first, first + num_slots).flat()
+            columns = block.part(first, first + num_slots).flat()
             self._first += num_steps
-        terminated, truncated = self._terminated[:num_steps], self._truncated[:num_steps]
+        terminated, truncated = self._flags[:, :num_steps]
         if self._num_ends and not self._num_failures:
             self._check_autoreset(terminated | truncated)
         table = find_chunks(terminated, truncated, self._starts_with_reset)
@@ -322,8 +312,7 @@ class RowsSampler(Sampler):
         self._module_observations = stored = observations
         if self._has_pieces:
             stored = self._to_store(observations, slot, is_first)
-        block.add(Columns.OBS, stored)
-        block.writer(Columns.OBS)(slot, stored)
+        block.writer(Columns.OBS, stored)(slot, stored)
         if self._has_pieces:
             self._module_observations = self._env_to_module.read(stored, self._rows)
 
@@ -336,7 +325,8 @@ class RowsSampler(Sampler):
         return self._env_to_module.write(observations, self._rows)
 
     def _output_writers(self, block: ColumnBlock, outputs: dict[str, Any]) -> dict[str, Writer]:
-        """Return writers for the model outputs' columns; add new columns."""
+        """Return writers for the model outputs' columns."""
+        writers = {}
         for name, values in outputs.items():
             for leaf in tree_leaves(values):
                 if leaf.shape[:1] != (self.num_envs,):
@@ -344,12 +334,8 @@ class RowsSampler(Sampler):
                         f"Model output {name!r} of {type(self.runner.module).__name__} has shape "
                         f"{leaf.shape}, expected its first dimension to be the {self.num_envs} environments."
                     )
-            if name not in block.columns:
-                block.add(name, values)
-                continue
-            # e.g. actions that were sampled from the action space before, with another dtype
-            block.cast_like(name, values)
-        return {name: block.writer(name) for name in outputs}
+            writers[name] = block.writer(name, values)
+        return writers
 
     def _changed_outputs(self, outputs: dict[str, Any], writers: dict[str, Writer], step: int) -> ValueError:
         odd = sorted(set(outputs) ^ set(writers))
@@ -373,11 +359,9 @@ class RowsSampler(Sampler):
                 self._starts_with_reset[index] = True
                 self._ongoing.close(index, self._finished)
                 continue
-            self._truncated[step - 1, index] = True
+            self._flags[1, step - 1, index] = True
             was_resetting = (
-                self._starts_with_reset[index]
-                if step == 1
-                else self._terminated[step - 2, index] or self._truncated[step - 2, index]
+                self._starts_with_reset[index] if step == 1 else self._flags[:, step - 2, index].any()
             )
             self._num_ends += not was_resetting
         return needs_reset | failed
@@ -423,55 +407,31 @@ Writer = Callable[[int, Any], None]
 
 
 class ColumnBlock:
-    """Columns by name, each a tree of arrays ``[num_envs, num_slots, ...]``.
+    """Columns by name, each a tree of arrays ``[num_envs, num_slots, ...]``."""
 
-    Args:
-        num_envs: Rows.
-        num_slots: Slots per row; ``grow`` adds more.
-        columns: Columns of this size; None: there are none yet.
-    """
-
-    def __init__(self, num_envs: int, num_slots: int, columns: dict[str, Any] | None = None) -> None:
+    def __init__(self, num_envs: int, num_slots: int) -> None:
         self.num_envs = num_envs
         self.num_slots: int = num_slots
-        self.columns: dict[str, Any] = {} if columns is None else columns
-        self._writers: dict[str, Writer] = {}
+        self.columns: dict[str, Any] = {}
 
-    def add(self, name: str, example: Any, dtype: Any = None) -> None:
-        """Add a column of zeros.
+    def writer(self, name: str, example: Any = None) -> Writer:
+        """Return ``write(slot, values)`` for values ``[num_envs, ...]`` of a column.
 
         Args:
-            name: The column's name.
-            example: A tree of arrays ``[num_envs, ...]`` with the column's shapes and dtypes.
-            dtype: Overrides the dtype.
+            name: The column.
+            example: Such values. A new column of zeros gets their shapes and dtypes, an older one their dtypes (actions
+                may have been sampled from the action space before). None: the column stays as it is.
         """
-        lead = (self.num_envs, self.num_slots)
-        self._writers.pop(name, None)
-        self.columns[name] = tree_map(
-            lambda leaf: np.zeros((*lead, *leaf.shape[1:]), leaf.dtype if dtype is None else dtype), example
-        )
-
-    def cast_like(self, name: str, example: Any) -> None:
-        """Change the dtypes of a column to those of a tree of arrays."""
-        self._writers.pop(name, None)
-        self.columns[name] = tree_map(
-            lambda column, leaf: column if column.dtype == leaf.dtype else column.astype(leaf.dtype),
-            self.columns[name],
-            example,
-        )
-
-    def writer(self, name: str) -> Writer:
-        """Return ``write(slot, values)`` for values ``[num_envs, ...]``; valid until the block grows."""
-        writer = self._writers.get(name)
-        if writer is None:
-            writer = self._writers[name] = self._make_writer(self.columns[name])
-        return writer
-
-    def _make_writer(self, column: Any) -> Writer:
+        column = self.columns.get(name)
+        if column is None:
+            lead = (self.num_envs, self.num_slots)
+            column = tree_map(lambda leaf: np.zeros((*lead, *leaf.shape[1:]), leaf.dtype), example)
+        elif example is not None:
+            column = tree_map(lambda leaf, like: leaf.astype(like.dtype, copy=False), column, example)
+        self.columns[name] = column
         if isinstance(column, np.ndarray):
             write: Writer = column.swapaxes(0, 1).__setitem__
             return write
-
         rows = [leaf.swapaxes(0, 1) for leaf in tree_leaves(column)]
 
         def write_tree(slot: int, values: object) -> None:
@@ -480,45 +440,30 @@ class ColumnBlock:
 
         return write_tree
 
-    def grow(self, num_slots: int) -> None:
-        """Make room for ``num_slots`` slots and keep the written values."""
-        old = self.num_slots
-        if num_slots <= old:
-            return
+    def part(self, begin: int, end: int, num_slots: int | None = None) -> ColumnBlock:
+        """Return a block that begins with copies of the slots ``begin … end - 1``.
 
-        def grown(leaf: NDArray[Any]) -> NDArray[Any]:
+        Args:
+            begin, end: The slots.
+            num_slots: The block's slots, of which further ones are zeros; None: only those that are copied.
+        """
+        part = ColumnBlock(self.num_envs, end - begin if num_slots is None else num_slots)
+
+        def cut(leaf: NDArray[Any]) -> NDArray[Any]:
+            if num_slots is None:
+                return leaf[:, begin:end].copy()
             larger = np.zeros((leaf.shape[0], num_slots, *leaf.shape[2:]), leaf.dtype)
-            larger[:, :old] = leaf
+            larger[:, : end - begin] = leaf[:, begin:end]
             return larger
 
-        self.columns = {name: tree_map(grown, column) for name, column in self.columns.items()}
-        self._writers.clear()
-        self.num_slots = num_slots
-
-    def copy_slots(self, begin: int, end: int) -> ColumnBlock:
-        """Return a block with copies of the slots ``begin … end - 1``."""
-        columns = {
-            name: column[:, begin:end].copy()
-            if type(column) is np.ndarray
-            else tree_map(lambda leaf: leaf[:, begin:end].copy(), column)
-            for name, column in self.columns.items()
-        }
-        return ColumnBlock(self.num_envs, end - begin, columns)
-
-    def put(self, block: ColumnBlock) -> None:
-        """Write another block's slots into the first ones, adding columns that are missing."""
-        for name, column in block.columns.items():
-            if name not in self.columns:
-                self.add(name, tree_map(lambda leaf: leaf[:, 0], column))
-            for to, leaf in zip(tree_leaves(self.columns[name]), tree_leaves(column), strict=True):
-                to[:, : leaf.shape[1]] = leaf
+        for name, column in self.columns.items():
+            part.columns[name] = tree_map(cut, column)
+        return part
 
     def flat(self) -> dict[str, Any]:
         """Return the columns as ``[num_envs * num_slots, ...]`` (views)."""
         return {
-            name: column.reshape(-1, *column.shape[2:])
-            if type(column) is np.ndarray
-            else tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), column)
+            name: tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), column)
             for name, column in self.columns.items()
         }
 

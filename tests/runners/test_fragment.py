@@ -65,19 +65,17 @@ def test_chunks_are_those_of_a_walk_through_the_steps(case: tuple[Any, Any, Any]
 
 def test_a_block_grows_and_its_last_slots_begin_the_next() -> None:
     block = ColumnBlock(2, 3)
-    block.add("a", np.zeros((2, 1), np.int16))
-    block.add("tree", {"x": np.zeros(2), "y": (np.zeros((2, 2)),)})
-    write_a, write_tree = block.writer("a"), block.writer("tree")
+    write_a = block.writer("a", np.zeros((2, 1), np.int16))
+    write_tree = block.writer("tree", {"x": np.zeros(2), "y": (np.zeros((2, 2)),)})
     for slot in range(3):
         write_a(slot, np.array([[slot], [10 + slot]]))
         write_tree(slot, {"x": np.full(2, slot), "y": (np.full((2, 2), slot),)})
-    block.grow(5)
+    block = block.part(0, 3, 5)
     block.writer("a")(4, np.array([[4], [14]]))
     assert block.columns["a"][:, :, 0].tolist() == [[0, 1, 2, 0, 4], [10, 11, 12, 0, 14]]
     assert block.columns["a"].dtype == np.int16
 
-    following = ColumnBlock(2, 4)
-    following.put(block.copy_slots(1, 3))
+    following = block.part(1, 3, 4)
     assert following.columns["a"][:, :, 0].tolist() == [[1, 2, 0, 0], [11, 12, 0, 0]]
     assert following.columns["tree"]["y"][0][:, :, 1].tolist() == [[1, 2, 0, 0]] * 2
     assert following.flat()["a"].shape == (8, 1)
