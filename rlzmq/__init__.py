@@ -73,7 +73,7 @@ if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `
         NumpyToTensor as NumpyToTensor,
     )
     from rlzmq.connectors.connector_v2 import ConnectorV2 as ConnectorV2
-    from rlzmq.connectors.torch_piece import TorchPiece as TorchPiece
+    from rlzmq.connectors.connector_v2 import TorchPiece as TorchPiece
     from rlzmq.deploy.export import export_policy as export_policy
     from rlzmq.deploy.export import ExportError as ExportError
     from rlzmq.deploy.policy_server import (

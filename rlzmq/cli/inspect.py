@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlzmq.cli.joining import import_first
 from rlzmq.cli.main import EXIT_CONFIG
 from rlzmq.cli.parsing import parse
-from rlzmq.connectors.explain import describe_batch
+from rlzmq.connectors.pipelines import describe_batch
 from rlzmq.core.checkpoint import read_checkpoint, read_manifest
 from rlzmq.core.checkpoint_series import CheckpointSeries, find_checkpoint
 from rlzmq.core.errors import CheckpointError, ConfigurationError

@@ -30,13 +30,13 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from rlzmq.connectors.batching import BatchedNdArray, BatchItemMethods
 from rlzmq.connectors.rows import RowsContext, TrainRows
-from rlzmq.connectors.torch_piece import TorchPiece
 from rlzmq.core.checkpoint import Checkpointable
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.signatures import check_takes
@@ -47,7 +47,17 @@ if TYPE_CHECKING:
     import gymnasium as gym
 
 
-__all__ = ["BatchedNdArray", "ConnectorV2", "RowsContext", "name_set", "recorded_arguments"]
+__all__ = [
+    "Batch",
+    "BatchedNdArray",
+    "ConnectorV2",
+    "Memory",
+    "RowsContext",
+    "TorchPiece",
+    "name_set",
+    "recorded_arguments",
+    "unchanged_on_tensors",
+]
 
 LAST_STAGE = 7
 """Stage of the default piece that completes a pipeline."""
@@ -72,6 +82,57 @@ def recorded_arguments() -> Iterator[_Made]:
 
 
 _ARGUMENTS = ("rl_module", "batch", "episodes", "explore", "shared_data", "metrics")
+
+
+Batch: TypeAlias = dict[str, Any]
+"""Column -> tree of tensors ``[B, ...]``."""
+
+Memory: TypeAlias = Mapping[str, Any]
+"""Name -> tree of tensors ``[B, ...]``."""
+
+
+def _unchanged(batch: Batch, memory: Memory) -> tuple[Batch, Memory]:
+    return batch, memory
+
+
+def _kept(batch: Batch, memory: Memory) -> Memory:
+    return memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchPiece:
+    """A connector piece as functions on a batch of rows, each of a different episode, without statistics to learn.
+
+    The functions use torch operations that `torch.export` can trace. The number of rows B may differ from call to call.
+    They return new dicts and tensors and do not modify their arguments. A piece that only changes the layout of data
+    (e.g. from arrays to tensors) is ``TorchPiece()``.
+
+    Example::
+
+        class Negate(SingleAgentObservationPreprocessor):
+            def preprocess(self, observation, episode):
+                return -observation
+
+            def to_torch(self, *, rl_module, agent_id):
+                return TorchPiece(forward=lambda batch, memory: ({**batch, "obs": -batch["obs"]}, memory))
+
+    Attributes:
+        forward: ``(batch, memory) -> (batch, memory)``. In env-to-module pipelines the batch has ``obs`` (and
+            ``rewards``, see below); in module-to-env pipelines it has the module's outputs.
+        initial_memory: The piece's memory at the beginning of an episode: name -> tree of arrays without batch axis.
+            Its keys name the inputs and outputs of the exported file.
+        remember: ``(batch, memory) -> memory``, called once the actions are known, with ``batch["actions"]``.
+        reads_rewards: Whether ``batch["rewards"]`` is needed: float32 ``[B]``, the reward of each row's
+            previous action, 0 at the beginning of an episode.
+        forward_exploration: ``(batch, memory, generator) -> (batch, memory)``, replaces `forward` while the policy
+            explores; None: `forward` is used. Exported files do not explore.
+    """
+
+    forward: Callable[[Batch, Memory], tuple[Batch, Memory]] = _unchanged
+    initial_memory: Memory = field(default_factory=dict)
+    remember: Callable[[Batch, Memory], Memory] = _kept
+    reads_rewards: bool = False
+    forward_exploration: Callable[[Batch, Memory, Any], tuple[Batch, Memory]] | None = None
 
 
 class _RecomputesAfterInit(SignatureOfInit, abc.ABCMeta):
@@ -344,7 +405,7 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
             rows.observation_pieces.append(self)
         rows.add_step_columns(self.compute_columns(rows.episodes))
 
-    # -- tensors (see rlzmq.connectors.torch_piece) ---------------------------------------------
+    # -- tensors (see TorchPiece) ---------------------------------------------------------------
 
     def to_torch(self, *, rl_module: Any, agent_id: Hashable) -> TorchPiece:
         """Return the piece as operations on tensors, for ``rlzmq export`` and ``rlzmq serve``.
@@ -365,6 +426,11 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def unchanged_on_tensors(self: ConnectorV2, *, rl_module: Any, agent_id: Hashable) -> TorchPiece:
+    """Return the `to_torch` of a piece that only changes a batch's layout, which tensors have already."""
+    return TorchPiece()
 
 
 def name_set(names: Any) -> set[Any] | None:

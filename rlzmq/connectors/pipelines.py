@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import weakref
 from collections import Counter
@@ -9,11 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
 
+import numpy as np
+
 from rlzmq.connectors.common.agent_to_module_mapping import AgentToModuleMapping
 from rlzmq.connectors.common.layout import NumpyToTensor
 from rlzmq.connectors.connector_v2 import LAST_STAGE, ConnectorV2, name_set
-from rlzmq.connectors.explain import explain_pipeline
-from rlzmq.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
+from rlzmq.connectors.module_to_env import NormalizeAndClipActions
 from rlzmq.connectors.rows import RowsContext, TrainRows
 from rlzmq.core.checkpoint import find_inside
 from rlzmq.core.errors import ConfigurationError
@@ -29,6 +31,7 @@ __all__ = [
     "EnvToModulePipeline",
     "LearnerConnectorPipeline",
     "ModuleToEnvPipeline",
+    "describe_batch",
     "flat_pieces",
 ]
 
@@ -233,15 +236,40 @@ class ConnectorPipelineV2(ConnectorV2):
         Returns:
             One block per piece: its name, and the batch's columns with shapes and dtypes.
         """
-        text = explain_pipeline(
-            self,
-            rl_module=rl_module,
-            batch=batch,
-            episodes=episodes,
-            explore=explore,
-            shared_data=shared_data,
-            **kwargs,
-        )
+        import torch
+
+        shared_data = dict(shared_data or {})
+        generator = shared_data.pop("generator", None)
+        trial_data = _copied(shared_data)
+        if generator is not None:
+            trial_data["generator"] = generator.clone_state()
+        trial_batch = _copied(batch) or {}
+        trial = copy.deepcopy(self)
+        trial.time_pieces = False
+        num = f"{len(episodes)} episode{'' if len(episodes) == 1 else 's'}"
+        lines = [
+            f"{type(self).__name__}: {len(self)} pieces, {num}",
+            "input batch:",
+            *describe_batch(trial_batch),
+        ]
+
+        def after_piece(name: str, new_batch: Any) -> None:
+            number = sum(line.startswith("after ") for line in lines) + 1
+            lines.extend([f"after {number}. {name}:", *describe_batch(new_batch)])
+
+        trial.after_piece = after_piece
+        # Pieces without their own generator use torch's global one.
+        gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+        with torch.random.fork_rng(gpus):
+            trial(
+                rl_module=rl_module,
+                batch=trial_batch,
+                episodes=copy.deepcopy(list(episodes)),
+                explore=explore,
+                shared_data=trial_data,
+                **kwargs,
+            )
+        text = "\n".join(lines)
         if print_it:
             print(text)
         return text
@@ -641,8 +669,59 @@ def _flat(episodes: Sequence[Any]) -> Iterator[Any]:
             yield episode
 
 
+# Keys of a column that a description shows.
+_NUM_KEYS_SHOWN = 3
+
+
 def _checked(piece: object) -> ConnectorV2:
     if not isinstance(piece, ConnectorV2):
         hint = " Did you forget the parentheses?" if isinstance(piece, type) else ""
         raise ValueError(f"expected a ConnectorV2 piece, got {piece!r}.{hint}")
     return piece
+
+
+def _copied(data: Any) -> Any:
+    """Return a deep copy with detached tensors, since torch deep-copies only leaf tensors."""
+    tensors = [value for value in _leaves(data) if hasattr(value, "detach")]
+    return copy.deepcopy(data, {id(tensor): tensor.detach().clone() for tensor in tensors})
+
+
+def _leaves(data: Any) -> Iterator[Any]:
+    if isinstance(data, dict | list | tuple):
+        for part in data.values() if isinstance(data, dict) else data:
+            yield from _leaves(part)
+    else:
+        yield data
+
+
+def describe_batch(data: Any, indent: int = 2) -> list[str]:
+    """Return lines that show a batch's nesting, number of items, shapes and dtypes."""
+    pad = " " * indent
+    if isinstance(data, dict):
+        if not data:
+            return [pad + "{}"]
+        lines = []
+        for index, (key, value) in enumerate(data.items()):
+            if isinstance(key, tuple) and index == _NUM_KEYS_SHOWN:
+                lines.append(f"{pad}… {len(data) - index} more keys")
+                break
+            if isinstance(value, dict):
+                lines.append(f"{pad}{key}:")
+                lines.extend(describe_batch(value, indent + 2))
+            else:
+                lines.append(f"{pad}{key}: {_describe(value)}")
+        return lines
+    return [pad + _describe(data)]
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, list):
+        return f"{len(value)} item(s)" + (f" of {_describe(value[0])}" if value else "")
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_describe(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(_describe(part) for part in value) + ")"
+    if isinstance(value, (np.ndarray, np.generic)) or hasattr(value, "detach"):
+        kind = "tensor" if hasattr(value, "detach") else type(value).__name__
+        return f"{kind} {list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    return f"{type(value).__name__} {value!r}"[:60]

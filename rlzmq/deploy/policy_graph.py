@@ -16,8 +16,7 @@ import optree
 import torch
 
 from rlzmq.algorithms.policy import Policy
-from rlzmq.connectors.connector_v2 import ConnectorV2
-from rlzmq.connectors.torch_piece import Batch, TorchPiece
+from rlzmq.connectors.connector_v2 import Batch, ConnectorV2, TorchPiece
 from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
 from rlzmq.core.tree import tree_flatten, tree_leaves, tree_map
 from rlzmq.episodes.columns import Columns

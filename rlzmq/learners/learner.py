@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.connectors.learner.whole_batch_estimator import FORWARD_OUTPUTS
+from rlzmq.connectors.learner.advantages import FORWARD_OUTPUTS
 from rlzmq.core import trace
 from rlzmq.core.checkpoint import Checkpointable
 from rlzmq.core.errors import ConfigurationError, NotFiniteError

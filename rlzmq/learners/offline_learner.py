@@ -16,7 +16,7 @@ import optree
 import torch
 from numpy.typing import NDArray
 
-from rlzmq.connectors.rl_modules import initial_state
+from rlzmq.connectors.common.agent_to_module_mapping import initial_state
 from rlzmq.core.errors import ConfigurationError, NotFiniteError
 from rlzmq.core.names import ALL_MODULES
 from rlzmq.core.tracebacks import ShortTraceback

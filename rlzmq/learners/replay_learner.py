@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.connectors.rl_modules import initial_state, max_seq_len
+from rlzmq.connectors.common.agent_to_module_mapping import initial_state, max_seq_len
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.tree import tree_map
 from rlzmq.core.update_plan import ReplayRatio, UpdatePlan

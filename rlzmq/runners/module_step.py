@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlzmq.connectors.module_to_env.get_actions import draw_actions, given_actions_logp
+from rlzmq.connectors.module_to_env import draw_actions, given_actions_logp
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.dense_chain import dense_chain, recurrent_chain, run_chain

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlzmq import Learner, PPOConfig
-from rlzmq.connectors.learner.gae import compute_gae, standardize
+from rlzmq.connectors.learner.advantages import compute_gae, standardize
 from rlzmq.episodes.episode_batch import EpisodeBatch
 
 OBSERVATION_SPACE = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from rlzmq.connectors.learner.gae import compute_gae, standardize
+from rlzmq.connectors.learner.advantages import compute_gae, standardize
 
 Array = NDArray[np.float64]
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
+from rlzmq.connectors.common.agent_to_module_mapping import initial_state as initial_state_of
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.env_to_module import FrameStackingEnvToModule
 from rlzmq.connectors.learner import AddNextObservationsFromEpisodesToTrainBatch, FrameStackingLearner
-from rlzmq.connectors.rl_modules import initial_state as initial_state_of
 from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch

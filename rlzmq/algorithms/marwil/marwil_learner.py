@@ -14,9 +14,9 @@ from torch import Tensor
 
 from rlzmq.algorithms.marwil import MARWILConfig, MARWILTrainingSettings
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.connectors.common.agent_to_module_mapping import max_seq_len
 from rlzmq.connectors.defaults import add_estimator
 from rlzmq.connectors.learner import GeneralAdvantageEstimation
-from rlzmq.connectors.rl_modules import max_seq_len
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns

@@ -1,4 +1,4 @@
-"""AgentToModuleMapping: regroups data by episode and agent into data by module; the mapping that it follows."""
+"""Which module acts for whom: AgentToModuleMapping, the mapping of agents, and queries about modules."""
 
 from __future__ import annotations
 
@@ -9,14 +9,24 @@ from typing import Any, ClassVar, Protocol
 import gymnasium as gym
 
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.connectors.connector_v2 import ConnectorV2
-from rlzmq.connectors.torch_piece import TorchPiece
+from rlzmq.connectors.connector_v2 import ConnectorV2, unchanged_on_tensors
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.signatures import place_of_code
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.episodes.columns import Columns, default_agent_to_module_mapping_fn
+from rlzmq.core.tree import as_numpy, tree_map
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns, default_agent_to_module_mapping_fn
 
-__all__ = ["MAP_STRUCTURE", "AgentToModuleMapping", "agents_of_modules", "checked_mapping"]
+__all__ = [
+    "MAP_STRUCTURE",
+    "AgentToModuleMapping",
+    "agents_of_modules",
+    "checked_mapping",
+    "initial_state",
+    "is_multi_rl_module",
+    "max_seq_len",
+    "module_for_key",
+    "stateful_module_for_key",
+]
 
 MAP_STRUCTURE = "memorized_map_structure"
 """Key in shared_data: the owner of each batch row. Single-agent: a list of episode ids; multi-agent: module id ->
@@ -40,6 +50,7 @@ class AgentToModuleMapping(ConnectorV2):
     """
 
     stage: ClassVar[int] = 5
+    to_torch = unchanged_on_tensors
 
     def __init__(
         self,
@@ -132,10 +143,6 @@ class AgentToModuleMapping(ConnectorV2):
             if episode.is_done
         }
 
-    def to_torch(self, *, rl_module: Any, agent_id: Hashable) -> TorchPiece:
-        """See ConnectorV2; tensors have this layout already."""
-        return TorchPiece()
-
 
 def _is_module_data(data: object) -> bool:
     """Return whether this is a module's ``{column: …}`` instead of a column's items by key."""
@@ -216,3 +223,63 @@ def checked_mapping(runner: _HasConfig) -> Callable[[Any, Any], str]:
         return str(module_id)
 
     return mapping_fn
+
+
+AUTO_MAX_SEQ_LEN = 20
+"""Number of steps of a training sequence if the model's settings do not define it."""
+
+
+def is_multi_rl_module(rl_module: Any) -> bool:
+    """Return whether `rl_module` maps module ids to modules (MultiRLModule, or a plain dict)."""
+    return hasattr(rl_module, "foreach_module") or isinstance(rl_module, Mapping)
+
+
+def module_for_key(rl_module: Any, key: tuple[Any, ...] | None) -> Any:
+    """Return the module for the items under a batch key; None if it does not exist."""
+    if not is_multi_rl_module(rl_module):
+        return rl_module
+    module_id = key[2] if key is not None and len(key) == 3 else DEFAULT_MODULE_ID
+    return rl_module.get(module_id)
+
+
+def stateful_module_for_key(rl_module: Any, key: tuple[Any, ...] | None) -> Any:
+    """Return the result of `module_for_key` if that module is stateful, else None."""
+    module = module_for_key(rl_module, key)
+    return module if module is not None and module.is_stateful() else None
+
+
+def is_stateful(rl_module: Any) -> bool:
+    """Return whether any module has a state; False for None."""
+    if rl_module is None:
+        return False
+    if isinstance(rl_module, Mapping):
+        return any(module.is_stateful() for module in rl_module.values())
+    return bool(rl_module.is_stateful())
+
+
+def initial_state(module: Any) -> Any:
+    """Return the state at the beginning of an episode: a tree of numpy arrays without batch axis."""
+    return tree_map(as_numpy, module.get_initial_state())
+
+
+def max_seq_len(module: Any, key: tuple[Any, ...] | None = None) -> int:
+    """Return the length of a stateful module's training sequences.
+
+    It is ``model_config["max_seq_len"]``. "auto", and a missing value with ``use_lstm``, mean 20 steps.
+
+    Raises:
+        ValueError: The module's model_config has none.
+    """
+    config = module.model_config
+    value = config.get("max_seq_len") if isinstance(config, Mapping) else getattr(config, "max_seq_len", None)
+    if value == "auto" or (value is None and isinstance(config, Mapping) and config.get("use_lstm")):
+        return AUTO_MAX_SEQ_LEN
+    if not value:
+        raise ValueError(
+            f"module {key[2] if key and len(key) == 3 else DEFAULT_MODULE_ID!r} is stateful (it has an "
+            "initial "
+            'state) but its model_config has no "max_seq_len": set it to the length of its training '
+            "sequences, "
+            'e.g. model_config={"max_seq_len": 20}.'
+        )
+    return int(value)

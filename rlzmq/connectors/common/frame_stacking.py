@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rlzmq.connectors.common.layout import drop_observations_of_steps
+from rlzmq.connectors.connector_v2 import Batch, Memory, TorchPiece
+from rlzmq.connectors.observation_pieces import OF_AGENTS, ObservationPiece, agent_space
 from rlzmq.connectors.rows import RowsContext
-from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
-from rlzmq.connectors.writing import OF_AGENTS, ObservationPiece, agent_space
 from rlzmq.core.errors import UnsupportedSpaceError
 from rlzmq.episodes.columns import Columns
 

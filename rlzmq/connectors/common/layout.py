@@ -10,18 +10,24 @@ import numpy as np
 import numpy.typing as npt
 
 from rlzmq.connectors.batching import BatchedNdArray, batch_items
-from rlzmq.connectors.common.agent_to_module_mapping import MAP_STRUCTURE
-from rlzmq.connectors.connector_v2 import LAST_STAGE, ConnectorV2
-from rlzmq.connectors.rl_modules import (
+from rlzmq.connectors.common.agent_to_module_mapping import (
+    MAP_STRUCTURE,
     initial_state,
     is_multi_rl_module,
     is_stateful,
     max_seq_len,
     stateful_module_for_key,
 )
+from rlzmq.connectors.connector_v2 import (
+    LAST_STAGE,
+    Batch,
+    ConnectorV2,
+    Memory,
+    TorchPiece,
+    unchanged_on_tensors,
+)
+from rlzmq.connectors.observation_pieces import AgentPiece
 from rlzmq.connectors.rows import TrainRows
-from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
-from rlzmq.connectors.writing import AgentPiece
 from rlzmq.core.tree import num_items, tree_map, tree_stack
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns, ragged_arange
 from rlzmq.episodes.episode_batch import EpisodeBatch
@@ -76,17 +82,9 @@ def drop_observations_of_steps(batch: dict[str, Any]) -> None:
         del batch[Columns.OBS]
 
 
-class AddObservationsFromEpisodesToBatch(ConnectorV2):
-    """Adds each episode's last observation, or on the learner the observations of all its steps.
+class _StepsPiece(ConnectorV2):
+    """Base class of pieces that add something for each episode's last observation, or on the learner for all steps."""
 
-    Does nothing if an earlier piece has added observations.
-
-    Args:
-        input_observation_space, input_action_space: See ConnectorV2.
-        as_learner_connector: Whether to add the observations of all steps (without the final one).
-    """
-
-    stage: ClassVar[int] = 2
     step_columns: ClassVar[tuple[str, ...] | None] = ()
 
     def __init__(
@@ -98,6 +96,20 @@ class AddObservationsFromEpisodesToBatch(ConnectorV2):
     ) -> None:
         super().__init__(input_observation_space, input_action_space)
         self._as_learner_connector = as_learner_connector
+
+
+class AddObservationsFromEpisodesToBatch(_StepsPiece):
+    """Adds each episode's last observation, or on the learner the observations of all its steps.
+
+    Does nothing if an earlier piece has added observations.
+
+    Args:
+        input_observation_space, input_action_space: See ConnectorV2.
+        as_learner_connector: Whether to add the observations of all steps (without the final one).
+    """
+
+    stage: ClassVar[int] = 2
+    to_torch = unchanged_on_tensors
 
     def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: object) -> dict[str, Any]:
         """See ConnectorV2."""
@@ -122,10 +134,6 @@ class AddObservationsFromEpisodesToBatch(ConnectorV2):
         if Columns.OBS not in rows.columns:
             rows.columns[Columns.OBS] = rows.observations_at(rows.observations)
 
-    def to_torch(self, *, rl_module: Any, agent_id: Hashable) -> TorchPiece:
-        """See ConnectorV2. Tensors have this layout already."""
-        return TorchPiece()
-
 
 SINGLE_TIME_RANK_FLAG = "_added_single_ts_time_rank"
 """Key in shared_data: whether RemoveSingleTsTimeRankFromBatch has a time axis to remove."""
@@ -133,7 +141,7 @@ SINGLE_TIME_RANK_FLAG = "_added_single_ts_time_rank"
 _UNTOUCHED = (Columns.INFOS, Columns.STATE_IN, Columns.SEQ_LENS)
 
 
-class AddTimeDimToBatchAndZeroPad(ConnectorV2):
+class AddTimeDimToBatchAndZeroPad(_StepsPiece):
     """Adds a time axis to the data of stateful modules. Other modules' data is unchanged.
 
     In env runners every item ``[...]`` becomes ``[1, ...]``. On the learner the steps of each chunk become
@@ -147,17 +155,6 @@ class AddTimeDimToBatchAndZeroPad(ConnectorV2):
     """
 
     stage: ClassVar[int] = 3
-    step_columns: ClassVar[tuple[str, ...] | None] = ()
-
-    def __init__(
-        self,
-        input_observation_space: Any = None,
-        input_action_space: Any = None,
-        *,
-        as_learner_connector: bool = False,
-    ) -> None:
-        super().__init__(input_observation_space, input_action_space)
-        self._as_learner_connector = as_learner_connector
 
     def __call__(
         self,
@@ -294,7 +291,7 @@ def _sequence_lengths(lengths: Sequence[int], max_seq_len: int) -> npt.NDArray[n
     ).astype(np.int64)
 
 
-class AddStatesFromEpisodesToBatch(ConnectorV2):
+class AddStatesFromEpisodesToBatch(_StepsPiece):
     """Adds ``state_in``: a tree without time axis, per episode or on the learner per sequence.
 
     In env runners it is the last ``state_out``, or the module's initial state in a new episode. On the learner it is
@@ -308,17 +305,6 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
     """
 
     stage: ClassVar[int] = 4
-    step_columns: ClassVar[tuple[str, ...] | None] = ()
-
-    def __init__(
-        self,
-        input_observation_space: Any = None,
-        input_action_space: Any = None,
-        *,
-        as_learner_connector: bool = False,
-    ) -> None:
-        super().__init__(input_observation_space, input_action_space)
-        self._as_learner_connector = as_learner_connector
 
     def __call__(
         self, *, rl_module: Any = None, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: object
@@ -448,6 +434,7 @@ class BatchIndividualItems(AgentPiece):
     """
 
     stage: ClassVar[int] = 6
+    to_torch = unchanged_on_tensors
     step_columns: ClassVar[tuple[str, ...] | None] = ()
 
     def __call__(
@@ -487,10 +474,6 @@ class BatchIndividualItems(AgentPiece):
             else:
                 by_module[DEFAULT_MODULE_ID][name] = _batched(name, data)
         return by_module
-
-    def to_torch(self, *, rl_module: Any, agent_id: Hashable) -> TorchPiece:
-        """See ConnectorV2; tensors have this layout already."""
-        return TorchPiece()
 
 
 def _batched(name: str, data: object) -> Any:

@@ -3,12 +3,12 @@
 from rlzmq.connectors.common.frame_stacking import FrameStackingEnvToModule
 from rlzmq.connectors.env_to_module.flatten_observations import FlattenObservations
 from rlzmq.connectors.env_to_module.mean_std_filter import MeanStdFilter
-from rlzmq.connectors.env_to_module.observation_preprocessors import (
+from rlzmq.connectors.env_to_module.prev_actions_prev_rewards import PrevActionsPrevRewards
+from rlzmq.connectors.observation_pieces import (
     MultiAgentObservationPreprocessor,
     SingleAgentObservationPreprocessor,
     WriteObservationsToEpisodes,
 )
-from rlzmq.connectors.env_to_module.prev_actions_prev_rewards import PrevActionsPrevRewards
 
 __all__ = [
     "FlattenObservations",

@@ -10,15 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rlzmq.connectors.common.layout import add_observations_of_steps, drop_observations_of_steps
-from rlzmq.connectors.connector_v2 import name_set
-from rlzmq.connectors.rows import RowsContext
-from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
-from rlzmq.connectors.writing import (
+from rlzmq.connectors.connector_v2 import Batch, Memory, TorchPiece, name_set
+from rlzmq.connectors.observation_pieces import (
     ObservationPiece,
     agent_space,
     rewrite_all_observations,
     rewrite_last_observation,
 )
+from rlzmq.connectors.rows import RowsContext
 from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.tree import one_hot, tree_unstack

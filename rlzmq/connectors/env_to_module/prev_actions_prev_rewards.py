@@ -9,10 +9,10 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from rlzmq.connectors.connector_v2 import Batch, Memory, TorchPiece
 from rlzmq.connectors.env_to_module.flatten_observations import flat_size, flatten_tensors, flatten_values
+from rlzmq.connectors.observation_pieces import ObservationPiece, agent_space, rewrite_last_observation
 from rlzmq.connectors.rows import RowsContext, window_mask
-from rlzmq.connectors.torch_piece import Batch, Memory, TorchPiece
-from rlzmq.connectors.writing import ObservationPiece, agent_space, rewrite_last_observation
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.tree import tree_map, tree_stack
 from rlzmq.episodes.columns import Columns

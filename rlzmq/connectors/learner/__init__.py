@@ -7,9 +7,12 @@ from rlzmq.connectors.learner.add_columns import (
     AddNextObservationsFromEpisodesToTrainBatch,
     AddOneTsToEpisodesAndTruncate,
 )
-from rlzmq.connectors.learner.gae import ComputeReturnsToGo, GeneralAdvantageEstimation
+from rlzmq.connectors.learner.advantages import (
+    ComputeReturnsToGo,
+    GeneralAdvantageEstimation,
+    WholeBatchEstimator,
+)
 from rlzmq.connectors.learner.vtrace import VTrace
-from rlzmq.connectors.learner.whole_batch_estimator import WholeBatchEstimator
 
 __all__ = [
     "AddColumnsFromEpisodesToTrainBatch",

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlzmq.connectors.learner.gae import discounted_suffix_sums
-from rlzmq.connectors.learner.whole_batch_estimator import ChunkRows, WholeBatchEstimator
+from rlzmq.connectors.learner.advantages import ChunkRows, WholeBatchEstimator, discounted_suffix_sums
 from rlzmq.episodes.columns import Columns
 
 if TYPE_CHECKING:
