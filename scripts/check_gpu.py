@@ -156,7 +156,7 @@ def learner_options(algorithm: str, place: Place) -> str:
 
 
 def process_group(place: Place) -> str:
-    """Form a group of one rank, over NCCL on a GPU; reduce, broadcast, vote."""
+    """Form a group of one rank, over NCCL on a GPU; gather, broadcast, average gradients."""
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     backend = "nccl" if place.device == "cuda" else "gloo"
@@ -171,13 +171,19 @@ def process_group(place: Place) -> str:
             device=torch.device(place.device, 0) if place.device == "cuda" else torch.device("cpu"),
         )
         try:
-            tensor = group.all_reduce(torch.ones(4, device=place.device))
-            assert tensor.tolist() == [1.0] * 4
-            assert group.vote([True, False], step_id=1) == [True, False]
+            assert group.gather([1, 2, 3]).tolist() == [[1, 2, 3]]
+            assert group.broadcast_bytes(b"weights", 0) == b"weights"
+            config = PPOConfig().environment("CartPole-v1").learners(num_gpus_per_learner=place.num_gpus)
+            learner = config.build_learner()
+            learner.ranks.group = group
+            parameter = next(learner.module["default_policy"].parameters())
+            parameter.grad = torch.ones_like(parameter)
+            learner.ranks.average_gradients()
+            assert bool((parameter.grad == 1.0).all())
         finally:
             group.close()
     version = ".".join(str(part) for part in torch.cuda.nccl.version()) if backend == "nccl" else ""
-    return f"all-reduce and vote over {backend} {version}".strip()
+    return f"gathering and averaging over {backend} {version}".strip()
 
 
 def update_times(place: Place) -> str:

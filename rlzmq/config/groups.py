@@ -378,9 +378,6 @@ class FrameworkSettings:
 
     Args:
         framework: "torch", the only choice.
-        torch_ddp_kwargs: Additional arguments for DistributedDataParallel. If there are any, learner ranks use it even
-            if they could exchange gradients in shared memory. ``find_unused_parameters`` is not needed and has no
-            effect.
         torch_amp_dtype: Data type in which learners run networks' forward and backward passes, by ``torch.autocast``:
             "bfloat16" (mixed precision); None: float32. Weights, gradients, optimizers, losses, and the last layer of
             the default models' heads stay float32, and so does acting. On GPUs it needs compute capability 8.0
@@ -395,7 +392,6 @@ class FrameworkSettings:
     """
 
     framework: Literal["torch"] = setting(default="torch", kw_only=False)
-    torch_ddp_kwargs: dict[str, Any] = setting(default={})
     torch_amp_dtype: AmpDtype | None = None
     torch_compile_learner: bool = False
     torch_compile_learner_what_to_compile: Literal["forward_train", "complete_update"] = "forward_train"

@@ -180,6 +180,12 @@ RLLIB_ONLY: tuple[RLlibOnly, ...] = (
     *_ignored(
         "framework",
         _EVERY_CONFIG,
+        "torch_ddp_kwargs",
+        "learners average gradients in one exchange, without DistributedDataParallel.",
+    ),
+    *_ignored(
+        "framework",
+        _EVERY_CONFIG,
         "torch_skip_nan_gradients",
         "steps with non-finite gradients are always skipped and counted.",
     ),

@@ -17,28 +17,14 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.synonyms import did_you_mean, instead_of, instead_of_algorithm
 
 __all__ = [
-    "RANK_MODULES",
     "LazyModule",
     "MissingNameFinder",
     "MissingPackageError",
     "hidden_modules",
     "import_failure",
-    "import_for_ranks",
     "import_optional",
     "names_to_load",
 ]
-
-RANK_MODULES = ("torch.distributed.nn.functional", "torch._dynamo")
-"""Modules that torch imports when the first process group or DistributedDataParallel is created.
-
-The import takes seconds, in which the rank holds the GIL and does not respond. Therefore it is done in advance.
-"""
-
-
-def import_for_ranks() -> None:
-    """Import `RANK_MODULES`. Call it before a rank has work to do."""
-    for name in RANK_MODULES:
-        importlib.import_module(name)
 
 
 class LazyModule:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.checkpoint import read_part, write_part
 from rlzmq.core.errors import PeerLostError
-from rlzmq.core.imports import RANK_MODULES, LazyModule
+from rlzmq.core.imports import LazyModule
 from rlzmq.core.names import LEARNER_PATH
 from rlzmq.core.patience import Supervision
 from rlzmq.driver.async_env_runner_group import asyncio_gather
@@ -164,8 +164,6 @@ class AsyncLearnerGroup:
         if self._system is None:
             self.local_learner = learner_role.make_learner(self.config, self.module_spec)
             return
-        if num > 1 and self._door is None:
-            self._system.preload(RANK_MODULES)
         self.supervisor = LearnerSupervisor(self.config, self.handles, self._spawn, self._form)
         await self.supervisor.begin(max(num, 1))
 

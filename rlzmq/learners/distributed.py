@@ -1,4 +1,4 @@
-"""RankGroup: the process group of one generation of learners, with votes and typed failures.
+"""RankGroup: the process group of one generation of learners, with shared memory and typed failures.
 
 A waiting rank spins for a moment and then sleeps on a semaphore in that memory. An exchange costs microseconds, where
 one over a loopback socket costs most of a millisecond. The memory has no name, so nothing remains of it after the last
@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rlzmq.core import faults, trace
 from rlzmq.core.errors import PeerLostError, RlzmqError
-from rlzmq.core.imports import import_for_ranks
 from rlzmq.core.process import process_space
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ __all__ = [
     "DesynchronizedError",
     "RankGroup",
     "SharedRows",
-    "Vote",
     "parameter_hash",
 ]
 
@@ -279,7 +278,6 @@ def _map(path: str, nonce: bytes) -> mmap.mmap:
         os.close(fd)
 
 
-_OPERATIONS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 # Texts of a failed collective (gloo, NCCL, the stores). Any other RuntimeError is a bug and is not converted.
 _PEER_LOST_MARKS = (
     "gloo",
@@ -294,7 +292,7 @@ _PEER_LOST_MARKS = (
 
 
 _POLL_EVERY_S = 0.005  # interval of polling the store (a file or a server)
-_MAX_VOTES = 500  # more verdicts than fit into a page go through the process group
+_MAX_GATHERED = 500  # more numbers than fit into a page go through the process group
 _log = logging.getLogger("rlzmq.learners")
 
 
@@ -331,8 +329,11 @@ class RankGroup:
     Attributes:
         host_ranks: The ranks on this rank's host, in increasing order.
         num_hosts: Number of hosts that have ranks.
+        shares_memory: Whether the ranks of each host share memory; the same on all ranks. False if no host has two.
+        process_group: torch's group of all ranks.
+        first_ranks: torch's group of the hosts' first ranks, on these if there are several hosts that share memory.
         num_entered: Number of waits for peers that this rank has entered.
-        num_waits: Number of waits for peers that this rank is in.
+        is_waiting: Whether this rank waits for peers.
         waited_s: Seconds spent on exchanges with peers.
 
     Raises:
@@ -363,18 +364,16 @@ class RankGroup:
         self.timeout_s = timeout_s
         self.device: torch.device = device or torch.device("cuda" if backend == "nccl" else "cpu")
         self.num_entered: int = 0
-        self.num_waits: int = 0
+        self.is_waiting: bool = False
         self.waited_s: float = 0.0
         self.host_ranks: list[int] = [rank]
         self.num_hosts: int = 1
         self.process_group: dist.ProcessGroup | None = None
-        self._votes: SharedRows | None = None
-        self._first_ranks: dist.ProcessGroup | None = None
+        self.first_ranks: dist.ProcessGroup | None = None
+        self.shares_memory: bool = False
+        self._numbers: SharedRows | None = None
         self._closed = False
         self._owns_group = not dist.is_initialized()  # torch allows only one; an existing one is kept
-        # If imported later (by DistributedDataParallel), the functions of torch.distributed.nn would capture this group
-        # as their default argument and keep its connections open, even after `close`.
-        import_for_ranks()
         store = dist.PrefixStore(f"rlzmq/generation_{generation}", store)  # type: ignore[attr-defined]
         forming_s = timeout_s if forming_timeout_s is None else forming_timeout_s
         with _listening_on(interface), self.typed_errors("forming the group"):
@@ -424,7 +423,7 @@ class RankGroup:
         self._share_memory(forming_timeout_s)
         if forming_timeout_s != timeout_s:
             # There is no public way to change the timeout, and a second group would connect all ranks twice.
-            for group in (self.process_group, self._first_ranks):
+            for group in (self.process_group, self.first_ranks):
                 if group is not None:
                     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
 
@@ -443,14 +442,11 @@ class RankGroup:
             first_ranks = [ranks[0] for ranks in by_host.values()]
             between_hosts = dist.new_group(first_ranks, timeout=timedelta(seconds=timeout_s))
             if self.rank in first_ranks:
-                self._first_ranks = between_hosts
+                self.first_ranks = between_hosts
                 dist.all_reduce(torch.zeros(1), group=between_hosts)  # connects them, see above
-        self._votes = self.share_rows(8 * _MAX_VOTES)
-
-    @property
-    def shares_memory(self) -> bool:
-        """Whether the ranks of each host share memory; the same on all ranks. False if no host has two."""
-        return self._votes is not None
+        self.shares_memory = True
+        self._numbers = self.share_rows(8 * _MAX_GATHERED)
+        self.shares_memory = self._numbers is not None
 
     def share_rows(self, row_bytes: int) -> SharedRows | None:
         """Return memory that the ranks of this host share; None on all ranks if a host has none, or on GPUs.
@@ -460,7 +456,7 @@ class RankGroup:
         Args:
             row_bytes: Number of bytes that a rank publishes in one exchange.
         """
-        if self.world_size == 1 or self.device.type != "cpu":
+        if not self.shares_memory:
             return None
         rows = SharedRows.map(self, row_bytes)
         if isinstance(rows, SharedRows):
@@ -469,119 +465,68 @@ class RankGroup:
             _log.warning("the learner ranks exchange gradients through gloo, without shared memory: %s", rows)
         return None
 
-    def all_reduce(self, tensor: Tensor, operation: Literal["sum", "min", "max"] = "sum") -> Tensor:
-        """Combine `tensor` element-wise over all ranks, in place on `self.device`; return the result."""
-        tensor = tensor.to(self.device)
-        with self.typed_errors(f"all-reduce({operation})"):
-            dist.all_reduce(tensor, op=_OPERATIONS[operation], group=self.process_group)
-        return tensor
+    def gather(self, values: Sequence[float] | NDArray[Any], *, step: Sequence[int] = ()) -> NDArray[Any]:
+        """Return every rank's numbers, int64 or float64 ``[world_size, len(values)]``.
 
-    def broadcast(self, tensor: Tensor, source_rank: int) -> Tensor:
-        """Return `source_rank`'s tensor on every rank. Shapes and dtypes must be equal on all ranks."""
-        tensor = tensor.to(self.device)
-        with self.typed_errors("broadcast"):
-            dist.broadcast(tensor, src=source_rank, group=self.process_group)
-        return tensor
-
-    def sum_over_hosts(self, tensors: Sequence[Tensor]) -> None:
-        """Sum tensors of several hosts' first ranks element-wise, in place. Only these ranks call it.
+        Args:
+            values: This rank's numbers, equally many on all ranks: integers on all of them, or floats on all of them.
+            step: Numbers that say where this rank is; they must be equal on all ranks.
 
         Raises:
-            DistError, RuntimeError: A peer died or hangs; see `typed_errors`.
+            DesynchronizedError: The ranks are at different steps, or gather different things.
         """
-        for tensor in tensors:
-            dist.all_reduce(tensor, group=self._first_ranks)
+        mine = np.asarray(values)
+        kind = mine.dtype if mine.dtype == np.float64 else np.dtype(np.int64)
+        head = [len(mine), *step]
+        row = np.concatenate([np.array(head, np.int64), mine.astype(kind).view(np.int64)])
+        with self.typed_errors("gathering numbers"):
+            rows = self._numbers
+            if rows is not None and self.num_hosts == 1 and len(row) <= _MAX_GATHERED:
+                table = rows.rows.numpy().view(np.int64)
+                table[rows.begin(), rows.index, : len(row)] = row
+                rows.post()
+                table = table[rows.wait(), :, : len(row)].copy()
+            else:
+                shared = torch.zeros((self.world_size, len(row)), dtype=torch.int64, device=self.device)
+                shared[self.rank] = torch.from_numpy(row)
+                dist.all_reduce(shared, group=self.process_group)
+                table = shared.cpu().numpy()
+        heads = table[:, : len(head)].tolist()
+        if any(one != head for one in heads):
+            raise DesynchronizedError(
+                f"rank {self.rank} of generation {self.generation}: expected all {self.world_size} ranks at the same "
+                f"step, got {heads}. Nothing of it counts; re-form the group and broadcast one rank's state."
+            )
+        return table[:, len(head) :].view(kind)
 
-    def broadcast_over_hosts(self, tensor: Tensor) -> None:
-        """Copy rank 0's tensor into that of the other hosts' first ranks. Only the first ranks call it.
-
-        Raises:
-            DistError, RuntimeError: A peer died or hangs; see `typed_errors`.
-        """
-        if self.num_hosts > 1:
-            dist.broadcast(tensor, src=0, group=self._first_ranks)
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """Return every rank's bytes, in rank order."""
+        sizes = self.gather([len(data)])[:, 0].tolist()
+        num_words = -(-max(sizes) // 8)
+        words = np.frombuffer(data.ljust(8 * num_words, b"\0"), np.int64)
+        packed = [row.tobytes() for row in self.gather(words)]
+        return [of_rank[:size] for of_rank, size in zip(packed, sizes, strict=True)]
 
     def broadcast_bytes(self, data: bytes | None, source_rank: int) -> bytes:
         """Return `source_rank`'s bytes on every rank (the others pass None)."""
         payload = data or b""
-        size = int(self.broadcast(torch.tensor([len(payload)], dtype=torch.int64), source_rank)[0])
-        if self.rank == source_rank:
-            buffer = torch.frombuffer(bytearray(payload or b"\0"), dtype=torch.uint8)
-        else:
-            buffer = torch.empty(max(size, 1), dtype=torch.uint8)
-        received = self.broadcast(buffer, source_rank)
-        return received.cpu().numpy().tobytes()[:size]
-
-    def gather_bytes(self, data: bytes) -> list[bytes]:
-        """Return every rank's bytes, in rank order."""
-        sizes = torch.zeros(self.world_size, dtype=torch.int64)
-        sizes[self.rank] = len(data)
-        ends = self.all_reduce(sizes).cumsum(0).tolist()
-        begins = [0, *ends[:-1]]
-        everything = torch.zeros(max(1, ends[-1]), dtype=torch.uint8)
-        if data:
-            everything[begins[self.rank] : ends[self.rank]] = torch.frombuffer(
-                bytearray(data), dtype=torch.uint8
-            )
-        packed = self.all_reduce(everything).cpu().numpy().tobytes()
-        return [packed[begin:end] for begin, end in zip(begins, ends, strict=True)]
-
-    def start_vote(self, ok: Sequence[bool], *, step_id: int, num_skipped: int = 0) -> Vote:
-        """Start one all-reduce of all ranks' verdicts; read it with `Vote.result`.
-
-        If it is started before the backward pass, it overlaps with the gradients and costs no extra round trip.
-
-        Args:
-            ok: One verdict per item voted on (e.g. per module: is its loss finite); the same number on all
-                ranks.
-            step_id: Id of this step; equal on all ranks.
-            num_skipped: Number of steps skipped so far; equal on all ranks.
-        """
-        mine = [step_id, self.generation, num_skipped, -step_id, -self.generation, -num_skipped]
-        votes = [*mine, *ok]
-        rows = self._votes
-        if rows is not None and self.num_hosts == 1 and len(votes) <= _MAX_VOTES:
-            return Vote(self, mine, self._post_votes(rows, votes))
-        tensor = torch.tensor(votes, dtype=torch.int64, device=self.device)
-        with self.typed_errors("vote"):
-            work = dist.all_reduce(tensor, op=dist.ReduceOp.MIN, group=self.process_group, async_op=True)
-
-        def lowest() -> list[int]:
-            work.wait()
-            return tensor.tolist()
-
-        return Vote(self, mine, lowest)
-
-    def _post_votes(self, rows: SharedRows, votes: list[int]) -> Callable[[], list[int]]:
-        table = rows.rows.numpy().view(np.int64)
-        with self.typed_errors("vote"):
-            table[rows.begin(), rows.index, : len(votes)] = votes
-        rows.post()
-
-        def lowest() -> list[int]:
-            first, *others = table[rows.wait(), :, : len(votes)].tolist()
-            return first if all(other == first for other in others) else [*map(min, first, *others)]
-
-        return lowest
-
-    def vote(self, ok: Sequence[bool], *, step_id: int, num_skipped: int = 0) -> list[bool]:
-        """Run `start_vote` and return its result."""
-        return self.start_vote(ok, step_id=step_id, num_skipped=num_skipped).result()
-
-    def agree(self, digest: str) -> bool:
-        """Return whether all ranks passed the same hex digest (at least 16 digits), e.g. a `parameter_hash`."""
-        words = [int(digest[i : i + 15], 16) for i in range(0, min(len(digest), 60), 15)]
-        mine = [*words, *(-word for word in words)]
-        return bool(self.all_reduce(torch.tensor(mine, dtype=torch.int64), "min").tolist() == mine)
+        size = int(self.gather([len(payload)])[source_rank, 0])
+        buffer = torch.zeros(size, dtype=torch.uint8)
+        if size and self.rank == source_rank:
+            buffer = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        buffer = buffer.to(self.device)
+        with self.typed_errors("broadcast"):
+            dist.broadcast(buffer, src=source_rank, group=self.process_group)
+        return buffer.cpu().numpy().tobytes()
 
     def close(self) -> None:
         """Leave the group. Idempotent, also after a failure."""
         if self._closed:
             return
         self._closed = True
-        if self._votes is not None:
-            self._votes.close()
-        between_hosts, self._first_ranks = self._first_ranks, None
+        if self._numbers is not None:
+            self._numbers.close()
+        between_hosts, self.first_ranks = self.first_ranks, None
         self.process_group = None  # dropping the last reference closes the connections
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
@@ -591,73 +536,34 @@ class RankGroup:
     def _barrier(self) -> None:
         dist.all_reduce(torch.zeros(1, device=self.device), group=self.process_group)
 
-    def typed_errors(
-        self, what: str, *, computes: bool = False, waits: bool = True
-    ) -> AbstractContextManager[None]:
-        """Convert failures of the block's waits for peers into PeerLostError that names the operation.
-
-        Args:
-            what: The operation.
-            computes: Whether the block also computes; that part of its time does not count in `waited_s`.
-            waits: Whether the block counts in `num_waits`; False if nearly all of it is user code.
-        """
-        return _Exchange(self, what, computes, waits)
+    def typed_errors(self, what: str) -> AbstractContextManager[None]:
+        """Convert failures of the block's waits for peers into PeerLostError that names the operation."""
+        return _Exchange(self, what)
 
 
 class _Exchange:
-    """The context of `RankGroup.typed_errors`. It is a class because it is entered several times per minibatch."""
+    """The context of `RankGroup.typed_errors`. It is a class because it is entered for each minibatch."""
 
-    def __init__(self, group: RankGroup, what: str, computes: bool, waits: bool) -> None:
-        self._group, self._what, self._computes, self._waits = group, what, computes, waits
+    def __init__(self, group: RankGroup, what: str) -> None:
+        self._group, self._what = group, what
 
     def __enter__(self) -> None:
         self._group.num_entered += 1
-        self._group.num_waits += self._waits
-        self._used_s = time.thread_time() if self._computes else 0.0
+        self._group.is_waiting = True
         self._began_at = time.perf_counter()
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        group = self._group
-        computed_s = time.thread_time() - self._used_s if self._computes else 0.0
-        ended_at = time.perf_counter()
-        group.num_waits -= self._waits
-        group.waited_s += ended_at - self._began_at - computed_s
+        group, ended_at = self._group, time.perf_counter()
+        group.is_waiting = False
+        group.waited_s += ended_at - self._began_at
         if trace.is_on:
-            trace.span("reduce", self._began_at + computed_s, ended_at, operation=self._what)
+            trace.span("reduce", self._began_at, ended_at, operation=self._what)
         if isinstance(error, RuntimeError) and _is_of_peers(error):
             raise PeerLostError(
                 f"learner rank {group.rank} of {group.world_size}, generation {group.generation}: {self._what} "
                 f"failed because a peer died or hangs: {str(error).splitlines()[0]}. "
                 "Re-form the group from the surviving ranks at the next generation."
             ) from error
-
-
-class Vote:
-    """A pending vote; see `RankGroup.start_vote`."""
-
-    def __init__(self, group: RankGroup, mine: list[int], lowest: Callable[[], list[int]]) -> None:
-        self._group = group
-        self._mine = mine
-        self._lowest = lowest
-
-    def result(self) -> list[bool]:
-        """Return for each item whether all ranks voted ok. Waits for the slowest rank.
-
-        Raises:
-            DesynchronizedError: The ranks are at different steps or generations, or skipped different steps.
-        """
-        group = self._group
-        with group.typed_errors("vote"):
-            lowest = self._lowest()
-        if lowest[:6] != self._mine:
-            raise DesynchronizedError(
-                f"rank {group.rank}: expected all {group.world_size} ranks at step {self._mine[0]} of "
-                f"generation {self._mine[1]} with {self._mine[2]} steps skipped, got steps "
-                f"{lowest[0]}…{-lowest[3]} of generations {lowest[1]}…{-lowest[4]} with "
-                f"{lowest[2]}…{-lowest[5]} skipped. No step was taken; re-form the "
-                f"group and broadcast one rank's state."
-            )
-        return [bool(verdict) for verdict in lowest[6:]]
 
 
 def _is_of_peers(error: RuntimeError) -> bool:

@@ -8,9 +8,9 @@ One update, in this order::
     for each minibatch:
         forward_train
         compute_losses → compute_loss_for_module, or the module's self-supervised loss
-        compute_gradients                   one backward pass of the losses' sum
+        compute_gradients                   one backward pass of the losses' sum; the mean over the ranks
         postprocess_gradients → postprocess_gradients_for_module: norms, clipping
-        apply_gradients                     the ranks' vote, then every optimizer's step
+        apply_gradients                     every optimizer's step
     after_gradient_based_update(timesteps)  once
 
 A minibatch whose loss or gradients are not finite on any rank takes no step on all of them, and is counted. Ten updates
@@ -208,7 +208,6 @@ class Learner(TellsUncalled, Checkpointable):
         self._num_batches = 1  # of the current update
         self._loss_weights: dict[str, float] = {}
         self._is_finite: dict[str, bool] = {}  # the gradients of each module
-        self._finite_losses: list[bool] = []
         self._records_networks = False
         # A subclass that changes gradients may introduce NaN after the norm was computed.
         self._recheck_gradients = (
@@ -416,16 +415,15 @@ class Learner(TellsUncalled, Checkpointable):
 
     def _drawn(self, episodes: object, options: _Options) -> Iterator[TrainBatch]:
         """Add fresh episodes to the rank's source and yield the batches that it returns."""
-        source, group = self.source, self.ranks.group
+        source = self.source
         num_fresh = num_env_steps_of(episodes)
         source.set_rank(self.ranks.rank, self.ranks.num)
         source.add(episodes)
-        agrees = group is not None and source.keeps_data
-        if group is not None and agrees:
-            num_fresh = int(group.all_reduce(torch.tensor([num_fresh]))[0])
+        if source.keeps_data:
+            num_fresh = sum(self.ranks.gather(num_fresh))
         num_batches = source.plan_batches(num_fresh, self.ranks.num)
-        if group is not None and agrees:
-            num_batches = int(group.all_reduce(torch.tensor([num_batches]), "min")[0])
+        if source.keeps_data:
+            num_batches = min(self.ranks.gather(num_batches))
         self._num_batches = num_batches
         rng = np.random.default_rng(derive_seed(self.seed, "source", self.ranks.rank, self.weights_seq_no))
         # The estimator's forward pass can serve the loss, too, if nothing happens in between.
@@ -514,9 +512,7 @@ class Learner(TellsUncalled, Checkpointable):
         }
         if kept and len(kept) == len(batch):
             return kept
-        if self.ranks.group is not None:
-            return self.ranks.data_parallel().forward_train(batch)
-        outputs: dict[str, dict[str, Any]] = self.module.forward_train(batch)
+        outputs: dict[str, dict[str, Any]] = self.module.forward_train(batch) if batch else {}
         return outputs
 
     def compute_losses(
@@ -586,15 +582,8 @@ class Learner(TellsUncalled, Checkpointable):
         for entry in self.optimizers.entries:
             for parameter in entry.parameters:
                 parameter.grad = None
-        self._finite_losses = [
-            m not in loss_per_module or math.isfinite(loss_per_module[m].detach())
-            for m in self.trained_module_ids
-        ]
-        if self.ranks.group is not None:
-            self.ranks.start_vote(self._verdicts(), num_skipped=sum(self.report.num_skipped.values()))
-            self.ranks.data_parallel().backward(self._weighted_sum(loss_per_module))
-        elif loss_per_module:
-            first, *others = loss_per_module.values()
+        if loss_per_module:
+            first, *others = self._weighted(loss_per_module)
             total: Any = sum(others, first)
             if not total.requires_grad:
                 raise ConfigurationError(
@@ -602,6 +591,7 @@ class Learner(TellsUncalled, Checkpointable):
                     "computed under torch.no_grad(), from detached tensors, or from the batch alone?"
                 )
             backward(total)
+        self.ranks.average_gradients()
         for module_id, loss in loss_per_module.items():
             self.report.stats.log(module_id, {"total_loss": loss})
         return {
@@ -612,16 +602,11 @@ class Learner(TellsUncalled, Checkpointable):
             if p.grad is not None
         }
 
-    def _weighted_sum(self, losses: Mapping[str, Tensor]) -> Tensor:
-        """Return the sum of this rank's losses, weighted by its rows. It always requires a gradient."""
-        weighted = [
-            loss if (weight := self._loss_weights[module_id]) == 1.0 else loss * weight
-            for module_id, loss in losses.items()
-        ]
-        total = torch.zeros((), device=self.device)
-        if weighted:
-            total = sum(weighted[1:], weighted[0])
-        return total if total.requires_grad else total.detach().requires_grad_()
+    def _weighted(self, losses: Mapping[str, Tensor]) -> Iterator[Tensor]:
+        """Yield this rank's losses, weighted by its rows. If one is not finite, its gradients are NaN on all ranks."""
+        for module_id, loss in losses.items():
+            weight = self._loss_weights.get(module_id, 1.0) if math.isfinite(loss.detach()) else math.nan
+            yield loss if weight == 1.0 else loss * weight
 
     def postprocess_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
         """Change the gradients before they are applied; by default, separately for each module.
@@ -689,10 +674,6 @@ class Learner(TellsUncalled, Checkpointable):
 
         Args:
             gradients_dict: Parameter → gradient.
-
-        Raises:
-            PeerLostError: Another rank died or hangs before the vote.
-            DesynchronizedError: The ranks are not at the same step.
         """
         for parameter, gradient in gradients_dict.items():
             if parameter.grad is not gradient:
@@ -700,14 +681,12 @@ class Learner(TellsUncalled, Checkpointable):
         skipped = self.report.num_skipped
         by_module = self.optimizers.by_module(self.trained_module_ids)
         # The ranks' gradients are equal at this point, so every rank reaches the same verdict.
-        agreed = self.ranks.votes(self._verdicts(), num_skipped=sum(skipped.values()))
-        self._finite_losses = []
-        for module_id, is_agreed in zip((*self.trained_module_ids, ALL_MODULES), agreed, strict=True):
-            entries, is_finite = by_module.get(module_id, []), self._is_finite.get(module_id, True)
+        for module_id, entries in by_module.items():
+            is_finite = self._is_finite.get(module_id, True)
             if self._recheck_gradients:
                 of_module = [g for entry in entries for g in entry.gradients_of(gradients_dict)]
                 is_finite = math.isfinite(float(global_norm(of_module)))
-            if not (is_agreed and is_finite):
+            if not is_finite:
                 skipped[module_id] = skipped.get(module_id, 0) + 1
                 continue
             for entry in entries:
@@ -721,10 +700,6 @@ class Learner(TellsUncalled, Checkpointable):
 
     def _is_due(self, entry: RegisteredOptimizer) -> bool:
         return entry.every == 1 or self.num_gradient_updates_lifetime % entry.every == 0
-
-    def _verdicts(self) -> list[bool]:
-        """Return this rank's verdicts on its losses, even if a subclass has not used `compute_gradients`."""
-        return [*(self._finite_losses or [True] * len(self.trained_module_ids)), True]
 
     def ends_update(self) -> bool:
         """Return whether the update ends with the epoch that has just been trained, on all ranks alike."""
@@ -789,7 +764,7 @@ class Learner(TellsUncalled, Checkpointable):
     @property
     def progress(self) -> int:
         """A number that increases while this rank works; may be read from any thread (see `RankGroup.num_entered`)."""
-        return self.num_passes if self.ranks.group is None else self.ranks.group.num_entered
+        return self.num_passes + (0 if self.ranks.group is None else self.ranks.group.num_entered)
 
     # -- modules and optimizers --------------------------------------------------------------------
 
@@ -1183,9 +1158,7 @@ class Learner(TellsUncalled, Checkpointable):
     @property
     def _forward_is_local(self) -> bool:
         """Whether the training forward pass is just the modules' own."""
-        return self._compiler is None and (
-            self.ranks.group is None or self.ranks.data_parallel().is_forward_local
-        )
+        return self._compiler is None
 
     def _can_record_networks(self) -> bool:
         """Return whether hooks and modules are this package's: others may use torch's graph in any way."""

@@ -1,30 +1,36 @@
-"""Ranks: a learner's peers. It joins them, agrees with them on updates and votes, and compares the weights."""
+"""Ranks: a learner's peers. It joins them, agrees with them on each update, and averages gradients with them.
+
+Ranks that train together take the same steps: they agree on the minibatches before the first one, and have the same
+averaged gradients at each. A rank whose loss is not finite contributes NaN, so that no rank takes the step. After the
+last step they compare their counts: an update happens on all ranks or on none.
+"""
 
 from __future__ import annotations
 
-import gc
 import logging
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgpack  # type: ignore[import-untyped]
+import numpy as np
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from rlzmq.core import faults
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.core.process import num_usable_cores
-from rlzmq.learners.distributed import RankGroup, Vote
+from rlzmq.learners.distributed import RankGroup, SharedRows
 from rlzmq.learners.torch_threads import auto_num_threads, torch_threads
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from rlzmq.config.base_config import BaseConfig
-from rlzmq.learners.data_parallel import DataParallelForward, SharedGradients
 
 __all__ = ["COMPARE_EVERY_UPDATES", "Ranks", "UpdateAgreement"]
 
@@ -35,6 +41,7 @@ COMPARE_EVERY_UPDATES = 100
 """Number of updates between comparisons of the ranks' weights; they are also compared after each re-forming."""
 # After this many updates (the first one warms up), rank 0 logs whether several ranks are worthwhile.
 _NUM_MEASURED_UPDATES = 6
+_ALIGN_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -92,8 +99,7 @@ class Ranks:
         self.num = num
         self.group: RankGroup | None = None
         self.num_divergences: int = 0
-        self._data_parallel: DataParallelForward | SharedGradients | None = None
-        self._vote: Vote | None = None
+        self._average: _Average | None = None
         self._speedups: list[float] = []  # in the first updates
         self._num_threads: int | None = None  # with torch_num_threads="auto"
 
@@ -151,19 +157,16 @@ class Ranks:
     def leave(self) -> None:
         """Leave the group, if there is one. Allowed right after a failure of the group."""
         self.on_modules_changed()
-        self._vote = None
         if self.group is not None:
             self.group.close()
             self.group = None
             self.num = 1
-            # DistributedDataParallel is part of reference cycles that keep the group alive; see RankGroup.close.
-            gc.collect()
 
     def on_modules_changed(self) -> None:
-        """Prepare for other modules: the next forward pass is set up anew."""
-        if self._data_parallel is not None:
-            self._data_parallel.close()
-            self._data_parallel = None
+        """Prepare for other modules, with other gradients."""
+        if self._average is not None:
+            self._average.close()
+            self._average = None
         self._num_threads = None
 
     def torch_threads(self) -> AbstractContextManager[None]:
@@ -206,20 +209,19 @@ class Ranks:
         if group is None:
             return self.rank
         mine = self._learner.weights_seq_no
-        newest, minus_oldest = group.all_reduce(torch.tensor([mine, -mine]), "max").tolist()
-        candidate = self.rank if mine == newest else self.num
-        source = int(group.all_reduce(torch.tensor([candidate]), "min")[0])
-        if newest != -minus_oldest or not self.agree():
+        versions: list[int] = group.gather([mine])[:, 0].tolist()
+        source = versions.index(max(versions))
+        if min(versions) != max(versions) or not self.agree():
             self.broadcast_state(source)
         return source
 
     def agree(self) -> bool:
         """Return whether all ranks hold bitwise equal weights. A collective.
 
-        Buffers do not count: each rank's own data changes them (e.g. BatchNorm's statistics), and the ranks get those
-        of rank 0 before each forward pass, as with DistributedDataParallel.
+        Buffers do not count: each rank's own data changes them (e.g. BatchNorm's statistics), until the ranks get
+        those of rank 0 with the next gradients.
         """
-        return self.group is None or self.group.agree(self._learner.parameter_hash(with_buffers=False))
+        return len(set(self.gather(self._learner.parameter_hash(with_buffers=False)))) == 1
 
     def mend_divergence(self) -> bool:
         """If the ranks hold different weights (e.g. after a bit flip), load rank 0's state on all. A collective.
@@ -238,21 +240,23 @@ class Ranks:
         self.broadcast_state(0)
         return True
 
-    def data_parallel(self) -> DataParallelForward | SharedGradients:
-        """Return the forward and backward pass that averages gradients over ranks."""
-        if self._data_parallel is None:
-            assert self.group is not None
-            unwrapped = {module_id: module.unwrapped() for module_id, module in self._learner.module.items()}
-            modules = {name: module for name, module in unwrapped.items() if isinstance(module, nn.Module)}
-            forward_train, ddp_kwargs = (
-                self._learner.module.forward_train,
-                getattr(self._learner.config, "torch_ddp_kwargs", None),
-            )
-            shared = None if ddp_kwargs else SharedGradients.of(modules, forward_train, self.group)
-            self._data_parallel = shared or DataParallelForward(
-                modules, forward_train, self.group, ddp_kwargs
-            )
-        return self._data_parallel
+    def average_gradients(self) -> None:
+        """Replace the gradients of all modules' parameters by their means over the ranks; None counts as zeros.
+
+        Buffers become those of rank 0. The gradients are overwritten by the next call.
+        """
+        if self.group is None:
+            return
+        if self._average is None:
+            modules = {module_id: module.unwrapped() for module_id, module in self._learner.module.items()}
+            networks = nn.ModuleList(
+                modules[module_id]
+                for module_id in sorted(modules)
+                if isinstance(modules[module_id], nn.Module)
+            )  # each tensor once, even if modules share it
+            parameters = [p for p in networks.parameters() if p.requires_grad]
+            self._average = _Average(self.group, parameters, list(networks.buffers()))
+        self._average.run()
 
     def agree_on_update(
         self, num_rows: Mapping[str, int], num_minibatches: Mapping[str, int], num_env_steps: int
@@ -281,18 +285,15 @@ class Ranks:
                 num_env_steps,
                 dict.fromkeys(active, 1.0),
             )
-        self.group.vote([True], step_id=self._learner.weights_seq_no)
-        # One row per rank; each rank fills its own.
-        counts = torch.zeros((self.num, 2 * len(module_ids) + 1), dtype=torch.int64)
-        counts[self.rank] = torch.tensor(
+        table = self.group.gather(
             [
                 *(num_rows[module_id] for module_id in module_ids),
                 *(num_minibatches.get(module_id, 0) for module_id in module_ids),
                 num_env_steps,
-            ]
+            ],
+            step=[self._learner.weights_seq_no],
         )
-        counts = self.group.all_reduce(counts)
-        totals, most = counts.sum(0).tolist(), counts.max(0).values.tolist()
+        totals, most = table.sum(0).tolist(), table.max(0).tolist()
         total_rows = dict(zip(module_ids, totals, strict=False))
         active = [module_id for module_id in module_ids if total_rows[module_id]]
         num_of_modules = dict(zip(module_ids, most[len(module_ids) :], strict=False))
@@ -304,35 +305,13 @@ class Ranks:
             {module_id: num_rows[module_id] * self.num / total_rows[module_id] for module_id in active},
         )
 
-    def start_vote(self, verdicts: list[bool], *, num_skipped: int) -> None:
-        """Start to vote on the steps of a minibatch, e.g. while its backward pass runs; `votes` ends it.
-
-        Args:
-            verdicts: Whether this rank agrees, for each step.
-            num_skipped: Number of steps that this update has not taken so far.
-        """
-        if self.group is not None:
-            self._vote = self.group.start_vote(
-                verdicts, step_id=self._learner.num_gradient_updates_lifetime, num_skipped=num_skipped
-            )
-
-    def votes(self, verdicts: list[bool], *, num_skipped: int) -> list[bool]:
-        """Return for each step whether all ranks agree; see `start_vote`, which is called if it was not."""
-        if self.group is None:
-            return verdicts
-        if self._vote is None:
-            self.start_vote(verdicts, num_skipped=num_skipped)
-        vote, self._vote = self._vote, None
-        assert vote is not None
-        return vote.result()
-
     @property
     def waited_s(self) -> float:
         """Number of seconds spent in exchanges with peers so far."""
         return 0.0 if self.group is None else self.group.waited_s
 
     def commit_update(self, *, num_skipped: int) -> None:
-        """Take the last vote of an update: either all ranks completed all of its steps, or none keeps any of them.
+        """Compare what the ranks did: either all completed all steps of an update, or none keeps any of them.
 
         Raises:
             DesynchronizedError: The ranks did not take the same steps.
@@ -341,7 +320,7 @@ class Ranks:
             if self._learner.weights_seq_no % COMPARE_EVERY_UPDATES == 0:
                 self.mend_divergence()
             faults.at("learner.vote")
-            self.group.vote([], step_id=self._learner.num_gradient_updates_lifetime, num_skipped=num_skipped)
+            self.group.gather([], step=[self._learner.num_gradient_updates_lifetime, num_skipped])
             faults.at("learner.voted")
 
     def speedup_over_one_rank(self, update_s: float, waited_s: float) -> float:
@@ -381,7 +360,7 @@ class Ranks:
     @property
     def is_waiting(self) -> bool:
         """Whether this rank waits for its peers; may be read from any thread."""
-        return self.group is not None and self.group.num_waits > 0
+        return self.group is not None and self.group.is_waiting
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's plain value, in rank order. A collective."""
@@ -394,12 +373,143 @@ class Ranks:
         if self.group is None:
             return dict(values)
         names = sorted(values)
-        sums = torch.tensor(
-            [[values[name] * weights[name] for name in names], [weights[name] for name in names]],
-            dtype=torch.float64,
-        )
-        totals, total_weights = self.group.all_reduce(sums).tolist()
+        mine = [[values[name] * weights[name], weights[name]] for name in names]
+        sums = self.group.gather(np.array(mine, np.float64).flatten()).sum(0).reshape(-1, 2).tolist()
         return {
-            name: total / weight if weight else 0.0
-            for name, total, weight in zip(names, totals, total_weights, strict=True)
+            name: total / weight if weight else 0.0 for name, (total, weight) in zip(names, sums, strict=True)
         }
+
+
+class _Average:
+    """Averages gradients over ranks, in one exchange after the backward pass; buffers become those of rank 0.
+
+    Each host's gradients are summed in the order of its ranks. With several hosts, the first ranks sum these sums, so
+    each crosses the network once. All ranks get the same bits. Without shared memory, torch's process group sums them.
+    A parameter without a gradient on a rank counts as zeros, so ranks may train different modules.
+
+    Args:
+        group: The ranks.
+        parameters: All trainable parameters.
+        buffers: All buffers, e.g. a BatchNorm's statistics.
+    """
+
+    def __init__(self, group: RankGroup, parameters: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
+        self._group = group
+        self._parameters, self._buffers = parameters, buffers
+        self._layouts = gradients, others = _Layout(parameters), _Layout(buffers)
+        num_bytes = gradients.num_bytes + others.num_bytes
+        self._row = torch.zeros(num_bytes, dtype=torch.uint8, device=group.device)
+        self._result = self._placed(self._row)
+        self._rows = group.share_rows(num_bytes) if num_bytes else None
+        if self._rows is not None:
+            self._by_turn = [[self._placed(row) for row in of_turn] for of_turn in self._rows.rows]
+
+    def _placed(self, row: Tensor) -> _Placed:
+        gradients, buffers = self._layouts
+        begin, end = gradients.num_bytes, gradients.num_bytes + buffers.num_bytes
+        return _Placed(*gradients.on(row), buffers.on(row[begin:])[0], row[begin:end])
+
+    def run(self) -> None:
+        """Replace each parameter's gradient by its mean over the ranks; the next call overwrites it.
+
+        Raises:
+            PeerLostError: A peer died or hangs.
+        """
+        with self._group.typed_errors("gradient exchange"), torch.no_grad():
+            if self._rows is None:
+                self._fill(self._result)
+                self._reduce(self._group.process_group)
+            else:
+                self._sum_in_memory(self._rows)
+            for parameter, mean in zip(self._parameters, self._result.gradients, strict=True):
+                parameter.grad = mean
+            if self._buffers and self._group.rank:
+                torch._foreach_copy_(list(self._buffers), self._result.buffers)
+
+    def _fill(self, mine: _Placed) -> None:
+        gradients = [p.grad for p in self._parameters]
+        for view, gradient in zip(mine.gradients, gradients, strict=True):
+            if gradient is None:
+                view.zero_()
+        filled = [(view, g) for view, g in zip(mine.gradients, gradients, strict=True) if g is not None]
+        if filled:
+            torch._foreach_copy_(*map(list, zip(*filled, strict=True)))  # type: ignore[arg-type]
+        for block in mine.blocks:
+            block.mul_(1 / self._group.world_size)
+        if self._buffers and self._group.rank == 0:
+            torch._foreach_copy_(mine.buffers, list(self._buffers))
+
+    def _reduce(self, process_group: dist.ProcessGroup | None) -> None:
+        for block in self._result.blocks:
+            dist.all_reduce(block, group=process_group)
+        if self._buffers:
+            dist.broadcast(self._result.rest, src=0, group=process_group)
+
+    def _sum_in_memory(self, rows: SharedRows) -> None:
+        result = self._result
+        self._fill(self._by_turn[rows.begin()][rows.index])
+        rows.post()
+        first, *others = self._by_turn[rows.wait()]
+        for index, total in enumerate(result.blocks):
+            torch.add(first.blocks[index], others[0].blocks[index], out=total) if others else total.copy_(
+                first.blocks[index]
+            )
+            for other in others[1:]:
+                total.add_(other.blocks[index])
+        result.rest.copy_(first.rest)
+        if self._group.num_hosts == 1:
+            return
+        turn, size = rows.begin(), len(self._row)
+        if rows.index == 0:
+            self._reduce(self._group.first_ranks)
+            rows.rows[turn, 0, :size] = self._row
+        rows.post()
+        turn = rows.wait()
+        if rows.index:
+            self._row.copy_(rows.rows[turn, 0, :size])
+
+    def close(self) -> None:
+        """Leave the shared memory. Idempotent."""
+        if self._rows is not None:
+            self._rows.close()
+
+
+class _Placed(NamedTuple):
+    """Views of a row of bytes: gradients, one flat block of them per dtype, buffers, and all bytes of these."""
+
+    gradients: list[Tensor]
+    blocks: list[Tensor]
+    buffers: list[Tensor]
+    rest: Tensor
+
+
+class _Layout:
+    """The positions of tensors in a row of bytes; those of one dtype are adjacent."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        order = sorted(range(len(tensors)), key=lambda index: str(tensors[index].dtype))
+        self._tensors = tensors
+        self._dtypes: list[tuple[torch.dtype, list[int], int, int]] = []
+        begin = 0
+        for dtype, group in groupby(order, key=lambda index: tensors[index].dtype):
+            members = list(group)
+            end = begin + dtype.itemsize * sum(tensors[index].numel() for index in members)
+            self._dtypes.append((dtype, members, begin, end))
+            begin = -(-end // _ALIGN_BYTES) * _ALIGN_BYTES
+        self.num_bytes = begin
+
+    def on(self, row: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the tensors' views of a row, uint8 ``[num_bytes or more]``, and one flat block per dtype."""
+        views: dict[int, Tensor] = {}
+        blocks = []
+        for dtype, members, begin, end in self._dtypes:
+            block = row[begin:end].view(dtype)
+            blocks.append(block)
+            offset = 0
+            for index in members:
+                tensor = self._tensors[index]
+                part = block[offset : offset + tensor.numel()]
+                offset += tensor.numel()
+                # the parameter's strides, which fused optimizers need; dense strides if it has gaps
+                views[index] = part.as_strided(tensor.shape, torch.empty_like(tensor).stride())
+        return [views[index] for index in range(len(self._tensors))], blocks

@@ -21,7 +21,6 @@ from rlzmq.actors.messages import NO_CALL_ID, Call, Cancel, Shutdown, decode_mes
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults, trace
 from rlzmq.core.errors import DeadlineError, PeerLostError, ProtocolError
-from rlzmq.core.imports import import_for_ranks
 from rlzmq.core.process import apply_log_level, keep_freed_memory, limit_memory, share_one_arena
 from rlzmq.core.space_plain import space_from_plain
 from rlzmq.learners.torch_threads import set_torch_threads
@@ -83,8 +82,6 @@ class LearnerRole(PeerRole):
         trace.join(config.trace, f"learner {rank}")
         faults.at("learner.start")
         limit_memory(config.learner_memory_limit_bytes, "learner_memory_limit_bytes")
-        if num_ranks > 1:
-            import_for_ranks()
         self.config = config
         self.rank: int = rank
         self.learner: Any = make_learner(config, module_spec, rank, num_ranks)

@@ -5,8 +5,7 @@ minibatches of 128, "small" 2×64 and 64, "image" the CNN of Mnih et al. (2015) 
 the same without shared memory; "apart": both ranks at the same time without any exchange, which is what the cores
 give. "two hosts": four ranks on one machine, of which two each believe to be on a host of their own; "gloo": gradients
 are not summed in shared memory first. "runs": whole runs with two runner processes ("default": 15 epochs over 2,000
-steps per rank, 2 × 8 environments; "small": 6 over 1,024, 2 × 16; "image": 2 over 512, 2 × 8). "DDP":
-DistributedDataParallel with gloo in place of shared memory.
+steps per rank, 2 × 8 environments; "small": 6 over 1,024, 2 × 16; "image": 2 over 512, 2 × 8).
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
     for net, goal in GOALS.items():
         one = Side(runs, {"net": net, "num_ranks": 1})
         sides = {f"{num} ranks": Side(runs, {"net": net, "num_ranks": num}) for num in (2, 4)}
-        sides["2 ranks, DDP"] = Side(runs, {"net": net, "num_ranks": 2, "is_ddp": True})
         pairs = tuple((name, "1 rank") for name in sides)
         yield Comparison(f"runs, {net}", {"1 rank": one, **sides}, pairs, goal=goal, turn_s=4.0)
     for net in GOALS:
@@ -55,7 +53,7 @@ def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
         yield Comparison(f"updates on two hosts, {net}", sides, unit="rows/s", turn_s=1.0)
 
 
-def runs(net: str, num_ranks: int, is_ddp: bool = False) -> Turn:
+def runs(net: str, num_ranks: int) -> Turn:
     from rlzmq import PPOConfig
     from scripts.bench.ppo import trained
 
@@ -64,8 +62,6 @@ def runs(net: str, num_ranks: int, is_ddp: bool = False) -> Turn:
     config.env_runners(num_env_runners=2, num_envs_per_env_runner=num_envs).learners(
         num_learners=num_ranks, torch_num_threads=1
     )
-    # any arguments of DistributedDataParallel ask for it; this is its default
-    config.framework(torch_ddp_kwargs={"bucket_cap_mb": 25} if is_ddp else {})
     config.rl_module(model_config=model_config).reporting(min_time_s_per_iteration=0)
     config.training(
         train_batch_size_per_learner=num_steps, minibatch_size=minibatch_size, num_epochs=num_epochs

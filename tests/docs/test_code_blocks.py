@@ -21,9 +21,9 @@ from typing import IO, Any
 import pytest
 
 from rlzmq import PPOConfig
+from rlzmq.actors.forkserver import PRELOAD
 from rlzmq.envs.examples import MultiAgentCartPole
 from tests.docs.pages import BUILT, PAGES, name_of
-from tests.support.warm import WARM
 from tests.support.warm_process import WarmPopen
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ class Pages:
 
     def _start(self, directory: Path, said: IO[str]) -> None:
         self._process: subprocess.Popen[str] = WarmPopen(
-            [sys.executable, "-m", "tests.docs.run_page", *WARM],
+            [sys.executable, "-m", "tests.docs.run_page", *PRELOAD],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True,
             env={**os.environ, "TMPDIR": str(directory), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         )  # fmt: skip

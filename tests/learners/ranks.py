@@ -16,19 +16,15 @@ from rlzmq.core.process import loopback_interface
 from rlzmq.learners.distributed import RankGroup
 
 _context = multiprocessing.get_context("forkserver")
-# torch._dynamo: DistributedDataParallel imports it, which takes each process a second
-_context.set_forkserver_preload(
-    [
-        "torch._dynamo",
-        "torch.distributed.nn.functional",
-        "rlzmq.learners.ranks",
-        "tests.learners.cases",
-    ]
-)
+_context.set_forkserver_preload(["rlzmq.learners.ranks", "tests.learners.cases"])
 
 
 class DiedError(Exception):
     """The rank's process ended without returning."""
+
+
+def without_memory(self: RankGroup, row_bytes: int) -> None:
+    """`RankGroup.share_rows` on hosts whose ranks share no memory."""
 
 
 def form_group(

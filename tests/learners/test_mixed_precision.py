@@ -163,30 +163,22 @@ def test_a_run_continues_from_its_checkpoint_with_or_without_mixed_precision(
         assert any(not np.array_equal(algo.get_module().get_state()[name], v) for name, v in saved.items())
 
 
-def two_ranks_main(
-    rank: int, world_size: int, path: Path, ddp_kwargs: dict[str, Any], amp: str | None
-) -> Any:
-    learner = ppo_learner(ppo_config().framework(torch_ddp_kwargs=ddp_kwargs, torch_amp_dtype=amp))
+def two_ranks_main(rank: int, world_size: int, path: Path, amp: str | None) -> Any:
+    learner = ppo_learner(ppo_config().framework(torch_amp_dtype=amp))
     join(learner, path, rank, world_size)
     for update in range(2):
         results = learner.update(episodes=episode_batch(40 + rank, 24, 10 * update + 3))
     agree = learner.ranks.agree()
-    kind = type(learner.ranks._data_parallel).__name__
     learner.ranks.leave()
-    return learner.parameter_hash(), agree, kind, results["default_policy"]["num_nonfinite_gradients_skipped"]
+    return learner.parameter_hash(), agree, results["default_policy"]["num_nonfinite_gradients_skipped"]
 
 
-@pytest.mark.parametrize(
-    ("ddp_kwargs", "kind"),
-    [({}, "SharedGradients"), ({"broadcast_buffers": False}, "DataParallelForward")],
-    ids=["shared memory", "DDP"],
-)
-def test_ranks_stay_equal(ddp_kwargs: dict[str, Any], kind: str, tmp_path: Path) -> None:
-    results = run_ranks(two_ranks_main, 2, tmp_path, ddp_kwargs, "bfloat16")
+def test_ranks_stay_equal(tmp_path: Path) -> None:
+    results = run_ranks(two_ranks_main, 2, tmp_path, "bfloat16")
     assert results[0] == results[1]
-    assert results[0][1:] == (True, kind, 0)
+    assert results[0][1:] == (True, 0)
     (other := tmp_path / "exact").mkdir()
-    assert run_ranks(two_ranks_main, 2, other, ddp_kwargs, None)[0][0] != results[0][0]
+    assert run_ranks(two_ranks_main, 2, other, None)[0][0] != results[0][0]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from rlzmq.algorithms.results import merge_learner_results
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.process import loopback_interface
+from rlzmq.learners.distributed import RankGroup
 from rlzmq.learners.learner import Learner
 from rlzmq.learners.ranks import COMPARE_EVERY_UPDATES
 from rlzmq.learners.replay_learner import EpisodeReplay
@@ -36,7 +37,7 @@ from tests.learners.cases import (
     rows,
     square_learner,
 )
-from tests.learners.ranks import DiedError, run_ranks
+from tests.learners.ranks import DiedError, run_ranks, without_memory
 
 
 def join(learner: Learner, path: Path, rank: int, world_size: int, generation: int = 0) -> None:
@@ -141,11 +142,13 @@ class NormalizingModule(LinearModule):
         self.layer = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))  # type: ignore[assignment]
 
 
-def normalizing_main(rank: int, world_size: int, path: Path, ddp_kwargs: dict[str, Any]) -> Any:
+def normalizing_main(rank: int, world_size: int, path: Path, shares_memory: bool) -> Any:
+    if not shares_memory:
+        RankGroup.share_rows = without_memory  # type: ignore[method-assign]
     spec = RLModuleSpec(
         module_class=NormalizingModule, observation_space=OBSERVATION_SPACE, action_space=ACTION_SPACE
     )
-    config = ppo_config(minibatch_size=None, num_epochs=1).framework(torch_ddp_kwargs=ddp_kwargs)
+    config = ppo_config(minibatch_size=None, num_epochs=1)
     learner = SquareLearner(config=config, module_spec=spec)
     learner.build()
     join(learner, path, rank, world_size)
@@ -159,18 +162,15 @@ def normalizing_main(rank: int, world_size: int, path: Path, ddp_kwargs: dict[st
     return answer
 
 
-@pytest.mark.parametrize("ddp_kwargs", [{}, {"bucket_cap_mb": 1}], ids=["shared", "ddp"])
-def test_the_statistics_of_batch_norm_are_no_divergence_and_follow_those_of_rank_0(
-    tmp_path: Path, ddp_kwargs: dict[str, Any]
-) -> None:
-    zero, one = run_ranks(normalizing_main, 2, tmp_path, ddp_kwargs)
-    assert zero[:2] == one[:2] == (0, True)
+@pytest.mark.parametrize("shares_memory", [True, False])
+def test_the_statistics_of_batch_norm_are_those_of_rank_0(tmp_path: Path, shares_memory: bool) -> None:
+    zero, one = run_ranks(normalizing_main, 2, tmp_path, shares_memory)
+    assert zero == one
+    assert zero[:2] == (0, True)
     expected = np.zeros(4)
-    for turn, (of_zero, of_one) in enumerate(zip(zero[2], one[2], strict=True)):
-        means = [rows(16, seed=10 * turn + rank)["obs"].mean(0).numpy() for rank in (0, 1)]
-        assert of_one == pytest.approx(0.9 * expected + 0.1 * means[1], abs=1e-6)
-        expected = 0.9 * expected + 0.1 * means[0]
-        assert of_zero == pytest.approx(expected, abs=1e-6)
+    for turn, means in enumerate(zero[2]):
+        expected = 0.9 * expected + 0.1 * rows(16, seed=10 * turn)["obs"].mean(0).numpy()
+        assert means == pytest.approx(expected, abs=1e-6)
 
 
 class NaNOnRankOne(SquareLearner):
@@ -376,9 +376,8 @@ class SlowLearner(SquareLearner):
         return super().compute_loss_for_module(**kwargs)
 
 
-def slow_main(rank: int, world_size: int, path: Path, ddp_kwargs: dict[str, Any]) -> Any:
+def slow_main(rank: int, world_size: int, path: Path) -> Any:
     learner = square_learner(learner_class=SlowLearner, minibatch_size=10, num_epochs=1)
-    learner.config = learner.config.copy(copy_frozen=False).framework(torch_ddp_kwargs=ddp_kwargs)
     join(learner, path, rank, world_size)
     learner.update(batch=rows(20))
     results = learner.update(batch=rows(20))["__all_modules__"]
@@ -386,11 +385,8 @@ def slow_main(rank: int, world_size: int, path: Path, ddp_kwargs: dict[str, Any]
     return results
 
 
-@pytest.mark.parametrize("ddp_kwargs", [{}, {"bucket_cap_mb": 25}])  # through memory, and through gloo
-def test_the_wait_for_a_slow_rank_counts_as_reducing_and_its_work_as_its_forward_pass(
-    tmp_path: Path, ddp_kwargs: dict[str, Any]
-) -> None:
-    fast, slow = run_ranks(slow_main, 2, tmp_path, ddp_kwargs)
+def test_the_wait_for_a_slow_rank_counts_as_reducing_and_its_work_as_its_forward_pass(tmp_path: Path) -> None:
+    fast, slow = run_ranks(slow_main, 2, tmp_path)
     assert slow["learner_forward_timer"] >= 0.6
     assert fast["learner_reduce_timer"] >= 0.5
     assert fast["learner_reduce_timer"] > slow["learner_reduce_timer"] > 0

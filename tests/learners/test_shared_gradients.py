@@ -24,11 +24,10 @@ from rlzmq.core.process import loopback_interface
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners import distributed
-from rlzmq.learners.data_parallel import DataParallelForward, SharedGradients
 from rlzmq.learners.distributed import RankGroup, SharedRows
 from rlzmq.learners.learner import Learner
 from tests.learners.cases import SquareLearner, episode_batch, ppo_config, ppo_learner, rows, square_learner
-from tests.learners.ranks import DiedError, form_group, run_ranks
+from tests.learners.ranks import DiedError, form_group, run_ranks, without_memory
 from tests.support.forked import child_unmaps_only_its_own
 
 
@@ -45,15 +44,8 @@ def join(
     )
 
 
-def without_memory(self: RankGroup, row_bytes: int) -> None:
-    return None
-
-
 def mlp() -> Learner:
-    # tanh differs in the last bits without torch's graph, which DistributedDataParallel needs
-    return ppo_learner(
-        ppo_config({"fcnet_hiddens": [32, 32], "fcnet_activation": "relu"}, grad_clip=0.5, kl_coeff=0.1)
-    )
+    return ppo_learner(ppo_config({"fcnet_hiddens": [32, 32]}, grad_clip=0.5, kl_coeff=0.1))
 
 
 def lstm() -> Learner:
@@ -84,6 +76,11 @@ class NormedLearner(SquareLearner):
         return outputs.square().mean() + (
             0.0 if scale is None else scale(batch[Columns.OBS].double()).pow(3).mean()
         )
+
+
+def group_of(learner: Learner) -> RankGroup:
+    assert learner.ranks.group is not None
+    return learner.ranks.group
 
 
 CASES = {"mlp": mlp, "lstm": lstm, "modules": modules_of_which_one_is_not_trained}
@@ -125,24 +122,24 @@ def update_main(
         hashes.append(learner.parameter_hash())
         of_module = results["a" if case == "modules" else "default_policy"]
         norms.append(of_module["gradients_default_optimizer_global_norm"])
-    kind = type(learner.ranks._data_parallel)
+    shares_memory = group_of(learner).shares_memory
     learner.ranks.leave()
-    return kind, hashes, norms
+    return shares_memory, hashes, norms
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks_get_the_bits_of_gloo(tmp_path: Path, case: str) -> None:
     results = []
-    for shares_memory, expected in ((True, SharedGradients), (False, DataParallelForward)):
-        path = tmp_path / expected.__name__
-        path.mkdir()
+    for shares_memory in (True, False):
+        (path := tmp_path / str(shares_memory)).mkdir()
         ranks = run_ranks(update_main, 2, path, case, shares_memory)
-        assert [kind for kind, *_ in ranks] == [expected] * 2
+        assert [is_shared for is_shared, *_ in ranks] == [shares_memory] * 2
         results.append([of_rank[1:] for of_rank in ranks])
     assert results[0] == results[1]
-    first, second = results[0]
+    first, second = ([hashes for hashes, _ in result] for result in results)
+    assert first == second
+    assert first[0] == first[1]
     assert len(set(first[0])) == 4
-    assert (first == second) is (case != "modules"), "a rank's running statistics are its own after an update"
 
 
 def test_three_ranks_are_equal_and_deterministic(tmp_path: Path) -> None:
@@ -152,7 +149,7 @@ def test_three_ranks_are_equal_and_deterministic(tmp_path: Path) -> None:
         path.mkdir()
         results += run_ranks(update_main, 3, path, "mlp", True)
     assert all(result == results[0] for result in results)
-    assert results[0][0] is SharedGradients
+    assert results[0][0]
 
 
 @pytest.mark.parametrize(("case", "hosts"), [("mlp", "aabb"), ("modules", "aba")])
@@ -163,7 +160,7 @@ def test_ranks_of_several_hosts_sum_within_each_host_first(tmp_path: Path, case:
         results.append(run_ranks(update_main, len(hosts), path, case, True, names))
     first, again, one_host = results
     assert first == again
-    assert {kind for kind, *_ in first} == {SharedGradients}
+    assert all(shares_memory for shares_memory, *_ in first)
     if case == "mlp":
         assert all(result == first[0] for result in first)
     norms = [[of_rank[2] for of_rank in result] for result in (first, one_host)]
@@ -173,7 +170,7 @@ def test_ranks_of_several_hosts_sum_within_each_host_first(tmp_path: Path, case:
 def test_hosts_of_one_rank_each_use_gloo(tmp_path: Path) -> None:
     results = run_ranks(update_main, 2, tmp_path, "mlp", True, "ab")
     assert results[0] == results[1]
-    assert results[0][0] is DataParallelForward
+    assert not results[0][0]
 
 
 def exchange_main(rank: int, world_size: int, path: Path) -> Any:
@@ -208,7 +205,7 @@ def test_rows_are_whole_whichever_rank_is_ahead_and_nothing_remains(tmp_path: Pa
     before = os.listdir("/dev/shm")
     for seen, mapped, left in run_ranks(exchange_main, 3, tmp_path):
         assert seen == [[[(number + rank) % 251] for rank in range(3)] for number in range(2000)]
-        assert mapped == 2  # the group's votes and these rows
+        assert mapped == 2  # the group's numbers and these rows
         assert left == 0
     assert os.listdir("/dev/shm") == before
 
@@ -322,7 +319,7 @@ def fallback_main(rank: int, world_size: int, path: Path, failing_rank: int, cal
     learner = square_learner(minibatch_size=4, num_epochs=1)
     join(learner, path, rank, world_size)
     learner.update(batch=rows(20, seed=rank))
-    answer = learner.ranks.agree(), type(learner.ranks._data_parallel), learner.weights_seq_no
+    answer = learner.ranks.agree(), group_of(learner).shares_memory, learner.weights_seq_no
     learner.ranks.leave()
     return answer, records
 
@@ -332,23 +329,12 @@ def fallback_main(rank: int, world_size: int, path: Path, failing_rank: int, cal
 )
 def test_without_shared_memory_on_one_rank_all_use_gloo(tmp_path: Path, failing_rank: int, call: str) -> None:
     (first, logged), (second, others) = run_ranks(fallback_main, 2, tmp_path, failing_rank, call)
-    assert first == second == (True, DataParallelForward, 1)
+    assert first == second == (True, False, 1)
     assert logged == [
         "the learner ranks exchange gradients through gloo, without shared memory: "
         "[Errno 28] No space left on device"
     ]
     assert others == []
-
-
-def asked_main(rank: int, world_size: int, path: Path) -> Any:
-    ddp_kwargs = {"bucket_cap_mb": 1, "find_unused_parameters": True}
-    config = ppo_config(minibatch_size=None).framework(torch_ddp_kwargs=ddp_kwargs)
-    learner = ppo_learner(config)
-    join(learner, path, rank, world_size)
-    learner.update(episodes=episode_batch(40))
-    kind = type(learner.ranks._data_parallel)
-    learner.ranks.leave()
-    return kind
 
 
 class OneRank:
@@ -365,23 +351,6 @@ def test_a_forked_child_unmaps_nothing_but_its_own_memory() -> None:
     held = [rows]
     del rows
     assert child_unmaps_only_its_own(held, [address])
-
-
-def test_arguments_for_distributed_data_parallel_ask_for_it(tmp_path: Path) -> None:
-    assert run_ranks(asked_main, 2, tmp_path) == [DataParallelForward] * 2
-
-
-def forgotten_main(rank: int, world_size: int, path: Path) -> Any:
-    group = form_group(path, rank, world_size)
-    group.start_vote([True], step_id=1)
-    group.start_vote([rank == 0], step_id=2)
-    verdicts = [group.vote([rank == 0, True], step_id=3), group.vote([True] * 600, step_id=4)]
-    group.close()
-    return verdicts
-
-
-def test_votes_whose_result_nobody_asks_for_disturb_no_later_vote(tmp_path: Path) -> None:
-    assert run_ranks(forgotten_main, 2, tmp_path) == [[[False, True], [True] * 600]] * 2
 
 
 class SlowLearner(SquareLearner):

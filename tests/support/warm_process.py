@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, AnyStr, NoReturn
 
 from rlzmq.actors import forkserver
-from tests.support.warm import WARM
+from rlzmq.actors.forkserver import PRELOAD
 
 __all__ = ["WarmPopen", "run_warm", "with_popen"]
 
@@ -245,7 +245,7 @@ def serve() -> None:
     """Import the modules and serve orders; in a clone, run its program."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the fork server of the tests starts with signals blocked
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the tests and the programs
-    for name in (*WARM, *(f"rlzmq.cli.{command}" for command in _CLI)):
+    for name in (*PRELOAD, *(f"rlzmq.cli.{command}" for command in _CLI)):
         with contextlib.suppress(ModuleNotFoundError):  # of an extra
             importlib.import_module(name)
     importlib.import_module("torch").set_num_threads(1)
