@@ -137,7 +137,7 @@ if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `
     from rlzmq.core.metrics import MetricsLogger as MetricsLogger, StatsBase as StatsBase
     from rlzmq.core.names import *
     from rlzmq.core.signatures import override as override
-    from rlzmq.core.seeding import derive_seed as derive_seed
+    from rlzmq.core.update_plan import derive_seed as derive_seed
     from rlzmq.envs.multi_agent_env import (
         MultiAgentEnv as MultiAgentEnv,
         make_multi_agent as make_multi_agent,

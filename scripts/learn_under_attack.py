@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from learn import TASKS, configure, mean_return
 
-from rlzmq.core.seeding import derive_seed
+from rlzmq.core.update_plan import derive_seed
 from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
 
 TASK = TASKS["cartpole"]

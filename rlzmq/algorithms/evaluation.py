@@ -20,7 +20,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ClosedError, ConfigurationError
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.names import ALL_MODULES
-from rlzmq.core.plain import decode, encode_supported
+from rlzmq.core.plain import without_objects
 from rlzmq.core.signatures import place_of_code
 from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup, SamplingRound
 from rlzmq.driver.session import Session
@@ -292,7 +292,7 @@ class Evaluation:
         """Return the component of a checkpoint: metrics."""
         state: dict[str, Any] = {}
         if self._lifetime_counts or self._offline_counts:
-            logged = encode_supported(self._metrics.get_state())
+            logged = without_objects(self._metrics.get_state())
             state[_METRICS] = {
                 "lifetime_counts": self._lifetime_counts,
                 "offline_counts": dict(self._offline_counts),
@@ -305,7 +305,7 @@ class Evaluation:
         if _METRICS in state:
             self._lifetime_counts = dict(state[_METRICS]["lifetime_counts"])
             self._offline_counts = Counter(state[_METRICS].get("offline_counts", {}))
-            self._metrics.set_state(decode(state[_METRICS]["metrics"]))
+            self._metrics.set_state(state[_METRICS]["metrics"])
 
     async def stop(self) -> None:
         """Cancel the parallel round in progress, and stop the evaluation runners."""

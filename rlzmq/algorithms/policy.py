@@ -27,10 +27,10 @@ from rlzmq.algorithms.policy_agents import (
 from rlzmq.algorithms.stored_config import Given
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.rows import VectorStepRows
-from rlzmq.core.seeding import derive_seed
-from rlzmq.core.space_plain import space_from_plain
+from rlzmq.core.spaces import space_from_plain
 from rlzmq.core.synonyms import AnswersSynonyms
 from rlzmq.core.tree import num_items, tree_map, tree_stack, tree_unstack
+from rlzmq.core.update_plan import derive_seed
 from rlzmq.episodes.columns import Columns
 from rlzmq.runners.module_step import ModuleStep
 

@@ -20,7 +20,7 @@ from rlzmq.core.names import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     REPLAY_BUFFER_RESULTS,
 )
-from rlzmq.core.plain import decode, encode_supported
+from rlzmq.core.plain import without_objects
 from rlzmq.core.score_statistics import svg_curve
 from rlzmq.core.synonyms import missing_key
 from rlzmq.core.timers import LEARNER_STAGES
@@ -320,13 +320,13 @@ class Iterations:
             "num_env_steps_trained_lifetime": self.num_env_steps_trained_lifetime,
             "time_total_s": self._time_before + time.perf_counter() - self._run_start,
             "weights_version": self._weights_version,
-            "learner_metrics": encode_supported(self._learner_metrics.get_state()),
+            "learner_metrics": without_objects(self._learner_metrics.get_state()),
         }
         return {
             "iteration": self.num_done,
             "results": results,
-            "metrics": encode_supported(self._metrics.get_state()),
-            "counters": encode_supported(dict(self.counters)),
+            "metrics": without_objects(self._metrics.get_state()),
+            "counters": without_objects(dict(self.counters)),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -335,10 +335,10 @@ class Iterations:
         if "results" in state:
             self._set_results(state["results"])
         if "metrics" in state:
-            self._metrics.set_state(decode(state["metrics"]))
+            self._metrics.set_state(state["metrics"])
         if "counters" in state:
             self.counters.clear()
-            self.counters.update(decode(state["counters"]))
+            self.counters.update(state["counters"])
 
     def _set_results(self, state: Mapping[str, Any]) -> None:
         self.episodes.set_state(state)
@@ -346,7 +346,7 @@ class Iterations:
         self._time_before = state["time_total_s"]
         self._weights_version = state["weights_version"]
         if "learner_metrics" in state:
-            self._learner_metrics.set_state(decode(state["learner_metrics"]))
+            self._learner_metrics.set_state(state["learner_metrics"])
 
 
 class _Held(MetricsLogger):

@@ -21,7 +21,8 @@ from rlzmq.algorithms.registry import get_config_class
 from rlzmq.config.model_config import Catalog
 from rlzmq.connectors.learner.vtrace import TARGET_DIST_INPUTS
 from rlzmq.core.callbacks import Callback
-from rlzmq.core.tree import leaf_spaces, tree_map, tree_stack
+from rlzmq.core.spaces import leaf_spaces
+from rlzmq.core.tree import tree_map, tree_stack
 from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode

@@ -22,7 +22,7 @@ from rlzmq.connectors.connector_v2 import ConnectorV2, recorded_arguments
 from rlzmq.connectors.defaults import users_pieces
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.plain import NotPlainError
-from rlzmq.core.space_plain import space_to_plain
+from rlzmq.core.spaces import space_to_plain
 from rlzmq.core.trust import NOBODY, Trust, class_name, find_code
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec

@@ -29,7 +29,7 @@ from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.config.search_space import SEARCH_TAG, SearchObject, search_object_from_plain
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.plain import NotPlainError, from_plain, to_plain
-from rlzmq.core.space_plain import space_from_plain, space_to_plain
+from rlzmq.core.spaces import space_from_plain, space_to_plain
 from rlzmq.core.trust import CALLER, Trust, class_name, find_code
 from rlzmq.envs.registry import check_env_name
 

@@ -38,12 +38,10 @@ __all__ = [
     "TreeReader",
     "TreeWriter",
     "checked_dtype",
-    "decode",
-    "encode",
-    "encode_supported",
     "expect_list",
     "from_plain",
     "to_plain",
+    "without_objects",
 ]
 
 _LEAVES = frozenset({type(None), bool, int, float, str, bytes})
@@ -54,7 +52,6 @@ _MAX_KEYS = 4000
 _DTYPE = re.compile(
     r"[<>|=]?(?:b1|[iu][1248]|f[248]|c(?:8|16)|[SU][1-9][0-9]{0,5}|[mM]8(?:\[[0-9]{0,9}[a-zA-Zμ]{1,7}\])?)"
 )
-_TENSOR = "__tensor__"  # the key that marks a dict as an encoded tensor
 _known_dtypes: dict[str, np.dtype[Any]] = {}
 
 
@@ -287,56 +284,22 @@ def from_plain(tree: Any) -> Any:
     return _reader.read(tree)
 
 
-def encode(value: Any, where: str = "value") -> Any:
-    """Return a copy of a part of a state for messages and checkpoints, which preserve all but tensors' devices.
+class _Numbers(TreeWriter):
+    """Finds out what a checkpoint can hold: of arrays, those of numbers."""
 
-    Args:
-        value: None, bool, int, float, str, bytes, numpy scalars, arrays and tensors of numbers, nested in dicts,
-            lists and tuples.
-        where: Name of the value in error messages.
-
-    Raises:
-        NotPlainError: A value has another type; the message names its path.
-    """
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
-        return value.copy()
-    if isinstance(value, Mapping):
-        return {encode(k, f"{where} key"): encode(item, f"{where}[{k!r}]") for k, item in value.items()}
-    if isinstance(value, list | tuple):
-        items = [encode(item, f"{where}[{i}]") for i, item in enumerate(value)]
-        return items if isinstance(value, list) else tuple(items)
-    if hasattr(value, "detach") and str(value.dtype) != "torch.bfloat16":
-        return {_TENSOR: value.detach().cpu().numpy().copy(), "device": str(value.device)}
-    if value is None or type(value) in (bool, int, float, str, bytes):
-        return value
-    raise NotPlainError(
-        f"{where}: expected numbers, strings, arrays or tensors in dicts, lists and tuples, got {_described(value)}."
-    )
+    def place(self, array: np.ndarray, where: str) -> Any:
+        if array.dtype.kind not in "biuf":
+            raise NotPlainError(f"{where}: expected an array of numbers, got dtype {array.dtype}.")
 
 
-def encode_supported(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Encode a dict without its unsupported items, e.g. user objects."""
+def without_objects(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a dict without the items that checkpoints cannot hold, e.g. objects that users log."""
     kept = {}
     for key, value in values.items():
         with contextlib.suppress(NotPlainError):
-            kept[key] = encode(value)
+            _Numbers().write(value)
+            kept[key] = value
     return kept
-
-
-def decode(encoded: object) -> Any:
-    """Return the value from a result of `encode`, in new memory."""
-    if isinstance(encoded, np.ndarray):
-        return np.array(encoded)
-    if isinstance(encoded, list | tuple):
-        items = [decode(item) for item in encoded]
-        return items if isinstance(encoded, list) else tuple(items)
-    if not isinstance(encoded, Mapping):
-        return encoded
-    if _TENSOR in encoded:
-        import torch
-
-        return torch.from_numpy(np.array(encoded[_TENSOR])).to(encoded["device"])
-    return {key: decode(item) for key, item in encoded.items()}
 
 
 def _described(value: object) -> str:

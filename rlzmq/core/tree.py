@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-import gymnasium as gym
 import numpy as np
 import optree
 from optree.utils import total_order_sorted
@@ -18,11 +17,8 @@ __all__ = [
     "as_numpy",
     "check_same_structure",
     "is_nested",
-    "leaf_spaces",
     "num_items",
     "object_array",
-    "one_hot",
-    "space_filler",
     "tree_flatten",
     "tree_leaves",
     "tree_map",
@@ -233,90 +229,3 @@ def tree_zeros_like(tree: Any, lead: tuple[int, ...] = ()) -> Any:
         return np.zeros((*lead, *array.shape), array.dtype)
 
     return tree_map(zeros, tree)
-
-
-def leaf_spaces(space: gym.Space[Any]) -> list[Any]:
-    """Return the leaves of a space in the order of `tree_leaves`, with Dict keys sorted."""
-    if isinstance(space, gym.spaces.Dict):
-        return [leaf for key in sorted(space.spaces) for leaf in leaf_spaces(space.spaces[key])]
-    if isinstance(space, gym.spaces.Tuple):
-        return [leaf for part in space.spaces for leaf in leaf_spaces(part)]
-    return [space]
-
-
-def space_filler(
-    space: gym.Space[Any], fill: Any, *, lead: tuple[int, ...] = (), one_hot_discrete: bool = False
-) -> Any:
-    """Return an item (or a batch of items) with ``space``'s structure, shapes and dtypes, filled with one value.
-
-    Args:
-        space: A space with Dict, Tuple, Box, Discrete, MultiDiscrete and MultiBinary parts. Leaves of other kinds
-            become the plain ``fill``.
-        fill: The value of every element. It may be outside of the space.
-        lead: Dimensions added before each leaf's shape, e.g. ``(num_items,)``.
-        one_hot_discrete: Whether Discrete and MultiDiscrete leaves have the shape of `one_hot`'s results (float32).
-
-    Returns:
-        Arrays (0-d ones for scalar spaces) in the space's structure.
-    """
-    if isinstance(space, gym.spaces.Dict):
-        return {
-            key: space_filler(sub_space, fill, lead=lead, one_hot_discrete=one_hot_discrete)
-            for key, sub_space in space.spaces.items()
-        }
-    if isinstance(space, gym.spaces.Tuple):
-        return tuple(
-            space_filler(sub_space, fill, lead=lead, one_hot_discrete=one_hot_discrete)
-            for sub_space in space.spaces
-        )
-    if one_hot_discrete and isinstance(space, gym.spaces.Discrete):
-        return np.full((*lead, int(space.n)), fill, np.float32)
-    if one_hot_discrete and isinstance(space, gym.spaces.MultiDiscrete):
-        return np.full((*lead, int(space.nvec.sum())), fill, np.float32)
-    if space.shape is None or space.dtype is None:
-        return fill
-    return np.full((*lead, *space.shape), fill, space.dtype)
-
-
-def one_hot(space: gym.Space[Any], value: Any) -> Any:
-    """One-hot encode the Discrete and MultiDiscrete leaves of an item or of a batch of items.
-
-    Args:
-        space: The space of one item.
-        value: An item of ``space``, or a batch of items with any leading dimensions.
-
-    Returns:
-        The same structure. A Discrete leaf ``[...]`` becomes float32 ``[..., n]``. A MultiDiscrete leaf ``[...,
-        *nvec.shape]`` becomes the concatenated one-hots, float32 ``[..., sum(nvec)]``. Other leaves are unchanged.
-
-    Raises:
-        ValueError: A value is not a number, or is outside of its Discrete or MultiDiscrete space.
-    """
-    if isinstance(space, gym.spaces.Dict):
-        return {key: one_hot(sub_space, value[key]) for key, sub_space in space.spaces.items()}
-    if isinstance(space, gym.spaces.Tuple):
-        return tuple(one_hot(sub_space, part) for sub_space, part in zip(space.spaces, value, strict=True))
-    if isinstance(space, gym.spaces.Discrete):
-        return _one_hot_discrete(_numbers_of(space, value) - space.start, int(space.n), space)
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        array = _numbers_of(space, value) - space.start
-        flat = array.reshape((*array.shape[: array.ndim - space.nvec.ndim], space.nvec.size))
-        parts = [_one_hot_discrete(flat[..., i], int(n), space) for i, n in enumerate(space.nvec.reshape(-1))]
-        return np.concatenate(parts, axis=-1)
-    return value
-
-
-def _numbers_of(space: gym.Space[Any], value: object) -> np.ndarray:
-    array = np.asarray(value)
-    if value_kind(array.dtype) != "number":
-        raise ValueError(f"expected values of {space} to one-hot encode, got {value!r:.80}.")
-    return array
-
-
-def _one_hot_discrete(index: np.ndarray, n: int, space: gym.Space[Any]) -> np.ndarray:
-    if index.size and (index.min() < 0 or index.max() >= n):
-        low, high = int(index.min()), int(index.max())
-        raise ValueError(f"expected values in 0…{n - 1} (start of {space} taken off), got {low}…{high}.")
-    result = np.zeros((*index.shape, n), np.float32)
-    np.put_along_axis(result, np.asarray(index, np.int64)[..., None], 1.0, axis=-1)
-    return result

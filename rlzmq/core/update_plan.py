@@ -1,12 +1,20 @@
-"""UpdatePlan: the training data of an update, as one value that every layer reads."""
+"""What serial and distributed runs have in common, so that they train on the same numbers: plans, leases, seeds.
+
+An UpdatePlan is the training data of an update, as one value that every layer reads. A lease is the permission to
+sample a number of vector steps, the only flow control; a run in one process plans it as if it had one runner.
+"""
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ReplayRatio", "UpdatePlan"]
+import numpy as np
+
+__all__ = ["ReplayRatio", "UpdatePlan", "derive_seed", "plan_lease", "small_lease", "step_allowance"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +107,98 @@ class ReplayRatio:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the counts."""
         self.num_sampled, self.num_trained = int(state["num_sampled"]), int(state["num_trained"])
+
+
+def plan_lease(
+    remaining_env_steps: int,
+    num_runners: int,
+    num_envs: int,
+    fragment_length: int,
+    *,
+    pace: float = 1.0,
+    leased_env_steps: int = 0,
+    held_env_steps: int = 0,
+    travel_steps: int = 0,
+) -> int:
+    """Return the number of vector steps of the next lease of a batch; 0 if the batch is covered.
+
+    Leases are full while much of the batch remains. Towards the end a runner gets its share of the rest, in
+    proportion to its pace: at least a small lease (a quarter of a full one, less for a slow runner), at most what
+    covers the rest. Runners therefore finish together, and the surplus stays below one small lease. The result
+    never decreases as `remaining_env_steps` grows.
+
+    Args:
+        remaining_env_steps: Batch minus the steps that have arrived and those leased (counted in full).
+        num_runners: Number of runners that share the rest, >= 1.
+        num_envs: Env steps per vector step of the asking runner.
+        fragment_length: Vector steps of a full lease.
+        pace: Env steps per second of the asking runner, divided by the mean of all runners.
+        leased_env_steps: Env steps of this batch leased to all runners, including the asking one.
+        held_env_steps: Env steps of this batch leased to the asking runner.
+        travel_steps: Env steps that the asking runner samples while a lease and its data are on their way: a smaller
+            lease would take longer to travel than to sample.
+
+    Example:
+        >>> plan_lease(1000, 1, 8, 50), plan_lease(100, 1, 8, 50), plan_lease(0, 1, 8, 50)
+        (50, 13, 0)
+        >>> plan_lease(400, 2, 8, 50), plan_lease(400, 2, 8, 50, pace=0.2), plan_lease(400, 2, 8, 50, pace=1.8)
+        (25, 5, 45)
+    """
+    if remaining_env_steps <= 0:
+        return 0
+    covering = -(-remaining_env_steps // num_envs)
+    part = (remaining_env_steps + leased_env_steps) * pace / max(1, num_runners) - held_env_steps
+    least = max(1, int(small_lease(fragment_length) * min(1.0, pace)), travel_steps // num_envs)
+    return min(fragment_length, covering, max(math.ceil(part / num_envs), least))
+
+
+def small_lease(fragment_length: int) -> int:
+    """Return the number of vector steps below which a lease is not split: a quarter of a full one, at least 1."""
+    return max(1, fragment_length // 4)
+
+
+def step_allowance(
+    *,
+    batch: int,
+    staleness: int,
+    num_envs: int,
+    in_flight: int,
+) -> int:
+    """Return the number of env steps that may be leased now in an asynchronous run (staleness S >= 1).
+
+    There are S+1 slots of one batch each. A slot is occupied from the lease until the data was trained *and* the
+    resulting weights were published. In FIFO order the data is then at most S versions old when it is trained. With
+    replay, an update trains in proportion to its fresh steps (`core.update_plan`), so the slots also limit how far
+    sampling may run ahead of the ratio.
+
+    Args:
+        batch: Env steps per update over all ranks.
+        staleness: S.
+        num_envs: Env steps per vector step of the asking runner. The slots leave room for one vector step beyond a
+            batch; otherwise a batch smaller than a vector step could never be filled.
+        in_flight: Env steps leased (in full), pending, in training, or trained but not yet published.
+    """
+    if not batch:
+        return 0
+    return max((staleness + 1) * batch, batch + num_envs) - in_flight
+
+
+def derive_seed(run_seed: int, role: str, index: int = 0, *extra: int) -> int:
+    """Return the seed of one random stream, from (run seed, role, index, ...).
+
+    Equal arguments give equal seeds in every process and on every machine. Different arguments give streams that are
+    independent for all practical purposes (numpy's ``SeedSequence``).
+
+    Args:
+        run_seed: The run's seed, ``config.seed``.
+        role: Purpose of the stream, e.g. ``"env"``, ``"policy"``, ``"minibatch"``, ``"module"``.
+        index: Index of the process (or env, or rank) within its role, from 0.
+        extra: Additional coordinates, e.g. the incarnation of a restarted process.
+
+    Returns:
+        An int in [0, 2**31), accepted by Gymnasium, numpy and torch alike.
+    """
+    words = (run_seed, run_seed >> 32, zlib.crc32(role.encode()), index, *extra)
+    # Passed as an array, since numpy converts a list of numbers one by one.
+    sequence = np.random.SeedSequence(np.array([int(word) & 0xFFFFFFFF for word in words], np.uint32))
+    return int(sequence.generate_state(1, np.uint32)[0]) & 0x7FFFFFFF

@@ -23,7 +23,8 @@ import torch
 from rlzmq.algorithms.policy import Policy
 from rlzmq.core.errors import ConfigurationError, RlzmqError
 from rlzmq.core.imports import import_optional
-from rlzmq.core.tree import leaf_spaces, tree_leaves, tree_map, tree_stack
+from rlzmq.core.spaces import leaf_spaces
+from rlzmq.core.tree import tree_leaves, tree_map, tree_stack
 from rlzmq.core.version import __version__
 from rlzmq.deploy.policy_graph import FlatPolicyGraph, PolicyGraph
 from rlzmq.modules.distributions import num_dist_inputs

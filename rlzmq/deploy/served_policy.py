@@ -25,7 +25,8 @@ import torch
 from rlzmq.algorithms.policy import Policy
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.printable import cut
-from rlzmq.core.tree import leaf_spaces, tree_flatten, tree_leaves, tree_map, tree_stack, tree_unstack
+from rlzmq.core.spaces import leaf_spaces
+from rlzmq.core.tree import tree_flatten, tree_leaves, tree_map, tree_stack, tree_unstack
 from rlzmq.deploy.policy_graph import FlatPolicyGraph, GraphOutputs, PolicyGraph, Port, zeros_of
 
 __all__ = ["Arrays", "RequestError", "ServedPolicy", "check_rows", "rows_from_json", "values_from_json"]

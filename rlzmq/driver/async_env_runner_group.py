@@ -19,7 +19,6 @@ from rlzmq.driver.process_config import config_for_runners
 from rlzmq.driver.runner_calls import RunnerCalls
 from rlzmq.driver.runner_supervision import RunnerSupervisor
 from rlzmq.driver.supervision import spawn_within
-from rlzmq.roles.fragment_data import sample_with_metrics
 
 __all__ = ["AsyncEnvRunnerGroup", "SamplingRound", "flatten_episodes"]
 
@@ -203,7 +202,7 @@ class AsyncEnvRunnerGroup(RunnerCalls):
             self._watch.attend(runner.env)
             with self._watch.work():
                 return [
-                    sample_with_metrics(runner, options) if with_metrics else runner.sample_batch(**options)
+                    runner.sample_with_metrics(options) if with_metrics else runner.sample_batch(**options)
                     for _, options in calls
                 ]
         if not self.handles:

@@ -36,9 +36,8 @@ from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.driver.driver_link import DriverLink, MetaCheck, ReportReader
 from rlzmq.driver.join_files import JoinKeys, pack_config
 from rlzmq.driver.supervision import Supervisor
-from rlzmq.driver.update_results import Accounting, UpdateResult
+from rlzmq.driver.update_results import Accounting, UpdateResult, num_left_out
 from rlzmq.protocol.events import Report
-from rlzmq.roles.fragment_data import num_left_out
 from rlzmq.roles.peer_link import new_peer_id, spaces_digest
 from rlzmq.wire.messages import Notice, OpenUpdate, Progress
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.plain import NotPlainError
-from rlzmq.core.space_plain import space_to_plain
+from rlzmq.core.spaces import space_to_plain
 
 __all__ = ["ConnectorSync"]
 

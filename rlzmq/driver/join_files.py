@@ -14,7 +14,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.addresses import split_tcp
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import read_private_file, write_private_file
-from rlzmq.core.space_plain import space_from_plain, space_to_plain
+from rlzmq.core.spaces import space_from_plain, space_to_plain
 from rlzmq.core.trust import CALLER
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec

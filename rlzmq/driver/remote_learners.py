@@ -20,7 +20,7 @@ from rlzmq.actors.process_state import ActorLostError, ExitStatus
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.addresses import split_tcp
 from rlzmq.core.errors import ConfigurationError, DeadlineError, PeerLostError, ProtocolError
-from rlzmq.core.space_plain import space_to_plain
+from rlzmq.core.spaces import space_to_plain
 from rlzmq.driver.join_files import JoinKeys, at_host, pack_config
 from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.events import SocketEvent

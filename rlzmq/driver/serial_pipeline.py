@@ -14,10 +14,10 @@ from typing import Any
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE
+from rlzmq.core.update_plan import plan_lease
 from rlzmq.driver.connector_sync import ConnectorSync
-from rlzmq.driver.update_results import Accounting, UpdateResult
-from rlzmq.protocol.leases import plan_lease
-from rlzmq.roles.fragment_data import num_left_out, sorted_by_env, take_fragment
+from rlzmq.driver.update_results import Accounting, UpdateResult, num_left_out
+from rlzmq.wire.fragment_message import sorted_by_env
 
 __all__ = ["SerialPipeline"]
 
@@ -115,7 +115,7 @@ class SerialPipeline:
         while remaining > 0:
             length = plan_lease(remaining, 1, runner.num_envs, plan.fragment_length)
             with self._watch.work():
-                batch = take_fragment(runner, length)
+                batch = runner.take_fragment(length)
             metas.append(batch.meta)
             if plan.keeps_episodes:
                 batch, _ = sorted_by_env(batch, runner.num_envs)

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE
 
-__all__ = ["Accounting", "UpdateResult"]
+__all__ = ["Accounting", "UpdateResult", "num_left_out"]
 
 
 @dataclass
@@ -164,3 +164,13 @@ class Accounting:
             + (f" ({dropped})" if dropped else "")
             + f" + pending {self.pending}"
         )
+
+
+# Far above any real fragment; an external runner may send any number.
+_MAX_LEFT_OUT = 2**40
+
+
+def num_left_out(meta: Mapping[str, Any]) -> int:
+    """Return the env steps that a runner left out of a fragment as non-finite."""
+    num = meta.get("num_env_steps_not_finite", 0)
+    return num if type(num) is int and 0 <= num <= _MAX_LEFT_OUT else 0

@@ -8,14 +8,8 @@ from typing import Any, TypeVar
 import gymnasium as gym
 import numpy as np
 
-from rlzmq.core.tree import (
-    space_filler,
-    tree_flatten,
-    tree_map,
-    tree_stack,
-    tree_zeros_like,
-    value_kind,
-)
+from rlzmq.core.spaces import space_filler
+from rlzmq.core.tree import tree_flatten, tree_map, tree_stack, tree_zeros_like, value_kind
 from rlzmq.episodes.batch_columns import AGENT_LISTS, ID_LISTS, TABLE, BatchColumns
 from rlzmq.episodes.columns import Columns, ragged_arange
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer

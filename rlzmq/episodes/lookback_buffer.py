@@ -17,13 +17,12 @@ import gymnasium as gym
 import numpy as np
 
 from rlzmq.core.plain import NotPlainError, from_plain, to_plain
+from rlzmq.core.spaces import one_hot, space_filler
 from rlzmq.core.tree import (
     check_same_structure,
     is_nested,
     num_items,
     object_array,
-    one_hot,
-    space_filler,
     tree_leaves,
     tree_map,
     tree_stack,

@@ -15,7 +15,7 @@ import gymnasium as gym
 
 from rlzmq.core.errors import MultiAgentEnvError
 from rlzmq.core.plain import from_plain, to_plain
-from rlzmq.core.space_plain import space_from_plain, space_to_plain
+from rlzmq.core.spaces import space_from_plain, space_to_plain
 from rlzmq.episodes.agent_timelines import (
     ALL_AGENTS,
     LAST_OBSERVATION,

@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 from rlzmq.core.plain import NotPlainError, from_plain, to_plain
-from rlzmq.core.space_plain import space_from_plain, space_to_plain
+from rlzmq.core.spaces import space_from_plain, space_to_plain
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_columns import REWARD_SPACE, EpisodeColumns, InfosBuffer
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer, same_items

@@ -43,9 +43,9 @@ from rlzmq.core.checkpoint import Checkpointable
 from rlzmq.core.errors import ConfigurationError, NotFiniteError
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.names import ALL_MODULES, LEARNER_PATH
-from rlzmq.core.seeding import derive_seed
 from rlzmq.core.signatures import TellsUncalled, check_takes
 from rlzmq.core.tracebacks import ShortTraceback
+from rlzmq.core.update_plan import derive_seed
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.learners.compiling import LearnerCompiler, MixedPrecision
 from rlzmq.learners.losses import no_loss

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from rlzmq.connectors.common.agent_to_module_mapping import initial_state
 from rlzmq.core.errors import ConfigurationError, NotFiniteError
 from rlzmq.core.names import ALL_MODULES
+from rlzmq.core.spaces import space_filler
 from rlzmq.core.tracebacks import ShortTraceback
-from rlzmq.core.tree import space_filler, tree_map
+from rlzmq.core.tree import tree_map
 from rlzmq.episodes.bad_values import find_bad_values
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.metrics import MetricsLogger
-from rlzmq.core.plain import decode, encode_supported
+from rlzmq.core.plain import without_objects
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.learners.distributed import DesynchronizedError, parameter_hash
 from rlzmq.learners.optimizers import Optimizers
@@ -144,7 +144,7 @@ class Snapshot:
                 pipeline = learner._learner_connector
                 state[name] = {} if pipeline is None else pipeline.get_state()
             elif name == "metrics":
-                state[name] = encode_supported(learner.metrics.get_state())
+                state[name] = without_objects(learner.metrics.get_state())
             elif name == "random":
                 state[name] = {"seed": learner.seed}
             elif name == "source":
@@ -170,7 +170,7 @@ class Snapshot:
         if state.get("learner_connector") and learner._learner_connector is not None:
             learner._learner_connector.set_state(state["learner_connector"])
         if "metrics" in state:
-            learner.metrics.set_state(decode(state["metrics"]))
+            learner.metrics.set_state(state["metrics"])
         if "random" in state:
             learner.seed = int(state["random"]["seed"])
         if "extra" in state:

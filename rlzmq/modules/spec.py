@@ -16,10 +16,10 @@ from rlzmq.config.model_config import DefaultModelConfig, model_config_to_dict, 
 from rlzmq.config.plain import SPEC_TAG
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import LazyModule
-from rlzmq.core.seeding import derive_seed
-from rlzmq.core.space_plain import space_from_plain, space_to_plain
+from rlzmq.core.spaces import space_from_plain, space_to_plain
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import CALLER, Trust, class_name, find_code
+from rlzmq.core.update_plan import derive_seed
 
 if TYPE_CHECKING:
     from rlzmq.modules import rl_module

@@ -1,4 +1,4 @@
-"""Ledger: every accepted fragment of the broker until it is committed.
+"""What the broker keeps account of: every accepted fragment until it is committed, and who holds which leases.
 
 Definitions. A fragment is *accepted* when its header is valid, its id is new, and it is in this ledger. It is
 *committed* when each of its env steps was trained in a committed update or dropped with a reason. Its runner keeps a
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from rlzmq.wire.codec import Buffer, FragmentId
 from rlzmq.wire.fragment_message import FragmentRange
@@ -21,9 +21,13 @@ __all__ = [
     "DROP_REASONS",
     "DropReason",
     "Entry",
+    "GrantedLease",
+    "LeaseBook",
     "Ledger",
+    "Pace",
     "RunnerRecord",
     "StepAccount",
+    "Turn",
 ]
 
 
@@ -474,3 +478,168 @@ class Ledger:
             self._free[entry.id] = entry
         else:
             self._free.pop(entry.id, None)
+
+
+_MEMORY = 0.7  # weight of earlier fragments, applied once per fragment
+
+
+class Pace:
+    """Recent env steps per second of a runner, weighted towards its last few fragments."""
+
+    def __init__(self) -> None:
+        self._num_env_steps = 0.0
+        self._seconds = 0.0
+
+    @property
+    def env_steps_per_s(self) -> float:
+        """The current estimate; 0 before the first fragment."""
+        return self._num_env_steps / self._seconds if self._seconds else 0.0
+
+    def note(self, num_env_steps: int, seconds: float) -> None:
+        """Add a fragment that took this many seconds."""
+        if num_env_steps > 0:
+            self._num_env_steps = _MEMORY * self._num_env_steps + num_env_steps
+            self._seconds = _MEMORY * self._seconds + max(seconds, 1e-6)
+
+
+@dataclass(slots=True)
+class GrantedLease:
+    """One outstanding lease.
+
+    Attributes:
+        num_env_steps: Maximum number of env steps (if no step is an autoreset step).
+        counted_env_steps: Expected number of env steps; other runners sample the rest.
+        deadline: Time at which its steps may be granted again if its holder shows no progress until then.
+        max_s: Seconds of sampling after which its holder delivers what it has; 0: no limit.
+    """
+
+    lease_id: int
+    peer: str
+    update_id: int
+    num_vector_steps: int
+    num_env_steps: int
+    counted_env_steps: int
+    granted_at: float
+    timeout_s: float
+    deadline: float
+    max_s: float
+
+
+class Turn(NamedTuple):
+    """Place of a peer in the order of service: those with the fewest leases first, then the oldest last grant.
+
+    Ties are broken by the peer's key, so the order does not depend on any arrival or dict order.
+    """
+
+    num_leases: int
+    last: int
+    peer: str
+
+
+class LeaseBook:
+    """Outstanding leases, by id, in the order of their grants, and by peer.
+
+    Attributes:
+        changed: Peers whose place in the order of service may have changed, until `take_changed`.
+    """
+
+    def __init__(self, first_id: int = 1, max_per_peer: int = 2) -> None:
+        self.leases: dict[int, GrantedLease] = {}
+        self.max_per_peer = max_per_peer
+        self.changed: set[str] = set()
+        self._by_peer: dict[str, dict[int, GrantedLease]] = {}
+        self._last_turn: dict[str, int] = {}
+        self._env_steps: dict[int, int] = {}
+        self._next_id = first_id
+        self._turn = 0
+
+    def grant(
+        self,
+        peer: str,
+        update_id: int,
+        num_vector_steps: int,
+        num_envs: int,
+        now: float,
+        timeout_s: float,
+        *,
+        max_s: float = 0.0,
+        counted_envs: int | None = None,
+    ) -> GrantedLease:
+        """Record a new lease for a peer.
+
+        Args:
+            peer, update_id, num_vector_steps, timeout_s, max_s: See `GrantedLease`.
+            num_envs: Env steps per vector step that the peer declared.
+            counted_envs: Expected env steps per vector step; None: `num_envs`.
+        """
+        lease = GrantedLease(
+            self._next_id,
+            peer,
+            update_id,
+            num_vector_steps,
+            num_vector_steps * num_envs,
+            num_vector_steps * (num_envs if counted_envs is None else counted_envs),
+            now,
+            timeout_s,
+            now + timeout_s,
+            max_s,
+        )
+        self._next_id += 1
+        self._turn += 1
+        self._last_turn[peer] = self._turn
+        self.leases[lease.lease_id] = lease
+        self._env_steps[update_id] = self._env_steps.get(update_id, 0) + lease.counted_env_steps
+        self._by_peer.setdefault(peer, {})[lease.lease_id] = lease
+        self.changed.add(peer)
+        return lease
+
+    def end(self, lease_id: int) -> GrantedLease | None:
+        """Remove and return a lease that was fulfilled, returned or lost; None if it is not outstanding."""
+        lease = self.leases.pop(lease_id, None)
+        if lease is not None:
+            del self._by_peer[lease.peer][lease_id]
+            self.changed.add(lease.peer)
+            self._env_steps[lease.update_id] -= lease.counted_env_steps
+            if not self._env_steps[lease.update_id]:
+                del self._env_steps[lease.update_id]
+        return lease
+
+    def of_peer(self, peer: str) -> list[GrantedLease]:
+        """Return the peer's leases, oldest first."""
+        return list(self._by_peer.get(peer, {}).values())
+
+    def num_of_peer(self, peer: str) -> int:
+        """Return the number of leases that the peer holds."""
+        return len(self._by_peer.get(peer, ()))
+
+    def held_env_steps(self, peer: str) -> int:
+        """Return the number of env steps expected from the peer's leases."""
+        return sum(lease.counted_env_steps for lease in self._by_peer.get(peer, {}).values())
+
+    def turn_of(self, peer: str) -> Turn:
+        """Return the peer's place in the order of service."""
+        return Turn(self.num_of_peer(peer), self._last_turn.get(peer, 0), peer)
+
+    def take_changed(self) -> set[str]:
+        """Return and clear `changed`."""
+        changed, self.changed = self.changed, set()
+        return changed
+
+    def forget_peer(self, peer: str) -> list[GrantedLease]:
+        """End and return all leases of a peer that left."""
+        ended = [lease for lease in self.of_peer(peer) if self.end(lease.lease_id)]
+        self._by_peer.pop(peer, None)
+        self._last_turn.pop(peer, None)
+        self.changed.add(peer)
+        return ended
+
+    def leased_env_steps(self, update_id: int | None = None) -> int:
+        """Return the number of env steps expected from the leases of an update (or of all updates)."""
+        if update_id is None:
+            return sum(self._env_steps.values())
+        return self._env_steps.get(update_id, 0)
+
+    def renew(self, peer: str, now: float, patience_s: float) -> None:
+        """Extend the leases of a peer that shows progress by their time-out, or by `patience_s` if that is longer."""
+        for lease in self.of_peer(peer):
+            lease.deadline = max(lease.deadline, now + max(lease.timeout_s, patience_s))

@@ -32,7 +32,7 @@ from rlzmq.core.errors import ConfigurationError, ProtocolError
 from rlzmq.core.files import RECORD_BYTES, make_directories, map_file, read_records, write_record
 from rlzmq.core.imports import import_optional
 from rlzmq.core.plain import NotPlainError
-from rlzmq.core.space_plain import space_from_plain, space_to_plain
+from rlzmq.core.spaces import space_from_plain, space_to_plain
 from rlzmq.core.tree import tree_rows, tree_stack
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch, join_chunks

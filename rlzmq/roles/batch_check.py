@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from rlzmq.episodes.bad_values import find_bad_values
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns, ragged_arange
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.wire.codec import FragmentId
+from rlzmq.wire.fragment_message import decode_fragment
 
-__all__ = ["BatchCheck"]
+__all__ = ["BatchCheck", "decode_steps"]
 
 # Leaf path → (shape of one step, kind of dtype).
 _Form = dict[str, tuple[tuple[int, ...], str]]
@@ -142,6 +144,41 @@ class BatchCheck:
     def forget(self) -> None:
         """Discard the expected forms after the modules changed."""
         self._forms.clear()
+
+
+def decode_steps(
+    frames: Sequence[Any],
+    check: BatchCheck,
+    fragment: FragmentId,
+    first: int,
+    num_steps: int,
+) -> EpisodeBatch:
+    """Decode and check some env steps of a fragment from a runner, which is not trusted.
+
+    Args:
+        frames: Frames of the fragment's message, or of the message of this range.
+        check: The check to apply.
+        fragment: Id of the fragment.
+        first, num_steps: Range of env steps.
+
+    Returns:
+        A batch of these steps, in chunk order.
+
+    Raises:
+        ProtocolError: It cannot be decoded.
+        ValueError: It does not pass the check, or does not have these steps.
+    """
+    header, arrays, _ = decode_fragment(frames)
+    batch = EpisodeBatch.from_wire(header.batch, arrays)
+    check.check(batch, fragment)
+    # A message of this range alone, or of the whole fragment.
+    begin = 0 if header.num_env_steps == num_steps else first
+    last = begin + num_steps
+    if last > batch.num_env_steps:
+        raise ValueError(f"steps {begin}…{last} are wanted of a fragment of {batch.num_env_steps}")
+    if (begin, last) != (0, batch.num_env_steps):
+        batch = batch.slice_steps(begin, last)
+    return batch
 
 
 @dataclass(slots=True)

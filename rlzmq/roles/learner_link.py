@@ -25,7 +25,7 @@ import torch
 from rlzmq.core import faults, trace
 from rlzmq.core.errors import PeerLostError, ProtocolError
 from rlzmq.core.process import end_if_out_of_memory
-from rlzmq.core.space_plain import space_from_plain
+from rlzmq.core.spaces import space_from_plain
 from rlzmq.core.tree import tree_stack
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.distributed import DesynchronizedError
@@ -45,8 +45,7 @@ from rlzmq.protocol.events import (
 from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.protocol.weights import PUBLICATION_PREFIX_BYTES, new_publication_buffer, seal_publication
 from rlzmq.roles.arrival_log import ArrivalLog
-from rlzmq.roles.batch_check import BatchCheck
-from rlzmq.roles.fragment_data import decode_steps
+from rlzmq.roles.batch_check import BatchCheck, decode_steps
 from rlzmq.roles.hang_watch import UpdateWatch
 from rlzmq.roles.peer_link import Curve, PeerLink, ends_link, new_peer_id
 from rlzmq.runners.module_step import ModuleStep

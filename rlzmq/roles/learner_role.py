@@ -22,7 +22,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults, trace
 from rlzmq.core.errors import DeadlineError, PeerLostError, ProtocolError
 from rlzmq.core.process import apply_log_level, keep_freed_memory, limit_memory, share_one_arena
-from rlzmq.core.space_plain import space_from_plain
+from rlzmq.core.spaces import space_from_plain
 from rlzmq.learners.torch_threads import set_torch_threads
 from rlzmq.modules.weights import WeightsLayout, has_convolutions
 from rlzmq.net.context import Context, SocketOptions

@@ -27,7 +27,7 @@ import gymnasium as gym
 
 from rlzmq.core import faults, trace, version
 from rlzmq.core.patience import FairClock
-from rlzmq.core.space_plain import space_to_plain
+from rlzmq.core.spaces import space_to_plain
 from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.keys import CurveClient, KeyPair
 from rlzmq.net.shared_memory import SegmentPool, SharedFrames

@@ -37,10 +37,10 @@ from rlzmq.protocol.events import (
 from rlzmq.protocol.peer_core import NARROW_PATH
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.protocol.weights import PUBLICATION_TOPIC
-from rlzmq.roles.fragment_data import sorted_by_env
 from rlzmq.roles.hang_watch import EnvWatch
 from rlzmq.roles.neighbors import Neighbors
 from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, Curve, PeerLink, ends_link, new_peer_id
+from rlzmq.wire.fragment_message import sorted_by_env
 from rlzmq.wire.messages import Snapshot, SnapshotRequest, encode_message
 from rlzmq.wire.values import unpack_blob
 
@@ -110,7 +110,7 @@ class SamplingRole(Protocol):
     env_watch: EnvWatch
 
     def take_fragment(self, num_vector_steps: int, max_s: float | None = None) -> Any:
-        """Sample a lease; see `rlzmq.roles.fragment_data.take_fragment`."""
+        """Sample a lease; see `EnvRunner.take_fragment`."""
 
 
 class RunnerLink(PeerLink):

@@ -27,7 +27,6 @@ from rlzmq.core.process import apply_log_level, limit_memory
 from rlzmq.learners.torch_threads import set_torch_threads
 from rlzmq.net.keys import JoinFile
 from rlzmq.protocol.events import Leave
-from rlzmq.roles.fragment_data import sample_with_metrics, take_fragment
 from rlzmq.roles.hang_watch import EnvWatch
 from rlzmq.roles.peer_link import PeerRole, package_version, spaces_digest
 from rlzmq.roles.runner_link import RunnerLink
@@ -94,14 +93,14 @@ class EnvRunnerRole(PeerRole):
             return self.env_runner.sample_batch(**kwargs)
 
     def sample_with_metrics(self, options: Mapping[str, Any]) -> Any:
-        """See `roles.fragment_data.sample_with_metrics`."""
+        """See `EnvRunner.sample_with_metrics`."""
         with self._work():
-            return sample_with_metrics(self.env_runner, options)
+            return self.env_runner.sample_with_metrics(options)
 
     def take_fragment(self, num_vector_steps: int, max_s: float | None = None) -> Any:
-        """See `roles.fragment_data.take_fragment`."""
+        """See `EnvRunner.take_fragment`."""
         with self._work():
-            return take_fragment(self.env_runner, num_vector_steps, max_s)
+            return self.env_runner.take_fragment(num_vector_steps, max_s)
 
     def _work(self) -> AbstractContextManager[None]:
         self.env_watch.attend(self.env_runner.env)  # it may have been replaced

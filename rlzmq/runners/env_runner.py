@@ -24,9 +24,9 @@ from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.callbacks import CallbackList
 from rlzmq.core.errors import ClosedError, ConfigurationError, Interrupted
 from rlzmq.core.metrics import MetricsLogger, ReducedMetrics
-from rlzmq.core.seeding import derive_seed
 from rlzmq.core.signatures import TellsUncalled
 from rlzmq.core.timers import NUM_VECTOR_STEPS_PER_SAMPLE, StageTimers
+from rlzmq.core.update_plan import derive_seed
 from rlzmq.envs.registry import EnvContext
 from rlzmq.episodes.bad_values import BadValue
 from rlzmq.episodes.columns import DEFAULT_AGENT_ID
@@ -463,6 +463,32 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
     def _way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
         """Return the steps that led an environment to a value in the last sampled batch, if known."""
         return None
+
+    # -- for the driver ------------------------------------------------------------------------
+
+    def take_fragment(self, num_vector_steps: int, max_s: float | None = None) -> Any:
+        """Sample a lease; the batch's meta has the logged metrics, too, and the connector delta if there is one."""
+        batch = self.sample_lease(num_vector_steps, max_s=max_s)
+        num_env_steps = num_vector_steps * self.num_envs
+        if batch.num_env_steps > num_env_steps:
+            _log.warning(
+                "Env runner %d: on_sample_end made %d env steps of a lease of %d; the last %d are left out.",
+                self.worker_index, batch.num_env_steps, num_env_steps, batch.num_env_steps - num_env_steps,
+            )  # fmt: skip
+            batch = batch.split(num_env_steps)[0]
+            batch.meta["num_env_steps"] = num_env_steps
+        if delta := self.get_connector_delta():
+            batch.meta["connector_delta"] = delta
+        return self._with_logged(batch)
+
+    def sample_with_metrics(self, options: Mapping[str, Any]) -> Any:
+        """Return ``sample_batch(**options)`` with the metrics logged since the last fragment in the batch's meta."""
+        return self._with_logged(self.sample_batch(**options))
+
+    def _with_logged(self, batch: Any) -> Any:
+        if custom := self.take_logged():
+            batch.meta["custom_metrics"] = custom
+        return batch
 
     # -- overridden methods --------------------------------------------------------------------
 

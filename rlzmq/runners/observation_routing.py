@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.connectors.rows import window_mask
-from rlzmq.core.tree import space_filler, tree_map, tree_rows, tree_stack, tree_unstack
+from rlzmq.core.spaces import space_filler
+from rlzmq.core.tree import tree_map, tree_rows, tree_stack, tree_unstack
 from rlzmq.envs.observation_check import as_space_dtype, misfit
 from rlzmq.episodes.columns import Columns
 from rlzmq.runners.ongoing_agents import AgentRecord, LiveEpisode, ModuleStore

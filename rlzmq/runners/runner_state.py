@@ -12,8 +12,8 @@ import torch
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.defaults import change_modules, module_spaces
 from rlzmq.core.checkpoint import Checkpointable
-from rlzmq.core.seeding import derive_seed
 from rlzmq.core.synonyms import did_you_mean
+from rlzmq.core.update_plan import derive_seed
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.output_check import check_acting_outputs

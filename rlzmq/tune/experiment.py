@@ -35,7 +35,7 @@ from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import opener
 from rlzmq.core.process import num_usable_cores
-from rlzmq.core.seeding import derive_seed
+from rlzmq.core.update_plan import derive_seed
 from rlzmq.telemetry.metric_paths import number_at
 from rlzmq.telemetry.view import View
 from rlzmq.tune.config_paths import TrialConfig, config_value, resolve, with_values

@@ -12,8 +12,8 @@ import numpy as np
 from rlzmq.config.search_space import Categorical, GridSearch, Numeric, SearchObject
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import import_optional
-from rlzmq.core.seeding import derive_seed
 from rlzmq.core.synonyms import did_you_mean
+from rlzmq.core.update_plan import derive_seed
 
 __all__ = [
     "BasicVariantGenerator",

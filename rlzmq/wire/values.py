@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from rlzmq.core.metrics import ReducedMetrics
 from rlzmq.core.plain import TreeReader, TreeWriter, expect_list
-from rlzmq.core.space_plain import space_from_parts, space_parts
+from rlzmq.core.spaces import space_from_parts, space_parts
 from rlzmq.wire.codec import (
     MAX_ARRAYS,
     ArrayMismatchError,

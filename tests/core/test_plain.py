@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlzmq.core.plain import NotPlainError, checked_dtype, from_plain, to_plain
-from rlzmq.core.space_plain import space_from_plain, space_to_plain
+from rlzmq.core.spaces import space_from_plain, space_to_plain
 
 _SCALARS = st.one_of(
     st.none(),

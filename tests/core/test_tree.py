@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from rlzmq.core.spaces import one_hot, space_filler
 from rlzmq.core.tree import (
     check_same_structure,
     is_nested,
     num_items,
-    one_hot,
-    space_filler,
     tree_flatten,
     tree_leaves,
     tree_map,

@@ -13,7 +13,6 @@ from rlzmq.connectors.env_to_module import MeanStdFilter
 from rlzmq.core.metrics import MetricsLogger, StatsBase
 from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.driver.driver_link import MetaCheck
-from rlzmq.roles.fragment_data import take_fragment
 from rlzmq.wire.values import pack_blob
 
 
@@ -43,7 +42,7 @@ def good() -> dict[str, Any]:
 
         runner = SingleAgentEnvRunner(config=config)
     runner.metrics.log_value("mine", 1.0, reduce="sum")
-    return dict(take_fragment(runner, 300).meta)
+    return dict(runner.take_fragment(300).meta)
 
 
 @pytest.mark.parametrize("is_trusted", [True, False])

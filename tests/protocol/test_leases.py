@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlzmq.protocol.leases import LeaseBook, Pace, plan_lease, small_lease, step_allowance
+from rlzmq.core.update_plan import plan_lease, small_lease, step_allowance
+from rlzmq.protocol.ledger import LeaseBook, Pace
 
 
 @pytest.mark.parametrize(

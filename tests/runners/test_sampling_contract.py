@@ -13,7 +13,6 @@ from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.core.errors import ClosedError
 from rlzmq.envs.examples import RandomEnv
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.roles.fragment_data import take_fragment
 from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
 
 
@@ -341,7 +340,7 @@ def test_what_on_sample_end_adds_to_a_lease_is_left_out(
     limit = 10 * runner.num_envs
     assert runner.sample_lease(10).num_env_steps > limit
     assert "of a lease" not in caplog.text
-    batch = take_fragment(runner, 10)
+    batch = runner.take_fragment(10)
     assert batch.num_env_steps == batch.meta["num_env_steps"] == limit
     assert f"env steps of a lease of {limit}; the last" in caplog.text
 

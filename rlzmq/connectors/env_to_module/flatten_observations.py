@@ -19,8 +19,9 @@ from rlzmq.connectors.observation_pieces import (
 )
 from rlzmq.connectors.rows import RowsContext
 from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
+from rlzmq.core.spaces import one_hot
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.core.tree import one_hot, tree_unstack
+from rlzmq.core.tree import tree_unstack
 from rlzmq.episodes.columns import Columns
 
 __all__ = ["FlattenObservations", "flat_size", "flatten_tensors", "flatten_values"]

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from rlzmq.connectors.connector_v2 import Batch, Memory, TorchPiece
 from rlzmq.connectors.observation_pieces import ObservationPiece, agent_space, rewrite_last_observation
 from rlzmq.connectors.rows import RowsContext
-from rlzmq.core.tree import leaf_spaces, tree_flatten, tree_stack, tree_unstack
+from rlzmq.core.spaces import leaf_spaces
+from rlzmq.core.tree import tree_flatten, tree_stack, tree_unstack
 from rlzmq.episodes.columns import DEFAULT_AGENT_ID, Columns
 
 __all__ = ["MeanStdFilter", "RunningStats"]

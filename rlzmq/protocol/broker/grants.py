@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
 from rlzmq.core.patience import FACTOR
+from rlzmq.core.update_plan import plan_lease, small_lease, step_allowance
 from rlzmq.protocol.broker.state import BrokerState, Peer, PublishedState
-from rlzmq.protocol.leases import GrantedLease, Turn, plan_lease, small_lease, step_allowance
+from rlzmq.protocol.ledger import GrantedLease, Turn
 from rlzmq.wire.messages import Lease, LeaseReturned, OpenUpdate, RunnerState
 
 __all__ = ["Grants"]
@@ -48,7 +49,7 @@ class _Place(NamedTuple):
 
 
 class Grants:
-    """Grants leases for the update being collected. `protocol.leases` computes their size.
+    """Grants leases for the update being collected. `plan_lease` computes their size.
 
     Runners wait in sorted queues, so that the cost of an event hardly depends on their number: only those whose leases
     or pace have changed (`LeaseBook.take_changed`) are moved.

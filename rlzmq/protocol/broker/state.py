@@ -19,8 +19,7 @@ from typing import Literal, TypeVar
 
 from rlzmq.core.patience import Patience
 from rlzmq.protocol.events import Instruction, Publish, Received, Send
-from rlzmq.protocol.leases import LeaseBook, Pace
-from rlzmq.protocol.ledger import DropReason, Entry, Ledger, RunnerRecord
+from rlzmq.protocol.ledger import DropReason, Entry, LeaseBook, Ledger, Pace, RunnerRecord
 from rlzmq.protocol.peer_core import Retries
 from rlzmq.protocol.weights import Publication, notice_of, open_publication
 from rlzmq.wire.codec import Buffer, FragmentId, Spans, WireMessage, first_number
