@@ -195,7 +195,16 @@ def test_a_confirmed_update_is_forgotten_only_if_it_is_of_this_generation():
     assert messages_in(core.handle(E.Tick(), 2.0), m.UpdateDone)
     receive(core, m.UpdateCommitted(0, 1), 2.0, tuple(pack_ranges([])))
     assert messages_in(core.handle(E.Tick(), 4.0), m.UpdateDone) == []
-    receive(core, m.UpdateCommitted(0, 1), 4.0, tuple(pack_ranges([])))
+
+
+def test_what_runners_no_longer_hold_is_forgotten():
+    core = _learner()
+    _running(core)
+    _trained(core)
+    for held, remembered in ((1, [_range(1)]), (2, [])):
+        still_held = FragmentRange(FragmentId("r", 1, held), 0, 0)
+        receive(core, m.UpdateCommitted(0, 0), 0.0, tuple(pack_ranges([still_held])))
+        assert _hello(core)[1] == [remembered]
 
 
 # ------------------------------------------------------------------ weights
