@@ -11,7 +11,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
@@ -413,7 +413,11 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
         first, last = self.env_to_module, self.module_to_env
         edits = (first.num_edits, first.time_pieces, last.num_edits, last.time_pieces)
         made_of = (self.module, self.use_rows, first, last, *edits)
-        if self._sampler is None or self._sampler.env is not self.env or made_of != self._sampler_made_of:
+        if (
+            self._sampler is None
+            or self._sampler.stepper.env is not self.env
+            or made_of != self._sampler_made_of
+        ):
             self._sampler_made_of = made_of
             wants_episodes = not self.callbacks.hooks.keys().isdisjoint(_EPISODE_HOOKS)
             on_rows = self.use_rows and not wants_episodes and first.on_rows and last.on_rows
@@ -442,9 +446,9 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
             f"{type(self).__name__}: override make_env() and sample(), or derive from SingleAgentEnvRunner."
         )
 
-    def step_envs(self, actions: Any) -> Sequence[tuple[Any, ...]]:
-        """Step all environments; return observation, reward, terminated, truncated and info of each."""
-        return list(zip(*self.env.step(actions), strict=True))
+    def make_stepper(self) -> Any:
+        """Return what resets and steps the vector env; see `rlzmq.runners.vector_io`."""
+        raise NotImplementedError
 
     @property
     def random_action_space(self) -> gym.Space[Any]:
@@ -753,7 +757,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
         def end(*args: object, **kwargs: object) -> NoReturn:
             raise Interrupted
 
-        for name in ("step", "step_sparse", "reset", "reset_sparse"):
+        for name in ("step", "step_sparse", "step_rows", "reset", "reset_sparse"):
             if hasattr(self.env, name):
                 setattr(self.env, name, end)
 

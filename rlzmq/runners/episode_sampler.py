@@ -1,13 +1,12 @@
-"""EpisodeSampler: the sampling loop with one real episode per environment.
+"""EpisodeSampler: the sampling loop with one real episode per environment, of one agent or of several.
 
 Used when a connector piece or a callback needs episodes. Per vector step: modules -> module-to-env pipeline -> env step
 -> each episode grows -> env-to-module pipeline over all episodes -> callbacks. Its results are identical to those of
-the samplers on rows. Subclasses implement the differences between single- and multi-agent episodes.
+the samplers on rows.
 """
 
 from __future__ import annotations
 
-import abc
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,64 +14,54 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from rlzmq.connectors.common.agent_to_module_mapping import checked_mapping
 from rlzmq.core.timers import ENV_TO_MODULE_TIMER, INFERENCE_TIMER, MODULE_TO_ENV_TIMER
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
+from rlzmq.envs.observation_check import as_space_dtype
+from rlzmq.episodes.agent_timelines import Pending
 from rlzmq.episodes.columns import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.episodes.step_values import checked_infos, checked_rewards
 from rlzmq.runners.episode_metrics import recorded_return
 from rlzmq.runners.module_step import ModuleStep, to_numpy
 from rlzmq.runners.sampler import WEIGHTS_SEQ_NO, EpisodicSampler
-from rlzmq.runners.vector_io import VectorStepper
 
 if TYPE_CHECKING:
-    from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
     from rlzmq.runners.env_runner import EnvRunner
 
-__all__ = ["ACTION_COLUMNS", "EpisodeSampler", "SingleAgentEpisodeSampler", "fill_outputs"]
+__all__ = ["AgentsEpisodeSampler", "EpisodeSampler", "new_agents_episode"]
 
-ACTION_COLUMNS = (Columns.ACTIONS, Columns.ACTIONS_FOR_ENV)
-"""Columns of a module's outputs that are not extra model outputs."""
+# Columns of a module's outputs that are not extra model outputs.
+_ACTION_COLUMNS = (Columns.ACTIONS, Columns.ACTIONS_FOR_ENV)
 
 
 class EpisodeSampler(EpisodicSampler):
-    """Samples for a runner with per-episode connector pieces or callbacks.
+    """Samples for a runner with per-episode connector pieces or callbacks, of one agent and one module.
 
-    Args:
-        runner: Provides env, modules, pipelines, callbacks and counters.
-        lookback: Number of steps before each chunk that its columns include.
+    If only the user's env-to-module pieces need episodes, the default pieces after them and the module-to-env pieces
+    still run on whole columns.
     """
 
-    def __init__(self, runner: EnvRunner, lookback: int) -> None:
-        super().__init__(runner, lookback)
-        self._to_module: dict[str, Any] | None = None  # the modules' next inputs; None: not computed yet
+    def __init__(self, runner: EnvRunner) -> None:
+        pipeline, module_to_env = runner.env_to_module, runner.module_to_env
+        super().__init__(runner, max(runner.config.episode_lookback_horizon, pipeline.required_lookback))
+        self._module_step = ModuleStep(runner.module, runner.generator)
+        self._num_user_pieces = pipeline.num_own_pieces if module_to_env.on_rows else None
+        self._normalize = module_to_env.normalize
+        # The module's next inputs: what the pipeline made, or only observations if its default pieces do not run.
+        self._to_module: dict[str, Any] | None = None
+        self._module_observations: Any = None
 
-    # -- defined by subclasses -----------------------------------------------------------------
-
-    @abc.abstractmethod
-    def _make_episode(self) -> Any:
-        """Return a new episode."""
-
-    @abc.abstractmethod
-    def _initial_state(self, module_id: object) -> Any:
-        """Return a module's state at an episode's start, leaves without batch dimension; None if stateless."""
-
-    @abc.abstractmethod
-    def _cut(self, episode: Any) -> Any:
-        """Return the next chunk of an ongoing episode."""
-
-    @abc.abstractmethod
-    def _make_batch(self, episodes: list[Any]) -> Any:
-        """Return a batch of chunks, with the modules' states before them (see `_give_state`)."""
-
-    # -- between fragments ---------------------------------------------------------------------
+    # -- episodes ------------------------------------------------------------------------------
 
     def reset(self) -> None:
         self._prev_chunks: list[list[Any]] = [[] for _ in range(self.num_envs)]
         super().reset()
         self._acting = list(self._episodes)
-        self._to_module = None
+        self._to_module = self._module_observations = None
         self._templates: dict[Any, dict[str, Any]] = {}  # module id -> output -> zeros of one item
 
     def _new_episode(self, index: int) -> Any:
@@ -80,170 +69,17 @@ class EpisodeSampler(EpisodicSampler):
         self._call("on_episode_created", episode, index)
         return episode
 
-    # -- one fragment --------------------------------------------------------------------------
-
-    def _begin_fragment(self) -> None:
-        if not self._has_observed():
-            self._observe()
-            for index in sorted(self._starting):
-                self._call("on_episode_start", self._episodes[index], index)
-
-    def _has_observed(self) -> bool:
-        return self._to_module is not None
-
-    def _begin_episode(self, index: int) -> None:
-        super()._begin_episode(index)
-        self._prev_chunks[index] = []
-
-    def _finish_episode(self, index: int, episode: Any, last_step: int) -> None:
-        self._call("on_episode_end", episode, index, prev_episode_chunks=self._prev_chunks[index])
-        super()._finish_episode(index, episode, last_step)
-
-    def _observe(self) -> None:
-        """Run the env-to-module pipeline over all episodes; the next actions are computed from its output."""
-        timers = self.runner.timers
-        self._acting = list(self._episodes)
-        num_steps = self._num_steps_in(self._acting)  # no piece changes it
-        timers.add("env_to_module_sum_episodes_length_in", num_steps)
-        start_s = time.perf_counter()
-        self._run_env_to_module()
-        timers.add_stage(ENV_TO_MODULE_TIMER, start_s, time.perf_counter())
-        timers.add("env_to_module_sum_episodes_length_out", num_steps)
-
-    def _num_steps_in(self, episodes: list[Any]) -> int:
-        """Return the env steps of all these chunks."""
-        return sum(map(len, episodes))
-
-    def _run_env_to_module(self) -> None:
-        self._to_module = self.runner.env_to_module(batch={}, **self._pipeline_arguments())
-
-    def _run_module_to_env(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
-        batch = self.runner.module_to_env(batch=dict(outputs), **self._pipeline_arguments())
-        if Columns.ACTIONS not in batch:
-            raise ValueError(
-                f"The module-to-env pipeline returned no 'actions', only {sorted(batch)}. Each piece must "
-                "return the batch with the columns it does not own left in."
-            )
-        return batch  # type: ignore[no-any-return]
-
-    def _pipeline_arguments(self) -> dict[str, Any]:
-        runner = self.runner
-        return {
-            "rl_module": runner.module,
-            "episodes": self._acting,
-            "explore": self._request.explore,
-            "shared_data": runner.shared_data,
-            "metrics": runner.metrics,
-        }
-
-    def _time_acting(self, start_s: float, acted_s: float) -> None:
-        """Add the times of the modules (until `acted_s`) and of the module-to-env pipeline (until now)."""
-        self.runner.timers.add_stage(INFERENCE_TIMER, start_s, acted_s)
-        self.runner.timers.add_stage(MODULE_TO_ENV_TIMER, acted_s, time.perf_counter())
-
-    # -- outputs and states of the modules -----------------------------------------------------
-
-    def _outputs_of_random_actions(self, episode: SingleAgentEpisode, module_id: object) -> dict[str, Any]:
-        """Return zeros in place of the outputs that the module gave before; its state does not change."""
-        outputs = dict(self._templates.get(module_id, {}))
-        if Columns.STATE_OUT in outputs:
-            outputs[Columns.STATE_OUT] = self._state_now(episode)
-        return outputs
-
-    def _state_now(self, episode: SingleAgentEpisode) -> Any:
-        """Return the module's state at an agent's last observation; None if it is stateless."""
-        state_out = episode.extra_model_outputs.get(Columns.STATE_OUT)
-        if state_out is not None and len(state_out):
-            return state_out.get(-1)
-        if episode.initial_state is not None:
-            return episode.initial_state
-        return self._initial_state(episode.module_id)
-
-    def _give_state(self, episode: SingleAgentEpisode) -> None:
-        """Set the module's state before the chunk's first step, if the chunk lacks it."""
-        if episode.initial_state is None:
-            episode.initial_state = self._initial_state(episode.module_id)
-
-    # -- the result ----------------------------------------------------------------------------
-
-    def _batch(self, chunks: list[tuple[int, Any]], ongoing: list[tuple[int, Any]]) -> Any:
-        for index, episode in ongoing:
-            self._episodes[index] = chunk = self._cut(episode)
-            if "on_episode_end" in self.runner.callbacks.hooks:
-                self._prev_chunks[index].append(episode)
-            self._acting = [chunk if acting is episode else acting for acting in self._acting]
-        batch = self._make_batch([episode for _, episode in chunks + ongoing])
-        batch.env_index = np.array([index for index, _ in chunks + ongoing], np.int64)
-        return batch
-
-
-def fill_outputs(episode: SingleAgentEpisode, zeros: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Add model outputs that begin in mid-episode, after random actions; fill the earlier steps with `zeros`."""
-    num_before = episode.rewards.len_incl_lookback()
-    for name in names if num_before else ():
-        episode.extra_model_outputs[name] = InfiniteLookbackBuffer(
-            [zeros[name]] * num_before, episode.rewards.lookback
-        )
-
-
-class SingleAgentEpisodeSampler(EpisodeSampler):
-    """An EpisodeSampler for one agent and one module in a vector env.
-
-    If only the user's env-to-module pieces need episodes, the default pieces after them and the module-to-env pieces
-    still run on whole columns.
-
-    Attributes:
-        stepper: Steps the vector env.
-    """
-
-    def __init__(self, runner: EnvRunner) -> None:
-        pipeline, module_to_env = runner.env_to_module, runner.module_to_env
-        super().__init__(runner, max(runner.config.episode_lookback_horizon, pipeline.required_lookback))
-        self.stepper: VectorStepper = VectorStepper(runner)
-        self._module_step = ModuleStep(runner.module, runner.generator)
-        self._num_user_pieces = pipeline.num_own_pieces if module_to_env.on_rows else None
-        self._normalize = module_to_env.normalize
-        self._module_observations: Any = None  # the module's next inputs, if the default pieces do not run
-
-    @property
-    def env(self) -> Any:
-        return self.stepper.env
-
-    # -- episodes and the vector env -----------------------------------------------------------
-
-    def reset(self) -> None:
-        super().reset()
-        self._module_observations = None
-
-    def _make_episode(self) -> SingleAgentEpisode:
+    def _make_episode(self) -> Any:
         return SingleAgentEpisode(
             id_=self.runner.new_episode_id(),
             observation_space=self.env.single_observation_space,
             action_space=self.env.single_action_space,
         )
 
-    def _reset_envs(self) -> tuple[Sequence[Any], Sequence[Any]]:
-        observations, infos = self.stepper.reset(self.runner.take_reset_seed())
-        return _items(observations), [infos.get(index, {}) for index in range(self.num_envs)]
-
-    def _step_envs(self, actions: Any) -> Sequence[tuple[Any, ...]]:
-        observations, rewards, terminated, truncated, infos = self.stepper.source.step_sparse(actions)
-        columns = (
-            _items(observations),
-            np.asarray(rewards, np.float64).tolist(),
-            terminated.tolist(),
-            truncated.tolist(),
-            [infos.get(index, {}) for index in range(self.num_envs)],
-        )
-        return list(zip(*columns, strict=True))
-
-    def _failed(self) -> Sequence[int]:
-        return self.stepper.source.failed  # type: ignore[no-any-return]
-
-    def _begin(self, episode: SingleAgentEpisode, observation: Any, info: Any) -> None:
+    def _begin(self, episode: Any, observation: Any, info: Any) -> None:
         episode.add_env_reset(observation, info)
 
-    def _grow(self, index: int, episode: SingleAgentEpisode, act: Any, row: tuple[Any, ...]) -> int:
+    def _grow(self, index: int, episode: Any, act: Any, row: tuple[Any, ...]) -> int:
         observation, reward, terminated, truncated, info = row
         episode.add_env_step(
             observation,
@@ -258,44 +94,70 @@ class SingleAgentEpisodeSampler(EpisodeSampler):
             self._has_ended = True
         return 0
 
-    def _length(self, episode: SingleAgentEpisode) -> int:
-        return episode.t
+    def _length(self, episode: Any) -> int:
+        return episode.t  # type: ignore[no-any-return]
 
-    def _returns(self, episode: SingleAgentEpisode) -> tuple[Mapping[Any, float], Mapping[Any, str]]:
+    def _returns(self, episode: Any) -> tuple[Mapping[Any, float], Mapping[Any, str]]:
         return {DEFAULT_AGENT_ID: episode.get_return()}, {}
 
-    def _finish_episode(self, index: int, episode: SingleAgentEpisode, last_step: int) -> None:
-        super()._finish_episode(index, episode, last_step)
-        if len(episode) and (recorded := recorded_return(episode.get_infos(-1))) is not None:
-            self._totals[index].agent_returns[DEFAULT_AGENT_ID] = recorded
-
-    def _truncate(self, episode: SingleAgentEpisode) -> None:
+    def _truncate(self, episode: Any) -> None:
         episode.is_truncated = True
 
-    # -- acting --------------------------------------------------------------------------------
+    def _begin_episode(self, index: int) -> None:
+        super()._begin_episode(index)
+        self._prev_chunks[index] = []
+
+    def _finish_episode(self, index: int, episode: Any, last_step: int) -> None:
+        self._call("on_episode_end", episode, index, prev_episode_chunks=self._prev_chunks[index])
+        super()._finish_episode(index, episode, last_step)
+        if (recorded := recorded_return(self._last_info(episode))) is not None:
+            self._totals[index].agent_returns[DEFAULT_AGENT_ID] = recorded
+
+    def _last_info(self, episode: Any) -> Mapping[str, Any]:
+        """Return the info of an ended episode's last step, if it may have a recorded return."""
+        return episode.get_infos(-1) if len(episode) else {}
+
+    # -- observing -----------------------------------------------------------------------------
 
     def _begin_fragment(self) -> None:
         self._names: list[str] = []  # outputs of the fragment's last step
         self._module_step.begin(explore=self._request.explore)
-        super()._begin_fragment()
+        if self._to_module is None and self._module_observations is None:
+            self._observe()
+            for index in sorted(self._starting):
+                self._call("on_episode_start", self._episodes[index], index)
 
-    def _has_observed(self) -> bool:
-        return self._to_module is not None or self._module_observations is not None
-
-    def _run_env_to_module(self) -> None:
-        first_default = self._num_user_pieces
-        if first_default is None:
-            super()._run_env_to_module()
-            return
+    def _observe(self) -> None:
+        """Run the env-to-module pipeline over all episodes; the next actions are computed from its output."""
+        timers = self.runner.timers
+        self._acting = list(self._episodes)
+        num_steps = sum(map(len, self._acting))  # no piece changes it
+        timers.add("env_to_module_sum_episodes_length_in", num_steps)
+        start_s = time.perf_counter()
         pipeline, arguments = self.runner.env_to_module, self._pipeline_arguments()
-        batch = pipeline.run_pieces(0, first_default, batch={}, **arguments)
-        if batch:  # a piece added columns, and the default pieces do the rest
-            self._to_module = pipeline.run_pieces(
-                first_default, len(pipeline.connectors), batch=batch, **arguments
-            )
+        if self._num_user_pieces is None:
+            self._to_module = pipeline(batch={}, **arguments)
+        elif batch := pipeline.run_pieces(0, self._num_user_pieces, batch={}, **arguments):
+            # A piece added columns, and the default pieces do the rest.
+            num_pieces = len(pipeline.connectors)
+            self._to_module = pipeline.run_pieces(self._num_user_pieces, num_pieces, batch=batch, **arguments)
         else:
             self._to_module = None
             self._module_observations = tree_stack([episode.observations.get(-1) for episode in self._acting])
+        timers.add_stage(ENV_TO_MODULE_TIMER, start_s, time.perf_counter())
+        timers.add("env_to_module_sum_episodes_length_out", num_steps)
+
+    def _pipeline_arguments(self) -> dict[str, Any]:
+        runner = self.runner
+        return {
+            "rl_module": runner.module,
+            "episodes": self._acting,
+            "explore": self._request.explore,
+            "shared_data": runner.shared_data,
+            "metrics": runner.metrics,
+        }
+
+    # -- acting --------------------------------------------------------------------------------
 
     def _act(self, t: int) -> tuple[Any, Sequence[Any]]:
         start_s = time.perf_counter()
@@ -307,53 +169,19 @@ class SingleAgentEpisodeSampler(EpisodeSampler):
             if Columns.ACTIONS_FOR_ENV not in outputs and self._normalize is not None:
                 for_env = self._normalize.apply_vectorized(for_env)
         else:
-            module_outputs = self._module_step.forward(self._to_module, t)
+            outputs = self._module_step.forward(self._to_module, t)
             acted_s = time.perf_counter()
-            batch = self._run_module_to_env(module_outputs)
+            batch = self.runner.module_to_env(batch=dict(outputs), **self._pipeline_arguments())
+            if Columns.ACTIONS not in batch:
+                raise ValueError(
+                    f"The module-to-env pipeline returned no 'actions', only {sorted(batch)}. Each piece must "
+                    "return the batch with the columns it does not own left in."
+                )
             columns = {name: self._per_env(name, values) for name, values in batch.items()}
             for_env = self._for_vector_env(columns.get(Columns.ACTIONS_FOR_ENV, columns[Columns.ACTIONS]))
-        self._time_acting(start_s, acted_s)
-        names = [name for name in columns if name not in ACTION_COLUMNS]
-        versions = [self.runner.weights_seq_no] * self.num_envs
-        rows = zip(*[columns[name] for name in names], versions, strict=True)
-        keys = (*names, WEIGHTS_SEQ_NO)
-        env_outputs = [dict(zip(keys, row)) for row in rows]  # noqa: B905  (a check would cost a tenth)
-        if names != self._names:
-            self._begin_outputs(names, env_outputs)
-        return for_env, list(zip(columns[Columns.ACTIONS], env_outputs, strict=True))
-
-    def _begin_outputs(self, names: list[str], outputs: list[dict[str, Any]]) -> None:
-        """Fill outputs that begin in mid-episode, after random actions, with zeros for the earlier steps."""
-        template = self._templates.setdefault(DEFAULT_MODULE_ID, {})
-        zeros = {name: tree_map(np.zeros_like, outputs[0][name]) for name in names if name not in template}
-        for episode in self._episodes:
-            new = [name for name in zeros if name not in episode.extra_model_outputs]
-            if new and len(episode):
-                raise ValueError(
-                    f"Episode {episode.id_!r}: the extra model output {new[0]!r} came at step "
-                    f"{len(episode)} of a chunk; each output must be there at every step or never."
-                )
-            fill_outputs(episode, zeros, new)
-        template.update(zeros)
-        self._names = names
-
-    def _random_actions(self) -> tuple[Any, Sequence[Any]]:
-        actions = self.stepper.sample_random_actions()
-        items = tree_unstack(tree_map(np.copy, actions))
-        version = {WEIGHTS_SEQ_NO: self.runner.weights_seq_no}
-        return actions, [
-            (item, {**self._outputs_of_random_actions(episode, DEFAULT_MODULE_ID), **version})
-            for item, episode in zip(items, self._episodes, strict=True)
-        ]
-
-    def _initial_state(self, module_id: object) -> Any:
-        return self._module_step.initial_row_numpy if self._module_step.is_stateful else None
-
-    def _states(self) -> Any:
-        """Return the module's states of all envs, leaves ``[N, ...]`` tensors; None if stateless."""
-        if not self._module_step.is_stateful:
-            return None
-        return tree_map(torch.from_numpy, tree_stack([self._state_now(episode) for episode in self._acting]))
+        self.runner.timers.add_stage(INFERENCE_TIMER, start_s, acted_s)
+        self.runner.timers.add_stage(MODULE_TO_ENV_TIMER, acted_s, time.perf_counter())
+        return for_env, self._acts(columns)
 
     def _per_env(self, name: str, values: object) -> list[Any]:
         """Return one item per env, from a list or a batched tree."""
@@ -376,16 +204,91 @@ class SingleAgentEpisodeSampler(EpisodeSampler):
             return batched.astype(space.dtype)
         return batched
 
+    def _acts(self, columns: dict[str, list[Any]]) -> Sequence[Any]:
+        """Return each env's act that `_grow` needs: its action, and the extra model outputs."""
+        names = [name for name in columns if name not in _ACTION_COLUMNS]
+        versions = [self.runner.weights_seq_no] * self.num_envs
+        rows = zip(*[columns[name] for name in names], versions, strict=True)
+        keys = (*names, WEIGHTS_SEQ_NO)
+        outputs = [dict(zip(keys, row)) for row in rows]  # noqa: B905  (a check would cost a tenth)
+        if names != self._names:
+            self._begin_outputs(names, outputs)
+        return list(zip(columns[Columns.ACTIONS], outputs, strict=True))
+
+    def _begin_outputs(self, names: list[str], outputs: list[dict[str, Any]]) -> None:
+        """Fill outputs that begin in mid-episode, after random actions, with zeros for the earlier steps."""
+        template = self._templates.setdefault(DEFAULT_MODULE_ID, {})
+        zeros = {name: tree_map(np.zeros_like, outputs[0][name]) for name in names if name not in template}
+        for episode in self._episodes:
+            new = [name for name in zeros if name not in episode.extra_model_outputs]
+            if new and len(episode):
+                raise ValueError(
+                    f"Episode {episode.id_!r}: the extra model output {new[0]!r} came at step "
+                    f"{len(episode)} of a chunk; each output must be there at every step or never."
+                )
+            _fill_outputs(episode, zeros, new)
+        template.update(zeros)
+        self._names = names
+
+    def _random_actions(self) -> tuple[Any, Sequence[Any]]:
+        actions = self.stepper.sample_random_actions()
+        items = tree_unstack(tree_map(np.copy, actions))
+        return actions, [
+            (item, self._outputs_of_random_actions(episode, DEFAULT_MODULE_ID))
+            for item, episode in zip(items, self._episodes, strict=True)
+        ]
+
+    def _outputs_of_random_actions(self, episode: SingleAgentEpisode, module_id: object) -> dict[str, Any]:
+        """Return zeros in place of the outputs that the module gave before; its state does not change."""
+        outputs = {**self._templates.get(module_id, {}), WEIGHTS_SEQ_NO: self.runner.weights_seq_no}
+        if Columns.STATE_OUT in outputs:
+            outputs[Columns.STATE_OUT] = self._state_now(episode)
+        return outputs
+
+    # -- states --------------------------------------------------------------------------------
+
+    def _states(self) -> Any:
+        """Return the module's states of all envs, leaves ``[N, ...]`` tensors; None if stateless."""
+        if not self._module_step.is_stateful:
+            return None
+        return tree_map(torch.from_numpy, tree_stack([self._state_now(episode) for episode in self._acting]))
+
+    def _state_now(self, episode: SingleAgentEpisode) -> Any:
+        """Return the module's state at an agent's last observation; None if it is stateless."""
+        state_out = episode.extra_model_outputs.get(Columns.STATE_OUT)
+        if state_out is not None and len(state_out):
+            return state_out.get(-1)
+        if episode.initial_state is not None:
+            return episode.initial_state
+        return self._initial_state(episode.module_id)
+
+    def _initial_state(self, module_id: object) -> Any:
+        """Return a module's state at an episode's start, leaves without batch dimension; None if stateless."""
+        return self._module_step.initial_row_numpy if self._module_step.is_stateful else None
+
+    def _give_state(self, episode: SingleAgentEpisode) -> None:
+        """Set the module's state before the chunk's first step, if the chunk lacks it."""
+        if episode.initial_state is None:
+            episode.initial_state = self._initial_state(episode.module_id)
+
     # -- the result ----------------------------------------------------------------------------
 
-    def _num_steps_in(self, episodes: list[SingleAgentEpisode]) -> int:
-        steps = [episode.t - episode.t_started for episode in episodes]
-        return sum(steps)
+    def _batch(self, chunks: list[tuple[int, Any]], ongoing: list[tuple[int, Any]]) -> Any:
+        for index, episode in ongoing:
+            self._episodes[index] = chunk = self._cut(episode)
+            if "on_episode_end" in self.runner.callbacks.hooks:
+                self._prev_chunks[index].append(episode)
+            self._acting = [chunk if acting is episode else acting for acting in self._acting]
+        batch = self._make_batch([episode for _, episode in chunks + ongoing])
+        batch.env_index = np.array([index for index, _ in chunks + ongoing], np.int64)
+        return batch
 
-    def _cut(self, episode: SingleAgentEpisode) -> SingleAgentEpisode:
+    def _cut(self, episode: Any) -> Any:
+        """Return the next chunk of an ongoing episode."""
         return episode.cut(self.lookback)
 
-    def _make_batch(self, episodes: list[SingleAgentEpisode]) -> EpisodeBatch:
+    def _make_batch(self, episodes: list[Any]) -> EpisodeBatch:
+        """Return a batch of chunks, with the modules' states before them."""
         for episode in episodes:
             self._give_state(episode)
         batch = EpisodeBatch.from_episodes(episodes)
@@ -395,9 +298,194 @@ class SingleAgentEpisodeSampler(EpisodeSampler):
         return batch
 
 
-def _items(observations: Any) -> list[Any]:
-    """Return one observation per env, as copies, since the env reuses its buffers."""
-    if isinstance(observations, np.ndarray):
-        return list(observations.copy())
-    items: list[Any] = tree_unstack(tree_map(np.copy, observations))
-    return items
+def _fill_outputs(episode: SingleAgentEpisode, zeros: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Add model outputs that begin in mid-episode, after random actions; fill the earlier steps with `zeros`."""
+    num_before = episode.rewards.len_incl_lookback()
+    for name in names if num_before else ():
+        episode.extra_model_outputs[name] = InfiniteLookbackBuffer(
+            [zeros[name]] * num_before, episode.rewards.lookback
+        )
+
+
+def new_agents_episode(runner: EnvRunner, mapping_fn: Any) -> MultiAgentEpisode:
+    """Return an episode of the runner's agents, not reset yet."""
+    return MultiAgentEpisode(
+        runner.new_episode_id(),
+        agent_to_module_mapping_fn=mapping_fn,
+        observation_space=runner.env.single_observation_spaces,
+        action_space=runner.env.single_action_spaces,
+    )
+
+
+class AgentsEpisodeSampler(EpisodeSampler):
+    """An EpisodeSampler for environments of several agents, and several modules."""
+
+    def __init__(self, runner: EnvRunner) -> None:
+        super().__init__(runner)
+        self.lookback = runner.config.episode_lookback_horizon
+        self._num_user_pieces = None
+        self._mapping_fn = checked_mapping(runner)
+
+    # -- episodes ------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        super().reset()
+        self._check_agents()
+
+    def _make_episode(self) -> MultiAgentEpisode:
+        return new_agents_episode(self.runner, self._mapping_fn)
+
+    def _begin(self, episode: MultiAgentEpisode, observation: Any, info: Any) -> None:
+        info = checked_infos(info, f"episode {episode.id_}, env step 0")
+        episode.add_env_reset(observations=self._own(observation), infos=info)
+
+    def _grow(self, index: int, episode: MultiAgentEpisode, act: Any, row: tuple[Any, ...]) -> int:
+        observations, rewards, terminateds, truncateds, infos = row
+        num_before = episode.agent_steps() if self._counts_agent_steps else 0
+        where = f"episode {episode.id_}, env step {episode.env_t + 1}"
+        episode.add_env_step(
+            self._own(observations),
+            act[0],
+            checked_rewards(rewards, where),
+            checked_infos(infos, where),
+            terminateds=terminateds,
+            truncateds=truncateds,
+            extra_model_outputs=act[1],
+        )
+        if episode.is_done:
+            self.env.needs_reset[index] = self._has_ended = True
+        return episode.agent_steps() - num_before if self._counts_agent_steps else 0
+
+    def _own(self, observations: dict[Any, Any]) -> dict[Any, Any]:
+        """Return copies in their spaces' dtypes. An env may overwrite its arrays in the next step."""
+        spaces = self.env.single_observation_spaces.spaces
+        return {
+            agent_id: as_space_dtype(spaces.get(agent_id), tree_map(_copy, observation))
+            for agent_id, observation in observations.items()
+        }
+
+    def _add_step(self, rows: Sequence[tuple[Any, ...]], acts: Sequence[Any]) -> int:
+        num_env_steps = super()._add_step(rows, acts)
+        self._check_agents()
+        return num_env_steps
+
+    def _last_info(self, episode: MultiAgentEpisode) -> Mapping[str, Any]:
+        return {}
+
+    def _length(self, episode: MultiAgentEpisode) -> int:
+        return episode.env_t
+
+    def _returns(self, episode: MultiAgentEpisode) -> tuple[Mapping[Any, float], Mapping[Any, str]]:
+        by_agent = episode.agent_episodes
+        returns = {agent_id: sae.get_return() for agent_id, sae in by_agent.items()}
+        return returns, {agent_id: str(sae.module_id) for agent_id, sae in by_agent.items()}
+
+    def _truncate(self, episode: MultiAgentEpisode) -> None:
+        episode.truncate()
+
+    # -- acting --------------------------------------------------------------------------------
+
+    def _act(self, t: int) -> tuple[Any, Sequence[Any]]:
+        if not self._to_module:  # no agent acts, since all environments are at an episode's end
+            return [{} for _ in range(self.num_envs)], [({}, {})] * self.num_envs
+        return super()._act(t)
+
+    def _per_env(self, name: str, values: object) -> list[Any]:
+        if not isinstance(values, list) or len(values) != self.num_envs:
+            raise ValueError(
+                f"Column {name!r} after the module-to-env pipeline: expected a list of {self.num_envs} dicts by "
+                f"agent id, one per environment, got {type(values).__name__}."
+            )
+        return values
+
+    def _for_vector_env(self, actions: list[Any]) -> Any:
+        return actions
+
+    def _acts(self, columns: dict[str, list[Any]]) -> Sequence[Any]:
+        acts = []
+        for index, by_agent in enumerate(columns[Columns.ACTIONS]):
+            of_env = {
+                name: per_env[index] for name, per_env in columns.items() if name not in _ACTION_COLUMNS
+            }
+            per_agent = {}
+            for agent_id in by_agent:
+                own = {name: values[agent_id] for name, values in of_env.items() if agent_id in values}
+                self._remember(self._acting[index], agent_id, own)
+                own[WEIGHTS_SEQ_NO] = self.runner.weights_seq_no
+                per_agent[agent_id] = own
+            acts.append((by_agent, per_agent))
+        return acts
+
+    def _random_actions(self) -> tuple[Any, Sequence[Any]]:
+        spaces = self.env.single_action_spaces
+        acts = []
+        for episode in self._episodes:
+            to_act = episode.get_agents_to_act()
+            by_agent = {
+                agent_id: spaces[agent_id].sample()
+                for agent_id in episode.agent_episodes
+                if agent_id in to_act
+            }
+            per_agent = {}
+            for agent_id in by_agent:
+                sae = episode.agent_episodes[agent_id]
+                per_agent[agent_id] = own = self._outputs_of_random_actions(sae, str(sae.module_id))
+                self._fill_agents_outputs(episode, agent_id, own)
+            acts.append((by_agent, per_agent))
+        return [by_agent for by_agent, _ in acts], acts
+
+    def _remember(self, episode: MultiAgentEpisode, agent_id: object, outputs: dict[str, Any]) -> None:
+        """Store zeros with the structure of a module's outputs, for steps in which it does not act."""
+        templates = self._templates.setdefault(episode.module_for(agent_id), {})
+        if templates.keys() != outputs.keys():
+            for name, value in outputs.items():
+                templates.setdefault(name, tree_map(np.zeros_like, value))
+        self._fill_agents_outputs(episode, agent_id, outputs)
+
+    def _fill_agents_outputs(
+        self, episode: MultiAgentEpisode, agent_id: object, outputs: Mapping[str, Any]
+    ) -> None:
+        """Fill outputs that begin in mid-episode, after random actions, with zeros for the earlier steps."""
+        track, sae = episode._timeline.tracks[agent_id], episode.agent_episodes[agent_id]
+        if track.output_keys is None or outputs.keys() <= track.output_keys:
+            return
+        zeros = {
+            name: tree_map(np.zeros_like, value)
+            for name, value in outputs.items()
+            if name not in track.output_keys
+        }
+        if Columns.STATE_OUT in zeros:  # random actions have left the state as it was
+            zeros[Columns.STATE_OUT] = self._state_now(sae)
+        _fill_outputs(sae, zeros, zeros)
+        if track.pending is not None:
+            track.pending = Pending(track.pending.action, {**track.pending.extra_model_outputs, **zeros})
+        track.output_keys = frozenset((*track.output_keys, *zeros))
+
+    def _initial_state(self, module_id: object) -> Any:
+        module = self.runner.multi_rl_module[module_id]
+        return tree_map(to_numpy, module.get_initial_state()) if module.is_stateful() else None
+
+    # -- the result ----------------------------------------------------------------------------
+
+    def _batch(self, chunks: list[tuple[int, Any]], ongoing: list[tuple[int, Any]]) -> Any:
+        """Also add zero outputs for agents whose module first acted for others in this fragment."""
+        for episode in [*(episode for _, episode in chunks), *self._episodes]:
+            for agent_id in episode._timeline.tracks:
+                templates = self._templates.get(episode.module_for(agent_id), {})
+                self._fill_agents_outputs(episode, agent_id, templates)
+        return super()._batch(chunks, ongoing)
+
+    def _cut(self, episode: MultiAgentEpisode) -> MultiAgentEpisode:
+        back = episode._timeline.env_steps_back(self.runner.env_to_module.required_lookback)
+        return episode.cut(max(self.lookback, back))
+
+    def _make_batch(self, episodes: list[MultiAgentEpisode]) -> EpisodeBatch:
+        for episode in episodes:
+            episode.prune()
+            for sae in episode.agent_episodes.values():
+                self._give_state(sae)
+        return EpisodeBatch.from_episodes(episodes)
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

@@ -34,7 +34,6 @@ from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.runners.episode_metrics import FinishedEpisodes, recorded_return
 from rlzmq.runners.module_step import ModuleStep, to_numpy
 from rlzmq.runners.sampler import WEIGHTS_SEQ_NO, Sampler
-from rlzmq.runners.vector_io import VectorStepper
 
 if TYPE_CHECKING:
     from rlzmq.runners.env_runner import EnvRunner, SampleRequest
@@ -66,7 +65,6 @@ class RowsSampler(Sampler):
     def __init__(self, runner: EnvRunner) -> None:
         env_to_module = runner.env_to_module
         super().__init__(runner, max(runner.config.episode_lookback_horizon, env_to_module.required_lookback))
-        self.stepper: VectorStepper = VectorStepper(runner)
         self._module_step = ModuleStep(runner.module, runner.generator, env_to_module.device)
         self._env_to_module = env_to_module
         self._has_pieces = bool(env_to_module.writers or env_to_module.readers)
@@ -80,10 +78,6 @@ class RowsSampler(Sampler):
         )  # terminated, truncated: [T, N] of the fragment
         self._writers: dict[str, Writer] | None = None  # of the module's outputs, into the block
         self._written_for: tuple[bool, bool] | None = None  # the kind of request that they were made for
-
-    @property
-    def env(self) -> Any:
-        return self.stepper.env
 
     # -- between fragments ---------------------------------------------------------------------
 

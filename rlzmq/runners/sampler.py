@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlzmq.core.timers import ENV_RESET_TIMER, ENV_STEP_TIMER
+from rlzmq.core.timers import ENV_STEP_TIMER
 from rlzmq.envs.observation_check import check_agents_observations
 from rlzmq.runners.episode_metrics import EpisodeTotals, FinishedEpisodes
 
@@ -28,6 +28,7 @@ class Sampler(abc.ABC):
         lookback: Number of steps before each chunk that its columns include.
 
     Attributes:
+        stepper: Resets and steps the vector env.
         has_episodes: Whether unfinished episodes can be continued. If not, call `reset` before `run`.
     """
 
@@ -36,12 +37,12 @@ class Sampler(abc.ABC):
         self.num_envs: int = runner.num_envs
         self.lookback = lookback
         self.has_episodes: bool = False
-        self._env = runner.env
+        self.stepper: Any = runner.make_stepper()
 
     @property
     def env(self) -> Any:
         """The vector env to step."""
-        return self._env
+        return self.stepper.env
 
     def forget(self) -> None:
         """Drop the unfinished episodes."""
@@ -76,7 +77,7 @@ class EpisodicSampler(Sampler):
     """The loop of the samplers with one object per ongoing episode.
 
     Per vector step: act -> env step -> each episode grows -> observe -> ended episodes are replaced. The next step of
-    an environment resets an episode that was not reset yet. By default the environments are multi-agent ones.
+    an environment resets an episode that was not reset yet.
     """
 
     def __init__(self, runner: EnvRunner, lookback: int) -> None:
@@ -132,27 +133,13 @@ class EpisodicSampler(Sampler):
     def _batch(self, chunks: list[tuple[int, Any]], ongoing: list[tuple[int, Any]]) -> Any:
         """Return a batch of (env index, episode) chunks and ongoing chunks; begin new chunks for the latter."""
 
+    @abc.abstractmethod
     def _length(self, episode: Any) -> int:
         """Return the env steps of the whole episode so far."""
-        return episode.env_t  # type: ignore[no-any-return]
 
+    @abc.abstractmethod
     def _begin_fragment(self) -> None:
         """Prepare for the first vector step of a fragment."""
-
-    def _reset_envs(self) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Reset all environments; return observations and infos by env."""
-        start_s = time.perf_counter()
-        result = self.env.reset(seed=self.runner.take_reset_seed())
-        self.runner.timers.add_stage(ENV_RESET_TIMER, start_s, time.perf_counter())
-        return result  # type: ignore[no-any-return]
-
-    def _step_envs(self, actions: Any) -> Sequence[tuple[Any, ...]]:
-        """Step all environments; return observation, reward, terminated, truncated and info of each."""
-        return self.runner.step_envs(actions)
-
-    def _failed(self) -> Sequence[int]:
-        """Return the environments that raised an error in the last step and were reset instead."""
-        return self.env.failed  # type: ignore[no-any-return]
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -160,7 +147,7 @@ class EpisodicSampler(Sampler):
         self._episodes = [self._new_episode(index) for index in range(self.num_envs)]
         self._totals = [EpisodeTotals() for _ in range(self.num_envs)]
         self._starting = set(range(self.num_envs))
-        self._observations, infos = self._reset_envs()
+        self._observations, infos = self.stepper.reset_rows(self.runner.take_reset_seed())
         for episode, observation, info in zip(self._episodes, self._observations, infos, strict=True):
             self._begin(episode, observation, info)
         self._to_reset.clear()
@@ -185,7 +172,7 @@ class EpisodicSampler(Sampler):
             t = runner.global_env_steps + num_env_steps * max(runner.num_workers, 1)
             actions, acts = self._random_actions() if request.random_actions else self._act(t)
             start_s = time.perf_counter()
-            rows = self._step_envs(actions)
+            rows = self.stepper.step_rows(actions)
             runner.timers.add_stage(ENV_STEP_TIMER, start_s, time.perf_counter())
             num_env_steps += self._add_step(rows, acts)
             self._observe()
@@ -198,7 +185,7 @@ class EpisodicSampler(Sampler):
         self._observations = [row[0] for row in rows]
         self._starting = set()
         self._has_ended = False
-        for index in self._failed():
+        for index in self.stepper.source.failed:
             self._restart_failed(index)
         to_reset = self._to_reset
         grow = self._grow

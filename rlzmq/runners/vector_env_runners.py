@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from rlzmq.config.base_config import BaseConfig
@@ -11,11 +10,13 @@ from rlzmq.envs.registry import EnvContext
 from rlzmq.envs.vector import make_vec
 from rlzmq.episodes.bad_values import BadValue
 from rlzmq.modules.multi_rl_module import MultiRLModule
+from rlzmq.runners.agents_rows_sampler import AgentsRowsSampler
 from rlzmq.runners.env_failures import Reproduction
 from rlzmq.runners.env_runner import EnvRunner
-from rlzmq.runners.episode_sampler import SingleAgentEpisodeSampler
-from rlzmq.runners.multi_agent_samplers import MultiAgentEpisodeSampler, MultiAgentRowsSampler
+from rlzmq.runners.episode_sampler import AgentsEpisodeSampler, EpisodeSampler
 from rlzmq.runners.rows_sampler import RowsSampler
+from rlzmq.runners.sampler import Sampler
+from rlzmq.runners.vector_io import AgentsStepper, VectorStepper
 
 __all__ = ["MultiAgentEnvRunner", "SingleAgentEnvRunner", "make_env_runner"]
 
@@ -35,8 +36,11 @@ class SingleAgentEnvRunner(EnvRunner):
         3
     """
 
-    def _make_sampler(self, *, on_rows: bool) -> RowsSampler | SingleAgentEpisodeSampler:
-        return RowsSampler(self) if on_rows else SingleAgentEpisodeSampler(self)
+    def make_stepper(self) -> VectorStepper:
+        return VectorStepper(self)
+
+    def _make_sampler(self, *, on_rows: bool) -> Sampler:
+        return RowsSampler(self) if on_rows else EpisodeSampler(self)
 
     def _way_there(self, index: int) -> Reproduction | None:
         known = self.env.history.way_of(index)
@@ -76,10 +80,12 @@ class MultiAgentEnvRunner(EnvRunner):
         3
     """
 
-    def _make_sampler(self, *, on_rows: bool) -> MultiAgentRowsSampler | MultiAgentEpisodeSampler:
-        if on_rows and type(self.multi_rl_module) is MultiRLModule:
-            return MultiAgentRowsSampler(self)
-        return MultiAgentEpisodeSampler(self)
+    def make_stepper(self) -> AgentsStepper:
+        return AgentsStepper(self)
+
+    def _make_sampler(self, *, on_rows: bool) -> Sampler:
+        on_rows = on_rows and type(self.multi_rl_module) is MultiRLModule
+        return AgentsRowsSampler(self) if on_rows else AgentsEpisodeSampler(self)
 
     def _way_there(self, index: int) -> Reproduction:
         return Reproduction.of_agents(self.env.episode_seeds[index], self.env.episode_actions[index])
@@ -103,12 +109,6 @@ class MultiAgentEnvRunner(EnvRunner):
         )
         env.recover = self.recover_env
         return env
-
-    def step_envs(self, actions: Any) -> Sequence[tuple[Any, ...]]:
-        if type(env := self.env) is not SyncVectorMultiAgentEnv:
-            return super().step_envs(actions)
-        rows: Sequence[tuple[Any, ...]] = env.step_rows(actions)
-        return rows
 
     @property
     def random_action_space(self) -> Any:

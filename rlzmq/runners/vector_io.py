@@ -1,8 +1,9 @@
-"""VectorStepper: one interface to any vector env; recreates failed environments."""
+"""VectorStepper and AgentsStepper: step vector envs of one agent, or of several; recreate failed environments."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -12,7 +13,8 @@ from gymnasium.vector.utils import create_empty_array
 
 from rlzmq.core.errors import EnvError
 from rlzmq.core.timers import ENV_RESET_TIMER
-from rlzmq.core.tree import tree_leaves, tree_map
+from rlzmq.core.tree import tree_leaves, tree_map, tree_unstack
+from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv
 from rlzmq.envs.observation_check import misfit
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv, SparseInfos, SparseStep
 from rlzmq.envs.vector import sparse_infos
@@ -21,7 +23,7 @@ from rlzmq.runners.env_failures import Reproduction, close_env
 if TYPE_CHECKING:
     from rlzmq.runners.env_runner import EnvRunner
 
-__all__ = ["VectorStepper"]
+__all__ = ["AgentsStepper", "VectorStepper"]
 
 
 class VectorStepper:
@@ -116,6 +118,23 @@ class VectorStepper:
             sparse_infos(dense, self.num_envs) if dense else {},
         )
 
+    def reset_rows(self, seed: int | None = None) -> tuple[Sequence[Any], Sequence[dict[str, Any]]]:
+        """Reset as `reset` does; return copies of the observations, and the infos, of each environment."""
+        observations, infos = self.reset(seed)
+        return _items(observations), [infos.get(index, {}) for index in range(self.num_envs)]
+
+    def step_rows(self, actions: Any) -> Sequence[tuple[Any, ...]]:
+        """Make one vector step; return observation, reward, terminated, truncated and info of each environment."""
+        observations, rewards, terminated, truncated, infos = self.source.step_sparse(actions)
+        columns = (
+            _items(observations),
+            np.asarray(rewards, np.float64).tolist(),
+            terminated.tolist(),
+            truncated.tolist(),
+            [infos.get(index, {}) for index in range(self.num_envs)],
+        )
+        return list(zip(*columns, strict=True))
+
     def way_to(self, batch: Any, chunk: int, num_steps: int) -> Reproduction | None:
         """Return the steps that led an environment to a step of the last sampled fragment.
 
@@ -172,6 +191,33 @@ class VectorStepper:
                 )
 
 
+class AgentsStepper:
+    """Resets and steps a runner's vector env of several agents, whose values are dicts by agent id.
+
+    Attributes:
+        env, source: The vector env; its ``failed`` has the indices of the environments that were recreated in the last
+            step.
+    """
+
+    def __init__(self, runner: EnvRunner) -> None:
+        self.env: Any = runner.env
+        self.source = self.env
+        self._timers = runner.timers
+
+    def reset_rows(self, seed: int | None = None) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Reset all environments; return the observations and infos of each."""
+        start_s = time.perf_counter()
+        observations, infos = self.env.reset(seed=seed)
+        self._timers.add_stage(ENV_RESET_TIMER, start_s, time.perf_counter())
+        return observations, infos
+
+    def step_rows(self, actions: Any) -> Sequence[tuple[Any, ...]]:
+        """Step all; return observations, rewards, terminateds, truncateds and infos of each environment."""
+        if type(self.env) is SyncVectorMultiAgentEnv:
+            return self.env.step_rows(actions)
+        return list(zip(*self.env.step(actions), strict=True))
+
+
 def cast_to_space(space: gym.Space[Any], values: Any) -> Any:
     """Return batched values as row-major arrays of the space's dtypes, without a copy if they match.
 
@@ -186,6 +232,14 @@ def cast_to_space(space: gym.Space[Any], values: Any) -> Any:
     if isinstance(space, spaces.Tuple):
         return tuple(cast_to_space(part, item) for part, item in zip(space.spaces, values, strict=True))
     return np.ascontiguousarray(values, dtype=space.dtype)
+
+
+def _items(observations: Any) -> list[Any]:
+    """Return one observation per env, as copies, since the env reuses its buffers."""
+    if isinstance(observations, np.ndarray):
+        return list(observations.copy())
+    items: list[Any] = tree_unstack(tree_map(np.copy, observations))
+    return items
 
 
 def _row(values: Any, index: int) -> Any:

@@ -24,7 +24,7 @@ from rlzmq.envs.examples import RandomEnv, StatelessCartPole
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.rl_module import TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.runners.episode_sampler import SingleAgentEpisodeSampler
+from rlzmq.runners.episode_sampler import EpisodeSampler
 from rlzmq.runners.rows_sampler import RowsSampler
 from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
 
@@ -74,7 +74,7 @@ def run(config: Any, kind: str, program: list[dict[str, Any]] = PROGRAM) -> tupl
             call = dict(call)
             lease = call.pop("lease", None)
             samples.append(runner.sample_lease(lease) if lease else runner.sample(**call))
-            expected = RowsSampler if kind == "fused" else SingleAgentEpisodeSampler
+            expected = RowsSampler if kind == "fused" else EpisodeSampler
             assert type(runner._sampler) is expected
         metrics = runner.get_metrics()
     return samples, {

@@ -28,7 +28,8 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.runners.multi_agent_samplers import MultiAgentEpisodeSampler, MultiAgentRowsSampler
+from rlzmq.runners.agents_rows_sampler import AgentsRowsSampler
+from rlzmq.runners.episode_sampler import AgentsEpisodeSampler
 from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner
 from tests.learners.test_train_batch import assert_identical, built
 from tests.runners.multi_agent_envs import AGENTS, RestlessAgentsEnv, SteadyModule
@@ -151,8 +152,8 @@ def check(config: Any, program: list[dict[str, Any]]) -> None:
     for step in program:
         one, two = call(fused, step), call(real, step)
         assert_equal(one, two)
-        assert type(fused._sampler) is MultiAgentRowsSampler
-        assert type(real._sampler) is MultiAgentEpisodeSampler
+        assert type(fused._sampler) is AgentsRowsSampler
+        assert type(real._sampler) is AgentsEpisodeSampler
         assert one.meta["episode_metrics"]["returns"] == two.meta["episode_metrics"]["returns"]
         assert_same_states(fused.env_to_module.get_state(), real.env_to_module.get_state())
 

@@ -20,7 +20,8 @@ from rlzmq.envs.pettingzoo_env import ParallelPettingZooEnv, PettingZooEnv
 from rlzmq.episodes.episode_batch import EpisodeBatch, concat_joined
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.runners.multi_agent_samplers import MultiAgentEpisodeSampler, MultiAgentRowsSampler
+from rlzmq.runners.agents_rows_sampler import AgentsRowsSampler
+from rlzmq.runners.episode_sampler import AgentsEpisodeSampler
 from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner
 from tests.runners.multi_agent_envs import AGENTS, RestlessAgentsEnv, SteadyModule, TracingModule
 from tests.runners.sampling_cases import assert_same
@@ -169,8 +170,8 @@ def test_fused_and_real_episode_sampling_are_identical(lookback: int, action: st
             left, right = one.meta["episode_metrics"], two.meta["episode_metrics"]
             for key in ("returns", "lengths", "agent_returns", "module_returns"):
                 assert left.get(key) == right.get(key), key
-        assert isinstance(fused._sampler, MultiAgentRowsSampler)
-        assert isinstance(real._sampler, MultiAgentEpisodeSampler)
+        assert isinstance(fused._sampler, AgentsRowsSampler)
+        assert isinstance(real._sampler, AgentsEpisodeSampler)
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -378,10 +379,10 @@ class Doubled(ConnectorV2):
 def test_pieces_that_are_timed_from_now_on_are_run_one_by_one() -> None:
     runner = make_runner(restless_config(2), fused=True)
     runner.sample(num_timesteps=1)
-    assert isinstance(runner._sampler, MultiAgentRowsSampler)
+    assert isinstance(runner._sampler, AgentsRowsSampler)
     runner.env_to_module.time_pieces = True
     batch = runner.sample(num_timesteps=1)
-    assert isinstance(runner._sampler, MultiAgentEpisodeSampler)
+    assert isinstance(runner._sampler, AgentsEpisodeSampler)
     assert any(name.startswith("env_to_module_connector/") for name in batch.meta["timers"])
 
 
@@ -389,7 +390,7 @@ def test_a_per_episode_piece_is_run_and_its_observations_are_stored() -> None:
     config = restless_config(2).env_runners(env_to_module_connector=lambda env, spaces, device: Doubled())
     runner, plain = make_runner(config, fused=True), make_runner(restless_config(2), fused=True)
     doubled, single = runner.sample(num_timesteps=1), plain.sample(num_timesteps=1)
-    assert isinstance(runner._sampler, MultiAgentEpisodeSampler)
+    assert isinstance(runner._sampler, AgentsEpisodeSampler)
     one, two = doubled[0].agent_episodes["a"], single[0].agent_episodes["a"]
     np.testing.assert_allclose(one.get_observations(0), 2 * two.get_observations(0))
 

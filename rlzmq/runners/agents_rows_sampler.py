@@ -1,4 +1,4 @@
-"""The sampling loops of several agents: on rows, and with real episodes. Their results are identical."""
+"""AgentsRowsSampler: the sampling loop of several agents on rows, one block of rows for each module and vector step."""
 
 from __future__ import annotations
 
@@ -9,39 +9,35 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rlzmq.connectors.common.agent_to_module_mapping import checked_mapping
+from rlzmq.connectors.rows import window_mask
+from rlzmq.core.spaces import space_filler
 from rlzmq.core.timers import ENV_TO_MODULE_TIMER, INFERENCE_TIMER
-from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
-from rlzmq.envs.observation_check import as_space_dtype
+from rlzmq.core.tree import tree_map, tree_rows, tree_stack, tree_unstack
+from rlzmq.envs.observation_check import as_space_dtype, misfit
 from rlzmq.episodes.agent_timelines import Pending
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
-from rlzmq.episodes.step_values import checked_infos, checked_rewards
-from rlzmq.runners.episode_sampler import ACTION_COLUMNS, EpisodeSampler, fill_outputs
+from rlzmq.runners.episode_sampler import new_agents_episode
 from rlzmq.runners.module_step import ModuleStep, to_numpy
-from rlzmq.runners.observation_routing import ObservationRouter
 from rlzmq.runners.ongoing_agents import AgentRecord, LiveEpisode, ModuleStore, gather_states
 from rlzmq.runners.sampler import WEIGHTS_SEQ_NO, EpisodicSampler
 
 if TYPE_CHECKING:
+    from rlzmq.connectors.pipelines import EnvToModulePipeline
     from rlzmq.runners.env_runner import EnvRunner
 
-__all__ = ["MultiAgentEpisodeSampler", "MultiAgentRowsSampler"]
+__all__ = ["AgentsRowsSampler"]
+
+IntArray = NDArray[np.int64]
+
+Acting = list[tuple[ModuleStore, Any, list[tuple[int, AgentRecord]]]]
+"""For each module: its store, the observations ``[B, ...]`` to act on, and (env index, agent's record) of each."""
 
 
-def new_agents_episode(runner: EnvRunner, mapping_fn: Any) -> MultiAgentEpisode:
-    """Return an episode of the runner's agents, not reset yet."""
-    return MultiAgentEpisode(
-        runner.new_episode_id(),
-        agent_to_module_mapping_fn=mapping_fn,
-        observation_space=runner.env.single_observation_spaces,
-        action_space=runner.env.single_action_spaces,
-    )
-
-
-class MultiAgentRowsSampler(EpisodicSampler):
+class AgentsRowsSampler(EpisodicSampler):
     """Samples fragments for a multi-agent runner whose pipelines run on rows.
 
     Per vector step and module, one stacked block of observations goes through the module, and one block of acts comes
@@ -121,6 +117,9 @@ class MultiAgentRowsSampler(EpisodicSampler):
             self._check_agents()  # if it is the environment's fault, this call reports it
             raise
         self.runner.timers.add_stage(ENV_TO_MODULE_TIMER, start_s, time.perf_counter())
+
+    def _length(self, episode: LiveEpisode) -> int:
+        return episode.env_t
 
     def _returns(self, episode: LiveEpisode) -> tuple[Mapping[Any, float], Mapping[Any, str]]:
         return episode.returns()
@@ -396,177 +395,249 @@ def _common(spaces: Any, agent_ids: list[Any]) -> Any:
     return own[0] if own and all(space == own[0] for space in own) else None
 
 
-# -- with real episodes -------------------------------------------------------------------------------
+class Observed:
+    """Latest observations of some agents, in order.
+
+    Attributes:
+        rows: (env index, agent's record) of each.
+        observations: The observations.
+        done: Positions of agents that are done, which do not act on it.
+    """
+
+    __slots__ = ("done", "observations", "rows")
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, AgentRecord]] = []
+        self.observations: list[Any] = []
+        self.done: set[int] = set()
+
+    @property
+    def records(self) -> list[AgentRecord]:
+        """The agents' records."""
+        return [record for _, record in self.rows]
 
 
-class MultiAgentEpisodeSampler(EpisodeSampler):
-    """An EpisodeSampler for multi-agent environments and several modules."""
+class ObservationRouter:
+    """The env-to-module pipeline of a `AgentsRowsSampler`."""
 
-    def __init__(self, runner: EnvRunner) -> None:
-        super().__init__(runner, runner.config.episode_lookback_horizon)
-        self._mapping_fn = checked_mapping(runner)
-
-    # -- episodes and the vector env -----------------------------------------------------------
-
-    def reset(self) -> None:
-        super().reset()
-        self._check_agents()
-
-    def _make_episode(self) -> MultiAgentEpisode:
-        return new_agents_episode(self.runner, self._mapping_fn)
-
-    def _begin(self, episode: MultiAgentEpisode, observation: Any, info: Any) -> None:
-        info = checked_infos(info, f"episode {episode.id_}, env step 0")
-        episode.add_env_reset(observations=self._own(observation), infos=info)
-
-    def _grow(self, index: int, episode: MultiAgentEpisode, act: Any, row: tuple[Any, ...]) -> int:
-        observations, rewards, terminateds, truncateds, infos = row
-        num_before = episode.agent_steps() if self._counts_agent_steps else 0
-        where = f"episode {episode.id_}, env step {episode.env_t + 1}"
-        episode.add_env_step(
-            self._own(observations),
-            act[0],
-            checked_rewards(rewards, where),
-            checked_infos(infos, where),
-            terminateds=terminateds,
-            truncateds=truncateds,
-            extra_model_outputs=act[1],
-        )
-        if episode.is_done:
-            self.env.needs_reset[index] = self._has_ended = True
-        return episode.agent_steps() - num_before if self._counts_agent_steps else 0
-
-    def _add_step(self, rows: Sequence[tuple[Any, ...]], acts: Sequence[Any]) -> int:
-        num_env_steps = super()._add_step(rows, acts)
-        self._check_agents()
-        return num_env_steps
-
-    def _returns(self, episode: MultiAgentEpisode) -> tuple[Mapping[Any, float], Mapping[Any, str]]:
-        by_agent = episode.agent_episodes
-        returns = {agent_id: sae.get_return() for agent_id, sae in by_agent.items()}
-        return returns, {agent_id: str(sae.module_id) for agent_id, sae in by_agent.items()}
-
-    def _truncate(self, episode: MultiAgentEpisode) -> None:
-        episode.truncate()
-
-    # -- acting --------------------------------------------------------------------------------
-
-    def _act(self, t: int) -> tuple[Any, Sequence[Any]]:
-        if not self._to_module:  # no agent acts, since all environments are at an episode's end
-            return [{} for _ in range(self.num_envs)], [({}, {})] * self.num_envs
-        start_s = time.perf_counter()
-        modules = self.runner.multi_rl_module
-        with torch.inference_mode():
-            if self._request.explore:
-                outputs = modules.forward_exploration(self._to_module, t=t)
-            else:
-                outputs = modules.forward_inference(self._to_module)
-        acted_s = time.perf_counter()
-        columns = self._run_module_to_env(outputs)
-        self._time_acting(start_s, acted_s)
-        for name, per_env in columns.items():
-            if not isinstance(per_env, list) or len(per_env) != self.num_envs:
-                raise ValueError(
-                    f"Column {name!r} after the module-to-env pipeline: expected a list of "
-                    f"{self.num_envs} dicts by "
-                    f"agent id, one per environment, got {type(per_env).__name__} of {len(per_env)}."
-                )
-        actions = columns[Columns.ACTIONS]
-        acts = []
-        for index, by_agent in enumerate(actions):
-            of_env = {name: per_env[index] for name, per_env in columns.items() if name not in ACTION_COLUMNS}
-            per_agent = {}
-            for agent_id in by_agent:
-                own = {name: values[agent_id] for name, values in of_env.items() if agent_id in values}
-                self._remember(self._acting[index], agent_id, own)
-                own[WEIGHTS_SEQ_NO] = self.runner.weights_seq_no
-                per_agent[agent_id] = own
-            acts.append((by_agent, per_agent))
-        return columns.get(Columns.ACTIONS_FOR_ENV, actions), acts
-
-    def _random_actions(self) -> tuple[Any, Sequence[Any]]:
-        spaces = self.env.single_action_spaces
-        acts = []
-        for episode in self._episodes:
-            to_act = episode.get_agents_to_act()
-            by_agent = {
-                agent_id: spaces[agent_id].sample()
-                for agent_id in episode.agent_episodes
-                if agent_id in to_act
-            }
-            per_agent = {}
-            for agent_id in by_agent:
-                sae = episode.agent_episodes[agent_id]
-                own = self._outputs_of_random_actions(sae, str(sae.module_id))
-                self._begin_outputs(episode, agent_id, own)
-                own[WEIGHTS_SEQ_NO] = self.runner.weights_seq_no
-                per_agent[agent_id] = own
-            acts.append((by_agent, per_agent))
-        return [by_agent for by_agent, _ in acts], acts
-
-    def _remember(self, episode: MultiAgentEpisode, agent_id: object, outputs: dict[str, Any]) -> None:
-        """Store zeros with the structure of a module's outputs, for steps in which it does not act."""
-        templates = self._templates.setdefault(episode.module_for(agent_id), {})
-        if templates.keys() != outputs.keys():
-            for name, value in outputs.items():
-                templates.setdefault(name, tree_map(np.zeros_like, value))
-        self._begin_outputs(episode, agent_id, outputs)
-
-    def _begin_outputs(
-        self, episode: MultiAgentEpisode, agent_id: object, outputs: Mapping[str, Any]
+    def __init__(
+        self, env_to_module: EnvToModulePipeline, spaces: tuple[Mapping[Any, Any], Mapping[Any, Any]]
     ) -> None:
-        """Fill outputs that begin in mid-episode, after random actions, with zeros for the earlier steps."""
-        track, sae = episode._timeline.tracks[agent_id], episode.agent_episodes[agent_id]
-        if track.output_keys is None or outputs.keys() <= track.output_keys:
-            return
-        zeros = {
-            name: tree_map(np.zeros_like, value)
-            for name, value in outputs.items()
-            if name not in track.output_keys
-        }
-        if Columns.STATE_OUT in zeros:  # random actions have left the state as it was
-            zeros[Columns.STATE_OUT] = self._state_now(sae)
-        fill_outputs(sae, zeros, zeros)
-        if track.pending is not None:
-            track.pending = Pending(track.pending.action, {**track.pending.extra_model_outputs, **zeros})
-        track.output_keys = frozenset((*track.output_keys, *zeros))
+        self._env_to_module = env_to_module
+        self._has_pieces = bool(env_to_module.writers or env_to_module.readers)
+        self._reads_agent_by_agent = any(piece.agent_by_agent for piece in env_to_module.readers)
+        self._spaces, self._action_spaces = spaces
+        self._shapes = {agent_id: space.shape for agent_id, space in self._spaces.items()}
 
-    def _complete_outputs(self, episodes: Sequence[MultiAgentEpisode]) -> None:
-        """Add zero outputs for agents whose module first acted for others in this fragment."""
-        for episode in episodes:
-            for agent_id in episode._timeline.tracks:
-                self._begin_outputs(episode, agent_id, self._templates.get(episode.module_for(agent_id), {}))
+    def observe(self, live_episodes: Sequence[LiveEpisode]) -> Acting:
+        """Assign rows to the latest observations, and determine the next inputs of the modules.
 
-    def _initial_state(self, module_id: object) -> Any:
-        module = self.runner.multi_rl_module[module_id]
-        return tree_map(to_numpy, module.get_initial_state()) if module.is_stateful() else None
+        Raises:
+            ValueError: Observations of one module have different shapes (or, for a piece, shapes other than the
+                space's).
+        """
+        observed: dict[ModuleStore, Observed] = {}
+        by_agent: dict[Any, Observed] = {}
+        next_stores: dict[ModuleStore, None] = {}  # in the order of their first agents that act
+        for index, live in enumerate(live_episodes):
+            timeline = live.timeline
+            is_over = timeline.is_terminated or timeline.is_truncated
+            for record, observation in live.observed:
+                track, store = record.track, record.store
+                of_store = observed.get(store)
+                if of_store is None:
+                    of_store = observed[store] = Observed()
+                if is_over or track.terminated or track.truncated:
+                    of_store.done.add(len(of_store.rows))
+                else:
+                    next_stores[store] = None
+                of_store.rows.append((index, record))
+                of_store.observations.append(observation)
+                if self._has_pieces:
+                    of_agent = by_agent.setdefault(record.agent_id, Observed())
+                    of_agent.rows.append((index, record))
+                    of_agent.observations.append(observation)
+            live.observed = []
+        for store, own in observed.items():
+            if not store.num_observations:  # all later ones are compared with these
+                self._check(own)
+        blocks = self._through_pieces(observed, by_agent) if by_agent else self._as_they_are(observed)
+        acting: Acting = []
+        for store in next_stores:
+            own, block = observed[store], blocks[store]
+            rows = own.rows
+            if own.done:
+                places = [place for place in range(len(rows)) if place not in own.done]
+                block = tree_rows(block, places)
+                rows = [rows[place] for place in places]
+            acting.append((store, block, rows))
+        return acting
 
-    # -- the result ----------------------------------------------------------------------------
+    def _check(self, observed: Observed) -> None:
+        for record, observation in zip(observed.records, observed.observations, strict=True):
+            space = self._spaces.get(record.agent_id)
+            problem = "" if space is None else misfit(space, observation, "the observation")
+            if problem:
+                raise ValueError(f"Agent {record.agent_id!r}: {problem}.")
 
-    def _batch(self, chunks: list[tuple[int, Any]], ongoing: list[tuple[int, Any]]) -> Any:
-        self._complete_outputs([episode for _, episode in chunks])
-        self._complete_outputs(self._episodes)
-        return super()._batch(chunks, ongoing)
+    def _as_they_are(self, observed: dict[ModuleStore, Observed]) -> dict[ModuleStore, Any]:
+        blocks = {}
+        for store, own in observed.items():
+            space = self._spaces.get(own.rows[0][1].agent_id)
+            blocks[store] = block = as_space_dtype(space, tree_stack(own.observations))
+            _store(store, block, own)
+        return blocks
 
-    def _cut(self, episode: MultiAgentEpisode) -> MultiAgentEpisode:
-        back = episode._timeline.env_steps_back(self.runner.env_to_module.required_lookback)
-        return episode.cut(max(self.lookback, back))
+    def _through_pieces(
+        self, observed: dict[ModuleStore, Observed], by_agent: dict[Any, Observed]
+    ) -> dict[ModuleStore, Any]:
+        """Run the pieces on each agent's observations of all envs at once, in the form that per-episode pieces take.
 
-    def _make_batch(self, episodes: list[MultiAgentEpisode]) -> EpisodeBatch:
-        for episode in episodes:
-            episode.prune()
-            for sae in episode.agent_episodes.values():
-                self._give_state(sae)
-        return EpisodeBatch.from_episodes(episodes)
+        An agent's module may differ between envs.
+        """
+        rows: list[ObservedRows] = []
+        stored: list[Any] = []
+        for agent_id, own in by_agent.items():
+            rows.append(ObservedRows(agent_id, own.records, self._action_spaces.get(agent_id)))
+            block = as_space_dtype(self._spaces.get(agent_id), tree_stack(own.observations))
+            if type(block) is np.ndarray and block.shape[1:] != self._shapes.get(agent_id, block.shape[1:]):
+                raise ValueError(f"Observations of agent {agent_id!r}: unexpected shape {block.shape[1:]}.")
+            stored.append(self._env_to_module.write(block, rows[-1]))
+        blocks = self._by_store(observed, rows, stored)
+        for store, of_store in observed.items():
+            _store(store, blocks[store], of_store)
+        if not self._env_to_module.readers:
+            return blocks
+        if not self._reads_agent_by_agent:
+            return {store: self._read(blocks[store], of_store) for store, of_store in observed.items()}
+        return self._by_store(
+            observed, rows, [self._env_to_module.read(own, of) for own, of in zip(stored, rows, strict=True)]
+        )
 
-    def _own(self, observations: dict[Any, Any]) -> dict[Any, Any]:
-        """Return copies in their spaces' dtypes. An env may overwrite its arrays in the next step."""
-        spaces = self.env.single_observation_spaces.spaces
-        return {
-            agent_id: as_space_dtype(spaces.get(agent_id), tree_map(_copy, observation))
-            for agent_id, observation in observations.items()
-        }
+    def _read(self, block: Any, observed: Observed) -> Any:
+        """Return the readers' results for all observations of one module."""
+        records = observed.records
+        return self._env_to_module.read(
+            block, ObservedRows(None, records, self._action_spaces.get(records[0].agent_id))
+        )
+
+    @staticmethod
+    def _by_store(
+        observed: dict[ModuleStore, Observed], rows: list[ObservedRows], values: list[Any]
+    ) -> dict[ModuleStore, Any]:
+        """Arrange values by agent into blocks by store, in the order of `observed`."""
+        blocks: dict[ModuleStore, Any] = {}
+        by_record: dict[int, Any] = {}
+        where = {id(of.records[0]): n for n, of in enumerate(rows)}
+        for store, of_store in observed.items():
+            records = of_store.records
+            n = where.get(id(records[0]))
+            if n is not None and rows[n].records == records:
+                blocks[store] = values[n]  # the only agent of its module
+                continue
+            if not by_record:
+                for of, own in zip(rows, values, strict=True):
+                    by_record.update(
+                        (id(record), value)
+                        for record, value in zip(of.records, tree_unstack(own), strict=True)
+                    )
+            blocks[store] = tree_stack([by_record[id(record)] for record in records])
+        return blocks
 
 
-def _copy(leaf: Any) -> Any:
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+def _store(store: ModuleStore, block: Any, observed: Observed) -> None:
+    first = store.num_observations
+    store.add_observations(block, len(observed.rows))
+    for number, (_, record) in enumerate(observed.rows, first):
+        record.observation_rows.append(number)
+
+
+class ObservedRows:
+    """A `RowsContext`: agents' latest observations in several environments.
+
+    Args:
+        agent_id: The agent; None: several agents.
+        records: The agents' chunks, row by row.
+        action_space: Their action space; defines the structure of the actions before the first one.
+
+    Attributes:
+        num_rows, is_first, num_previous, agent_id: See `RowsContext`.
+        records: The argument.
+    """
+
+    def __init__(self, agent_id: Any, records: Sequence[AgentRecord], action_space: Any) -> None:
+        self.agent_id = agent_id
+        self.records = records
+        self.num_rows: int = len(records)
+        self.num_previous: IntArray = np.array([len(record.act_rows) for record in records], np.int64)
+        self.is_first: NDArray[np.bool_] = np.array(
+            [record.t_started + record.num_steps == 0 for record in records], np.bool_
+        )
+        self._action_space = action_space
+
+    def window(self, column: str, num: int, *, current: bool) -> Any:
+        """See `RowsContext.window`.
+
+        Raises:
+            ValueError: The window should end with the current, unfinished step.
+            KeyError: No module has provided the column yet.
+        """
+        if current and column != Columns.OBS:
+            raise ValueError(
+                f"window({column!r}, current=True): the step at an agent's latest observation "
+                "is not made yet. Pass current=False."
+            )
+        if column == Columns.REWARDS:
+            return self._rewards(num)
+        missing = window_mask(self.num_previous, num, current=current)
+        rows = np.zeros((self.num_rows, num), np.int64)
+        for own, record in zip(rows, self.records, strict=True):
+            listed = record.act_rows
+            if column == Columns.OBS:
+                listed = record.observation_rows[: len(listed) + current]
+            latest = listed[-num:]
+            own[num - len(latest) :] = latest
+        values = self._take(column, rows)
+        if missing is not None:
+            tree_map(lambda leaf: leaf.__setitem__(missing, 0), values)
+        return values
+
+    def _rewards(self, num: int) -> NDArray[np.float64]:
+        rewards = np.zeros((self.num_rows, num))
+        for own, record in zip(rewards, self.records, strict=True):
+            latest = record.rewards[-num:]
+            own[num - len(latest) :] = latest
+        return rewards
+
+    def _take(self, column: str, rows: IntArray) -> Any:
+        """Return a column's values in the given rows ``[N, num]`` of the records' stores."""
+        by_store: dict[int, list[int]] = {}
+        for n, record in enumerate(self.records):
+            by_store.setdefault(id(record.store), []).append(n)
+        parts, places = [], []
+        for own in by_store.values():
+            part = _column(self.records[own[0]].store, column, rows[own])
+            if part is not None:
+                parts.append(part)
+                places.append(own)
+        if not parts:
+            if column != Columns.ACTIONS or self._action_space is None:
+                raise KeyError(column)
+            return space_filler(self._action_space, 0, lead=rows.shape)
+        if len(by_store) == 1:
+            return parts[0]
+
+        def joined(*leaves: NDArray[Any]) -> NDArray[Any]:
+            dtype = np.result_type(*leaves)
+            whole = np.zeros((*rows.shape, *leaves[0].shape[2:]), dtype)
+            for own, leaf in zip(places, leaves, strict=True):
+                whole[own] = leaf
+            return whole
+
+        return tree_map(joined, *parts)
+
+
+def _column(store: ModuleStore, column: str, rows: IntArray) -> Any:
+    if column == Columns.OBS:
+        return store.observations(rows) if store.num_observations else None
+    return store.act_column(column, rows)
